@@ -1,0 +1,114 @@
+"""What deciding code answers: a split of the batch, or a plan of who exchanges what with whom and when. Pure.
+
+A plan names no tensor and no socket. A carrier turns each :class:`Exchange` into the fastest thing that has
+the same meaning (a gradient mean over everybody becomes the bucketed all-reduce that overlaps the backward
+pass); the simulator turns the same object into transfers and waits in virtual time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many samples each worker takes, in the order of the view's ``members``, and why."""
+
+    shares: tuple[int, ...]
+    reason: str = ""
+
+
+class Payload(Enum):
+    """What moves."""
+
+    GRADIENT = "gradient"  # of this step
+    PARAMETERS = "parameters"  # the replica as it stands
+    DELTA = "delta"  # what the replica has moved since the last exchange that carried it
+
+
+class Via(Enum):
+    """The shape of the conversation."""
+
+    GROUP = "group"  # the members among themselves, all of them at once
+    SERVER = "server"  # each member on its own with the shared copy
+
+
+class Moment(Enum):
+    """When it moves, and so who waits."""
+
+    BACKWARD = "backward"  # piece by piece while the backward pass runs; the step waits for the end
+    STEP = "step"  # after the optimizer's step; the next step waits for the end
+    BACKGROUND = "background"  # beside the training; nobody waits, at most one in flight
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Replace by the mean over those who contributed, weighted by their samples (or equally)."""
+
+    by_samples: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add to the shared copy, scaled."""
+
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """Pull replica and centre towards each other: d = α (x − x̃), x −= d, x̃ += d."""
+
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMomentum:
+    """Treat the mean movement of a block as a gradient: Δ = μ Δ + η G, x̃ += Δ."""
+
+    momentum: float
+    learning_rate: float = 1.0
+    nesterov: bool = False
+
+
+Merge = Mean | Add | Elastic | BlockMomentum
+
+
+@dataclass(frozen=True, slots=True)
+class Significant:
+    """Only entries whose accumulated relative change exceeds ``threshold``; the rest stays and adds up."""
+
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One conversation: what, with whom, how it is merged, when, and who may be left behind.
+
+    Attributes:
+        members: ranks that take part, this one among them.
+        quorum: go on when so many have contributed and drop what comes later; None waits for all.
+        select: which entries travel; None sends everything.
+    """
+
+    payload: Payload
+    members: tuple[int, ...]
+    merge: Merge
+    moment: Moment
+    via: Via = Via.GROUP
+    quorum: int | None = None
+    select: Significant | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What one worker does around its next step.
+
+    Attributes:
+        exchanges: in the order in which they are started.
+        wait_for_clock: do not start the step before the slowest member has finished so many steps.
+    """
+
+    exchanges: tuple[Exchange, ...] = ()
+    wait_for_clock: int | None = None

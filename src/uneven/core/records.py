@@ -1,0 +1,155 @@
+"""What is written down: one line of the journal per record. Pure.
+
+A record is frozen plain data. ``to_json`` and ``from_json`` are exact inverses; an unknown kind or a
+missing field is refused, an unknown field is ignored, so that a newer journal can be read by older code
+as long as the schema number is the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from uneven.errors import JournalError
+
+SCHEMA = 1
+"""Version of the journal. Raised when a field changes its meaning or disappears."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """First line of every rank's journal: what this run is."""
+
+    kind: ClassVar[str] = "run"
+    schema: int = SCHEMA
+    run: str
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    started_at_s: float  # Unix time
+    world: str = "real"  # "real", "emulated" or "simulated"
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One iteration of one worker.
+
+    ``exchange_s`` is the part of the exchange that the backward pass did not hide. A worker alone cannot
+    tell how much of it was waiting for others and how much was communication: the worker that arrived last
+    waited for nobody, so ``journal.metrics`` takes the least ``exchange_s`` of an iteration as its
+    communication time and the rest of each worker's as its wait.
+    """
+
+    kind: ClassVar[str] = "step"
+    rank: int
+    iteration: int  # counted over the whole run, from 0
+    epoch: int
+    batch: int  # samples of this worker that count; 0 if it only took part
+    global_batch: int  # samples of everybody together
+    data_s: float  # waiting for the loader
+    compute_s: float  # forward, backward up to the last bucket, optimizer, everything else local
+    exchange_s: float  # from the last bucket being ready until the exchange was over
+    control_s: float  # part of compute_s and data_s spent on measuring and deciding
+    ended_at_s: float  # Unix time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRecord:
+    """A split of the global batch, as decided by every rank alike; written by rank 0."""
+
+    kind: ClassVar[str] = "split"
+    decided_at: int  # iteration after which it was decided
+    iteration: int  # first iteration that uses it
+    shares: tuple[int, ...]
+    speeds_per_s: tuple[float, ...]  # measured
+    predicted_per_s: tuple[float, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRecord:
+    """Use of the machine and of this process, sampled now and then."""
+
+    kind: ClassVar[str] = "load"
+    rank: int
+    iteration: int
+    at_s: float  # Unix time
+    machine_cpu: float  # 0 … 1, of all cores
+    machine_memory: float  # 0 … 1
+    process_cpu: float  # cores in use by this process
+    process_memory_bytes: int
+    gpu: float | None = None  # 0 … 1
+    gpu_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarRecord:
+    """A number that the user logged, for instance the loss."""
+
+    kind: ClassVar[str] = "scalar"
+    rank: int
+    iteration: int
+    at_s: float  # Unix time
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """Something worth telling: a report that was not believed, a failure, the end of the run."""
+
+    kind: ClassVar[str] = "event"
+    rank: int
+    iteration: int
+    at_s: float  # Unix time
+    event: str  # "bad-report", "non-finite", "peer-lost", "end", …
+    message: str
+
+
+Record = RunRecord | StepRecord | SplitRecord | LoadRecord | ScalarRecord | EventRecord
+
+_KINDS: dict[str, type[Record]] = {
+    cls.kind: cls for cls in (RunRecord, StepRecord, SplitRecord, LoadRecord, ScalarRecord, EventRecord)
+}
+_FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}
+
+
+def to_json(record: Record) -> str:
+    """One line, without the line break. Non-finite floats are written as strings, as JSON has none."""
+    row: dict[str, Any] = {"kind": record.kind}
+    for name in _FIELDS[type(record)]:
+        value = getattr(record, name)
+        row[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(row, separators=(",", ":"), allow_nan=False)
+
+
+def from_json(line: str) -> Record:
+    """Inverse of :func:`to_json`.
+
+    Raises:
+        JournalError: not JSON, an unknown kind, a missing field, or another schema.
+    """
+    try:
+        row = json.loads(line)
+        cls = _KINDS[row["kind"]]
+        values = {name: row[name] for name in _FIELDS[cls] if name in row}
+        for name, value in values.items():
+            if isinstance(value, list):
+                values[name] = tuple(value)
+            elif value in ("nan", "inf", "-inf"):
+                values[name] = float(value)
+        record = cls(**values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise JournalError(f"not a record of schema {SCHEMA}: {line[:120]!r} ({error})") from error
+    if isinstance(record, RunRecord) and record.schema != SCHEMA:
+        raise JournalError(
+            f"run {record.run!r} was written with journal schema {record.schema}, this is {SCHEMA}: "
+            f"read it with the version of uneven that wrote it ({record.versions.get('uneven', 'unknown')})"
+        )
+    return record

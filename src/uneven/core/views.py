@@ -1,0 +1,92 @@
+"""What deciding code is shown: frozen, plain, complete. Pure.
+
+Columns rather than lists of objects, so that a view of ten thousand workers is cheap to make and to read.
+Position i of every column belongs to ``members[i]``, the i-th worker by rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from uneven.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one worker reported about the iterations since its last report."""
+
+    iteration: int  # the last iteration that it covers
+    samples: int
+    local_s: float  # data and compute time, without the exchange
+    exchange_s: float = 0.0
+    cpu: float = float("nan")  # use of the machine, 0 … 1; NaN where unknown
+    memory: float = float("nan")  # use of the machine, 0 … 1; NaN where unknown
+
+    @property
+    def speed_per_s(self) -> float:
+        """Samples per second of local time; NaN where there is nothing to divide."""
+        return self.samples / self.local_s if self.local_s > 0 else float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Least and greatest number of samples per iteration, for each worker."""
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+
+    @classmethod
+    def uniform(cls, workers: int, total: int, lower: int = 1, upper: int | None = None) -> Limits:
+        """The same limits for all; without an upper one, nobody is held back."""
+        return cls(lower=(lower,) * workers, upper=(total if upper is None else upper,) * workers)
+
+    def check(self, total: int) -> None:
+        """Refuse limits that no split of ``total`` can meet.
+
+        Raises:
+            ConfigError: naming the limits, the total and the way out.
+        """
+        for rank, (low, high) in enumerate(zip(self.lower, self.upper, strict=True)):
+            if not 0 <= low <= high:
+                raise ConfigError(f"limits of rank {rank} cannot be met: at least {low}, at most {high} samples")
+        if sum(self.lower) > total:
+            raise ConfigError(
+                f"lower limits add up to {sum(self.lower)}, more than the global batch of {total}: "
+                f"lower them or use a global batch of at least {sum(self.lower)}"
+            )
+        if sum(self.upper) < total:
+            raise ConfigError(
+                f"upper limits add up to {sum(self.upper)}, less than the global batch of {total}: "
+                f"raise them or use a global batch of at most {sum(self.upper)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceView:
+    """What a balancer sees between two iterations."""
+
+    iteration: int  # iterations finished so far
+    global_batch: int
+    members: tuple[int, ...]  # ranks, ascending
+    shares: tuple[int, ...]  # the split now in force
+    observed: tuple[Observation | None, ...]  # newest believed report of each; None before the first
+    predicted_per_s: tuple[float, ...]  # the predictor's word for the next iteration; NaN before the first
+    limits: Limits
+
+    @property
+    def ready(self) -> bool:
+        """Whether every worker has reported at least once."""
+        return all(speed == speed and speed > 0 for speed in self.predicted_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncView:
+    """What a synchronisation policy sees when a worker is about to take a step."""
+
+    rank: int
+    clock: int  # this worker's finished steps
+    members: tuple[int, ...]  # ranks that are alive, ascending
+    generation: int = 0  # raised by one whenever somebody leaves or joins
+    clocks: dict[int, int] = field(default_factory=dict)  # what is known of the others' clocks
+    sites: dict[int, str] = field(default_factory=dict)  # where each rank is
+    samples: int = 0  # samples of this worker since its last exchange

@@ -1,0 +1,103 @@
+"""Everything that uneven raises on purpose.
+
+::
+
+    UnevenError
+    ├── ConfigError            a setting is wrong, before any training starts     (also a ValueError)
+    │   ├── UnknownNameError   a balancer, policy, key or flag that does not exist
+    │   └── ConflictError      two places, or two ranks, ask for different things
+    ├── DataError              the data set or the loader cannot do what was asked (also a ValueError)
+    ├── CheckpointError        a state does not belong to this run
+    ├── JournalError           a run directory cannot be read or written
+    └── TrainingError          something went wrong while training                 (also a RuntimeError)
+        ├── NonFiniteError     a NaN or an infinity in a loss or a gradient
+        ├── PeerError          somebody did not take part in an exchange
+        └── LaunchError        a worker died or could not be started
+
+A message names the thing, the value and the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnevenError(Exception):
+    """Root of the tree; catch it to catch everything that uneven raises on purpose."""
+
+
+class ConfigError(UnevenError, ValueError):
+    """A setting is wrong. Raised before any training starts."""
+
+
+class UnknownNameError(ConfigError):
+    """A name that does not exist; the message offers the nearest one that does.
+
+    Args:
+        what: kind of thing, in the user's words ("balancer", "key in uneven.toml").
+        name: what was asked for.
+        known: every name that would have been accepted.
+    """
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"unknown {what} {name!r}{hint} (known: {', '.join(names) or 'none'})")
+        self.name = name
+        self.nearest = near[0] if near else None
+
+
+class ConflictError(ConfigError):
+    """Two places, or two ranks, ask for different things."""
+
+
+class DataError(UnevenError, ValueError):
+    """The data set or the loader cannot do what was asked."""
+
+
+class CheckpointError(UnevenError):
+    """A state does not belong to this run, or was written by another schema."""
+
+
+class JournalError(UnevenError):
+    """A run directory cannot be read or written."""
+
+
+class TrainingError(UnevenError, RuntimeError):
+    """Something went wrong while training."""
+
+
+class NonFiniteError(TrainingError):
+    """A NaN or an infinity appeared in a loss or a gradient.
+
+    Attributes:
+        ranks: the ranks in which it appeared first.
+        iteration: the iteration in which it appeared.
+    """
+
+    def __init__(self, what: str, ranks: tuple[int, ...], iteration: int) -> None:
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        super().__init__(
+            f"non-finite {what} on {who} in iteration {iteration}: lower the learning rate, clip the "
+            f"gradients, or look at that rank's batch; Session(nonfinite='warn') goes on all the same"
+        )
+        self.ranks = ranks
+        self.iteration = iteration
+
+
+class PeerError(TrainingError):
+    """Somebody did not take part in an exchange; the message says who was missing."""
+
+
+class LaunchError(TrainingError):
+    """A worker died or could not be started.
+
+    Attributes:
+        exit_code: what the launcher should exit with.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,75 @@
+"""Who am I? The only reader of the launcher's environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from uneven.errors import ConfigError
+
+RUN_VARIABLE = "UNEVEN_RUN"
+"""Set by ``uneven run``: the run directory, which holds the command line's settings and the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among the workers.
+
+    Attributes:
+        rank: 0 … size−1.
+        local_rank: position among the workers of this machine, which is also its CUDA device.
+        run_directory: where the launcher wants the journal, if it said so.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = "localhost"
+    run_directory: Path | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to exchange anything with."""
+        return self.size == 1
+
+
+def discover(environment: Mapping[str, str] | None = None) -> World:
+    """Read the world from torchrun, ``uneven run``, Ray Train, or find this process alone.
+
+    Raises:
+        ConfigError: the variables contradict each other, naming them.
+    """
+    env = os.environ if environment is None else environment
+    run = env.get(RUN_VARIABLE)
+    world = World(
+        rank=_integer(env, "RANK", 0),
+        size=_integer(env, "WORLD_SIZE", 1),
+        local_rank=_integer(env, "LOCAL_RANK", 0),
+        local_size=_integer(env, "LOCAL_WORLD_SIZE", 1),
+        host=socket.gethostname(),
+        run_directory=Path(run) if run else None,
+    )
+    if not 0 <= world.rank < world.size:
+        raise ConfigError(
+            f"RANK={world.rank} does not fit WORLD_SIZE={world.size}: "
+            f"start the script with torchrun or `uneven run`, or unset both to run alone"
+        )
+    if world.size > 1 and "MASTER_ADDR" not in env:
+        raise ConfigError(
+            f"WORLD_SIZE={world.size} but MASTER_ADDR is not set: start the script with torchrun or `uneven run`"
+        )
+    return world
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not a whole number; unset it or start with torchrun") from None
