@@ -24,7 +24,7 @@ class Payload(Enum):
 
     GRADIENT = "gradient"  # of this step
     PARAMETERS = "parameters"  # the replica as it stands
-    DELTA = "delta"  # what the replica has moved since the last exchange that carried it
+    DELTA = "delta"  # what the replica's own steps have moved since the last exchange that carried it
 
 
 class Via(Enum):
@@ -39,7 +39,7 @@ class Moment(Enum):
 
     BACKWARD = "backward"  # piece by piece while the backward pass runs; the step waits for the end
     STEP = "step"  # after the optimizer's step; the next step waits for the end
-    BACKGROUND = "background"  # beside the training; nobody waits, at most one in flight
+    BACKGROUND = "background"  # beside the training; nobody waits, at most one in flight, progress is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,17 @@ class Significant:
 class Exchange:
     """One conversation: what, with whom, how it is merged, when, and who may be left behind.
 
+    Members meet in order: the k-th exchange that one of them starts with the same members and payload meets
+    the k-th of the others. In the background an exchange whose predecessor is still in flight is not started
+    (and not counted), so nothing piles up.
+
     Attributes:
         members: ranks that take part, this one among them.
-        quorum: go on when so many have contributed and drop what comes later; None waits for all.
+        quorum: go on when so many have contributed and drop what comes later; None waits for all. A member
+            that finds its round closed catches up like a newcomer: state and clock of the newest round.
         select: which entries travel; None sends everything.
+        parties: ranks that hold one replica together and so contribute once; the first of each speaks and
+            hands on what it hears. They divide ``members``. Empty: every member speaks for itself.
     """
 
     payload: Payload
@@ -99,6 +106,19 @@ class Exchange:
     via: Via = Via.GROUP
     quorum: int | None = None
     select: Significant | None = None
+    parties: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do not start the step before each of ``members`` has finished ``clock`` steps.
+
+    A step is finished for others when what it sent to the shared copy, or in the background, has arrived: who
+    has waited sees the updates that it waited for.
+    """
+
+    members: tuple[int, ...]
+    clock: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +127,8 @@ class StepPlan:
 
     Attributes:
         exchanges: in the order in which they are started.
-        wait_for_clock: do not start the step before the slowest member has finished so many steps.
+        waits: all of them hold before the step starts; a member that has left is waited for no more.
     """
 
     exchanges: tuple[Exchange, ...] = ()
-    wait_for_clock: int | None = None
+    waits: tuple[Wait, ...] = ()

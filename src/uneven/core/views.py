@@ -19,8 +19,9 @@ class Observation:
     samples: int
     local_s: float  # data and compute time, without the exchange
     exchange_s: float = 0.0
+    transfer_s: float = 0.0  # part of exchange_s in which its own bytes moved, where the carrier can tell
     cpu: float = float("nan")  # use of the machine, 0 … 1; NaN where unknown
-    memory: float = float("nan")  # use of the machine, 0 … 1; NaN where unknown
+    memory: float = float("nan")  # use of the memory that a larger batch would fill, 0 … 1; NaN where unknown
 
     @property
     def speed_per_s(self) -> float:
