@@ -1,0 +1,104 @@
+"""The command line ``uneven``.
+
+Only the command that was typed is imported, the others are a name and a line of help, so ``uneven --help``
+does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import typer
+
+import uneven
+from uneven.cli.commands import COMMANDS, EXAMPLES, Command
+from uneven.errors import LaunchError, UnevenError, UnknownNameError
+
+USAGE_EXIT_CODE = 2
+"""For everything that is wrong before training starts, as is usual for a wrong flag."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    Args:
+        arguments: without the program's name; by default those that the process was started with.
+
+    Raises:
+        SystemExit: always; 0 if all went well, a LaunchError's ``exit_code``, else 2 for what uneven refused.
+    """
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        application(typed)(typed, prog_name="uneven")
+    except UnevenError as error:
+        _complain(error)
+        sys.exit(error.exit_code if isinstance(error, LaunchError) else USAGE_EXIT_CODE)
+    sys.exit(0)
+
+
+def application(typed: Sequence[str]) -> typer.Typer:
+    """The typer application that understands these arguments.
+
+    Raises:
+        UnknownNameError: the first argument is no command, offering the nearest one.
+    """
+    asked = typed[0] if typed and not typed[0].startswith("-") else None
+    if asked is not None and asked not in COMMANDS:
+        raise UnknownNameError("command", asked, COMMANDS)
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,  # panels swallow the line breaks of the examples and cost a tenth of a second
+        pretty_exceptions_enable=False,
+        epilog="\b\n" + EXAMPLES.replace("\n\n", "\n \n"),
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_top)
+    for command in COMMANDS.values():
+        _add(app, command, real=command.name == asked)
+    return app
+
+
+def _add(app: typer.Typer, command: Command, *, real: bool) -> None:
+    settings = {"help_option_names": ["-h", "--help"]}
+    if command.passes_on:
+        settings |= {"allow_interspersed_args": False}  # type: ignore[dict-item]
+    function = _load(command.where) if real else _absent
+    app.command(
+        command.name, short_help=command.short, help=None if real else command.short, context_settings=settings
+    )(function)
+
+
+def _load(where: str) -> Callable[..., Any]:
+    module, _, name = where.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _absent() -> None:
+    raise AssertionError("this stands for a command that was not typed")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"uneven {uneven.__version__}")
+        raise typer.Exit
+
+
+def _top(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+    ),
+) -> None:
+    """Train PyTorch models on machines that are unequal, shared with others, far apart and not always there."""
+
+
+def _complain(error: UnevenError) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    console.print("error:", end=" ", style="bold red")
+    console.print(str(error), style="red")

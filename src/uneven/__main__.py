@@ -1,0 +1,5 @@
+"""``python -m uneven`` is ``uneven``."""
+
+from uneven.cli import main
+
+main()

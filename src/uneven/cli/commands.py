@@ -1,0 +1,45 @@
+"""The commands by name. Pure: nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One line of ``uneven --help``.
+
+    Attributes:
+        where: "module:function"; the module is imported when this command is the one that was typed.
+        short: what it does, for the list of commands.
+        passes_on: everything after the first plain argument belongs to the user's script, untouched.
+    """
+
+    name: str
+    where: str
+    short: str
+    passes_on: bool = False
+
+
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for command in (
+        Command("run", "uneven.cli.run:run", "Train a script on several workers.", passes_on=True),
+        Command("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
+        Command("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
+        Command("demo", "uneven.cli.demo:demo", "See it work: four unequal workers, DDP against balanced batches."),
+        Command("bench", "uneven.cli.bench:bench", "Measure a claim on this machine."),
+        Command("doctor", "uneven.cli.doctor:doctor", "Say what this machine can and cannot do."),
+    )
+}
+
+EXAMPLES = """\
+Examples:
+
+  uneven demo                              two minutes, nothing to prepare
+  uneven run train.py --epochs 5           one worker for each GPU, or one on a machine without
+  uneven run --nproc 4 --balance lb-bsp train.py
+  uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 train.py
+  uneven watch runs/NAME                   while it runs, or afterwards
+  uneven doctor                            before the first run, or when one fails
+"""
