@@ -49,7 +49,7 @@ class Limits:
         """
         for rank, (low, high) in enumerate(zip(self.lower, self.upper, strict=True)):
             if not 0 <= low <= high:
-                raise ConfigError(f"limits of rank {rank} cannot be met: at least {low}, at most {high} samples")
+                raise ConfigError(f"limits of rank {rank} cannot be met: from {low} to {high} samples")
         if sum(self.lower) > total:
             raise ConfigError(
                 f"lower limits add up to {sum(self.lower)}, more than the global batch of {total}: "

@@ -1,0 +1,106 @@
+"""What a process of :mod:`uneven.testing.ranks` does: wait for a body, run it, answer.
+
+An exception ends the process: its traceback goes out through ``sys.excepthook`` and the operating system
+closes its connections, so that peers waiting for it fail at once.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import traceback
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from uneven.testing.ranks import RankContext
+
+
+def main(replies: int) -> None:
+    """Serve until the standard input is closed, which is also how the end of the parent is noticed."""
+    os.set_inheritable(replies, False)
+    commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(commands,), name="commands", daemon=True).start()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    def answer(kind: str, **rest: Any) -> None:
+        os.write(replies, json.dumps({"kind": kind, **rest}).encode() + b"\n")
+
+    def report(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        answer("failed", text="".join(traceback.format_exception(kind, error, where)))
+        sys.stdout.flush()
+        os._exit(1)
+
+    sys.excepthook = report
+    import torch.distributed as dist
+
+    store = None
+    answer("done")
+    while True:
+        command = commands.get()
+        if command["op"] == "store":
+            limit = timedelta(seconds=command["timeout_s"])
+            store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, but mypy does not see it
+                "127.0.0.1", 0, None, True, limit, wait_for_workers=False
+            )
+            answer("done", value=store.port)
+        else:
+            result = json.dumps(_run(command))
+            sys.stdout.flush()
+            answer("done", value=json.loads(result))
+
+
+def _read(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        commands.put(json.loads(line))
+    os._exit(0)
+
+
+def _run(command: dict[str, Any]) -> Any:
+    import numpy
+    import torch
+    import torch.distributed as dist
+
+    sys.path[:] = command["path"]
+    os.chdir(command["directory"])
+    os.environ.clear()
+    os.environ.update(command["environment"], **_launcher_variables(command))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    numpy.random.seed(0)
+    random.seed(0)
+    if command["join"]:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
+    found = getattr(importlib.import_module(command["module"]), command["name"])
+    body = getattr(found, "rank_body", found)
+    result = body(RankContext(command["rank"], command["size"]), *command["args"], **command["kwargs"])
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return result
+
+
+def _launcher_variables(command: dict[str, Any]) -> dict[str, str]:
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return {
+        "RANK": str(command["rank"]),
+        "WORLD_SIZE": str(command["size"]),
+        "LOCAL_RANK": str(command["rank"]),
+        "LOCAL_WORLD_SIZE": str(command["size"]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(command["port"]),
+        # The store is there already, on a port that the system chose: rank 0 is to join it, not to open one.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": command["environment"].get("GLOO_SOCKET_IFNAME", loopback),
+    }
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,122 @@
+"""One process that runs bodies for :mod:`uneven.testing.ranks`, seen from the test's side.
+
+It is spoken to in lines of JSON: commands on its standard input, answers on a pipe of its own, so that a body
+may print what it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a process last told.
+
+    Attributes:
+        kind: "done", "failed" (``text`` is the traceback), "killed" (``text`` says how) or "busy".
+    """
+
+    kind: str
+    value: Any = None
+    text: str = ""
+
+
+class RankProcess:
+    """A Python process with torch imported, waiting for bodies to run."""
+
+    def __init__(self) -> None:
+        self.replies, theirs = os.pipe()
+        os.set_blocking(self.replies, False)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 — lives as long as the process
+        self._read_upto = 0
+        self._buffer = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "uneven.testing.rank_child", str(theirs)],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=(theirs,),
+            start_new_session=True,  # so that kill() reaches what a body has started
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        os.close(theirs)
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is its process group too."""
+        return self._process.pid
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Give it something to do. A process that has ended is noticed by :meth:`poll`."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._process.wait(timeout=10)
+
+    def poll(self) -> Answer:
+        """What it answers now, without waiting."""
+        ended = self._process.poll()  # before reading: what it wrote before its end is read below
+        self._buffer += self._available()
+        line, found, rest = self._buffer.partition(b"\n")
+        if found:
+            self._buffer = rest
+            return Answer(**json.loads(line))
+        if ended is None:
+            return Answer("busy")
+        how = f"by {signal.Signals(-ended).name}" if ended < 0 else f"it ended with exit code {ended}"
+        return Answer("killed", text=f"{how}\n{self._new_output()}")
+
+    def relay_output(self) -> None:
+        """Print what it printed, for whoever captures the test's output."""
+        if text := self._new_output():
+            print(text, end="")
+
+    def stacks(self) -> str:
+        """Where each of its threads is."""
+        os.kill(self.pid, signal.SIGUSR1)
+        text, deadline = "", time.monotonic() + 2.0
+        while "most recent call first" not in text and time.monotonic() < deadline:
+            time.sleep(0.05)
+            text += self._new_output()
+        return text or "(it does not say: stopped, or busy outside of Python)"
+
+    def kill(self) -> None:
+        """End it and all that it has started, and wait for its end."""
+        with contextlib.suppress(ProcessLookupError):  # already gone, with all of its group
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        os.close(self.replies)
+        self._output.close()
+
+    def _available(self) -> bytes:
+        chunks = []
+        while True:
+            try:
+                chunk = os.read(self.replies, 65536)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def _new_output(self) -> str:
+        size = os.fstat(self._output.fileno()).st_size
+        # pread, for the file's position is shared with the process that writes
+        text = os.pread(self._output.fileno(), size - self._read_upto, self._read_upto)
+        self._read_upto = size
+        return text.decode(errors="replace")

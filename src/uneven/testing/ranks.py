@@ -1,0 +1,233 @@
+"""Run the body of a test in several real processes that are joined by gloo over the loopback.
+
+::
+
+    @ranks(4)
+    def test_sum(me: RankContext) -> None:
+        x = torch.tensor([me.rank])
+        torch.distributed.all_reduce(x)
+        assert x.item() == 6
+
+Starting Python with torch takes seconds, so the processes are kept and used again: each test gets a fresh
+store, process group, environment and seed, but the same interpreters. After anything but success they are all
+killed and the next test starts new ones. They also end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import selectors
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import ConfigError, UnevenError
+from uneven.testing.rank_process import Answer, RankProcess
+
+START_LIMIT_S = 120.0
+"""How long a new process may take to import torch; generous, for a machine busy with something else."""
+
+GRACE_S = 2.0
+"""After the first trouble, how long the others may take to tell theirs: the cause may be told last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """Who this process is, given to the body as its first argument."""
+
+    rank: int
+    size: int
+
+
+class RankFailure(UnevenError, AssertionError):
+    """A body did not return on every rank.
+
+    Attributes:
+        kind: "failed" (it raised), "killed" (its process ended without an answer) or "hung".
+        rank: where it began, as far as can be told.
+    """
+
+    def __init__(self, kind: str, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.rank = rank
+
+
+def ranks(
+    n: int,
+    *,
+    timeout_s: float = 60.0,
+    join: bool = True,
+    fresh: bool = False,
+    check: Callable[[list[Any]], None] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Turn a function of module level into a test that runs in ``n`` processes.
+
+    Its first parameter gets a :class:`RankContext`; the others are arguments or pytest fixtures, of JSON
+    types or paths (which arrive as text).
+
+    Args:
+        timeout_s: for the body, without the start of the processes.
+        join: call ``init_process_group("gloo")`` first; False leaves that to the body. Either way the
+            variables that a launcher sets are there.
+        fresh: use new processes, for a body that changes something that cannot be undone.
+        check: called here with what the bodies returned, by rank.
+
+    Raises:
+        ConfigError: the function is not at module level, so no other process could import it.
+    """
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., None]:
+        _importable(body)
+
+        def test(*args: Any, **kwargs: Any) -> None:
+            results = run_ranks(n, body, *args, timeout_s=timeout_s, join=join, fresh=fresh, **kwargs)
+            if check is not None:
+                check(results)
+
+        signature = inspect.signature(body)
+        given = list(signature.parameters.values())[1:]  # pytest knows no fixture for the context
+        test.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
+        test.__name__, test.__qualname__, test.__module__ = body.__name__, body.__qualname__, body.__module__
+        test.__doc__ = body.__doc__
+        test.rank_body = body  # type: ignore[attr-defined]  # what the processes look up under this name
+        return test
+
+    return decorate
+
+
+def run_ranks(
+    n: int,
+    body: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 60.0,
+    join: bool = True,
+    fresh: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run ``body(RankContext, *args, **kwargs)`` in ``n`` processes and return what they return, by rank.
+
+    Raises:
+        RankFailure: it raised, was killed, or hung on some rank; the message holds that rank's traceback.
+        ConfigError: the body or its arguments cannot travel to another process.
+    """
+    task = {
+        "op": "run",
+        "module": _importable(body),
+        "name": body.__name__,
+        "args": [_plain(value) for value in args],
+        "kwargs": {key: _plain(value) for key, value in kwargs.items()},
+        "path": sys.path,
+        "directory": str(Path.cwd()),
+        "environment": dict(os.environ),
+        "timeout_s": timeout_s,
+        "join": join,
+    }
+    succeeded = False
+    try:
+        if fresh:
+            stop_pool()
+        processes = _started(n)
+        processes[0].send({"op": "store", "timeout_s": timeout_s})
+        port = _answers(processes[:1], START_LIMIT_S)[0]
+        for rank, process in enumerate(processes):
+            process.send({**task, "rank": rank, "size": n, "port": port})
+        results = _answers(processes, timeout_s)
+        succeeded = True
+    finally:
+        if fresh or not succeeded:
+            stop_pool()
+    return results
+
+
+_pool: list[RankProcess] = []
+
+
+def pool_pids() -> frozenset[int]:
+    """The processes that are kept for the next test; leak checks let them live."""
+    return frozenset(process.pid for process in _pool)
+
+
+def stop_pool() -> None:
+    """Kill every kept process, with all that it has started. The next test starts new ones."""
+    while _pool:
+        _pool.pop().kill()
+
+
+def _started(n: int) -> list[RankProcess]:
+    if any(process.poll().kind == "killed" for process in _pool):
+        stop_pool()
+    if not _pool:
+        atexit.unregister(stop_pool)
+        atexit.register(stop_pool)
+    new = [RankProcess() for _ in range(n - len(_pool))]
+    _pool.extend(new)
+    _answers(new, START_LIMIT_S)
+    return _pool[:n]
+
+
+def _answers(processes: list[RankProcess], limit_s: float) -> list[Any]:
+    """One answer of each, or the failure that explains best why not."""
+    answers: dict[int, Answer] = {}
+    deadline = time.monotonic() + limit_s
+    troubled = False
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            selector.register(process.replies, selectors.EVENT_READ)
+        while len(answers) < len(processes) and (left := deadline - time.monotonic()) > 0:
+            selector.select(min(left, 0.05))  # short, for a death does not always close the pipe
+            for rank, process in enumerate(processes):
+                if rank not in answers and (answer := process.poll()).kind != "busy":
+                    answers[rank] = answer
+                    if answer.kind in ("failed", "killed") and not troubled:
+                        troubled, deadline = True, min(deadline, time.monotonic() + GRACE_S)
+    for process in processes:
+        process.relay_output()
+    if troubled or len(answers) < len(processes):
+        raise _failure(processes, answers, limit_s)
+    return [answers[rank].value for rank in range(len(processes))]
+
+
+def _failure(processes: list[RankProcess], answers: dict[int, Answer], limit_s: float) -> RankFailure:
+    """A killed process explains failures elsewhere, and a failure explains who is still waiting."""
+    silent = [rank for rank in range(len(processes)) if rank not in answers]
+    killed = [rank for rank in answers if answers[rank].kind == "killed"]
+    failed = [rank for rank in answers if answers[rank].kind == "failed"]
+    lines = [f"rank {rank} killed: {answers[rank].text}" for rank in killed]
+    lines += [f"rank {rank} failed:\n{answers[rank].text}" for rank in failed]
+    what = "was at work then, here:" if lines else f"hung: no answer within {limit_s:g} s, here:"
+    for rank in silent:
+        lines.append(f"rank {rank} {what}\n{processes[rank].stacks()}")
+    for kind, who in (("killed", killed), ("failed", failed), ("hung", silent)):
+        if who:
+            return RankFailure(kind, who[0], "\n".join(lines))
+    raise AssertionError("nobody is to blame")
+
+
+def _importable(body: Callable[..., Any]) -> str:
+    if body.__qualname__ != body.__name__ or body.__module__ == "__main__":
+        raise ConfigError(
+            f"{body.__module__}.{body.__qualname__} cannot be run on several ranks: other processes import "
+            f"it by name, so define it at the top level of a module that is not the main script"
+        )
+    return body.__module__
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigError(
+        f"an argument of type {type(value).__name__} cannot travel to another process: pass numbers, text, "
+        f"paths, lists or dictionaries of them, and make the rest inside the body"
+    )
