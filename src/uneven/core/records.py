@@ -118,6 +118,12 @@ _KINDS: dict[str, type[Record]] = {
     cls.kind: cls for cls in (RunRecord, StepRecord, SplitRecord, LoadRecord, ScalarRecord, EventRecord)
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}
+_FLOATS = {
+    cls: {f.name for f in dataclasses.fields(cls) if "float" in str(f.type)} for cls in _KINDS.values()
+}
+_NON_FINITE = frozenset(("nan", "inf", "-inf"))
+# json.dumps would make an encoder per call
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(record: Record) -> str:
@@ -125,8 +131,18 @@ def to_json(record: Record) -> str:
     row: dict[str, Any] = {"kind": record.kind}
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
-        row[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-    return json.dumps(row, separators=(",", ":"), allow_nan=False)
+        row[name] = _spelled(value) if isinstance(value, float | tuple) else value
+    return _encode(row)
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_spelled(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and value in _NON_FINITE else value
 
 
 def from_json(line: str) -> Record:
@@ -141,9 +157,9 @@ def from_json(line: str) -> Record:
         values = {name: row[name] for name in _FIELDS[cls] if name in row}
         for name, value in values.items():
             if isinstance(value, list):
-                values[name] = tuple(value)
-            elif value in ("nan", "inf", "-inf"):
-                values[name] = float(value)
+                values[name] = tuple(map(_number, value))
+            elif name in _FLOATS[cls]:
+                values[name] = _number(value)
         record = cls(**values)
     except (ValueError, KeyError, TypeError) as error:
         raise JournalError(f"not a record of schema {SCHEMA}: {line[:120]!r} ({error})") from error

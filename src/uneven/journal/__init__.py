@@ -1,0 +1,39 @@
+"""What a run wrote down: append-only records, one file per rank.
+
+::
+
+    RUN/run.toml                    written by the launcher, optional
+    RUN/journal/rank00000.jsonl     one JSON object per line, see uneven.core.records
+    RUN/journal/rank00001.jsonl     …
+
+Each rank writes its own file with a :class:`Writer` and talks to nobody. Every face (terminal, report,
+trace, dashboard) reads them with :func:`read` or a :class:`Follower`, and ``journal.metrics`` joins the
+records of all ranks into iterations, which ``journal.summary`` sums up.
+"""
+
+from uneven.journal.events import END, PLAN, plan_message, planned_iterations
+from uneven.journal.metrics import Iteration, Timing, iterations
+from uneven.journal.paths import newest_run, rank_path, rank_paths
+from uneven.journal.reader import Follower, Journal, read
+from uneven.journal.summary import Summary, WorkerSummary, summarize
+from uneven.journal.writer import Writer
+
+__all__ = [
+    "END",
+    "PLAN",
+    "Follower",
+    "Iteration",
+    "Journal",
+    "Summary",
+    "Timing",
+    "WorkerSummary",
+    "Writer",
+    "iterations",
+    "newest_run",
+    "plan_message",
+    "planned_iterations",
+    "rank_path",
+    "rank_paths",
+    "read",
+    "summarize",
+]

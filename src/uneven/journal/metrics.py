@@ -1,0 +1,188 @@
+"""Where the time went: records of all ranks joined into iterations. Pure.
+
+A worker alone cannot tell waiting from communicating. Under BSP the worker that arrived last waited for
+nobody, so in every iteration
+
+* communicate = the least ``exchange_s`` of all ranks, the same for all of them;
+* wait_i = exchange_i − communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from uneven.core.records import Record, RunRecord, SplitRecord, StepRecord
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Where the time of one worker's step went.
+
+    Data, compute, wait and communicate do not overlap; control is part of the first two.
+    """
+
+    rank: int
+    batch: int
+    data_s: float
+    compute_s: float
+    wait_s: float
+    communicate_s: float
+    control_s: float
+
+    @property
+    def local_s(self) -> float:
+        """Own time, without the exchange."""
+        return self.data_s + self.compute_s
+
+    @property
+    def total_s(self) -> float:
+        """All four together."""
+        return self.local_s + self.wait_s + self.communicate_s
+
+    @property
+    def speed_per_s(self) -> float:
+        """Samples per second of own time; NaN where there is nothing to divide."""
+        return ratio(self.batch, self.local_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """One step of everybody.
+
+    Attributes:
+        ended_at_s: Unix time at which the last worker had finished.
+        duration_s: since the end of the iteration before; NaN for the first after a start.
+        timings: by rank, ascending.
+        predicted_per_s: by rank, samples per second that the split in force was based on; may be empty.
+    """
+
+    iteration: int
+    epoch: int
+    global_batch: int
+    ended_at_s: float
+    duration_s: float
+    timings: dict[int, Timing]
+    predicted_per_s: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class Join:
+    """Joins step records of all ranks into iterations, as they come.
+
+    A run that was resumed from a checkpoint repeats the iterations after it; the newest life counts, what it
+    repeats of an older one is dropped. ``rewound`` turns true when that concerns iterations that were taken
+    already: start again with a new Join.
+    """
+
+    rewound: bool = False
+    _pending: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
+    _splits: list[SplitRecord] = field(default_factory=list)
+    _starts: list[float] = field(default_factory=list)  # of every life, by rank 0
+    _resumed: list[tuple[float, int]] = field(default_factory=list)  # later lives: start, first iteration
+    _opening: list[SplitRecord] | None = None  # splits of a life whose first iteration is not known yet
+    _before: tuple[int, float] = (-1, NAN)  # iteration taken last and its end
+
+    def add(self, record: Record) -> None:
+        """Take in one record; kinds that do not matter here are ignored."""
+        if isinstance(record, StepRecord):
+            self._add_step(record)
+        elif isinstance(record, SplitRecord):
+            (self._splits if self._opening is None else self._opening).append(record)
+        elif isinstance(record, RunRecord) and record.rank == 0:
+            self._starts.append(record.started_at_s)
+            self._opening = [] if len(self._starts) > 1 else None
+
+    def superseded(self, iteration: int, at_s: float) -> bool:
+        """Whether a later life did this iteration again, or is about to."""
+        return any(at_s < start and first <= iteration for start, first in self._resumed)
+
+    def _add_step(self, step: StepRecord) -> None:
+        if step.rank == 0 and self._opening is not None:
+            self._open_life(self._starts[-1], step.iteration, self._opening)
+        if not self.superseded(step.iteration, step.ended_at_s):
+            self._pending.setdefault(step.iteration, {})[step.rank] = step
+
+    def _open_life(self, start_s: float, first: int, splits: list[SplitRecord]) -> None:
+        self._opening = None
+        self._resumed.append((start_s, first))
+        self.rewound = self.rewound or first <= self._before[0]
+        self._splits = [split for split in self._splits if split.iteration < first] + splits
+        for iteration in [i for i in self._pending if i >= first]:
+            steps = self._pending[iteration]
+            self._pending[iteration] = {r: s for r, s in steps.items() if s.ended_at_s >= start_s}
+
+    def take(self, *, final: bool = False) -> list[Iteration]:
+        """Finished iterations that were not taken before, in order.
+
+        An iteration is finished when the workers' batches add up to the global batch; one that never
+        does (a worker died in it, records were lost) is left out. The newest is held back unless ``final``,
+        for workers without samples of their own may still report.
+        """
+        complete = [i for i in sorted(self._pending) if _adds_up(self._pending[i])]
+        if not final:
+            complete = complete[:-1]
+        taken = [self._joined(iteration, self._pending.pop(iteration)) for iteration in complete]
+        if taken:
+            for iteration in [i for i in self._pending if i < taken[-1].iteration]:
+                del self._pending[iteration]
+        return taken
+
+    def _joined(self, iteration: int, steps: dict[int, StepRecord]) -> Iteration:
+        first = next(iter(steps.values()))
+        communicate_s = min(step.exchange_s for step in steps.values())
+        ended_at_s = max(step.ended_at_s for step in steps.values())
+        duration_s = self._duration(iteration, ended_at_s)
+        self._before = (iteration, ended_at_s)
+        return Iteration(
+            iteration=iteration,
+            epoch=first.epoch,
+            global_batch=first.global_batch,
+            ended_at_s=ended_at_s,
+            duration_s=duration_s,
+            timings={rank: _timing(steps[rank], communicate_s) for rank in sorted(steps)},
+            predicted_per_s=self._predicted(iteration),
+        )
+
+    def _duration(self, iteration: int, ended_at_s: float) -> float:
+        before, before_s = self._before
+        resumed = any(before_s < start <= ended_at_s for start in self._starts)
+        follows = before == iteration - 1 and not resumed and ended_at_s > before_s
+        return ended_at_s - before_s if follows else NAN
+
+    def _predicted(self, iteration: int) -> tuple[float, ...]:
+        while len(self._splits) > 1 and self._splits[1].iteration <= iteration:
+            del self._splits[0]
+        in_force = self._splits and self._splits[0].iteration <= iteration
+        return self._splits[0].predicted_per_s if in_force else ()
+
+
+def iterations(records: Iterable[Record]) -> list[Iteration]:
+    """All finished iterations of a run, in order; see :class:`Join`."""
+    join = Join()
+    for record in records:
+        join.add(record)
+    return join.take(final=True)
+
+
+def _adds_up(steps: dict[int, StepRecord]) -> bool:
+    return bool(steps) and sum(s.batch for s in steps.values()) == next(iter(steps.values())).global_batch
+
+
+def _timing(step: StepRecord, communicate_s: float) -> Timing:
+    return Timing(
+        rank=step.rank,
+        batch=step.batch,
+        data_s=step.data_s,
+        compute_s=step.compute_s,
+        wait_s=step.exchange_s - communicate_s,
+        communicate_s=communicate_s,
+        control_s=step.control_s,
+    )
+
+
+def ratio(above: float, below: float) -> float:
+    """Quotient; NaN where there is nothing to divide by."""
+    return above / below if below > 0 else NAN

@@ -1,0 +1,46 @@
+"""Where the files of a run lie."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from uneven.errors import JournalError
+
+_NAME = re.compile(r"rank(\d{5,})\.jsonl")
+
+
+def rank_path(run: Path, rank: int) -> Path:
+    """Journal file of one rank: ``RUN/journal/rank00000.jsonl``."""
+    return run / "journal" / f"rank{rank:05d}.jsonl"
+
+
+def rank_paths(run: Path) -> dict[int, Path]:
+    """Journal files that exist now, by rank, ascending; empty if there is no run (yet)."""
+    try:
+        found = [(_NAME.fullmatch(path.name), path) for path in (run / "journal").iterdir()]
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise JournalError(
+            f"cannot look into {run / 'journal'} ({error.strerror}): is {run} a run directory?"
+        ) from error
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def newest_run(root: Path = Path("runs")) -> Path:
+    """The run below ``root`` whose journal was written to last.
+
+    Raises:
+        JournalError: there is none.
+    """
+    newest: tuple[float, Path] | None = None
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        written = [path.stat().st_mtime for path in rank_paths(folder).values()] if folder.is_dir() else []
+        if written and (newest is None or max(written) > newest[0]):
+            newest = (max(written), folder)
+    if newest is None:
+        raise JournalError(
+            f"no run in {root.absolute()}: name a run directory, or start a run with `uneven run script.py`"
+        )
+    return newest[1]

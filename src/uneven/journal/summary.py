@@ -1,0 +1,170 @@
+"""A run in a few numbers: durations, shares of the time, and the distance from the limit. Pure.
+
+The limit is the time of an iteration if all workers finished together and communication were free:
+X / Σ_i v_i, with v_i the measured samples of worker i per second of its own (data and compute) time.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+
+from uneven.journal.metrics import NAN, Iteration, Timing, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSummary:
+    """One worker over many iterations.
+
+    Shares are of the time of its steps, 0 … 1; control is part of data and compute, so it does not add up.
+
+    Attributes:
+        prediction_error: median of |predicted ÷ measured speed − 1|; NaN without predictions.
+    """
+
+    rank: int
+    samples: int
+    speed_per_s: float
+    data_share: float
+    compute_share: float
+    wait_share: float
+    communicate_share: float
+    control_share: float
+    prediction_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All workers over many iterations.
+
+    The first iteration after a start has no measured duration and is left out of everything here.
+
+    Attributes:
+        iteration_s: median duration; ``iteration_low_s`` and ``iteration_high_s`` are its quartiles.
+        samples_per_s: median of global batch ÷ duration.
+        wait_share: share of all workers' time spent waiting, likewise the others.
+        limit_s: X / Σ_i v_i for the median X.
+        fraction_of_limit: ``limit_s / iteration_s``; 1 is perfect.
+    """
+
+    workers: tuple[WorkerSummary, ...]
+    iterations: int
+    samples: int
+    iteration_s: float
+    iteration_low_s: float
+    iteration_high_s: float
+    samples_per_s: float
+    data_share: float
+    compute_share: float
+    wait_share: float
+    communicate_share: float
+    control_share: float
+    limit_s: float
+    fraction_of_limit: float
+
+
+@dataclass(slots=True)
+class _Sums:
+    batch: int = 0
+    data_s: float = 0.0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    communicate_s: float = 0.0
+    control_s: float = 0.0
+    errors: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, timing: Timing, predicted_per_s: float) -> None:
+        self.batch += timing.batch
+        self.data_s += timing.data_s
+        self.compute_s += timing.compute_s
+        self.wait_s += timing.wait_s
+        self.communicate_s += timing.communicate_s
+        self.control_s += timing.control_s
+        error = abs(ratio(predicted_per_s, timing.speed_per_s) - 1)
+        if math.isfinite(error):
+            self.errors.append(error)
+
+    @property
+    def total_s(self) -> float:
+        return self.data_s + self.compute_s + self.wait_s + self.communicate_s
+
+    def shares(self) -> dict[str, float]:
+        parts = ("data", "compute", "wait", "communicate", "control")
+        return {f"{part}_share": ratio(getattr(self, f"{part}_s"), self.total_s) for part in parts}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over iterations; grows by a few numbers per iteration, so a long run can be followed."""
+
+    _workers: dict[int, _Sums] = field(default_factory=dict)
+    _durations_s: array[float] = field(default_factory=lambda: array("d"))
+    _batches: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, iteration: Iteration) -> None:
+        """Count one iteration, unless its duration is not known."""
+        if not math.isfinite(iteration.duration_s):
+            return
+        self._durations_s.append(iteration.duration_s)
+        self._batches.append(iteration.global_batch)
+        for rank, timing in iteration.timings.items():
+            predicted = iteration.predicted_per_s[rank] if rank < len(iteration.predicted_per_s) else NAN
+            self._workers.setdefault(rank, _Sums()).add(timing, predicted)
+
+    def summary(self) -> Summary:
+        """What was counted; every number is NaN before the first iteration."""
+        everybody = _Sums()
+        for sums in self._workers.values():
+            for part in ("batch", "data_s", "compute_s", "wait_s", "communicate_s", "control_s"):
+                setattr(everybody, part, getattr(everybody, part) + getattr(sums, part))
+        workers = tuple(_worker(rank, sums) for rank, sums in sorted(self._workers.items()))
+        speeds = [worker.speed_per_s for worker in workers if math.isfinite(worker.speed_per_s)]
+        limit_s = ratio(_median(self._batches), sum(speeds))
+        low_s, middle_s, high_s = _quartiles(self._durations_s)
+        rates = [batch / time for batch, time in zip(self._batches, self._durations_s, strict=True)]
+        return Summary(
+            workers=workers,
+            iterations=len(self._durations_s),
+            samples=everybody.batch,
+            iteration_s=middle_s,
+            iteration_low_s=low_s,
+            iteration_high_s=high_s,
+            samples_per_s=_median(rates),
+            limit_s=limit_s,
+            fraction_of_limit=ratio(limit_s, middle_s),
+            **everybody.shares(),
+        )
+
+
+def summarize(over: Iterable[Iteration]) -> Summary:
+    """Summary of some iterations, for instance ``summarize(iterations(journal.records())[20:])``."""
+    totals = Totals()
+    for iteration in over:
+        totals.add(iteration)
+    return totals.summary()
+
+
+def _worker(rank: int, sums: _Sums) -> WorkerSummary:
+    return WorkerSummary(
+        rank=rank,
+        samples=sums.batch,
+        speed_per_s=ratio(sums.batch, sums.data_s + sums.compute_s),
+        prediction_error=_median(sums.errors),
+        **sums.shares(),
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    kept = list(values)
+    return median(kept) if kept else NAN
+
+
+def _quartiles(values: Iterable[float]) -> tuple[float, float, float]:
+    kept = list(values)
+    if len(kept) < 2:
+        return (kept[0],) * 3 if kept else (NAN,) * 3
+    low, middle, high = quantiles(kept, n=4, method="inclusive")
+    return low, middle, high

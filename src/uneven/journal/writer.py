@@ -1,0 +1,101 @@
+"""Appending records to one rank's journal."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from types import TracebackType
+
+from uneven.core.records import Record, to_json
+from uneven.errors import JournalError
+
+_log = logging.getLogger("uneven.journal")
+
+
+class Writer:
+    """Appends records to one file.
+
+    A record is handed to the operating system before :meth:`write` returns, so killing the process loses
+    none; a crash of the machine loses what its kernel had not yet put on disk. There is no buffer and no
+    timer: encoding costs about five times as much as the write, so a buffer would save little and lose
+    what it holds when the process is killed in a long iteration.
+
+    A write that fails (full disk, lost file server) never stops the training: the first failure is logged
+    as a warning by the logger ``uneven.journal``, :attr:`lost` counts the records, and every later record
+    is tried again. Only opening can raise, and that happens before training starts.
+
+    Opening a file that exists appends to it; write a new RunRecord first, it begins another life of the
+    same run. Not thread-safe.
+
+    Args:
+        path: usually :func:`uneven.journal.rank_path`; missing folders are made.
+
+    Raises:
+        JournalError: the folder or the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: int | None = os.open(path, flags, 0o644)
+            self._torn = _ends_in_mid_line(self._file)
+        except OSError as error:
+            raise JournalError(
+                f"cannot write the journal {path} ({error.strerror}): choose a writable run directory "
+                f"with free space, or make this one writable"
+            ) from error
+
+    def write(self, record: Record) -> None:
+        """Append one record.
+
+        Raises:
+            JournalError: the writer is closed.
+        """
+        if self._file is None:
+            raise JournalError(f"the journal {self.path} is closed: open another Writer to append to it")
+        line = to_json(record).encode() + b"\n"
+        if self._torn:  # somebody was stopped in mid-line; a reader skips that line if it ends here
+            line = b"\n" + line
+        try:
+            self._torn = os.write(self._file, line) < len(line)
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+        else:
+            if self._torn:
+                self._lose("only part of a record could be written")
+
+    def _lose(self, why: str) -> None:
+        if not self.lost:
+            _log.warning(
+                "the journal %s could not be written (%s); training goes on, records are missing from here "
+                "on until there is room again",
+                self.path,
+                why,
+            )
+        self.lost += 1
+
+    def close(self) -> None:
+        """Close the file. Closing twice does nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _ends_in_mid_line(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
