@@ -17,6 +17,7 @@ import uneven
 from uneven.cli.commands import COMMANDS, EXAMPLES, Command
 from uneven.errors import LaunchError, UnevenError, UnknownNameError
 
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 USAGE_EXIT_CODE = 2
 """For everything that is wrong before training starts, as is usual for a wrong flag."""
 
@@ -53,8 +54,9 @@ def application(typed: Sequence[str]) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,  # panels swallow the line breaks of the examples and cost a tenth of a second
         pretty_exceptions_enable=False,
+        help=uneven.__doc__.splitlines()[0] if uneven.__doc__ else None,
         epilog="\b\n" + EXAMPLES.replace("\n\n", "\n \n"),
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=HELP,
     )
     app.callback()(_top)
     for command in COMMANDS.values():
@@ -63,13 +65,12 @@ def application(typed: Sequence[str]) -> typer.Typer:
 
 
 def _add(app: typer.Typer, command: Command, *, real: bool) -> None:
-    settings = {"help_option_names": ["-h", "--help"]}
-    if command.passes_on:
-        settings |= {"allow_interspersed_args": False}  # type: ignore[dict-item]
-    function = _load(command.where) if real else _absent
     app.command(
-        command.name, short_help=command.short, help=None if real else command.short, context_settings=settings
-    )(function)
+        command.name,
+        short_help=command.short,
+        help=None if real else command.short,  # the function's docstring is the long help
+        context_settings=HELP | {"allow_interspersed_args": not command.passes_on},
+    )(_load(command.where) if real else _absent)
 
 
 def _load(where: str) -> Callable[..., Any]:
@@ -93,7 +94,7 @@ def _top(
         False, "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
     ),
 ) -> None:
-    """Train PyTorch models on machines that are unequal, shared with others, far apart and not always there."""
+    pass
 
 
 def _complain(error: UnevenError) -> None:

@@ -27,7 +27,7 @@ COMMANDS: dict[str, Command] = {
         Command("run", "uneven.cli.run:run", "Train a script on several workers.", passes_on=True),
         Command("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
         Command("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
-        Command("demo", "uneven.cli.demo:demo", "See it work: four unequal workers, DDP against balanced batches."),
+        Command("demo", "uneven.cli.demo:demo", "See it work on four unequal workers, against DDP."),
         Command("bench", "uneven.cli.bench:bench", "Measure a claim on this machine."),
         Command("doctor", "uneven.cli.doctor:doctor", "Say what this machine can and cannot do."),
     )

@@ -1,0 +1,51 @@
+"""``uneven doctor``: what this machine can and cannot do, each line with its consequence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from uneven.cli.findings import Finding, Level, findings, works
+from uneven.cli.machine import gather
+
+_STYLES = {Level.GOOD: "green", Level.NOTE: "yellow", Level.MISSING: "bold red"}
+
+
+def doctor(
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object, for a bug report."),
+) -> None:
+    """Say what this machine can and cannot do.
+
+    Each line is a finding and what follows from it. The exit code is 0 if training on several workers works
+    here, else 1. Two small processes are started for a moment to try gloo, and one to try throttling.
+    """
+    with Console(stderr=True).status("trying torch and gloo with two processes …"):
+        found = findings(gather())
+    if as_json:
+        rows = [{**asdict(finding), "level": finding.level.value} for finding in found]
+        typer.echo(json.dumps({"works": works(found), "findings": rows}, ensure_ascii=False))
+    else:
+        show(found, Console(highlight=False))
+    raise typer.Exit(0 if works(found) else 1)
+
+
+def show(found: list[Finding], console: Console) -> None:
+    """Print the findings, one to two lines each, and a verdict."""
+    table = Table.grid(padding=(0, 2))
+    for finding in found:
+        style = _STYLES[finding.level]
+        words = Text.assemble(finding.found, "\n", (f"→ {finding.consequence}", "dim"))
+        table.add_row(Text(finding.level.value, style=style), Text(finding.topic, style="bold"), words)
+    console.print(table)
+    missing = [finding.topic for finding in found if finding.level is Level.MISSING]
+    verdict = (
+        f"Several workers cannot train here: {', '.join(missing)}."
+        if missing
+        else "Several workers can train here."
+    )
+    console.print(Text(f"\n{verdict}", style="bold red" if missing else "bold green"))
