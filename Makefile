@@ -1,0 +1,49 @@
+# Everything a newcomer needs: `make demo`, `make test`. Plain pip; see docs/dependencies.md for what is installed.
+#   make demo    the main job on four unequal local workers: DDP first, then uneven
+#   make test    all tests
+#   make check   style and types
+#   make bench   the LB-BSP benchmark, short form
+#   make clean   remove .venv and everything that was built (run directories stay)
+
+PYTHON ?= python3
+BIN := .venv/bin
+NEEDS_PYTHON := import sys; sys.exit(sys.version_info < (3, 11) and "uneven needs Python 3.11 or newer, this is " \
+	+ sys.version.split()[0] + ": make PYTHON=python3.11 (or newer)")
+NEEDS_VENV := import importlib.util as u, sys; sys.exit(u.find_spec("ensurepip") is None and \
+	"this Python cannot make a virtual environment: on Debian and Ubuntu, apt-get install python3-venv")
+# Writes a dependency group as a requirements file, for pip before 25.1 does not know --group.
+GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+	print(*(need for name in sys.argv[1:] for need in groups[name]), sep="\n")
+
+.PHONY: .venv demo test check bench clean
+
+.venv: .venv/.stamp-installed
+
+.venv/.stamp-installed: pyproject.toml
+	@$(PYTHON) -c '$(NEEDS_PYTHON)'
+	@$(PYTHON) -c '$(NEEDS_VENV)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.stamp-groups: .venv/.stamp-installed
+	@$(BIN)/python -c '$(GROUPS)' test check > .venv/groups.txt
+	$(BIN)/python -m pip install --quiet --requirement .venv/groups.txt
+	@touch $@
+
+demo: .venv/.stamp-installed
+	$(BIN)/uneven demo $(ARGS)
+
+test: .venv/.stamp-groups
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/.stamp-groups
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/.stamp-installed
+	$(BIN)/uneven bench lb-bsp --quick $(ARGS)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

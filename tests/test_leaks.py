@@ -1,0 +1,54 @@
+"""The leak check of conftest.py, seen to fail for each kind of leak."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+LEAKS = """
+import os, socket, subprocess, sys, threading
+
+kept = []
+
+def test_thread():
+    threading.Thread(target=threading.Event().wait, name="forgotten", daemon=True).start()
+
+def test_process():
+    kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+
+def test_port():
+    listener = socket.create_server(("127.0.0.1", 0))
+    kept.append(listener)
+
+def test_variable_set():
+    os.environ["FORGOTTEN"] = "1"
+
+def test_variable_removed():
+    del os.environ["FORGOTTEN"]
+
+def test_clean():
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+
+def test_tidy_up():
+    kept[0].kill()
+    kept[0].wait()
+    kept[1].close()
+"""
+
+
+def test_every_kind_of_leak_fails(tmp_path: Path) -> None:
+    conftest = Path(__file__).with_name("conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(conftest.replace("PATIENCE_S = 3.0", "PATIENCE_S = 0.2"))
+    (tmp_path / "test_leaks_inside.py").write_text(LEAKS)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
+    )  # fmt: skip
+    assert re.search(r"7 passed, 5 errors", run.stdout), run.stdout
+    for leak in ("thread forgotten", "process ", "listening port ", "variable FORGOTTEN=1"):
+        assert f"left behind: ['{leak}" in run.stdout
+    assert "taken away: ['variable FORGOTTEN=1']" in run.stdout
