@@ -1,0 +1,135 @@
+"""Other processes of this machine: their CPU time, their descendants, signals to them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+import psutil
+
+_LINUX = sys.platform == "linux"
+
+
+class Process:
+    """One process that may be stopped.
+
+    On Linux it is held by a descriptor, so that a signal can never reach another process that was given the
+    same number. Elsewhere it is held by its number.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        PermissionError: it belongs to somebody else.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.descriptor = os.pidfd_open(pid) if _LINUX else -1
+        self._psutil = None if _LINUX else psutil.Process(pid)
+        self._clock = (~pid << 3) | 2  # Linux: the CPU-time clock of another process, in ns and for everybody
+        self._schedule = _open_schedule(pid)
+        try:
+            self.send(0)
+        except OSError:
+            self.close()
+            raise
+
+    def cpu_s(self) -> float | None:
+        """CPU time used by all its threads so far; None when it is gone."""
+        try:
+            if self._psutil is None:
+                return time.clock_gettime(self._clock)
+            times = self._psutil.cpu_times()
+            return float(times.user + times.system)
+        except (OSError, psutil.NoSuchProcess):
+            return None
+
+    def waited_s(self) -> float:
+        """Time in which its main thread was ready and had no core; 0 where the system does not tell."""
+        if self._schedule < 0:
+            return 0.0
+        try:
+            return int(os.pread(self._schedule, 100, 0).split()[1]) / 1e9
+        except ProcessLookupError:
+            return 0.0
+
+    def send(self, number: int) -> None:
+        """Send a signal.
+
+        Raises:
+            ProcessLookupError: it is gone.
+            PermissionError: it belongs to somebody else.
+        """
+        if _LINUX:
+            signal.pidfd_send_signal(self.descriptor, number)
+        else:
+            os.kill(self.pid, number)
+
+    def gone(self) -> bool:
+        """Whether it has ended (a process that nobody has reaped yet has)."""
+        if _LINUX:
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLIN)
+            return bool(poll.poll(0))
+        try:
+            return bool(self._psutil is None or self._psutil.status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+
+    def close(self) -> None:
+        """Let go of the descriptors. The process itself is not touched."""
+        for descriptor in (self.descriptor, self._schedule):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.descriptor = self._schedule = -1
+
+
+def _open_schedule(pid: int) -> int:
+    try:
+        return os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
+    except OSError:
+        return -1  # not Linux, or built without it, or another user's
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of ``pid``, their children and so on; empty when it is gone."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+class Newborns:
+    """Finds processes that are new on this machine, by asking only those that it has not seen before."""
+
+    def __init__(self) -> None:
+        self._seen = set(psutil.pids())
+
+    def parents(self) -> dict[int, int]:
+        """Every new process → its parent."""
+        alive = set(psutil.pids())
+        new = sorted(alive - self._seen)
+        self._seen = alive
+        found = {}
+        for pid in new:
+            try:
+                found[pid] = psutil.Process(pid).ppid()
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+
+def adopted(parents: dict[int, int], family: Iterable[int]) -> list[int]:
+    """Those of ``parents`` (process → parent) that descend from ``family``, parents before children."""
+    known = set(family)
+    result: list[int] = []
+    grown = True
+    while grown:
+        new = [pid for pid, parent in parents.items() if parent in known and pid not in known]
+        known.update(new)
+        result += new
+        grown = bool(new)
+    return result

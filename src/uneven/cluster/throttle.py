@@ -1,0 +1,160 @@
+"""Give a process tree a share of a core, as an ordinary user.
+
+The processes are stopped and continued in short periods, with a memory of what they used too much
+(:mod:`uneven.cluster.throttle_rule`). Works on Linux; on macOS by design, through ``psutil``'s CPU times,
+where it has not been tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import uneven
+from uneven.cluster.processes import descendants
+from uneven.cluster.throttle_rule import ShareRule
+from uneven.errors import ConfigError, LaunchError
+
+_ANSWER_WITHIN_S = 20.0
+
+
+class Throttle:
+    """Keeps process trees to shares of a core, from a small process of its own.
+
+    No process is left stopped: not when the throttle is closed, not when this process ends or is killed, and
+    not when the throttle's own process is killed. Use it in a ``with`` block::
+
+        with Throttle() as throttle:
+            throttle.limit(worker.pid, 0.4)
+
+    A share may be changed at any time by another call of :meth:`limit`.
+
+    Args:
+        period_s: length of one run-and-stop cycle; shorter is smoother and costs more.
+
+    Raises:
+        ConfigError: the period is not a positive number.
+        LaunchError: the process could not be started.
+    """
+
+    def __init__(self, *, period_s: float = 0.02) -> None:
+        ShareRule(share=1.0, period_s=period_s)
+        self._limited: set[int] = set()
+        self._lock = threading.Lock()
+        self._helper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "uneven.cluster.throttle_loop", repr(float(period_s))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the user's process; this one ends when that has ended
+            env={**os.environ, "PYTHONPATH": _import_path()},
+        )
+        try:
+            self.pid: int = self._read()["pid"]  # of the process that stops and continues
+        except LaunchError:
+            self.close()
+            raise
+
+    def limit(self, pid: int, share: float) -> None:
+        """Give ``pid`` and its descendants ``share`` of a core from now on.
+
+        Raises:
+            ConfigError: the share is not a positive number, or the process is not there or not ours.
+            LaunchError: the throttle has died; nothing is throttled any more.
+        """
+        ShareRule(share=share)
+        self._ask(do="limit", pid=pid, share=float(share))
+        self._limited.add(pid)
+
+    def release(self, pid: int) -> None:
+        """Let ``pid`` and its descendants use what they can get."""
+        self._ask(do="release", pid=pid)
+        self._limited.discard(pid)
+
+    def stats(self) -> dict[str, Any]:
+        """``own_cpu_s``: CPU time of the throttle itself; ``used_s``: of each limited process tree."""
+        answer = self._ask(do="stats")
+        answer["used_s"] = {int(pid): used for pid, used in answer["used_s"].items()}
+        return answer
+
+    @property
+    def alive(self) -> bool:
+        """Whether shares are still being kept."""
+        return self._helper.poll() is None
+
+    def close(self) -> None:
+        """Let everybody go on and end the throttle. May be called twice."""
+        with self._lock:
+            for pipe in (self._helper.stdin, self._helper.stdout):
+                if pipe is not None:
+                    pipe.close()
+            try:
+                code = self._helper.wait(_ANSWER_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._helper.kill()
+                code = self._helper.wait()
+            if code != 0:
+                # Both of the throttle's processes may have been killed at once; this is the third line.
+                for root in self._limited:
+                    for pid in (root, *descendants(root)):
+                        _continue(pid)
+            self._limited.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, **command: Any) -> dict[str, Any]:
+        with self._lock:
+            if self._helper.stdin is None or self._helper.stdin.closed:
+                raise LaunchError("the throttle is closed; make a new Throttle()")
+            try:
+                self._helper.stdin.write(json.dumps(command).encode() + b"\n")
+            except BrokenPipeError:
+                raise self._dead() from None
+            answer = self._read()
+        if "error" in answer:
+            raise ConfigError(f"throttle: {answer['error']}")
+        return answer
+
+    def _read(self) -> dict[str, Any]:
+        pipe = self._helper.stdout
+        assert pipe is not None
+        ready, _, _ = select.select([pipe], [], [], _ANSWER_WITHIN_S)
+        line = pipe.readline() if ready else b""
+        if not line:
+            raise self._dead()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _dead(self) -> LaunchError:
+        return LaunchError(
+            "the throttle's process has died or does not answer, so nothing is throttled any more and every "
+            "process runs at full speed; close it and make a new Throttle()"
+        )
+
+
+def _continue(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return
+
+
+def _import_path() -> str:
+    """Lets the helper import this very copy of uneven, installed or not."""
+    assert uneven.__file__ is not None
+    here = str(Path(uneven.__file__).parents[1])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
