@@ -1,0 +1,104 @@
+"""The command line as a user meets it: real processes, their output and exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from uneven.cli import main
+from uneven.cli.commands import COMMANDS, EXAMPLES
+from uneven.errors import ConfigError, LaunchError, UnevenError
+
+
+def uneven(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "uneven", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_help_teaches() -> None:
+    done = uneven("--help")
+    assert done.returncode == 0
+    for command in COMMANDS.values():
+        assert f"{command.name}  " in done.stdout
+        assert command.short.split(",")[0] in done.stdout
+    for line in filter(None, EXAMPLES.splitlines()):
+        assert line in done.stdout
+
+
+def test_every_example_starts_with_a_command_that_exists() -> None:
+    shown = [line.split()[1] for line in EXAMPLES.splitlines() if line.startswith("  uneven ")]
+    assert len(shown) >= 5
+    assert set(shown) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_help_loads_no_torch(arguments: list[str]) -> None:
+    code = (
+        f"import sys\nfrom uneven.cli import main\n"
+        f"try:\n    main({arguments!r})\n"
+        f"except SystemExit:\n    print('torch' in sys.modules, 'rich' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False False", done.stderr
+
+
+def test_version() -> None:
+    import uneven as package
+
+    done = uneven("--version")
+    assert (done.returncode, done.stdout.strip()) == (0, f"uneven {package.__version__}")
+
+
+def test_unknown_command_offers_the_nearest() -> None:
+    done = uneven("reprot", "runs/x")
+    assert done.returncode == 2
+    assert "unknown command 'reprot'; did you mean 'report'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_flag_offers_the_nearest() -> None:
+    for arguments in (["--versoin"], ["doctor", "--jsn"]):
+        done = uneven(*arguments)
+        assert done.returncode == 2
+        assert {"--versoin": "--version", "--jsn": "--json"}[arguments[-1]] in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("seed = -1: no"), 2), (LaunchError("rank 1 died", exit_code=7), 7)]
+)
+def test_own_errors_become_one_message_and_a_code(
+    error: UnevenError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr("uneven.cli.doctor.doctor", fails)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    assert ended.value.code == code
+    assert capsys.readouterr().err.strip() == f"error: {error}"
+
+
+def test_foreign_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("uneven.cli.doctor.doctor", fails)
+    with pytest.raises(KeyError, match="a bug"):
+        main(["doctor"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("uneven.cli.run") is None, reason="no launcher here")
+def test_script_arguments_pass_untouched(tmp_path: Path) -> None:
+    """What follows the script is the script's, also what looks like an option of ours."""
+    script = tmp_path / "show.py"
+    script.write_text("import sys; print('got', sys.argv[1:])")
+    for_script = ["--nproc", "9", "-h", "--balance=x", "--", "-m", "--", "a b", ""]
+    done = uneven("run", "--nproc", "1", "--run-dir", str(tmp_path / "run"), str(script), *for_script)
+    assert done.returncode == 0, done.stderr
+    assert f"got {for_script}" in done.stdout

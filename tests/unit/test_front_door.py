@@ -1,0 +1,70 @@
+"""The front door: every name leads somewhere, and nobody waits for torch who does not need it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import uneven
+
+ROOT = Path(__file__).parents[2]
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after running ``code``."""
+    show = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{show}"], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_import_alone_loads_no_torch() -> None:
+    assert not modules_after("import uneven") & {"torch", "numpy", "typer", "rich", "psutil"}
+
+
+def test_pure_names_load_no_torch() -> None:
+    assert "torch" not in modules_after("import uneven; uneven.BSP, uneven.Balancer, uneven.Observation")
+
+
+def test_the_check_sees_torch_where_it_is_loaded() -> None:
+    assert "torch" in modules_after("import uneven, torch")
+
+
+@pytest.mark.parametrize("name", uneven.__all__)
+def test_every_name_resolves(name: str) -> None:
+    assert getattr(uneven, name) is not None
+    assert name in dir(uneven)
+
+
+def test_the_three_lists_of_names_agree() -> None:
+    tree = ast.parse(Path(uneven.__file__).read_text())
+    typed = [
+        (node.module, alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert sorted(name for _, name in typed) == sorted(uneven.__all__)
+    assert {name: module for module, name in typed} == uneven._HOME
+
+
+def test_the_door_stays_small() -> None:
+    assert len(uneven.__all__) <= 30
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Sesion'"):
+        uneven.Sesion  # noqa: B018
+
+
+def test_version_is_the_package_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == uneven.__version__
