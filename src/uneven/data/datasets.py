@@ -1,0 +1,88 @@
+"""Real data for the demo, the benchmarks and the tests. None of it lies in this repository."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import TensorDataset
+
+from uneven.errors import DataError
+
+_FASHION_FILE = Path("fashion_mnist") / "fashion_mnist.npz"
+_FASHION_KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageData:
+    """Labelled images: float32 ``(n, 1, height, width)`` in [0, 1], and int64 ``(n,)`` in [0, classes)."""
+
+    name: str
+    train: TensorDataset
+    test: TensorDataset
+    classes: int
+
+
+def digits() -> ImageData:
+    """The 1,797 handwritten digits of 8 × 8 pixels that ship with scikit-learn; nothing to download.
+
+    Every fifth image of each class, in the order of the file, is held out: 1,442 to train, 355 to test.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    labels = bunch.target.astype(np.int64)
+    held_out = np.zeros(len(labels), dtype=bool)
+    for label in range(10):
+        held_out[np.flatnonzero(labels == label)[4::5]] = True
+    images = bunch.images[:, None].astype(np.float32) / np.float32(16)
+    return ImageData(
+        name="digits",
+        train=_tensors(images[~held_out], labels[~held_out]),
+        test=_tensors(images[held_out], labels[held_out]),
+        classes=10,
+    )
+
+
+def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> ImageData:
+    """Fashion-MNIST, 60,000 images to train and 10,000 to test of 28 × 28 pixels.
+
+    The split is the file's own and need not be the official one.
+
+    Args:
+        folder: holds ``fashion_mnist/fashion_mnist.npz`` with the arrays ``x_train``, ``y_train``,
+            ``x_test`` and ``y_test``; without it, the folder that ``UNEVEN_DATA`` names.
+
+    Raises:
+        DataError: no folder, no file, or not these arrays in it; says how to get them.
+    """
+    where = folder or os.environ.get("UNEVEN_DATA")
+    want = f"a folder that holds {_FASHION_FILE} (arrays {', '.join(_FASHION_KEYS)}; uint8 images)"
+    if not where:
+        raise DataError(f"Fashion-MNIST: UNEVEN_DATA is not set: set it to {want}, or take digits()")
+    path = Path(where) / _FASHION_FILE
+    if not path.is_file():
+        raise DataError(f"Fashion-MNIST: {path} does not exist: set UNEVEN_DATA to {want}, or take digits()")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x_train, y_train, x_test, y_test = (arrays[key] for key in _FASHION_KEYS)
+    except (ValueError, KeyError, OSError) as error:
+        raise DataError(f"Fashion-MNIST: {path}: {error}: set UNEVEN_DATA to {want}") from error
+    return ImageData(
+        name="fashion-mnist",
+        train=_tensors(_unit(x_train), y_train),
+        test=_tensors(_unit(x_test), y_test),
+        classes=10,
+    )
+
+
+def _unit(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    return pixels[:, None].astype(np.float32) / np.float32(255)
+
+
+def _tensors(images: npt.NDArray[np.float32], labels: npt.NDArray[np.integer]) -> TensorDataset:
+    return TensorDataset(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))

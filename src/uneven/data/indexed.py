@@ -1,0 +1,72 @@
+"""Batches of a data set with an index, through torch's own ``DataLoader``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import DataLoader
+
+from uneven.data.order import Cursor, Part, Plan
+
+
+class IndexedSource:
+    """The batches of one rank from a data set with ``__len__`` and ``__getitem__``.
+
+    Attributes:
+        lookahead: batches whose indices torch has drawn beyond the one that it handed out last.
+
+    Args:
+        order_of: epoch → index of the sample at every position.
+        options: keywords for torch's ``DataLoader``.
+    """
+
+    def __init__(
+        self, dataset: Any, *, plan: Plan, rank: int, order_of: Callable[..., npt.NDArray[np.int64]],
+        options: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._sampler = _Sampler(plan=plan, rank=rank, order_of=order_of, length=len(dataset))
+        self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
+        self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0)
+
+    def pairs(self, cursor: Cursor) -> Generator[tuple[Part, Any], None, None]:
+        """Parts and this rank's batches, from ``cursor`` to the end of the epoch."""
+        self._sampler.start(cursor)
+        for batch in self._torch:
+            yield self._sampler.drawn.popleft(), batch
+
+    def close(self) -> None:
+        """Let torch's loader go, and its reader processes with it."""
+        del self._torch
+
+
+class _Sampler:
+    """What torch iterates anew for each epoch, also where its reader processes live on.
+
+    It knows nothing of the loader: in a cycle of references, torch's reader processes would be stopped by
+    the garbage collector, late and slowly.
+    """
+
+    def __init__(
+        self, *, plan: Plan, rank: int, order_of: Callable[..., npt.NDArray[np.int64]], length: int
+    ) -> None:
+        self.drawn: deque[Part] = deque()  # drawn by torch, not yet handed out
+        self._plan = plan
+        self._rank = rank
+        self._order_of = order_of
+        self._length = length
+        self._cursor = Cursor()
+
+    def start(self, cursor: Cursor) -> None:
+        """Forget what was drawn; the next pass begins at ``cursor``."""
+        self._cursor = cursor
+        self.drawn.clear()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._order_of(epoch=self._cursor.epoch)
+        for part in self._plan.walk(self._cursor, self._length):
+            self.drawn.append(part)
+            yield order[part.positions(self._rank, self._plan.lower)].tolist()

@@ -1,0 +1,240 @@
+"""``BalancedLoader``: torch's own ``DataLoader``, told batch by batch which samples are this rank's."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from uneven.data.indexed import IndexedSource
+from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order
+from uneven.data.state import read_state, write_state
+from uneven.data.stream import StreamSource, is_stream
+from uneven.errors import CheckpointError, DataError, UnknownNameError
+
+# What the loader decides itself. Batches out of order could not be told from one another.
+_OURS = frozenset(("sampler", "batch_sampler", "in_order"))
+_PASSED = frozenset(inspect.signature(DataLoader.__init__).parameters) - _OURS - {"self", "dataset"}
+
+
+class BalancedLoader:
+    """The batches of one rank, its share of each global batch as the split moves.
+
+    Each ``for`` over the loader is one epoch, and the epochs count themselves. Together the ranks use every
+    sample exactly once an epoch, in an order that depends on nothing but seed and epoch, and
+    ``batch_size`` samples in every iteration; what is left at the end is one smaller iteration, split in the
+    same proportions.
+
+    All ranks run the same number of iterations. A rank that gets no sample (in a last part smaller than the
+    number of workers, or where its share is 0) is handed ``lower`` samples all the same, the first of that
+    part repeated as needed; ``Part.batch(rank)`` is 0 there, and so must be their weight in the gradient.
+    They pass through the model, so whatever counts samples in the forward pass (BatchNorm's running
+    statistics) sees them.
+
+    **When a split takes effect.** With reader processes, torch draws indices ``lookahead`` batches ahead:
+    while the user has the batch of iteration k, those up to ``k + lookahead`` are drawn. So a split decided
+    when iteration k ends can take effect at iteration ``k + 1 + lookahead``. ``split_for(iteration)`` is
+    asked once each time that an iteration's indices are drawn, and must give the same answer on every rank.
+    Iterations that were drawn but never handed out (the loop was left early) are drawn again, and asked for
+    again, in the next epoch.
+
+    **Streams** (an ``IterableDataset``, or an object with ``__iter__`` that has no index and length): every
+    rank must read the same samples in the same order, and keeps its slice of every ``batch_size`` of them.
+    Slices are cut when they are handed out, so ``lookahead`` is 0; collating happens in this process. A
+    stream keeps its own order, ``shuffle`` or not; if it has ``set_epoch``, that is called before each
+    epoch. One process reads ahead, unless ``stream_sharded`` says that the stream divides itself among
+    ``num_workers`` readers; then its order depends on their number and on ``batch_size``.
+
+    Args:
+        batch_size: the global batch X, of all ranks together.
+        split_for: iteration → shares of all ranks, adding up to ``batch_size``.
+        lower: least samples in a batch, where the last part allows it, and in a padded one always.
+        begin: called just before a batch is handed out, with its part.
+        end: called when that iteration is over: the next batch is asked for (before any of it is loaded), or
+            the loop is left. Each ``begin`` gets exactly one ``end``.
+        stream_sharded: see above.
+        dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
+            ``pin_memory``, ``prefetch_factor``, …), except ``sampler``, ``batch_sampler`` and ``in_order``.
+
+    Raises:
+        DataError: the data set can be neither indexed nor iterated, or is empty; the global batch is too
+            small; a keyword that the loader decides itself.
+        UnknownNameError: a keyword that ``DataLoader`` does not have.
+    """
+
+    def __init__(
+        self, *, dataset: Any, batch_size: int, rank: int, world_size: int, seed: int, split_for: SplitSource,
+        shuffle: bool = True, drop_last: bool = False, lower: int = 1,
+        begin: Callable[[Part], None] | None = None, end: Callable[[], None] | None = None,
+        stream_sharded: bool = False, **dataloader: Any,
+    ) -> None:  # fmt: skip
+        _check_keywords(dataloader)
+        _check_sizes(batch_size, world_size, lower)
+        plan = Plan(
+            batch_size=batch_size, workers=world_size, split_for=split_for, lower=lower, drop_last=drop_last
+        )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self._begin: Callable[[Part], None] = begin or _nothing
+        self._end: Callable[[], None] = end or _nothing
+        self._cursor = Cursor()
+        self._resumed = False
+        self._closed = False
+        self._running: weakref.ref[Generator[Any, None, bool]] | None = None
+        self._drop_last = drop_last
+        self._seed, self._shuffle = seed, shuffle
+        self._source: IndexedSource | StreamSource
+        if is_stream(dataset):
+            self._length = None
+            self._source = StreamSource(
+                dataset, plan=plan, rank=rank, sharded=stream_sharded, options=dataloader
+            )
+        else:
+            self._length = _checked_length(dataset, batch_size, drop_last)
+            order_of = partial(epoch_order, length=self._length, seed=seed, shuffle=shuffle)
+            self._source = IndexedSource(dataset, plan=plan, rank=rank, order_of=order_of, options=dataloader)
+
+    def __len__(self) -> int:
+        """Iterations in a whole epoch; a resumed epoch has fewer left.
+
+        Raises:
+            TypeError: the data set is a stream that does not know its length.
+        """
+        length = len(self.dataset) if self._length is None else self._length
+        return length // self.batch_size if self._drop_last else -(-length // self.batch_size)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress (after leaving a loop early, still that one); between epochs, the next."""
+        return self._cursor.epoch
+
+    @property
+    def iteration(self) -> int:
+        """Iterations handed out so far, over the whole run; the next one has this number."""
+        return self._cursor.iteration
+
+    @property
+    def lookahead(self) -> int:
+        """Iterations after the one in the user's hands whose split cannot be changed any more."""
+        return self._source.lookahead
+
+    def __iter__(self) -> Generator[Any, None, bool]:
+        """Start an epoch, or finish the one that a loaded state was in the middle of."""
+        if self._closed:
+            raise DataError("the loader is closed: make a new one with session.loader(...)")
+        if (left := self._suspended()) is not None:
+            left.close()  # an iterator that somebody still holds; its last iteration is over
+        epoch = self._epoch()
+        self._running = weakref.ref(epoch)
+        return epoch
+
+    def close(self) -> None:
+        """End the iteration in progress, and the reader processes where ``persistent_workers`` keeps them.
+
+        Dropping the loader does the same. But where it is part of a cycle of references (its callbacks lead
+        back to it), that is left to the garbage collector, and torch then waits seconds for each reader.
+        """
+        if self._closed:
+            return
+        if (left := self._suspended()) is not None:
+            left.close()
+        self._source.close()
+        self._closed = True
+
+    def _suspended(self) -> Generator[Any, None, bool] | None:
+        epoch = self._running() if self._running is not None else None
+        if epoch is None or inspect.getgeneratorstate(epoch) != inspect.GEN_SUSPENDED:
+            return None
+        return epoch
+
+    def _epoch(self) -> Generator[Any, None, bool]:
+        resumed, self._resumed = self._resumed, False
+        if self._cursor.start > 0 and not resumed:
+            self._cursor = self._cursor.next_epoch()
+        served = yield from self._announced()
+        if resumed and not served:  # the state was taken in the last iteration of its epoch
+            served = yield from self._announced()
+        return served
+
+    def _announced(self) -> Generator[Any, None, bool]:
+        served = False
+        if self._length is None and hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self._cursor.epoch)
+        with closing(self._source.pairs(self._cursor)) as pairs:
+            for part, batch in pairs:
+                served = True
+                self._cursor = self._cursor.after(part)
+                self._begin(part)
+                try:
+                    yield batch
+                finally:
+                    self._end()
+        self._cursor = self._cursor.next_epoch()
+        return served
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, JSON-able: what was handed out counts, what was only read ahead does not.
+
+        The same on every rank that is in the same iteration. Taken inside the loop, the batch in the user's
+        hands counts as used.
+        """
+        return write_state(
+            self._cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
+            batch_size=self.batch_size,
+        )  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet seen.
+
+        The number of ranks and the global batch may differ from the run that wrote it; schema, seed,
+        ``shuffle`` and the length of the data set may not.
+
+        Raises:
+            CheckpointError: naming what differs, with both values; or called inside the loop.
+        """
+        if self._suspended() is not None:
+            raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
+        self._cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
+        self._resumed = True
+
+
+def _check_keywords(dataloader: dict[str, Any]) -> None:
+    for name in dataloader:
+        if name in _OURS:
+            raise DataError(
+                f"{name} cannot be given: the loader decides which samples come when, so that every sample "
+                "is used once an epoch while the split moves; reorder or subset the data set instead"
+            )
+        if name not in _PASSED:
+            raise UnknownNameError("keyword for the loader:", name, _PASSED)
+
+
+def _check_sizes(batch_size: int, world_size: int, lower: int) -> None:
+    if lower < 1:
+        raise DataError(f"lower = {lower}: a batch holds at least 1 sample")
+    if batch_size < world_size * lower:
+        raise DataError(
+            f"global batch of {batch_size} is too small for {world_size} workers with at least {lower} "
+            f"sample(s) each: use a batch_size of at least {world_size * lower}, or fewer workers"
+        )
+
+
+def _checked_length(dataset: Any, batch_size: int, drop_last: bool) -> int:
+    length = len(dataset)
+    if length == 0:
+        raise DataError(f"data set of type {type(dataset).__name__} is empty: its length is 0")
+    if drop_last and length < batch_size:
+        raise DataError(
+            f"drop_last with a global batch of {batch_size} drops all {length} samples: use a smaller "
+            "batch_size, or drop_last=False"
+        )
+    return length
+
+
+def _nothing(*_: Any) -> None:
+    pass

@@ -1,0 +1,171 @@
+"""Which sample is used when, and by whom, while the split moves. Pure.
+
+One permutation per epoch, from seed and epoch alone; a cursor that advances by the global batch; in each
+iteration, rank i takes the samples from its offset (the sum of the shares before it) on. So the order of
+the samples never depends on the split, and every sample is used exactly once an epoch::
+
+    order of the epoch   │ iteration 0           │ iteration 1           │ last part │
+                         │ rank 0      │ r1 │ r2 │ rank 0 │ r1    │ r2   │ r0   │r1│2│
+                         0                       X                      2X          length
+
+This is the shape that the specification of LB-BSP recommends (§1.10); the paper itself only says that a
+worker draws x_i samples from the sample input stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.core.apportion import proportional
+from uneven.core.views import Limits
+from uneven.errors import ConfigError
+
+SplitSource = Callable[[int], tuple[int, ...]]
+"""Iteration → the shares in force for it, one per rank, adding up to the global batch."""
+
+
+def epoch_order(*, length: int, seed: int, epoch: int, shuffle: bool = True) -> npt.NDArray[np.int64]:
+    """Index of the sample at every position of an epoch: int64, shape ``(length,)``.
+
+    Without ``shuffle`` the samples come as they lie in the data set.
+    """
+    if not shuffle:
+        return np.arange(length, dtype=np.int64)
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    return generator.permutation(length).astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What everybody together takes in one iteration: ``size`` consecutive positions of the epoch's order.
+
+    Attributes:
+        iteration: counted over the whole run, from 0.
+        start: first position in the epoch's order.
+        size: samples of everybody together; the global batch, or less in the last part of an epoch.
+        shares: samples of each rank, adding up to ``size``. In the last part some may be 0.
+    """
+
+    iteration: int
+    epoch: int
+    start: int
+    size: int
+    shares: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The position after the last one."""
+        return self.start + self.size
+
+    def batch(self, rank: int) -> int:
+        """Samples of ``rank`` that count; 0 if it only takes part."""
+        return self.shares[rank]
+
+    def offset(self, rank: int) -> int:
+        """Samples of this part that belong to the ranks before ``rank``."""
+        return sum(self.shares[:rank])
+
+    def positions(self, rank: int, padding: int = 1) -> list[int]:
+        """The positions that ``rank`` computes.
+
+        A rank without a sample computes ``padding`` samples all the same, since its loop has to run as often
+        as everybody's: the first ones of this part, over again if the part is smaller. Other ranks count
+        them, so their weight here is :meth:`batch`, which is 0.
+        """
+        if self.shares[rank] == 0:
+            return [self.start + i % self.size for i in range(padding)]
+        first = self.start + self.offset(rank)
+        return list(range(first, first + self.shares[rank]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """How far a run has come: ``start`` samples of ``epoch`` and ``iteration`` iterations are behind it."""
+
+    epoch: int = 0
+    start: int = 0
+    iteration: int = 0
+
+    def after(self, part: Part) -> Cursor:
+        """Behind ``part``."""
+        return Cursor(epoch=part.epoch, start=part.end, iteration=part.iteration + 1)
+
+    def next_epoch(self) -> Cursor:
+        """At the beginning of the epoch after this one."""
+        return Cursor(epoch=self.epoch + 1, iteration=self.iteration)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Cuts an epoch into parts.
+
+    Attributes:
+        batch_size: the global batch X.
+        lower: least samples of a rank that has any, where the last part allows it.
+        drop_last: leave out a last part smaller than the global batch.
+    """
+
+    batch_size: int
+    workers: int
+    split_for: SplitSource
+    lower: int = 1
+    drop_last: bool = False
+
+    def walk(self, cursor: Cursor, length: int) -> Iterator[Part]:
+        """The parts from ``cursor`` to the end of an epoch of ``length`` samples.
+
+        ``split_for`` is asked once for each part, when that part is drawn and not before.
+        """
+        while (part := self.part(cursor, length - cursor.start)) is not None:
+            yield part
+            cursor = cursor.after(part)
+
+    def part(self, cursor: Cursor, available: int) -> Part | None:
+        """The part at ``cursor`` with ``available`` samples left in the epoch; None if there is none.
+
+        Raises:
+            ConfigError: the shares in force do not fit the workers or the global batch.
+        """
+        if available <= 0 or (self.drop_last and available < self.batch_size):
+            return None
+        shares = tuple(self.split_for(cursor.iteration))
+        self._check(shares, cursor.iteration)
+        size = min(available, self.batch_size)
+        if size < self.batch_size:
+            shares = last_shares(shares, size, self.lower)
+        return Part(
+            iteration=cursor.iteration, epoch=cursor.epoch, start=cursor.start, size=size, shares=shares
+        )
+
+    def _check(self, shares: tuple[int, ...], iteration: int) -> None:
+        if len(shares) != self.workers or min(shares) < 0 or sum(shares) != self.batch_size:
+            raise ConfigError(
+                f"split of iteration {iteration} is {shares}, adding up to {sum(shares)}: it must hold "
+                f"{self.workers} shares, none negative, adding up to the global batch of {self.batch_size}"
+            )
+
+
+def last_shares(shares: tuple[int, ...], size: int, lower: int) -> tuple[int, ...]:
+    """Split the ``size`` samples of a last part in the proportions of ``shares``.
+
+    Nobody gets more than the full share. If not everybody can have ``lower`` samples, those with the largest
+    shares get at least that many and the others none; only if that cannot be done either is somebody left
+    with fewer than ``lower``.
+
+    Args:
+        shares: the split of a full iteration, one per rank.
+        size: less than ``sum(shares)``.
+    """
+    lows = tuple(min(lower, share) for share in shares)
+    if sum(lows) > size:
+        by_share = sorted(range(len(shares)), key=lambda rank: (-shares[rank], rank))
+        chosen = set(by_share[: size // lower])
+        few = tuple(share if rank in chosen else 0 for rank, share in enumerate(shares))
+        if sum(few) < size:
+            return proportional(shares, size, Limits(lower=(0,) * len(shares), upper=shares))
+        shares, lows = few, tuple(min(lower, share) for share in few)
+    return proportional(shares, size, Limits(lower=lows, upper=shares))

@@ -1,0 +1,155 @@
+"""Samples of a stream, read ahead one global batch at a time and collated late.
+
+A stream has no index to hand out, so all its samples are read on every rank and each rank keeps its slice of
+every X consecutive ones. Reader processes send each sample packed; only the samples that a rank keeps are
+unpacked. Tensors travel by value, inside the message: torch's own way, a file descriptor for each tensor,
+would hold as many descriptors open as there are tensors in a global batch.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from uneven.data.order import Cursor, Part, Plan
+from uneven.errors import DataError
+
+Collate = Callable[[list[Any]], Any]
+
+_NUMPY_HAS = frozenset((torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16,
+                        torch.int8, torch.uint8, torch.bool))  # fmt: skip
+
+
+def is_stream(dataset: object) -> bool:
+    """Whether ``dataset`` is read by iterating rather than by index.
+
+    Raises:
+        DataError: neither is possible.
+    """
+    if isinstance(dataset, IterableDataset):
+        return True
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return False
+    if hasattr(dataset, "__next__"):
+        raise DataError(
+            f"data set of type {type(dataset).__name__} is an iterator, which can be read only once: give an "
+            "object whose __iter__ starts a new pass, for instance a torch.utils.data.IterableDataset"
+        )
+    if hasattr(dataset, "__iter__"):
+        return True
+    raise DataError(
+        f"data set of type {type(dataset).__name__} has neither a length nor a stream interface: give it "
+        "__len__ and __getitem__, or __iter__"
+    )
+
+
+class StreamSource:
+    """The batches of one rank from a stream that every rank reads alike.
+
+    Args:
+        options: keywords for torch's ``DataLoader``.
+        sharded: the stream divides itself among reader processes (``torch.utils.data.get_worker_info``).
+            Otherwise one process reads it, however many were asked for: each of several would read all of
+            it, and every sample would come several times.
+    """
+
+    lookahead = 0  # slices are cut when they are handed out, however far samples are read ahead
+
+    def __init__(
+        self, dataset: Iterable[Any], *, plan: Plan, rank: int, sharded: bool, options: Mapping[str, Any]
+    ) -> None:
+        options = dict(options)
+        self._collate: Collate = options.pop("collate_fn", None) or default_collate
+        self._pin = bool(options.pop("pin_memory", False))
+        if not sharded:
+            options["num_workers"] = min(options.get("num_workers", 0), 1)
+        self._plan = plan
+        self._rank = rank
+        packed = options.get("num_workers", 0) > 0
+        self._unpack: Callable[[Any], Any] = unpack if packed else _same
+        self._chunks: DataLoader[Any] = DataLoader(
+            dataset if isinstance(dataset, IterableDataset) else _Adapter(dataset),
+            batch_size=plan.batch_size,
+            collate_fn=pack_all if packed else _same,
+            **options,
+        )
+
+    def pairs(self, cursor: Cursor) -> Generator[tuple[Part, Any], None, None]:
+        """Parts and this rank's batches, from ``cursor`` to the end of the stream."""
+        parts: deque[Part] = deque()
+        batches = self._batches(cursor, parts)
+        for batch in _pinned(batches) if self._pin else batches:
+            yield parts.popleft(), batch
+
+    def close(self) -> None:
+        """Let torch's loader go, and its reader processes with it."""
+        del self._chunks
+
+    def _batches(self, cursor: Cursor, parts: deque[Part]) -> Iterator[Any]:
+        samples = chain.from_iterable(self._chunks)
+        # What was used before an interruption is read again and dropped without being unpacked.
+        for _ in islice(samples, cursor.start):
+            pass
+        while True:
+            group = list(islice(samples, self._plan.batch_size))
+            part = self._plan.part(cursor, len(group))
+            if part is None:
+                return
+            parts.append(part)
+            own = (group[i - part.start] for i in part.positions(self._rank, self._plan.lower))
+            yield self._collate([self._unpack(sample) for sample in own])
+            cursor = cursor.after(part)
+
+
+def _pinned(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches in pinned memory, by torch's own rules for what can be pinned and where."""
+    # Torch draws a seed for each pass: from a generator of its own, so the user's random numbers stay.
+    one_by_one: DataLoader[Any] = DataLoader(
+        _Adapter(batches), batch_size=None, collate_fn=_same, pin_memory=True, generator=torch.Generator()
+    )
+    return iter(one_by_one)
+
+
+class _Adapter(IterableDataset[Any]):
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+
+class _Packer(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """Send an ordinary tensor as its array, which is many times faster than torch's pickling."""
+        plain = type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout == torch.strided
+        if plain and not obj.requires_grad and obj.dtype in _NUMPY_HAS:
+            return torch.from_numpy, (obj.numpy(),)
+        return NotImplemented
+
+
+def pack(sample: Any) -> bytes:
+    """One sample as bytes, on its way from a reader process of ours to its parent and nowhere else."""
+    buffer = io.BytesIO()
+    _Packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(sample)
+    return buffer.getvalue()
+
+
+def unpack(packed: bytes) -> Any:
+    """Inverse of :func:`pack`."""
+    return pickle.loads(packed)  # noqa: S301 — written by our own child process a moment ago
+
+
+def pack_all(samples: list[Any]) -> list[bytes]:
+    """Pack each on its own, so that the reader's parent can unpack only what it keeps."""
+    return [pack(sample) for sample in samples]
+
+
+def _same(items: Any) -> Any:
+    return items
