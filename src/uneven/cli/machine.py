@@ -25,6 +25,7 @@ import pynvml
 import uneven
 from uneven.cli.findings import DataFolder, Facts, Gpu, Interface, TorchFacts
 from uneven.cli.limits import Limit, control_group_limit
+from uneven.cluster.processes import Process
 
 TRIAL_LIMIT_S = 60.0
 OPTIONAL = ("ray", "tensorboard")
@@ -169,21 +170,27 @@ def try_throttling(limit_s: float = 5.0) -> str:
         return f"{platform.system()} has no SIGSTOP"
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"])
     try:
-        watched = psutil.Process(child.pid)
-        for what, order, stopped in (("stopped", signal.SIGSTOP, True), ("continued", signal.SIGCONT, False)):
-            os.kill(child.pid, order)
-            deadline_s = time.monotonic() + limit_s
-            while (watched.status() == psutil.STATUS_STOPPED) is not stopped:
-                if time.monotonic() > deadline_s:
-                    return f"a child could not be {what} within {limit_s:g} s"
-                time.sleep(0.005)
-        watched.cpu_times()
-    except (PermissionError, psutil.Error) as error:
+        return _stop_and_continue(child.pid, limit_s)
+    except (OSError, psutil.Error) as error:
         return f"a child cannot be controlled: {error}"
     finally:
         child.kill()  # also ends a stopped process
         child.wait()
-    return ""
+
+
+def _stop_and_continue(pid: int, limit_s: float) -> str:
+    state, controlled = psutil.Process(pid), Process(pid)
+    try:
+        for what, order, stopped in (("stopped", signal.SIGSTOP, True), ("continued", signal.SIGCONT, False)):
+            controlled.send(order)
+            deadline_s = time.monotonic() + limit_s
+            while (state.status() == psutil.STATUS_STOPPED) is not stopped:
+                if time.monotonic() > deadline_s:
+                    return f"a child could not be {what} within {limit_s:g} s"
+                time.sleep(0.005)
+        return "a child's CPU time cannot be read" if controlled.cpu_s() is None else ""
+    finally:
+        controlled.close()
 
 
 def try_namespace(limit_s: float = 10.0) -> str:
