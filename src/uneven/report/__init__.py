@@ -1,0 +1,1 @@
+"""Faces of the journal: terminal, HTML, Perfetto, TensorBoard. Each reads a run directory, nothing else."""

@@ -80,7 +80,8 @@ class SampleRun:
         even = [self.global_batch // workers] * workers
         fast = [int(self.global_batch * v / sum(self.speeds_per_s)) for v in self.speeds_per_s]
         shares = fast if self.balanced and iteration >= self.settle else even
-        shares[0] += self.global_batch - sum(shares)
+        for rank in range(self.global_batch - sum(shares)):
+            shares[rank] += 1
         return tuple(shares)
 
     def _iteration(self, writers: Sequence[Writer], iteration: int, at_s: float) -> float:

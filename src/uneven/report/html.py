@@ -1,0 +1,210 @@
+"""The HTML report of a run, and the page that compares several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from uneven.errors import JournalError
+from uneven.journal.metrics import NAN
+from uneven.journal.reader import read
+from uneven.report import figures
+from uneven.report.page import Page, Table
+from uneven.report.screen import split_message
+from uneven.report.series import RunData, WorkerSeries, run_data, training_s
+from uneven.report.text import count, percent, seconds, span
+
+_EVENTS = 500
+_AREAS_NOTE = (
+    "Mean over neighbouring steps. A worker that waits is faster than its share asks of it; the one that "
+    "does not is the straggler. Communication is what the backward pass could not hide, taken from the "
+    "worker that arrived last."
+)
+
+
+def report(run: Path) -> str:
+    """The page of one run, as HTML.
+
+    Raises:
+        JournalError: there is no journal, or it cannot be read.
+    """
+    data = run_data(read(run))
+    series = figures.all_series(data)
+    page = Page(f"Run {data.name}", _lead(data))
+    page.cards(_cards(data))
+    page.table("Workers", _worker_table(data), "Shares of the time of a worker's own steps.")
+    if data.iterations:
+        areas = figures.time_areas(data, series, figures.common_top_s([series]))
+        page.figure("Where each worker's time goes", areas, _AREAS_NOTE)
+        page.figure(
+            "Share of the global batch",
+            figures.per_worker(data, series, "batch", "samples per iteration"),
+            "How many samples of every iteration each worker takes.",
+        )
+        _add_speeds(page, data, series)
+        page.figure(
+            "Time per iteration",
+            figures.durations({data.name: data}),
+            "Dashed, the limit: everybody finishes together and communication is free.",
+        )
+    for name, figure in figures.scalars(data).items():
+        page.figure(name, figure, "As logged by the script.")
+    _add_loads(page, data)
+    _add_events(page, data)
+    return page.html()
+
+
+def comparison(
+    runs: Mapping[str, Path], table: Table | None = None, *, title: str = "Comparison", lead: str = ""
+) -> str:
+    """Several runs on one page, side by side, as HTML.
+
+    Args:
+        runs: name in the pictures → run directory.
+        table: shown first, for results that no journal holds; without one, the runs' summaries.
+        title: heading of the page.
+        lead: a sentence or two below it.
+
+    Raises:
+        JournalError: a run has no journal or no finished iteration.
+    """
+    data = {name: run_data(read(path)) for name, path in runs.items()}
+    for name, one in data.items():
+        if not one.iterations:
+            raise JournalError(f"run {name!r} in {runs[name]} has no finished iteration: nothing to compare")
+    page = Page(title, lead)
+    page.table("Results", table or summary_table(data))
+    page.figure(
+        "Where the time of a step goes",
+        figures.mean_bars(data),
+        "Mean over the run, on one scale. " + _AREAS_NOTE.partition(". ")[2],
+    )
+    page.figure("Time per iteration", figures.durations(data), "Dashed: each run's limit.")
+    for name in dict.fromkeys(name for one in data.values() for name in one.scalars):
+        page.figure(f"{name}, by training time", figures.scalar_against_time(data, name))
+    thinned = {name: figures.all_series(one) for name, one in data.items()}
+    top_s = figures.common_top_s(thinned.values())
+    for name, one in data.items():
+        series = thinned[name]
+        page.figure(f"{name}: each worker's time", figures.time_areas(one, series, top_s))
+        page.figure(
+            f"{name}: share of the global batch",
+            figures.per_worker(one, series, "batch", "samples per iteration"),
+        )
+    return page.html()
+
+
+def write(html: str, path: Path) -> None:
+    """Save a page.
+
+    Raises:
+        JournalError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise JournalError(f"cannot write {path} ({error.strerror}): name another file with --out") from error
+
+
+def summary_table(runs: Mapping[str, RunData]) -> Table:
+    """One row per run."""
+    columns = (
+        "run",
+        "time per iteration",
+        "samples/s",
+        "waiting",
+        "communicating",
+        "control",
+        "of the limit",
+    )
+    rows = []
+    for name, run in runs.items():
+        s = run.summary
+        shares = (s.wait_share, s.communicate_share, s.control_share, s.fraction_of_limit)
+        rows.append([name, seconds(s.iteration_s), count(s.samples_per_s), *map(percent, shares)])
+    return Table(columns, rows)
+
+
+def _lead(run: RunData) -> str:
+    first = run.runs.get(0)
+    parts = [f"{len(run.ranks)} worker{'s' if len(run.ranks) != 1 else ''}"]
+    if first:
+        parts += [f"{key} {first.settings[key]}" for key in ("balance", "sync") if key in first.settings]
+        parts += [f"{first.world} world"] if first.world != "real" else []
+    if run.unfinished:
+        parts.append(f"{run.unfinished} unfinished line(s) skipped, left by a killed writer")
+    return " · ".join(parts)
+
+
+def _cards(run: RunData) -> list[tuple[str, str]]:
+    s = run.summary
+    trained_s = max(training_s(run.iterations).values(), default=NAN)
+    return [
+        (f"{len(run.iterations):,}", f"iterations in {span(trained_s)}"),
+        (
+            seconds(s.iteration_s),
+            f"per iteration ({seconds(s.iteration_low_s)} … {seconds(s.iteration_high_s)})",
+        ),
+        (count(s.samples_per_s), "samples/s"),
+        (percent(s.wait_share), "of the time waiting"),
+        (percent(s.fraction_of_limit), f"of the limit ({seconds(s.limit_s)})"),
+        (percent(s.control_share), "measuring and deciding"),
+    ]
+
+
+def _worker_table(run: RunData) -> Table:
+    columns = (
+        "rank", "host", "samples", "samples/s", "compute", "load data", "communicate", "wait", "control",
+        "prediction error",
+    )  # fmt: skip
+    rows = []
+    for w in run.summary.workers:
+        host = run.runs[w.rank].host if w.rank in run.runs else "?"
+        shares = (w.compute_share, w.data_share, w.communicate_share, w.wait_share, w.control_share)
+        rows.append(
+            [str(w.rank), host, f"{w.samples:,}", count(w.speed_per_s)]
+            + [percent(value) for value in (*shares, w.prediction_error)]
+        )
+    return Table(columns, rows, frozenset({1}))
+
+
+def _add_speeds(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) -> None:
+    speed = figures.per_worker(run, series, "speed_per_s", "samples/s of own time", dotted="predicted_per_s")
+    about = "Measured, without waiting and communicating."
+    if len(series) <= figures.LINES_UP_TO:
+        about = f"Solid: {about.lower()} Dotted: the prediction that the split in force was based on."
+    page.figure("Speed and its prediction", speed, about)
+    if len(series) > figures.LINES_UP_TO:
+        page.figure("Prediction error", figures.prediction_map(series), "White: as predicted.")
+
+
+def _add_loads(page: Page, run: RunData) -> None:
+    page.figure("Cores in use by the worker", figures.loads(run, "cores", lambda row: row.process_cpu))
+    page.figure("CPU of the machine", figures.loads(run, "% of all cores", lambda row: 100 * row.machine_cpu))
+    page.figure(
+        "Memory of the worker", figures.loads(run, "memory, GB", lambda row: row.process_memory_bytes / 1e9)
+    )
+    page.figure(
+        "Memory of the machine", figures.loads(run, "% of memory", lambda row: 100 * row.machine_memory)
+    )
+    page.figure("GPU", figures.loads(run, "% in use", lambda row: None if row.gpu is None else 100 * row.gpu))
+    page.figure(
+        "Memory of the GPU",
+        figures.loads(
+            run,
+            "memory, GB",
+            lambda row: None if row.gpu_memory_bytes is None else row.gpu_memory_bytes / 1e9,
+        ),
+    )
+
+
+def _add_events(page: Page, run: RunData) -> None:
+    told = [(event.iteration, f"rank {event.rank}", event.event, event.message) for event in run.events]
+    told += [(split.iteration, "all", "split", split_message(split)) for split in run.splits]
+    told.sort(key=lambda row: row[0])
+    shown = told[-_EVENTS:]
+    note = f"The last {len(shown)} of {len(told)}." if len(shown) < len(told) else ""
+    if shown:
+        rows = [[str(iteration), *rest] for iteration, *rest in shown]
+        page.table("Events", Table(("iteration", "who", "event", "what"), rows, frozenset({1, 2, 3})), note)

@@ -1,0 +1,120 @@
+"""One self-contained HTML page: tables, notes, and pictures that work without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from uneven.report.figures import Figure
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #f6f6f4; margin: 0; }
+main { max-width: 1180px; margin: 0 auto; padding: 24px; }
+h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 2px; }
+section, .card { background: #fff; border: 1px solid #e3e3df; border-radius: 8px; }
+section { padding: 16px 20px; margin: 16px 0; }
+p.note { color: #666; margin: 0 0 8px; max-width: 80ch; }
+.cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
+.card { padding: 10px 16px; min-width: 130px; }
+.card b { display: block; font-size: 22px; font-weight: 600; } .card span { color: #666; font-size: 13px; }
+.scroll { overflow: auto; max-height: 480px; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #eee; }
+th { color: #666; font-weight: 500; position: sticky; top: 0; background: #fff; }
+th.text, td.text { text-align: left; white-space: normal; }
+footer { color: #888; font-size: 13px; }
+"""
+
+_DRAW = """
+for (const box of document.querySelectorAll(".figure")) {
+  const figure = JSON.parse(box.nextElementSibling.textContent);
+  Plotly.newPlot(box, figure.data, figure.layout, {responsive: true, displayModeBar: false});
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of ready-made strings.
+
+    Args:
+        columns: headings.
+        rows: as many cells each.
+        text: positions of the columns that hold text and so are set flush left.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: frozenset[int] = frozenset({0})
+
+
+@dataclass(slots=True)
+class Page:
+    """Collects parts from top to bottom, then writes itself."""
+
+    title: str
+    lead: str = ""
+    _parts: list[str] = field(default_factory=list)
+
+    def cards(self, values: Iterable[tuple[str, str]]) -> None:
+        """Key numbers: pairs of value and meaning."""
+        cards = "".join(
+            f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
+            for value, what in values
+        )
+        self._parts.append(f'<div class="cards">{cards}</div>')
+
+    def table(self, title: str, table: Table, note: str = "") -> None:
+        """A table in a section of its own."""
+        self._section(title, note, f'<div class="scroll">{_table(table)}</div>')
+
+    def figure(self, title: str, figure: Figure, note: str = "") -> None:
+        """A picture in a section of its own; left out if it has nothing to show."""
+        if figure["data"]:
+            text = json.dumps(_finite(figure), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+            height = figure["layout"]["height"]
+            box = f'<div class="figure" style="height:{height}px"></div>'
+            self._section(title, note, f'{box}<script type="application/json">{text}</script>')
+
+    def _section(self, title: str, note: str, body: str) -> None:
+        about = f'<p class="note">{escape(note)}</p>' if note else ""
+        self._parts.append(f"<section><h2>{escape(title)}</h2>{about}{body}</section>")
+
+    def html(self) -> str:
+        """The whole document, Plotly included once."""
+        from plotly.offline import get_plotlyjs
+
+        lead = f'<p class="note">{escape(self.lead)}</p>' if self.lead else ""
+        return (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{escape(self.title)}</title><style>{_STYLE}</style></head>\n"
+            f"<body><main><h1>{escape(self.title)}</h1>{lead}\n" + "\n".join(self._parts) + "\n"
+            "<footer>Written by uneven from the run's journal. The page needs no network. "
+            "Drag to zoom into a picture, double-click to go back; click a name to hide it.</footer></main>\n"
+            f"<script>{get_plotlyjs()}</script>\n<script>{_DRAW}</script></body></html>\n"
+        )
+
+
+def _table(table: Table) -> str:
+    def cell(tag: str, position: int, value: str) -> str:
+        kind = ' class="text"' if position in table.text else ""
+        return f"<{tag}{kind}>{escape(value)}</{tag}>"
+
+    def row(tag: str, values: Sequence[str]) -> str:
+        return "<tr>" + "".join(cell(tag, i, value) for i, value in enumerate(values)) + "</tr>"
+
+    body = "".join(row("td", values) for values in table.rows)
+    return f"<table><thead>{row('th', table.columns)}</thead><tbody>{body}</tbody></table>"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

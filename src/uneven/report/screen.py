@@ -1,0 +1,225 @@
+"""What the terminal view looks like: a state in, something to print out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from uneven.core.records import EventRecord, SplitRecord
+from uneven.journal.metrics import NAN
+from uneven.journal.summary import Summary, WorkerSummary
+from uneven.report.state import RunState
+from uneven.report.text import count, percent, seconds, span
+
+# Told apart by shape as well as by colour, for terminals and eyes without colours.
+PARTS = (
+    ("compute", "█", "green"),
+    ("data", "▓", "yellow"),
+    ("communicate", "▒", "blue"),
+    ("wait", "░", "red"),
+)
+_EVENT_STYLES = {"split": "cyan", "bad-report": "yellow"}
+_HEADER_ROWS, _EVENT_ROWS = 9, 5
+
+
+def live(state: RunState, name: str, width: int, height: int) -> RenderableType:
+    """The view while the run is going on, for a terminal of so many columns and rows."""
+    if state.last is None:
+        return Text(f"{name}: waiting for the first iteration", style="dim")
+    now = state.now()
+    rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - (1 if state.scalars else 0))
+    parts = [_title(state, name, width), _progress(state, width), _pace(now), *_scalars(state)]
+    return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
+
+
+def final(state: RunState, name: str, width: int) -> RenderableType:
+    """The table after the run."""
+    if state.last is None:
+        return Text(f"{name}: nothing was trained, no iteration was finished by all workers")
+    total = state.total()
+    return Group(
+        _title(state, name, width),
+        _progress(state, width),
+        *_scalars(state),
+        _workers(state, total, width, len(total.workers)),
+        _legend(),
+        Text(),
+        _summary(total),
+        *_events(state, width, _EVENT_ROWS),
+    )
+
+
+def _title(state: RunState, name: str, width: int) -> Text:
+    run = state.runs.get(0)
+    settings = run.settings if run else {}
+    said = [f"{key} {settings[key]}" for key in ("balance", "sync") if key in settings]
+    if run and run.world != "real":
+        said.insert(0, run.world)
+    text = Text.assemble((name, "bold"), ("".join(f"  ·  {part}" for part in said), "dim"))
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _progress(state: RunState, width: int) -> Text:
+    assert state.last is not None
+    done = state.last.iteration + 1
+    epoch = f"epoch {state.last.epoch + 1}"
+    if state.planned is None or state.ended:
+        return Text(f"{'ended after ' if state.ended else ''}iteration {done}, {epoch}")
+    left_s = state.time_left_s()
+    after = f"  {percent(done / state.planned)}  {span(left_s)} left"
+    before = f"iteration {done}/{state.planned}, {epoch}  "
+    room = max(8, min(60, width - len(before) - len(after)))
+    full = min(room, round(room * done / state.planned))
+    return Text.assemble(before, ("━" * full, "green"), ("─" * (room - full), "dim"), after)
+
+
+def _pace(now: Summary) -> Text:
+    parts = (
+        (count(now.samples_per_s), " samples/s"),
+        (seconds(now.iteration_s), " per iteration"),
+        (percent(now.wait_share), " waiting"),
+        (percent(now.fraction_of_limit), " of the limit"),
+    )
+    text = Text()
+    for index, (value, what) in enumerate(parts):
+        text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
+    return text
+
+
+def _scalars(state: RunState) -> list[Text]:
+    if not state.scalars:
+        return []
+    text = Text()
+    for index, scalar in enumerate(state.scalars.values()):
+        text.append("  ·  " if index else "", style="dim").append(f"{scalar.name} ")
+        text.append(f"{scalar.value:.4g}", style="bold")
+    return [text]
+
+
+def _workers(state: RunState, summary: Summary, width: int, rows: int) -> Table:
+    shown = _most_telling(summary.workers, rows)
+    wide = width >= 100
+    bar = max(8, (width - (60 if wide else 52)) // 2) if wide else max(8, (width - 46) // 2)
+    title = None
+    if len(shown) < len(summary.workers):
+        title = f"{len(shown)} of {len(summary.workers)} workers, those that wait least"
+    table = Table(box=None, padding=(0, 1, 0, 0), title=title, title_style="dim", title_justify="left")
+    table.add_column("rank", justify="right")
+    table.add_column("host", max_width=16 if wide else 8, no_wrap=True, overflow="ellipsis")
+    table.add_column("smp/s", justify="right", no_wrap=True)
+    table.add_column("share", no_wrap=True)
+    table.add_column("time", no_wrap=True)
+    table.add_column("wait", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("pred.err", justify="right", no_wrap=True)
+    table.add_column("cores", justify="right", no_wrap=True)
+    shares = _batches(state)
+    biggest = max(shares.values(), default=0) or 1
+    for worker in shown:
+        table.add_row(*_row(state, worker, shares.get(worker.rank, 0), biggest, bar, wide))
+    return table
+
+
+def _row(
+    state: RunState, worker: WorkerSummary, batch: int, biggest: int, bar: int, wide: bool
+) -> list[str | Text]:
+    run, load = state.runs.get(worker.rank), state.loads.get(worker.rank)
+    room = max(1, bar - 6)
+    share = Text.assemble(
+        f"{batch:>5} ", ("■" * max(1 if batch else 0, round(room * batch / biggest)), "cyan")
+    )
+    row: list[str | Text] = [
+        str(worker.rank),
+        escape(run.host if run else "?"),
+        count(worker.speed_per_s),
+        share,
+        stacked(worker, bar),
+        percent(worker.wait_share),
+    ]
+    if wide:
+        row.append(percent(worker.prediction_error))
+    row.append(f"{load.process_cpu:.2f}" if load else "–")
+    return row
+
+
+def stacked(worker: WorkerSummary, width: int) -> Text:
+    """Where the time went, as a bar of exactly ``width`` cells."""
+    text, start, total = Text(), 0, 0.0
+    for name, cell, style in PARTS:
+        part: float = getattr(worker, f"{name}_share")
+        total += part if math.isfinite(part) else 0.0
+        end = min(width, round(width * total))
+        text.append(cell * (end - start), style=style)
+        start = end
+    return text.append(" " * (width - start))
+
+
+def _batches(state: RunState) -> dict[int, int]:
+    return {} if state.last is None else {r: timing.batch for r, timing in state.last.timings.items()}
+
+
+def _most_telling(workers: Sequence[WorkerSummary], rows: int) -> list[WorkerSummary]:
+    if len(workers) <= rows:
+        return list(workers)
+    least = sorted(workers, key=lambda worker: worker.wait_share)[: rows - 1]
+    return sorted(least, key=lambda worker: worker.rank)
+
+
+def _legend() -> Text:
+    text = Text("time: ", style="dim")
+    for name, cell, style in PARTS:
+        text.append(cell, style=style).append(f" {name}  ", style="dim")
+    return text
+
+
+def _summary(total: Summary) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column()
+    spread = f"{seconds(total.iteration_low_s)} … {seconds(total.iteration_high_s)}"
+    errors = [w.prediction_error for w in total.workers if math.isfinite(w.prediction_error)]
+    error = sum(errors) / len(errors) if errors else NAN
+    rows = (
+        ("iterations measured", f"{total.iterations:,} ({total.samples:,} samples)"),
+        ("time per iteration", f"{seconds(total.iteration_s)} (middle half {spread})"),
+        ("samples/s", count(total.samples_per_s)),
+        ("waiting, communicating", f"{percent(total.wait_share)}, {percent(total.communicate_share)}"),
+        ("loading, control", f"{percent(total.data_share)}, {percent(total.control_share)}"),
+        ("prediction error", percent(error)),
+        ("limit", f"{seconds(total.limit_s)}; reached {percent(total.fraction_of_limit)} of it"),
+    )
+    for what, value in rows:
+        table.add_row(what, value)
+    return table
+
+
+def _events(state: RunState, width: int, rows: int) -> list[Text]:
+    newest = list(state.events)[-(rows - 1) :]
+    lines = [Text()] if newest else []
+    for event in newest:
+        lines.append(_event(event, width))
+    return lines
+
+
+def _event(event: EventRecord | SplitRecord, width: int) -> Text:
+    kind, message = ("split", split_message(event)) if isinstance(event, SplitRecord) else (event.event, "")
+    if isinstance(event, EventRecord):
+        message = f"rank {event.rank}: {event.message}"
+    text = Text.assemble(
+        (f"{event.iteration:>7} ", "dim"), (kind, _EVENT_STYLES.get(kind, "bold red")), f" {message}"
+    )
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def split_message(split: SplitRecord) -> str:
+    """A split in one line, however many workers there are."""
+    shares = split.shares
+    said = "/".join(map(str, shares)) if len(shares) <= 16 else f"{min(shares)} … {max(shares)} samples"
+    return f"{said} ({split.reason})" if split.reason else said

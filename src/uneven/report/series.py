@@ -1,0 +1,138 @@
+"""Columns to draw, made from the records of a run and thinned to what a picture can show. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
+
+from uneven.core.records import EventRecord, LoadRecord, RunRecord, ScalarRecord, SplitRecord
+from uneven.journal.events import END, PLAN
+from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
+from uneven.journal.reader import Journal
+from uneven.journal.summary import Summary, summarize
+
+T = TypeVar("T")
+Column = list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """A whole run, joined and sorted, without what a later life repeated.
+
+    Attributes:
+        runs: rank → what its newest start said.
+        loads: rank → use of machine and process.
+        scalars: name → values in the order of iterations.
+        events: what is worth a line in a list, splits included, in the order of iterations.
+    """
+
+    name: str
+    runs: dict[int, RunRecord]
+    iterations: list[Iteration]
+    summary: Summary
+    loads: dict[int, list[LoadRecord]]
+    scalars: dict[str, list[ScalarRecord]]
+    splits: list[SplitRecord]
+    events: list[EventRecord]
+    unfinished: int = 0
+
+    @property
+    def ranks(self) -> list[int]:
+        """Everybody who took part at any time."""
+        return sorted({rank for one in self.iterations for rank in one.timings} | set(self.runs))
+
+
+def run_data(journal: Journal) -> RunData:
+    """Everything that pictures are made of."""
+    join = Join()
+    for record in journal.records():
+        join.add(record)
+    iterations = join.take(final=True)
+    records = list(journal.records())
+    loads: dict[int, list[LoadRecord]] = {}
+    scalars: dict[str, list[ScalarRecord]] = {}
+    for record in records:
+        if isinstance(record, LoadRecord) and not join.superseded(record.iteration, record.at_s):
+            loads.setdefault(record.rank, []).append(record)
+        elif isinstance(record, ScalarRecord) and not join.superseded(record.iteration, record.at_s):
+            scalars.setdefault(record.name, []).append(record)
+    events = [r for r in records if isinstance(r, EventRecord) and r.event not in (PLAN, END)]
+    return RunData(
+        name=journal.run.name,
+        runs={r.rank: r for r in records if isinstance(r, RunRecord)},
+        iterations=iterations,
+        summary=summarize(iterations),
+        loads=loads,
+        scalars={name: sorted(rows, key=lambda row: row.iteration) for name, rows in scalars.items()},
+        splits=[r for r in records if isinstance(r, SplitRecord)],
+        events=sorted(events, key=lambda event: (event.iteration, event.at_s)),
+        unfinished=journal.unfinished,
+    )
+
+
+@dataclass(slots=True)
+class WorkerSeries:
+    """One worker's means over stretches of iterations; NaN in a stretch that it had no part in."""
+
+    iteration: Column = field(default_factory=list)
+    batch: Column = field(default_factory=list)
+    data_s: Column = field(default_factory=list)
+    compute_s: Column = field(default_factory=list)
+    wait_s: Column = field(default_factory=list)
+    communicate_s: Column = field(default_factory=list)
+    speed_per_s: Column = field(default_factory=list)
+    predicted_per_s: Column = field(default_factory=list)
+
+
+def stretches(rows: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Cut into at most ``most`` neighbouring pieces of nearly equal length, none of them empty."""
+    pieces = min(most, len(rows))
+    edges = [len(rows) * i // pieces for i in range(pieces + 1)] if pieces else []
+    return [rows[low:high] for low, high in pairwise(edges)]
+
+
+def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSeries:
+    """The columns of one worker."""
+    series = WorkerSeries()
+    for piece in pieces:
+        timings = [one.timings[rank] for one in piece if rank in one.timings]
+        predicted = [one.predicted_per_s[rank] for one in piece if rank < len(one.predicted_per_s)]
+        series.iteration.append(piece[len(piece) // 2].iteration)
+        for name in ("batch", "data_s", "compute_s", "wait_s", "communicate_s"):
+            getattr(series, name).append(_mean_of(timings, name))
+        samples, local_s = sum(t.batch for t in timings), sum(t.local_s for t in timings)
+        series.speed_per_s.append(ratio(samples, local_s))
+        series.predicted_per_s.append(mean(predicted))
+    return series
+
+
+def thinned(
+    rows: Sequence[T], most: int, x: Callable[[T], float], y: Callable[[T], float]
+) -> tuple[Column, Column]:
+    """Two columns: the middle x and the mean y of each stretch."""
+    pieces = stretches(rows, most)
+    return [x(piece[len(piece) // 2]) for piece in pieces], [
+        mean([y(row) for row in piece]) for piece in pieces
+    ]
+
+
+def training_s(iterations: Iterable[Iteration]) -> dict[int, float]:
+    """Iteration → seconds trained when it ended; time in which the run was down does not count."""
+    clock_s, at = 0.0, {}
+    for one in iterations:
+        local = max((timing.total_s for timing in one.timings.values()), default=0.0)
+        clock_s += one.duration_s if one.duration_s == one.duration_s else local
+        at[one.iteration] = clock_s
+    return at
+
+
+def mean(values: Sequence[float]) -> float:
+    """Mean of those that are numbers; NaN if none is."""
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else NAN
+
+
+def _mean_of(timings: Sequence[Timing], name: str) -> float:
+    return mean([getattr(timing, name) for timing in timings])

@@ -1,0 +1,104 @@
+"""A run as a view shows it: fed record by record, asked at any time. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from uneven.core.records import EventRecord, LoadRecord, Record, RunRecord, ScalarRecord, SplitRecord
+from uneven.journal.events import END, planned_iterations
+from uneven.journal.metrics import NAN, Iteration, Join
+from uneven.journal.summary import Summary, Totals, summarize
+
+RECENT = 30
+"""Iterations that "now" is averaged over."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """The run so far; holds sums, the newest values and the last few iterations, not the records.
+
+    Attributes:
+        runs: rank → what its newest start said.
+        loads: rank → newest use of machine and process.
+        scalars: name → newest value, as logged by any rank.
+        events: the newest, oldest first; plans and ends are left out, splits are put in.
+        planned: iterations of the whole run; None if nobody said.
+        last: newest finished iteration.
+        newest_s: Unix time of the newest record.
+        rewound: a resumed run repeats what was counted already: feed a new state from the beginning.
+    """
+
+    runs: dict[int, RunRecord] = field(default_factory=dict)
+    loads: dict[int, LoadRecord] = field(default_factory=dict)
+    scalars: dict[str, ScalarRecord] = field(default_factory=dict)
+    events: deque[EventRecord | SplitRecord] = field(default_factory=lambda: deque(maxlen=50))
+    planned: int | None = None
+    last: Iteration | None = None
+    newest_s: float = NAN
+    _ended: set[int] = field(default_factory=set)
+    _join: Join = field(default_factory=Join)
+    _recent: deque[Iteration] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _totals: Totals = field(default_factory=Totals)
+
+    def feed(self, records: Iterable[Record]) -> None:
+        """Take in new records, rank after rank."""
+        for record in records:
+            self._join.add(record)
+            self._note(record)
+        self._count(final=self.ended)
+
+    def _count(self, *, final: bool) -> None:
+        for iteration in self._join.take(final=final):
+            self._totals.add(iteration)
+            self._recent.append(iteration)
+            self.last = iteration
+            self.newest_s = iteration.ended_at_s
+
+    def _note(self, record: Record) -> None:
+        if isinstance(record, RunRecord):
+            self.runs[record.rank] = record
+            self._ended.discard(record.rank)
+        elif isinstance(record, LoadRecord):
+            self.loads[record.rank] = record
+        elif isinstance(record, ScalarRecord):
+            self.scalars[record.name] = record
+        elif isinstance(record, SplitRecord):
+            self.events.append(record)
+        elif isinstance(record, EventRecord):
+            self._note_event(record)
+
+    def _note_event(self, event: EventRecord) -> None:
+        plan = planned_iterations(event)
+        if plan is not None:
+            self.planned = plan
+        elif event.event == END:
+            self._ended.add(event.rank)
+        else:
+            self.events.append(event)
+
+    @property
+    def rewound(self) -> bool:
+        """See the attributes."""
+        return self._join.rewound
+
+    @property
+    def ended(self) -> bool:
+        """Whether rank 0 said so, or everybody that was heard of."""
+        return 0 in self._ended or (bool(self.runs) and self._ended >= set(self.runs))
+
+    def now(self) -> Summary:
+        """The last :data:`RECENT` iterations."""
+        return summarize(self._recent)
+
+    def total(self) -> Summary:
+        """The whole run."""
+        return self._totals.summary()
+
+    def time_left_s(self) -> float:
+        """Seconds to go at the recent pace; NaN without a plan or a pace."""
+        known = [one.duration_s for one in self._recent if one.duration_s == one.duration_s]
+        if self.planned is None or self.last is None or not known:
+            return NAN
+        return max(0, self.planned - self.last.iteration - 1) * sum(known) / len(known)
