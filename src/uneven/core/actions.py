@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from uneven.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -38,7 +40,7 @@ class Moment(Enum):
     """When it moves, and so who waits."""
 
     BACKWARD = "backward"  # piece by piece while the backward pass runs; the step waits for the end
-    STEP = "step"  # after the optimizer's step; the next step waits for the end
+    STEP = "step"  # after the optimizer's step; what comes back is read when the next step starts
     BACKGROUND = "background"  # beside the training; nobody waits, at most one in flight, progress is kept
 
 
@@ -51,7 +53,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Add to the shared copy, scaled."""
+    """Add to the shared copy, scaled; where there is none, to every other replica."""
 
     scale: float = 1.0
 
@@ -107,6 +109,23 @@ class Exchange:
     quorum: int | None = None
     select: Significant | None = None
     parties: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no carrier can give a meaning to.
+
+        Raises:
+            ConfigError: naming the exchange and the contradiction.
+        """
+        if (self.payload is Payload.GRADIENT) != (self.moment is Moment.BACKWARD):
+            raise ConfigError(
+                f"an exchange of {self.payload.value} cannot take place at the moment {self.moment.value!r}: "
+                f"gradients belong to 'backward', before the optimizer; parameters and deltas come after it"
+            )
+        if self.quorum is not None and not 1 <= self.quorum <= len(self.members):
+            most = len(self.members)
+            raise ConfigError(f"a quorum of {self.quorum} does not fit {most} members: use 1 to {most}")
+        if self.parties and sorted(rank for party in self.parties for rank in party) != sorted(self.members):
+            raise ConfigError(f"parties {self.parties} do not divide the members {self.members}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,251 @@
+"""The documentation is run: every Python block of the architecture page, then what its policies decide."""
+
+import importlib
+import inspect
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from uneven.core.actions import Moment, Payload, Via, Wait
+from uneven.core.views import BalanceView, Limits, Observation, SyncView
+from uneven.errors import ConfigError
+from uneven.sync import BSP
+from virtual_time import play
+
+DOCS = Path(__file__).parents[1] / "docs"
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
+EVERYBODY = (0, 1, 2, 3)
+UNEVEN = {0: 1.0, 1: 1.0, 2: 1.0, 3: 4.0}  # seconds per step: rank 3 is slow
+STEPS = 20
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def page() -> SimpleNamespace:
+    """The names that the blocks define, run in order in one namespace."""
+    names: dict[str, Any] = {"__name__": "architecture"}
+    for block in blocks(ARCHITECTURE, "python"):
+        above = ARCHITECTURE[: ARCHITECTURE.index(block)].count("\n")  # so that errors name the page's line
+        exec(compile("\n" * above + block, str(DOCS / "architecture.md"), "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def view(rank: int = 0, clock: int = 0, members: tuple[int, ...] = EVERYBODY, **rest: Any) -> SyncView:
+    return SyncView(rank=rank, clock=clock, members=members, **rest)
+
+
+def test_every_promised_policy_has_a_section() -> None:
+    titles = re.findall(r"^## (.*)$", ARCHITECTURE, flags=re.MULTILINE)
+    wanted = [
+        *("BSP", "SSP(s)", "Backup workers(b)", "Local SGD(every)", "Shadow(EASGD)", "DS-Sync"),
+        *("Gaia: Geo(inner, threshold)", "LB-BSP on GPUs", "A worker leaves or joins in mid-run"),
+    ]
+    assert [title for title in titles if title in wanted] == wanted
+    for section in ARCHITECTURE.split("\n## ")[-len(wanted) :]:
+        assert "**Real run.**" in section
+        assert "**Simulator.**" in section
+
+
+def test_signatures_are_those_of_the_code() -> None:
+    lines = "".join(blocks(ARCHITECTURE, "signatures")).splitlines()
+    assert len(lines) >= 4
+    for line in lines:
+        path = line.split("(")[0]
+        module, _, name = path.rpartition(".")
+        found = str(inspect.signature(getattr(importlib.import_module(module), name)))
+        found = re.sub(r"\b([a-z_]+): '([^']*)'", r"\1: \2", found).removesuffix(" -> None")
+        assert line == path + found
+
+
+def test_ssp_waits_for_clock_minus_s(page: SimpleNamespace) -> None:
+    assert page.SSP(3).plan(view(clock=10)).waits == (Wait(EVERYBODY, 7),)
+    assert page.SSP(3).plan(view(clock=10)).exchanges[0].via is Via.SERVER
+
+
+def test_backup_has_a_quorum_and_never_an_empty_one(page: SimpleNamespace) -> None:
+    assert page.Backup(1).plan(view()).exchanges[0].quorum == 3
+    assert page.Backup(9).plan(view()).exchanges[0].quorum == 1
+
+
+def test_local_sgd_exchanges_after_every_so_many_steps(page: SimpleNamespace) -> None:
+    policy = page.LocalSGD(5)
+    assert [clock for clock in range(20) if policy.plan(view(clock=clock)).exchanges] == [4, 9, 14, 19]
+
+
+def test_shadow_puts_every_exchange_into_the_background(page: SimpleNamespace) -> None:
+    for inner in (page.EASGD(0.5), page.LocalSGD(1), page.SSP(2), page.Geo(page.LocalSGD(1), 0.01)):
+        seen = view(sites=dict.fromkeys(EVERYBODY, "here"))
+        plan = page.Shadow(inner).plan(seen)
+        assert {one.moment for one in plan.exchanges} == {Moment.BACKGROUND}
+        assert [one.payload for one in plan.exchanges] == [one.payload for one in inner.plan(seen).exchanges]
+        assert not plan.waits
+        assert page.Shadow(inner).evaluated is inner.evaluated
+    with pytest.raises(ConfigError, match="gradient cannot take place at the moment 'background'"):
+        page.Shadow(BSP()).plan(view())
+
+
+@pytest.mark.parametrize(("size", "columns"), [(4, 2), (6, 3), (16, 4), (7, 3)])
+def test_ds_sync_connects_all_members_in_two_rounds(page: SimpleNamespace, size: int, columns: int) -> None:
+    members = tuple(range(10, 10 + size))
+    policy = page.Shuffle(columns)
+
+    def group(rank: int, clock: int) -> tuple[int, ...]:
+        found: tuple[int, ...] = policy.plan(view(rank, clock, members)).exchanges[0].members
+        assert rank in found
+        return found
+
+    for clock in (0, 1):
+        for rank in members:  # groups are disjoint, and their members agree on them
+            assert all(group(other, clock) == group(rank, clock) for other in group(rank, clock))
+    reached = {rank: {far for near in group(rank, 0) for far in group(near, 1)} for rank in members}
+    if size % columns == 0:
+        assert all(found == set(members) for found in reached.values())
+    values = {rank: float(rank**2) for rank in members}
+    for clock in (0, 1):
+        values = {r: sum(values[m] for m in group(r, clock)) / len(group(r, clock)) for r in members}
+    if size % columns == 0:
+        assert list(values.values()) == pytest.approx([sum(m**2 for m in members) / size] * size)
+
+
+def test_gaia_speaks_once_per_site_and_less_and_less_gets_through(page: SimpleNamespace) -> None:
+    sites = {0: "east", 1: "west", 2: "east", 3: "west"}
+    plan = page.Geo(BSP(), threshold=0.01, lead=2).plan(view(rank=1, clock=3, sites=sites))
+    near, far = plan.exchanges
+    assert (near.payload, near.members) == (Payload.GRADIENT, (1, 3))
+    assert (far.payload, far.members, far.parties) == (Payload.DELTA, EVERYBODY, ((0, 2), (1, 3)))
+    assert far.moment is Moment.BACKGROUND
+    assert far.select.threshold == pytest.approx(0.01 / 2)
+    assert plan.waits == (Wait(EVERYBODY, 1),)
+
+
+def test_gaia_over_ssp_keeps_both_waits(page: SimpleNamespace) -> None:
+    sites = {0: "east", 1: "east", 2: "west", 3: "west"}
+    plan = page.Geo(page.SSP(1), threshold=0.01, lead=5).plan(view(rank=3, clock=9, sites=sites))
+    assert plan.waits == (Wait((2, 3), 8), Wait(EVERYBODY, 4))
+
+
+def test_members_and_groups_change_when_somebody_leaves(page: SimpleNamespace) -> None:
+    rest = (0, 1, 3)
+    assert BSP().plan(view(members=rest)).exchanges[0].members == rest
+    assert page.Shuffle(2).plan(view(rank=3, members=rest)).exchanges[0].members == (3,)
+    assert page.Shuffle(2).plan(view(rank=3)).exchanges[0].members == (2, 3)
+
+
+def test_contradictions_are_refused_where_they_are_made(page: SimpleNamespace) -> None:
+    fine = BSP().plan(view()).exchanges[0]
+    with pytest.raises(ConfigError, match="quorum of 5 does not fit 4 members"):
+        replace(fine, quorum=5)
+    with pytest.raises(ConfigError, match="do not divide"):
+        replace(fine, parties=((0, 1), (1, 2, 3)))
+    with pytest.raises(ConfigError, match="parameters cannot take place at the moment 'backward'"):
+        replace(fine, payload=Payload.PARAMETERS)
+
+
+def test_in_virtual_time_bsp_waits_for_the_slowest() -> None:
+    run = play(BSP(), UNEVEN, STEPS)
+    assert run.waited_s == {0: 60.0, 1: 60.0, 2: 60.0, 3: 0.0}
+    assert set(run.ends_s.values()) == {80.0}
+
+
+def test_in_virtual_time_ssp_is_bounded_and_its_edge_is_bsp(page: SimpleNamespace) -> None:
+    slack = play(page.SSP(3), UNEVEN, STEPS)
+    assert slack.waited_s[0] == 60.0 - 3 * 4.0 - 3.0  # s steps of the slow one, and no barrier at the end
+    assert slack.widest_gap == 3 + 1
+    strict, bsp = play(page.SSP(0), UNEVEN, STEPS), play(BSP(), UNEVEN, STEPS)
+    assert strict.starts_s == bsp.starts_s
+
+
+def test_in_virtual_time_shadow_lets_nobody_wait(page: SimpleNamespace) -> None:
+    run = play(page.Shadow(page.LocalSGD(1)), UNEVEN, STEPS)
+    assert not any(run.waited_s.values())
+    assert run.ends_s == {0: 20.0, 1: 20.0, 2: 20.0, 3: 80.0}
+
+
+def test_in_virtual_time_backups_leave_the_slow_one_behind(page: SimpleNamespace) -> None:
+    run = play(page.Backup(1), UNEVEN, STEPS)
+    assert run.waited_s[0] == 0.0
+    assert run.ends_s[0] == 20.0
+    assert len(run.starts_s[3]) == 5  # of 20; the others' means carried it over the rest
+    assert run.clocks[3] == STEPS
+
+
+def test_in_virtual_time_ds_sync_is_no_cure_for_a_lasting_straggler(page: SimpleNamespace) -> None:
+    run = play(page.Shuffle(2), UNEVEN, STEPS)
+    assert max(run.ends_s.values()) == 80.0
+    assert run.waited_s[0] > 50.0
+
+
+def test_in_virtual_time_geo_waits_for_the_lead_only(page: SimpleNamespace) -> None:
+    sites = {0: "east", 1: "east", 2: "east", 3: "west"}
+    run = play(page.Geo(BSP(), 0.01, lead=5), UNEVEN, STEPS, sites=sites)
+    assert run.widest_gap == 5 + 1
+    assert play(page.Geo(BSP(), 0.01, lead=STEPS), UNEVEN, STEPS, sites=sites).waited_s[0] == 0.0
+
+
+def test_in_virtual_time_the_rest_goes_on_when_somebody_leaves(page: SimpleNamespace) -> None:
+    for policy in (BSP(), page.SSP(2), page.LocalSGD(4), page.Shuffle(2), page.Backup(1)):
+        run = play(policy, UNEVEN, STEPS, leaves_s={3: 9.0})
+        assert [run.clocks[rank] for rank in (0, 1, 2)] == [STEPS] * 3
+        assert max(run.ends_s.values()) <= 9.0 + STEPS
+
+
+def gpu_seconds(rank: int, samples: int) -> float:
+    """Flat up to saturation, then linear; rank 3 is four times slower."""
+    return max(0.05, 0.002 * samples) * (4 if rank == 3 else 1)
+
+
+def test_numerical_balancing_converges_within_its_limits(page: SimpleNamespace) -> None:
+    balancer, shares, total = page.LeaderStraggler(step=16), (64, 64, 64, 64), 256
+    limits = Limits(lower=(8,) * 4, upper=(128, 70, 128, 128))
+    for iteration in range(60):
+        observed = tuple(
+            Observation(iteration=iteration, samples=x, local_s=gpu_seconds(rank, x))
+            for rank, x in enumerate(shares)
+        )
+        seen = BalanceView(
+            iteration=iteration,
+            global_batch=total,
+            members=EVERYBODY,
+            shares=shares,
+            observed=observed,
+            predicted_per_s=tuple(one.speed_per_s for one in observed),
+            limits=limits,
+        )
+        shares = balancer.split(seen).shares
+        assert sum(shares) == total
+        assert all(low <= x <= high for low, x, high in zip(limits.lower, shares, limits.upper, strict=True))
+    assert balancer.step < 16
+    assert shares[1] <= 70
+    movable = [gpu_seconds(rank, shares[rank]) for rank in (0, 2, 3)]
+    assert max(movable) / min(movable) < 1.5
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    root = DOCS.parent
+    for path in [*DOCS.rglob("*.md"), root / "CONTRIBUTING.md", root / "CHANGELOG.md"]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.relative_to(root)} links to {target}"
+
+
+def test_every_dependency_has_its_reason_and_nothing_else_has() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())
+    groups = [
+        project["build-system"]["requires"],
+        project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"].values(),
+        *project["dependency-groups"].values(),
+    ]
+    rows = re.findall(r"^\| `([^`]+)` \|.* (\S+) \|$", (DOCS / "dependencies.md").read_text(), flags=re.MULTILINE)
+    assert sorted({need for need, _ in rows}) == sorted({need for group in groups for need in group})
+    for need, newest in rows:  # what was tested lies within what is allowed
+        if "<" in need and newest[-1].isdigit():
+            assert newest in Requirement(need).specifier
