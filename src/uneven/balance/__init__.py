@@ -1,0 +1,15 @@
+"""How much does each worker compute? Pure."""
+
+from uneven.balance.base import Balancer, balancers
+from uneven.balance.even import Even
+from uneven.balance.hysteresis import Hysteresis
+from uneven.balance.lb_bsp import LbBsp
+from uneven.balance.proportional import Proportional
+from uneven.balance.static import Static
+
+balancers.register("even", Even)
+balancers.register("static", Static)
+balancers.register("proportional", Proportional)
+balancers.register("lb-bsp", LbBsp)
+
+__all__ = ["Balancer", "Even", "Hysteresis", "LbBsp", "Proportional", "Static", "balancers"]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from operator import le
 from typing import Any
 
 from uneven.core.actions import Split
+from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
+from uneven.errors import ConfigError
+from uneven.predict import predictors
 from uneven.registry import Registry
 
 
@@ -26,14 +30,42 @@ class Balancer(ABC):
 
     @abstractmethod
     def split(self, view: BalanceView) -> Split:
-        """Decide. Before every worker has reported (``not view.ready``) the current shares are a fair answer."""
+        """Decide.
+
+        Before every worker has reported (``not view.ready``), :func:`standing` is a fair answer.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Everything learnt, as plain JSON-able data."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing learnt, nothing to load
         """Inverse of :meth:`state_dict`."""
+
+
+def standing(view: BalanceView) -> tuple[int, ...]:
+    """The present shares if they still fit batch and limits, else the nearest ones in proportion that do."""
+    limits = view.limits
+    fits = len(view.shares) == len(view.members) and sum(view.shares) == view.global_batch
+    if fits and all(map(le, limits.lower, view.shares)) and all(map(le, view.shares, limits.upper)):
+        return view.shares
+    weights = view.shares if len(view.shares) == len(view.members) else [1] * len(view.members)
+    return proportional(weights, view.global_batch, limits)
+
+
+def check_predictor(spec: str) -> str:
+    """The specification, if it stands for a predictor. Each worker gets its own, so an object is refused.
+
+    Raises:
+        UnknownNameError: no such predictor, or no such option of it.
+        ConfigError: not a specification.
+    """
+    if not isinstance(spec, str):
+        raise ConfigError(
+            f"predictor = {spec!r}: give its name ({', '.join(predictors)}), each worker gets its own"
+        )
+    predictors.resolve(spec)
+    return spec
 
 
 balancers: Registry[Balancer] = Registry("balancer", Balancer)  # type: ignore[type-abstract]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -20,7 +21,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def observe(self, seen: Observation) -> None:
-        """Take in one report."""
+        """Take in one report. One that carries no speed (see :func:`measured`) changes nothing."""
 
     @abstractmethod
     def predict(self) -> float:
@@ -30,8 +31,14 @@ class Predictor(ABC):
         """Everything learnt, as plain JSON-able data."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing learnt, nothing to load
         """Inverse of :meth:`state_dict`."""
+
+
+def measured(seen: Observation) -> float | None:
+    """The speed in samples per second, or None where there is none: no samples, or no time to divide by."""
+    speed = seen.speed_per_s
+    return speed if speed > 0.0 and math.isfinite(speed) else None
 
 
 predictors: Registry[Predictor] = Registry("predictor", Predictor)  # type: ignore[type-abstract]

@@ -1,0 +1,25 @@
+"""LB-BSP on CPU workers: the default balancer. Pure."""
+
+from __future__ import annotations
+
+from uneven.balance.hysteresis import DEFAULT_FRACTION, Hysteresis
+from uneven.balance.proportional import Proportional
+
+
+class LbBsp(Hysteresis):
+    """``Hysteresis(Proportional(predictor="ema"))``: predict, split in proportion, move for a gain.
+
+    The rule is LB-BSP's (Chen et al., SoCC 2020) for CPU clusters, where the time is linear in the batch. The
+    predictor and the threshold are our defaults, not the paper's, which prefers a NARX network.
+
+    Args:
+        predictor: specification of the predictor, for instance "last" or "ema:alpha=0.5".
+        hysteresis: predicted gain from which a change is worth it, 0 … 1.
+
+    Raises:
+        UnknownNameError: no such predictor.
+        ConfigError: hysteresis out of range.
+    """
+
+    def __init__(self, *, predictor: str = "ema", hysteresis: float = DEFAULT_FRACTION) -> None:
+        super().__init__(Proportional(predictor=predictor), fraction=hysteresis)

@@ -1,0 +1,55 @@
+"""The exponential moving average. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from uneven.core.views import Observation
+from uneven.errors import ConfigError
+from uneven.predict.base import Predictor, measured
+
+
+class EMA(Predictor):
+    """Exponential moving average of the measured speeds: v̂ᵏ = α vᵏ⁻¹ + (1 − α) v̂ᵏ⁻¹.
+
+    α = 0.2 is our default, not the paper's, whose setting we do not know. A one-off delay moves the
+    prediction by a fifth of its size and is forgotten; a lasting change is followed to nine tenths after ten
+    reports. In simulated runs with 3 to 10 % noise, 0.1 and 0.2 balanced steady workers best, and 0.5 those
+    whose speeds were exchanged every 100 iterations. Raise α where speeds change often.
+
+    The weights are normalised (as in Adam's moments): the first reports count as a plain mean would count
+    them, so a slow first iteration does not linger.
+
+    Args:
+        alpha: weight of the newest report, above 0, at most 1; 1 is :class:`~uneven.predict.last.Last`.
+
+    Raises:
+        ConfigError: alpha out of range.
+    """
+
+    def __init__(self, *, alpha: float = 0.2) -> None:
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0.0 < alpha <= 1.0:
+            raise ConfigError(f"ema: alpha = {alpha!r} must be above 0 and at most 1, for instance 0.2")
+        self.alpha = float(alpha)
+        self._sum = 0.0  # Σ α (1 − α)^age · speed
+        self._weight = 0.0  # Σ α (1 − α)^age
+
+    def observe(self, seen: Observation) -> None:
+        """Take in the speed, if there is one."""
+        speed = measured(seen)
+        if speed is not None:
+            self._sum += self.alpha * (speed - self._sum)
+            self._weight += self.alpha * (1.0 - self._weight)
+
+    def predict(self) -> float:
+        """The average."""
+        return self._sum / self._weight if self._weight > 0.0 else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both running sums."""
+        return {"sum": self._sum, "weight": self._weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._sum, self._weight = float(state["sum"]), float(state["weight"])

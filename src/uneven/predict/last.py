@@ -1,0 +1,38 @@
+"""The memoryless predictor. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from uneven.core.views import Observation
+from uneven.predict.base import Predictor, measured
+
+
+class Last(Predictor):
+    """The next iteration goes as fast as the last one did: v̂ᵏ = vᵏ⁻¹ (LB-BSP's "memoryless").
+
+    Follows every change at once, and every one-off delay too.
+    """
+
+    def __init__(self) -> None:
+        self._speed_per_s = math.nan
+
+    def observe(self, seen: Observation) -> None:
+        """Remember the speed, if there is one."""
+        speed = measured(seen)
+        if speed is not None:
+            self._speed_per_s = speed
+
+    def predict(self) -> float:
+        """The last speed."""
+        return self._speed_per_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last speed."""
+        return {"speed_per_s": None if math.isnan(self._speed_per_s) else self._speed_per_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        speed = state["speed_per_s"]
+        self._speed_per_s = math.nan if speed is None else float(speed)
