@@ -24,6 +24,7 @@ _FEW = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c
 LINES_UP_TO = 16
 """More workers than this are drawn as a map or without a legend."""
 _POINTS = 12_000
+_AROUND_ZERO = ((0, "#2166ac"), (0.5, "#f7f7f7"), (1, "#b2182b"))
 _GRID = "#e8e8e8"
 
 
@@ -117,13 +118,13 @@ def prediction_map(series: Mapping[int, WorkerSeries]) -> Figure:
         ]
         for one in series.values()
     ]
-    figure = _map(series, rows, "measured ÷ predicted − 1, %", "RdBu")
+    figure = _map(series, rows, "measured ÷ predicted − 1, %", _AROUND_ZERO)
     largest = max(5.0, _quantile([abs(value) for row in rows for value in row], 0.95))
     figure["data"][0] |= {"zmin": -largest, "zmax": largest}
     return figure
 
 
-def _map(series: Mapping[int, WorkerSeries], rows: list[Column], title: str, scale: str) -> Figure:
+def _map(series: Mapping[int, WorkerSeries], rows: list[Column], title: str, scale: object) -> Figure:
     bar = {"title": {"text": title, "side": "right"}, "thickness": 14}
     heat = {"type": "heatmap", "z": [[_round(value) for value in row] for row in rows], "colorscale": scale}
     where = {"x": next(iter(series.values())).iteration, "y": list(series), "colorbar": bar}
