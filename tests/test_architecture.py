@@ -1,0 +1,297 @@
+"""The rules of docs/architecture.md, enforced on the source text; each is seen to fail on a bad example."""
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache, cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "uneven"
+LONGEST_FILE = 450
+
+PURE = (
+    *("uneven.core", "uneven.core.*", "uneven.predict", "uneven.predict.*"),
+    *("uneven.balance", "uneven.balance.*", "uneven.sync", "uneven.sync.*"),
+    *("uneven.config", "uneven.errors", "uneven.registry"),
+    *("uneven.data.order", "uneven.journal.metrics", "uneven.cluster.throttle_rule"),
+)
+
+WORLDLY = {
+    *("torch", "ray", "psutil", "pynvml", "plotly", "rich", "typer", "sklearn", "tensorboard"),
+    *("threading", "multiprocessing", "concurrent", "asyncio", "subprocess", "signal", "atexit"),
+    *("socket", "ssl", "http", "urllib", "select", "selectors", "time", "datetime", "secrets", "uuid"),
+    *("os", "sys", "io", "pathlib", "shutil", "tempfile", "glob", "logging", "importlib", "pickle"),
+}
+"""What pure code must not import, anywhere in the file."""
+
+SEEDED = {"random": {"Random"}, "numpy.random": {"Generator", "PCG64", "SeedSequence", "default_rng"}}
+"""From modules of randomness only these, and only called with a seed."""
+
+LAUNCHER = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
+
+READERS = {
+    "uneven.world": "is where every other part asks who it is",
+    "uneven.testing.rank_child": "plays the launcher for tests: sets them, never reads them",
+    "uneven.cluster.workers": "is part of the launcher: tells its workers apart by what it gave them",
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package."""
+
+    name: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def unit(self) -> str:
+        """The package's row in the table: the first name below ``uneven`` if the table says nothing else."""
+        if self.name in adopted():
+            return adopted()[self.name]
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else "uneven"
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found.append(Module(".".join(parts).removesuffix(".__init__"), path.read_text()))
+    return tuple(found)
+
+
+def is_pure(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in PURE)
+
+
+def imports(module: Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import, inside functions too, but not those only for type checkers."""
+    skipped = {
+        id(inner)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(module.tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            assert node.level == 0, f"{module.name}:{node.lineno}: relative import; write the full name"
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def target(name: str, known: frozenset[str]) -> str:
+    """The module that ``from module import name`` or ``import module`` really reads."""
+    while name not in known and "." in name:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def impurities(module: Module, known: frozenset[str]) -> list[str]:
+    """Every way in which this file could see or touch the world."""
+    wrong = []
+    for line, name in imports(module):
+        if name.split(".")[0] in WORLDLY:
+            wrong.append(f"{module.name}:{line} imports {name}")
+        elif name.split(".")[0] == "uneven" and not is_pure(target(name, known)):
+            wrong.append(f"{module.name}:{line} imports {target(name, known)}, which is not pure")
+        elif name.startswith("random.") and name.split(".")[1] not in SEEDED["random"]:
+            wrong.append(f"{module.name}:{line} imports {name}, which has no seed of its own")
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call):
+            wrong += [f"{module.name}:{node.lineno} {what}" for what in _bad_call(node)]
+    return wrong
+
+
+def _bad_call(node: ast.Call) -> Iterator[str]:
+    called = ast.unparse(node.func)
+    if called in ("open", "input", "print", "exec", "eval", "__import__"):
+        yield f"calls {called}()"
+    place, _, function = called.rpartition(".")
+    for home, good in SEEDED.items():
+        here = place == home or place == home.replace("numpy", "np")
+        if here and function not in good:
+            yield f"calls {called}(), which shares one hidden state"
+    if function in ("Random", "default_rng", "PCG64", "SeedSequence") and not (node.args or node.keywords):
+        yield f"calls {called}() without a seed"
+
+
+@cache
+def rows() -> tuple[tuple[str, str, str], ...]:
+    """The table of docs/architecture.md: package, the rest of the first cell, the second cell."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("| package | may import |")[2].partition("\n\n")[0]
+    return tuple(re.findall(r"^\| `(\w+)`(.*?)\| (.*)\|$", table, flags=re.MULTILINE))
+
+
+def allowed() -> dict[str, set[str]]:
+    return {package: set(re.findall(r"`(\w+)`", names)) for package, _, names in rows()}
+
+
+@cache
+def adopted() -> dict[str, str]:
+    """Modules that count to the row of another package."""
+    named = [(package, re.findall(r"`(\w+\.\w+)`", rest)) for package, rest, _ in rows()]
+    return {f"uneven.{name}": package for package, names in named for name in names}
+
+
+def directions(module: Module, known: frozenset[str], table: dict[str, set[str]]) -> list[str]:
+    """Imports of other packages of uneven that the table does not name."""
+    if module.unit in ("uneven", "__main__"):
+        return []  # the front door and its twin for `python -m`
+    if module.unit not in table:
+        return [f"{module.name}: package {module.unit!r} has no row in the table"]
+    return [
+        f"{module.name}:{line} imports {name}, but {module.unit} may not import {unit}"
+        for line, name in imports(module)
+        if name.split(".")[0] == "uneven"
+        and (unit := Module(target(name, known), "").unit) not in {module.unit, *table[module.unit]}
+    ]
+
+
+def launcher_variables(module: Module) -> list[str]:
+    """String constants that name a variable of the launcher."""
+    return [
+        f"{module.name}:{node.lineno} names {node.value}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and LAUNCHER.fullmatch(node.value)
+    ]
+
+
+def broad_handlers(module: Module) -> list[str]:
+    """``except:`` and ``except Exception`` in all spellings, unless everything is raised again at the end."""
+    wrong = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler):
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            broad = any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in kinds)
+            if broad and ast.unparse(node.body[-1]) != "raise":
+                wrong.append(f"{module.name}:{node.lineno}")
+    return wrong
+
+
+KNOWN = frozenset(module.name for module in modules())
+
+
+def test_pure_files_import_nothing_of_the_world() -> None:
+    pure = [module for module in modules() if is_pure(module.name)]
+    assert len(pure) >= 15
+    assert [wrong for module in pure for wrong in impurities(module, KNOWN)] == []
+
+
+def test_importing_all_pure_files_loads_no_engine() -> None:
+    names = [module.name for module in modules() if is_pure(module.name)]
+    code = f"import sys, {', '.join(names)}; print(*sorted({{'torch', 'plotly', 'ray'}} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SOURCE.parent)
+    assert (run.stdout.strip(), run.stderr) == ("", "")
+
+
+def test_packages_import_only_what_the_table_names() -> None:
+    assert [wrong for module in modules() for wrong in directions(module, KNOWN, allowed())] == []
+
+
+def test_the_table_has_no_rows_without_a_package_and_no_cycles() -> None:
+    table = allowed()
+    assert len(table) >= 18
+    units = {module.unit for module in modules()}
+    assert set(table) <= units
+    assert set(adopted()) <= KNOWN
+    assert {name for names in table.values() for name in names} <= units
+    inner = {package: names - {"uneven"} for package, names in table.items()}
+    assert len(list(graphlib.TopologicalSorter(inner).static_order())) == len(table)
+
+
+def test_only_the_world_reads_the_launchers_variables() -> None:
+    others = [module for module in modules() if module.name not in READERS]
+    assert [wrong for module in others for wrong in launcher_variables(module)] == []
+
+
+def test_no_broad_exception_handler() -> None:
+    assert [wrong for module in modules() for wrong in broad_handlers(module)] == []
+
+
+def test_files_stay_short() -> None:
+    folders = [ROOT / name for name in ("src", "tests", "bench", "examples")]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in files}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("import torch", "imports torch"),
+        ("import torch.nn as nn", "imports torch.nn"),
+        ("from time import perf_counter", "imports time.perf_counter"),
+        ("def f():\n    import threading", "imports threading"),
+        ("from os import environ", "imports os.environ"),
+        ("from uneven.session import Session", "uneven.session, which is not pure"),
+        ("from uneven.journal import writer", "uneven.journal.writer, which is not pure"),
+        ("import uneven", "uneven, which is not pure"),
+        ("import random\nrandom.shuffle([])", "calls random.shuffle()"),
+        ("import random\nrandom.Random()", "without a seed"),
+        ("from random import shuffle", "imports random.shuffle"),
+        ("import numpy as np\nnp.random.rand()", "calls np.random.rand()"),
+        ("import numpy as np\nnp.random.default_rng()", "without a seed"),
+        ("from numpy.random import default_rng\ndefault_rng()", "without a seed"),
+        ("open('x')", "calls open()"),
+    ],
+)
+def test_impurity_is_seen(text: str, complaint: str) -> None:
+    (wrong,) = impurities(Module("uneven.core.bad", text), KNOWN)
+    assert complaint in wrong
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import math\nfrom uneven.core.views import Limits\nfrom uneven.sync import BSP",
+        "import random\nrandom.Random(3).shuffle([])",
+        "from numpy.random import PCG64, Generator\nGenerator(PCG64(1))",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
+    ],
+)
+def test_purity_is_not_mistaken(text: str) -> None:
+    assert impurities(Module("uneven.core.good", text), KNOWN) == []
+
+
+def test_a_wrong_direction_is_seen() -> None:
+    bad = Module("uneven.core.bad", "def later():\n    from uneven.sync import BSP")
+    assert directions(bad, KNOWN, allowed()) == [
+        "uneven.core.bad:2 imports uneven.sync.BSP, but core may not import sync"
+    ]
+    (wrong,) = directions(Module("uneven.newcomer.x", ""), KNOWN, allowed())
+    assert "no row in the table" in wrong
+    with pytest.raises(graphlib.CycleError):
+        list(graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
+
+
+def test_a_second_reader_of_the_environment_is_seen() -> None:
+    text = "import os\nprint(os.environ['LOCAL_RANK'], os.getenv('MASTER_ADDR'), 'rank')"
+    bad = Module("uneven.report.bad", text)
+    assert launcher_variables(bad) == [
+        "uneven.report.bad:2 names LOCAL_RANK",
+        "uneven.report.bad:2 names MASTER_ADDR",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["", " Exception", " Exception as e", " (ValueError, BaseException)"])
+def test_a_broad_handler_is_seen(kind: str) -> None:
+    assert broad_handlers(Module("x", f"try:\n    pass\nexcept{kind}:\n    pass")) == ["x:3"]
+    assert broad_handlers(Module("x", f"try:\n    pass\nexcept{kind}:\n    tidy()\n    raise")) == []
