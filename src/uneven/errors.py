@@ -81,7 +81,7 @@ class NonFiniteError(TrainingError):
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
             f"non-finite {what} on {who} in iteration {iteration}: lower the learning rate, clip the "
-            f"gradients, or look at that rank's batch; Session(nonfinite='warn') goes on all the same"
+            f"gradients, or look at that rank's batch"
         )
         self.ranks = ranks
         self.iteration = iteration

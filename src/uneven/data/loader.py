@@ -109,6 +109,11 @@ class BalancedLoader:
         return length // self.batch_size if self._drop_last else -(-length // self.batch_size)
 
     @property
+    def samples(self) -> int | None:
+        """Samples in an epoch; None for a stream."""
+        return self._length
+
+    @property
     def epoch(self) -> int:
         """The epoch in progress (after leaving a loop early, still that one); between epochs, the next."""
         return self._cursor.epoch

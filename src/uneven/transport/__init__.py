@@ -1,0 +1,1 @@
+"""How things travel between workers. Policies decide, merges compute, transports carry."""

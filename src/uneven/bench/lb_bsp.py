@@ -1,0 +1,182 @@
+"""``uneven bench lb-bsp``: does balancing make unequal workers as fast as they can be, and cost equal ones nothing?
+
+Two runs. In the first, four workers have 0.6, 0.4, 0.2 and 0.1 of a core; DDP, the balancers and the oracle
+take turns, block by block, in the same processes. The oracle knows every worker's cost, measured at the start
+of the same run, and splits by the exact integer min-max; it runs on plain DDP. In the second run the workers
+are equal and unthrottled, and ``uneven`` takes turns with DDP.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uneven import journal, launch
+from uneven.bench.lb_bsp_worker import PROGRESS, RESULTS, Task
+from uneven.core.records import StepRecord
+from uneven.errors import LaunchError
+
+SHARES = (0.6, 0.4, 0.2, 0.1)
+UNEVEN = "lb-bsp"
+"""The arm that is meant by "ours"."""
+
+ARMS = {
+    "ddp": "ddp",
+    "even": "even",
+    "static": "static:profile=4",
+    "last": "lb-bsp:predictor=last",
+    UNEVEN: "lb-bsp",
+    "oracle": "oracle",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and the middle half of a list of ratios or seconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Of at least one value."""
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0])
+        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(statistics.median(values), low, high)
+
+
+def unequal_task(quick: bool, data: str) -> Task:
+    """DDP, balancers and oracle on four unequal workers."""
+    return Task(
+        data=data, global_batch=256, width=32, arms=ARMS, block=5, warm_up=2 if quick else 3,
+        rounds=30, seconds=24.0 if quick else 240.0, profile_s=4.0 if quick else 8.0,
+    )  # fmt: skip
+
+
+def equal_task(quick: bool, data: str) -> Task:
+    """DDP and ours on four equal workers."""
+    return Task(
+        data=data, global_batch=256, width=32, arms={"ddp": "ddp", UNEVEN: "lb-bsp"}, block=10, warm_up=2,
+        rounds=60, seconds=14.0 if quick else 90.0, profile_s=0.0,
+    )  # fmt: skip
+
+
+def run(quick: bool, data: str, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+    """Both runs.
+
+    Args:
+        progress: told the phase, the rounds done (negative while warming up) and the most rounds.
+
+    Returns:
+        What ``--json`` prints; see the issue of ``docs/ideas/lb-bsp.md`` for every key.
+
+    Raises:
+        LaunchError: a worker died.
+    """
+    with tempfile.TemporaryDirectory(prefix="uneven-bench-") as folder:
+        unequal = _run(Path(folder) / "unequal", unequal_task(quick, data), SHARES, progress)
+        equal = _run(Path(folder) / "equal", equal_task(quick, data), None, progress)
+    return {**summarize(unequal), **summarize_equal(equal)}
+
+
+def _run(
+    directory: Path, task: Task, shares: tuple[float, ...] | None, progress: Callable[[str, int, int], None]
+) -> dict[str, Any]:
+    directory.mkdir(parents=True)
+    task.write(directory / "task.json")
+    code = launch.local(
+        ["-m", "uneven.bench.lb_bsp_worker", str(directory)], nproc=len(SHARES), shares=shares,
+        tick=lambda: _report(directory, progress),
+    )  # fmt: skip
+    if code:
+        raise LaunchError(f"a worker of the {directory.name} run ended with exit code {code}; its traceback is above", code)
+    result: dict[str, Any] = json.loads((directory / RESULTS).read_text())
+    result["control"] = {name: _control(directory / name) for name in task.arms if (directory / name).is_dir()}
+    result["task"] = task
+    return result
+
+
+def _report(directory: Path, progress: Callable[[str, int, int], None]) -> None:
+    path = directory / PROGRESS
+    if path.exists() and (text := path.read_text()):
+        done, rounds = text.split()
+        progress(directory.name, int(done), int(rounds))
+
+
+def _control(run_directory: Path) -> float:
+    """Share of the iteration time that measuring and deciding took, on the worker where it took most."""
+    shares = []
+    for records in journal.read(run_directory).ranks.values():
+        steps = [record for record in records if isinstance(record, StepRecord) and record.iteration > 0]
+        total_s = sum(step.data_s + step.compute_s + step.exchange_s for step in steps)
+        shares.append(sum(step.control_s for step in steps) / total_s)
+    return max(shares)
+
+
+def summarize(result: dict[str, Any]) -> dict[str, Any]:
+    """The keys that come from the unequal run."""
+    wall = _walls(result)
+    ratio = {name: [a / b for a, b in zip(wall["ddp"], seconds, strict=True)] for name, seconds in wall.items()}
+    of_limit = {name: [a / b for a, b in zip(wall["oracle"], seconds, strict=True)] for name, seconds in wall.items()}
+    floor_s = max(
+        cost["overhead_s"] + cost["per_sample_s"] * share
+        for cost, share in zip(result["costs"], result["oracle"], strict=True)
+    )
+    return {
+        "workers": len(SHARES),
+        "shares": list(SHARES),
+        "global_batch": result["task"].global_batch,
+        "rounds": len(wall["ddp"]),
+        "iteration_s": {name: statistics.median(seconds) for name, seconds in wall.items()},
+        "iteration_spread_s": {name: _pair(Spread.of(seconds)) for name, seconds in wall.items()},
+        "speedup_vs_ddp": statistics.median(ratio[UNEVEN]),
+        "speedups_vs_ddp": {name: statistics.median(values) for name, values in ratio.items()},
+        "speedup_spread": _pair(Spread.of(ratio[UNEVEN])),
+        "fraction_of_limit": statistics.median(of_limit[UNEVEN]),
+        "fraction_of_limit_spread": _pair(Spread.of(of_limit[UNEVEN])),
+        "fractions_of_limit": {name: statistics.median(values) for name, values in of_limit.items()},
+        "compute_floor_s": floor_s,
+        "wait_share": {name: _wait_share(blocks) for name, blocks in result["blocks"].items()},
+        "control_share": result["control"][UNEVEN],
+        "batches": {**result["shares"], "oracle": result["oracle"]},
+        "same_accuracy": result["accuracy"],
+    }
+
+
+def summarize_equal(result: dict[str, Any]) -> dict[str, Any]:
+    """The keys that come from the equal run."""
+    wall = _walls(result)
+    ratios = [ours / ddp for ours, ddp in zip(wall[UNEVEN], wall["ddp"], strict=True)]
+    return {
+        "equal_workers_ratio": statistics.median(ratios),
+        "equal_workers_spread": _pair(Spread.of(ratios)),
+        "equal_workers_iteration_s": {name: statistics.median(seconds) for name, seconds in wall.items()},
+        "equal_workers_control_share": result["control"][UNEVEN],
+        "equal_workers_batches": result["shares"][UNEVEN],
+    }
+
+
+def _walls(result: dict[str, Any]) -> dict[str, list[float]]:
+    """Seconds per iteration of every block, by arm; rank 0's clock, started and stopped at a barrier."""
+    return {name: [block["wall_s"] for block in blocks[0]] for name, blocks in result["blocks"].items()}
+
+
+def _wait_share(blocks: list[list[dict[str, Any]]]) -> float:
+    """Time spent waiting ÷ time, of all workers: who arrives last waits for nobody."""
+    waited_s = total_s = 0.0
+    for same_block in zip(*blocks, strict=True):
+        for same_iteration in zip(*(block["exposed_s"] for block in same_block), strict=True):
+            waited_s += sum(exposed - min(same_iteration) for exposed in same_iteration)
+        total_s += sum(block["wall_s"] * len(block["exposed_s"]) for block in same_block)
+    return waited_s / total_s
+
+
+def _pair(spread: Spread) -> list[float]:
+    return [spread.low, spread.high]

@@ -1,0 +1,165 @@
+"""One worker of ``uneven bench lb-bsp``: runs every arm in turn, block by block, and rank 0 writes the results."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven.bench.arms import Arm, Block, DDPArm, SessionArm, make_optimizer
+from uneven.bench.workload import accuracy, first, images, loss_of, network
+from uneven.core.apportion import fastest_finish
+from uneven.core.cost import Affine
+from uneven.core.views import Limits
+from uneven.engine.connect import connect
+from uneven.transport.base import Transport
+from uneven.world import discover
+
+PROGRESS = "progress.txt"
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What the workers are told.
+
+    Attributes:
+        arms: name → balancer specification, or "ddp" or "oracle".
+        block: iterations of a block.
+        seconds: stop starting new rounds after so long.
+        rounds: most rounds.
+        profile_s: how long each worker measures its own cost for the oracle; 0 if there is none.
+    """
+
+    data: str
+    global_batch: int
+    width: int
+    arms: dict[str, str]
+    block: int
+    warm_up: int
+    rounds: int
+    seconds: float
+    profile_s: float
+
+    @classmethod
+    def read(cls, path: Path) -> Task:
+        """From JSON."""
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self)))
+
+
+def main(directory: Path) -> None:
+    """Run the task that lies in ``directory``."""
+    task = Task.read(directory / "task.json")
+    torch.set_num_threads(1)
+    world = discover()
+    connection = connect(world, timeout_s=120.0)
+    line = connection.transport
+    data = images(task.data)
+    costs = _gather(line, asdict(_profile(task, data.train))) if task.profile_s else []
+    oracle = _oracle(costs, task.global_batch) if costs else ()
+    arms = {name: _make(name, spec, task, directory, data.train, oracle) for name, spec in task.arms.items()}
+    blocks = _interleave(task, arms, directory, line)
+    result = {
+        "host": uneven.world.discover().host,
+        "costs": costs,
+        "oracle": list(oracle),
+        "blocks": {name: _gather(line, [asdict(one) for one in some]) for name, some in blocks.items()},
+        "accuracy": {name: accuracy(arm.model, data.test) for name, arm in arms.items()},
+        "shares": {name: list(arm.session.newest_shares) for name, arm in arms.items() if isinstance(arm, SessionArm)},
+    }
+    for arm in arms.values():
+        arm.close()
+    if world.rank == 0:
+        (directory / RESULTS).write_text(json.dumps(result))
+    connection.close()
+
+
+def _gather(line: Transport, value: Any) -> list[Any]:
+    return [json.loads(text) for text in line.gather_text(json.dumps(value))]
+
+
+def _make(
+    name: str, spec: str, task: Task, directory: Path, train: TensorDataset, oracle: tuple[int, ...]
+) -> Arm:
+    model = network_for(task)
+    dataset = first(train, task.block * task.global_batch)
+    size = dist.get_world_size()
+    if spec == "ddp":
+        each, rest = divmod(task.global_batch, size)
+        return DDPArm(model, dataset, tuple(each + (rank < rest) for rank in range(size)))
+    if spec == "oracle":
+        return DDPArm(model, dataset, oracle)
+    return SessionArm(model, dataset, task.global_batch, spec, directory / name)
+
+
+def network_for(task: Task) -> torch.nn.Module:
+    """The same network for every arm."""
+    return network(images(task.data), task.width)
+
+
+def _interleave(task: Task, arms: dict[str, Arm], directory: Path, line: Transport) -> dict[str, list[Block]]:
+    blocks: dict[str, list[Block]] = {name: [] for name in arms}
+    names = list(arms)
+    for number in range(task.warm_up):
+        for arm in arms.values():
+            arm.block()
+        _progress(directory, line, number - task.warm_up, task)
+    deadline_s = time.monotonic() + task.seconds
+    for number in range(task.rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            blocks[name].append(arms[name].block())
+        _progress(directory, line, number + 1, task)
+        if _gather(line, time.monotonic() > deadline_s)[0]:
+            break
+    return blocks
+
+
+def _progress(directory: Path, line: Transport, done: int, task: Task) -> None:
+    if line.rank == 0:
+        (directory / PROGRESS).write_text(f"{done} {task.rounds}")
+
+
+def _profile(task: Task, train: TensorDataset) -> Affine:
+    """This worker's own cost Γ(x) = a + b x, without any exchange: a line through the means at two batch sizes."""
+    model = network_for(task)
+    optimizer = make_optimizer(model)
+    small, large = task.global_batch // 32, task.global_batch // 6
+    seconds: dict[int, list[float]] = {small: [], large: []}
+    until_s = time.monotonic() + task.profile_s
+    while time.monotonic() < until_s or len(seconds[large]) < 3:
+        for samples, found in seconds.items():
+            x, y = (tensor[:samples] for tensor in train.tensors)
+            started_s = time.perf_counter()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(time.perf_counter() - started_s)
+    low, high = (statistics.fmean(found[1:]) for found in seconds.values())
+    per_sample_s = max((high - low) / (large - small), 1e-9)
+    return Affine(overhead_s=max(low - per_sample_s * small, 0.0), per_sample_s=per_sample_s)
+
+
+def _oracle(costs: list[dict[str, float]], total: int) -> tuple[int, ...]:
+    return fastest_finish(
+        [cost["overhead_s"] for cost in costs],
+        [cost["per_sample_s"] for cost in costs],
+        total,
+        Limits.uniform(len(costs), total),
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,103 @@
+"""One worker of the demo. Both ways train the same network on the same samples in the same order.
+
+``plain`` is DistributedDataParallel as its users write it, with equal batches, and a stop-watch around it so that
+its run can be looked at like any other. ``balanced`` is the same loop with the lines that uneven needs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import uneven
+from uneven.bench.arms import FixedSampler, ReadyMark, make_optimizer
+from uneven.bench.workload import accuracy, images, loss_of, network
+from uneven.config import RunConfig
+from uneven.core.records import StepRecord
+from uneven.data.datasets import ImageData
+from uneven.engine.connect import versions
+from uneven.engine.scribe import Scribe
+from uneven.world import discover
+
+GLOBAL_BATCH = 256
+WIDTH = 32
+
+
+def plain(data: ImageData, run: Path, epochs: int) -> None:
+    """DistributedDataParallel, the global batch divided evenly."""
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    scribe = Scribe(discover(), run, RunConfig(balance="even"), versions())
+    model = network(data, WIDTH)
+    mark = ReadyMark(model)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = make_optimizer(model)
+    each = GLOBAL_BATCH // size
+    samples = len(data.train) // GLOBAL_BATCH * GLOBAL_BATCH
+    loader = DataLoader(data.train, batch_sampler=FixedSampler(samples, (each,) * size, rank))
+    scribe.plan(epochs * (samples // GLOBAL_BATCH))
+    iteration = 0
+    for epoch in range(epochs):
+        ended_s = time.perf_counter()
+        for x, y in loader:
+            begun_s = time.perf_counter()
+            loss = loss_of(ddp, x, y)
+            loss.backward()
+            exchanged_s = time.perf_counter()
+            optimizer.step()
+            optimizer.zero_grad()
+            scribe.iteration = iteration
+            data_s, ended_s = begun_s - ended_s, time.perf_counter()
+            exchange_s = exchanged_s - mark.ready_s
+            scribe.write(
+                StepRecord(
+                    rank=rank, iteration=iteration, epoch=epoch, batch=len(x), global_batch=GLOBAL_BATCH, data_s=data_s,
+                    compute_s=ended_s - begun_s - exchange_s, exchange_s=exchange_s, control_s=0.0, ended_at_s=time.time(),
+                )
+            )  # fmt: skip
+            if rank == 0:
+                scribe.scalar("loss", loss.item())
+            iteration += 1
+    finish(scribe.scalar, model, data, rank)
+    scribe.close()
+    dist.destroy_process_group()
+
+
+def balanced(data: ImageData, run: Path, epochs: int) -> None:
+    """The same with uneven: three lines, and the loop is the user's."""
+    session = uneven.Session(journal=run)
+    model = network(data, WIDTH)
+    model, optimizer = session.setup(model, make_optimizer(model))
+    samples = len(data.train) // GLOBAL_BATCH * GLOBAL_BATCH
+    dataset = torch.utils.data.Subset(data.train, range(samples))
+    loader = session.loader(dataset, batch_size=GLOBAL_BATCH, epochs=epochs)
+    for _ in range(epochs):
+        for x, y in loader:
+            loss = loss_of(model, x, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if session.rank == 0:
+                session.log(loss=loss.item())
+    finish(lambda name, value: session.log(**{name: value}), model, data, session.rank)
+    session.close()
+
+
+def finish(log: Callable[[str, float], None], model: nn.Module, data: ImageData, rank: int) -> None:
+    """Rank 0 says how well the model does on what was held out."""
+    if rank == 0:
+        log("accuracy", accuracy(model, data.test))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    way, run_directory, data_name, epoch_count = sys.argv[1:]
+    {"plain": plain, "balanced": balanced}[way](images(data_name), Path(run_directory), int(epoch_count))

@@ -1,0 +1,231 @@
+"""The fast loop: what happens around each of the user's iterations.
+
+It marks time, hands weights to the carrier, writes a record and gives the slow loop its turn. Everything here
+runs on every step, so everything here is counted into ``control_s``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from uneven.balance import Balancer
+from uneven.config import RunConfig
+from uneven.core.records import SplitRecord, StepRecord
+from uneven.core.views import Limits, SyncView
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Part
+from uneven.engine.connect import Connection, compare
+from uneven.engine.scribe import Scribe
+from uneven.engine.slow import Load, SlowLoop
+from uneven.errors import ConfigError, NonFiniteError
+from uneven.measure.clock import HostClock, clock_for
+from uneven.measure.load import LoadMeter
+from uneven.measure.meter import Meter
+from uneven.sync import SyncPolicy
+from uneven.transport.gradients import GradientCarrier
+
+_NONFINITE_EVERY = 50
+"""On an accelerator the flag for NaN and infinity is read every so many iterations, as reading it waits."""
+
+
+class FastLoop:
+    """Told when an iteration begins and ends."""
+
+    def __init__(self, connection: Connection, scribe: Scribe, config: RunConfig, policy: SyncPolicy) -> None:
+        self._connection = connection
+        self._scribe = scribe
+        self._config = config
+        self._policy = policy
+        self._rank = connection.transport.rank
+        self._members = tuple(range(connection.transport.size))
+        self._meter = Meter(HostClock())
+        self._load = LoadMeter(self._rank)
+        self._slow: SlowLoop | None = None
+        self._parts: dict[int, Part] = {}
+        self._part: Part | None = None
+        self._epoch = -1
+        self._steps = 0
+        self._control_s = 0.0
+        self._exchange_cost_s = 0.0
+        self.carrier: GradientCarrier | None = None
+        self.attached = False
+
+    def attach(self, device: torch.device) -> GradientCarrier | None:
+        """Measure on ``device``; the carrier for its gradients, or None for a worker that is alone."""
+        self.attached = True
+        self._meter = Meter(clock_for(device))
+        self._load = LoadMeter(self._rank, gpu_index=device.index if device.type == "cuda" else None)
+        if self._connection.roll is not None:
+            self.carrier = GradientCarrier(
+                observer=self._meter,
+                roll=self._connection.roll,
+                on_nonfinite=lambda: self._nonfinite("gradient"),
+                weight=1.0 / len(self._members),
+            )
+        return self.carrier
+
+    def start(self, loader: BalancedLoader, balancer: Balancer, min_batch: int, max_batch: int | None) -> None:
+        """Agree with the other ranks on limits and look-ahead, and make the slow loop."""
+        upper = loader.batch_size if max_batch is None else max_batch
+        said = compare(
+            self._connection.transport,
+            {
+                "batch_size": loader.batch_size,
+                "length of the data set": loader.samples,
+                "_lower": min_batch,
+                "_upper": upper,
+                "_lookahead": loader.lookahead,
+            },
+            "session.loader",
+        )
+        limits = Limits(
+            lower=tuple(one["_lower"] for one in said), upper=tuple(min(one["_upper"], loader.batch_size) for one in said)
+        )
+        limits.check(loader.batch_size)
+        self._slow = SlowLoop(
+            self._connection.transport,
+            balancer,
+            limits,
+            global_batch=loader.batch_size,
+            lookahead=max(one["_lookahead"] for one in said),
+            budget=self._config.budget,
+            on_split=self._split,
+            on_complaint=self._complain,
+        )
+
+    def shares(self, iteration: int) -> tuple[int, ...]:
+        """The split in force in ``iteration``."""
+        assert self._slow is not None
+        return self._slow.shares(iteration)
+
+    def current_shares(self) -> tuple[int, ...]:
+        """The split of the batch in the user's hands, else the newest one."""
+        return self._part.shares if self._part is not None else self.newest_shares()
+
+    def newest_shares(self) -> tuple[int, ...]:
+        """The newest split decided; empty before there is a loader."""
+        return self._slow.newest if self._slow is not None else ()
+
+    def begin(self, part: Part) -> None:
+        """A batch is about to be handed to the user."""
+        entered_s = time.perf_counter()
+        if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
+            self._meter.pause()
+        self._epoch = part.epoch
+        self._part = self._parts[part.iteration] = part
+        self._scribe.iteration = part.iteration
+        if self.carrier is not None:
+            plan = self._policy.plan(SyncView(rank=self._rank, clock=self._steps, members=self._members))
+            self.carrier.begin(part.iteration, part.batch(self._rank) / part.size, exchanging=bool(plan.exchanges))
+        self._control_s += time.perf_counter() - entered_s
+        self._meter.begin(part.iteration)
+
+    def end(self) -> None:
+        """The iteration is over: the user asks for the next batch, or leaves the loop."""
+        self._meter.end()
+        entered_s = time.perf_counter()
+        part, self._part = self._part, None
+        if part is None or self._slow is None:
+            return
+        self._steps += 1
+        for timing in self._meter.timings():
+            self._record(timing)
+        load = self._load.sample(part.iteration)
+        if load is not None:
+            self._scribe.write(load)
+        if sys.exc_info()[0] is not GeneratorExit:  # the loop was left: by all ranks, or by an error on this one
+            self._exchange(part.iteration)
+        if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
+            self.carrier.poll_nonfinite()
+        self._control_s += time.perf_counter() - entered_s
+
+    def _exchange(self, iteration: int) -> None:
+        assert self._slow is not None
+        latest = self._load.latest
+        load = Load(latest.machine_cpu, latest.machine_memory) if latest else Load()
+        entered_s = time.perf_counter()
+        worked = self._slow.tick(iteration, load, self._exchange_cost_s)
+        if worked:
+            self._exchange_cost_s = time.perf_counter() - entered_s
+
+    def _record(self, timing: Any) -> None:
+        assert self._slow is not None
+        part = self._parts.pop(timing.iteration)
+        batch = part.batch(self._rank)
+        self._slow.measured(timing, batch)
+        self._scribe.write(
+            StepRecord(
+                rank=self._rank,
+                iteration=timing.iteration,
+                epoch=part.epoch,
+                batch=batch,
+                global_batch=part.size,
+                data_s=timing.data_s,
+                compute_s=timing.compute_s,
+                exchange_s=timing.exchange_s,
+                control_s=self._control_s,
+                ended_at_s=time.time(),
+            )
+        )
+        self._control_s = 0.0
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """See :meth:`uneven.Session.no_sync`."""
+        return self.carrier.no_sync() if self.carrier is not None else nullcontext()
+
+    def log(self, scalars: dict[str, float]) -> None:
+        """See :meth:`uneven.Session.log`."""
+        for name, value in scalars.items():
+            number = float(value)
+            self._scribe.scalar(name, number)
+            if not math.isfinite(number):
+                self._nonfinite(name)
+
+    def _nonfinite(self, what: str) -> None:
+        error = NonFiniteError(what, (self._rank,), self._scribe.iteration)
+        raising = self._config.nonfinite == "raise"
+        self._scribe.event("non-finite", str(error), warn=not raising)
+        if raising:
+            raise error
+
+    def _split(self, record: SplitRecord) -> None:
+        if self._rank == 0:
+            self._scribe.write(record)
+
+    def _complain(self, rank: int, iteration: int, text: str) -> None:
+        if self._rank == 0:
+            self._scribe.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the slow loop."""
+        return self._slow.state_dict() if self._slow is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        if self._slow is not None and state:
+            self._slow.load_state_dict(state)
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        self._load.close()
+
+
+def check_carried(policy: SyncPolicy, size: int) -> None:
+    """Refuse a policy that asks for an exchange that no carrier here can carry.
+
+    Raises:
+        ConfigError: naming the policy and the exchange.
+    """
+    plan = policy.plan(SyncView(rank=0, clock=0, members=tuple(range(size))))
+    for exchange in plan.exchanges:
+        if not GradientCarrier.carries(exchange, size):
+            raise ConfigError(
+                f"{type(policy).__name__} asks for {exchange.payload.value} exchanges "
+                f"({exchange.moment.value}, via {exchange.via.value}), which this version cannot carry: use sync='bsp'"
+            )

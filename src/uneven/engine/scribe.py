@@ -1,0 +1,90 @@
+"""Writes the journal of this rank, if there is one, and says on the terminal what must not be missed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from uneven.config import RunConfig
+from uneven.core.records import EventRecord, Record, RunRecord, ScalarRecord
+from uneven.journal import END, PLAN, Writer, plan_message, rank_path
+from uneven.world import World
+
+_SPOKEN = 3
+"""How often one kind of event is also said on the terminal; the journal has them all."""
+
+
+class Scribe:
+    """Writes records; without a directory, none.
+
+    Args:
+        directory: the run directory, or None.
+
+    Raises:
+        JournalError: the journal cannot be written there.
+    """
+
+    def __init__(self, world: World, directory: str | Path | None, config: RunConfig, versions: dict[str, str]) -> None:
+        self.rank = world.rank
+        self.iteration = 0
+        self._said: dict[str, int] = {}
+        self._writer = Writer(rank_path(Path(directory), world.rank)) if directory is not None else None
+        self.write(
+            RunRecord(
+                run=Path(directory).name if directory is not None else "",
+                rank=world.rank,
+                world_size=world.size,
+                host=world.host,
+                pid=os.getpid(),
+                started_at_s=time.time(),
+                settings=asdict(config),
+                versions=versions,
+            )
+        )
+
+    @property
+    def writing(self) -> bool:
+        """Whether there is a journal."""
+        return self._writer is not None
+
+    def write(self, record: Record) -> None:
+        """Append a record."""
+        if self._writer is not None:
+            self._writer.write(record)
+
+    def scalar(self, name: str, value: float) -> None:
+        """Append a number that the user logged."""
+        self.write(
+            ScalarRecord(rank=self.rank, iteration=self.iteration, at_s=time.time(), name=name, value=value)
+        )
+
+    def event(self, event: str, message: str, warn: bool = False, rank: int | None = None) -> None:
+        """Append an event; with ``warn``, say the first few of its kind as a RuntimeWarning too."""
+        who = self.rank if rank is None else rank
+        self.write(
+            EventRecord(rank=who, iteration=self.iteration, at_s=time.time(), event=event, message=message)
+        )
+        self._said[event] = self._said.get(event, 0) + 1
+        if warn and self._said[event] <= _SPOKEN:
+            warnings.warn(f"uneven: {message}", RuntimeWarning, stacklevel=2)
+
+    def plan(self, iterations: int) -> None:
+        """Say how long the run will be."""
+        self.event(PLAN, plan_message(iterations))
+
+    def close(self) -> None:
+        """The last line, unless the program is ending because of an error."""
+        if self._writer is None:
+            return
+        error: Any = getattr(sys, "last_value", None)
+        if error is None:
+            self.event(END, "the run has ended")
+        else:
+            self.event("failed", f"{type(error).__name__}: {error}")
+        self._writer.close()
+        self._writer = None

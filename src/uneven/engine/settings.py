@@ -1,0 +1,37 @@
+"""Finds out what a run is set to: code, then command line, then file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from uneven import rundir
+from uneven.config import Conflict, RunConfig, merge
+from uneven.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings, what was overruled, and the plug-ins that were given as objects rather than names."""
+
+    config: RunConfig
+    conflicts: tuple[Conflict, ...]
+    objects: dict[str, Any] = field(default_factory=dict)
+
+
+def decide_settings(world: World, given: dict[str, Any]) -> Settings:
+    """Merge what the code gives with the run directory's layers, or with ``uneven.toml`` beside the script.
+
+    Raises:
+        ConfigError: a value is wrong, naming where it was said.
+    """
+    objects = {key: value for key, value in given.items() if key in ("balance", "sync") and not isinstance(value, str)}
+    code = {key: describe(value) if key in objects else value for key, value in given.items()}
+    config, conflicts = merge({"Session(...)": code, **rundir.load_layers(world.run_directory)})
+    return Settings(config, conflicts, objects)
+
+
+def describe(plugin: object) -> str:
+    """An object in words, for messages, the journal and the comparison of the ranks."""
+    text = repr(plugin)
+    return type(plugin).__name__ if " at 0x" in text else text

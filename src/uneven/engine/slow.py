@@ -1,0 +1,276 @@
+"""The slow loop: reports → referee → predictors → balancer → split.
+
+It never makes the fast loop wait. A report is given to an asynchronous gather at the end of one iteration and
+its result read at the end of the next one; by then everybody has passed a gradient exchange that came after
+it, so the result is there. Every rank reads the same table, so every rank decides the same, and no server is
+needed. A split that was decided after iteration k is in force from k + 1 + lookahead, where ``lookahead`` is
+how far ahead the loaders have drawn indices.
+
+The loop has a budget. What it costs is part of the reports, so all ranks know the dearest one's cost and
+space the gathers alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from uneven.balance.base import Balancer
+from uneven.core.apportion import proportional
+from uneven.core.records import SplitRecord
+from uneven.core.reports import Referee
+from uneven.core.views import BalanceView, Limits, Observation
+from uneven.errors import ConflictError
+from uneven.measure.meter import Timing
+from uneven.predict.base import predictors
+from uneven.transport.base import Pending, Transport
+
+_WARM_UP = 4
+"""Gathers at the start that do not mind the budget: the first split should come soon."""
+
+_IDLE_GAP = 8
+"""While the split stands still, gathers are up to so many times rarer than the budget would allow."""
+
+_NO_TIME_S = 1e-9
+"""Local time in a report of no samples, which the referee takes for "took part, says nothing"."""
+
+_REMEMBERED = 1024
+"""Splits kept; far more than can be decided within any look-ahead."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """Sums over the iterations since the last report."""
+
+    iteration: int = -1
+    iterations: int = 0
+    samples: int = 0
+    local_s: float = 0.0
+    exchange_s: float = 0.0
+
+    def add(self, timing: Timing, samples: int) -> None:
+        self.iteration = timing.iteration
+        self.iterations += 1
+        self.samples += samples
+        self.local_s += timing.local_s
+        self.exchange_s += timing.exchange_s
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Use of the machine, 0 … 1, as it goes into a report."""
+
+    cpu: float = math.nan
+    memory: float = math.nan
+
+
+class SlowLoop:
+    """Keeps the split.
+
+    Args:
+        transport: the line to the other workers.
+        balancer: decides; its ``predictor`` names the predictor that every worker gets one of.
+        limits: least and greatest share of each rank.
+        global_batch: X.
+        lookahead: how many iterations ahead of the loop the loaders draw indices.
+        budget: share of the iteration time that this loop may cost.
+        on_split: told about every change of the split.
+        on_complaint: told about every report that was not believed: rank, iteration, text.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        balancer: Balancer,
+        limits: Limits,
+        *,
+        global_batch: int,
+        lookahead: int,
+        budget: float,
+        on_split: Callable[[SplitRecord], None],
+        on_complaint: Callable[[int, int, str], None],
+    ) -> None:
+        self._transport = transport
+        self._balancer = balancer
+        self._limits = limits
+        self._global_batch = global_batch
+        self._lookahead = lookahead
+        self._on_split = on_split
+        self._on_complaint = on_complaint
+        self._predictors = [predictors.resolve(balancer.predictor) for _ in range(transport.size)]
+        self._referee = Referee()
+        self._members = tuple(range(transport.size))
+        self._spacing = Spacing(transport.size, budget)
+        self._window = _Window()
+        self._pending: Pending | None = None
+        self._next = 1  # the first iteration warms up and is not reported
+        self._launched = 0
+        first = balancer.split(self._view(0, (None,) * transport.size, self._even()))
+        self._splits = deque([(0, first.shares)], maxlen=_REMEMBERED)
+        self.newest = first.shares
+
+    def shares(self, iteration: int) -> tuple[int, ...]:
+        """The split in force in ``iteration``."""
+        return next(shares for first, shares in reversed(self._splits) if first <= iteration)
+
+    def measured(self, timing: Timing, samples: int) -> None:
+        """One iteration's timing has become readable; padded batches and the first iteration do not count."""
+        if samples > 0 and timing.iteration > 0:
+            self._window.add(timing, samples)
+
+    def tick(self, iteration: int, load: Load, cost_s: float) -> bool:
+        """The end of ``iteration``; called on every rank alike.
+
+        Args:
+            cost_s: what this rank's last exchange of reports cost the fast loop.
+
+        Returns:
+            Whether anything was sent, received or decided.
+        """
+        if not self._balancer.adapts or self._transport.size == 1:
+            return False
+        worked = self._pending is not None
+        if self._pending is not None:
+            table, self._pending = self._pending.result(), None
+            self._decide(iteration, table)
+        if iteration >= self._next:
+            self._pending = self._transport.gather(self._report(load, cost_s))
+            self._launched = iteration
+            worked = True
+        return worked
+
+    def _report(self, load: Load, cost_s: float) -> list[float]:
+        window, self._window = self._window, _Window()
+        return [
+            float(window.iteration), float(window.iterations), float(window.samples), window.local_s,
+            window.exchange_s, load.cpu, load.memory, cost_s, float(_fingerprint(self.newest)),
+        ]  # fmt: skip
+
+    def _decide(self, iteration: int, table: tuple[tuple[float, ...], ...]) -> None:
+        self._compare([row[8] for row in table])
+        verdict = self._referee.judge(self._members, [_observation(row) for row in table], iteration=iteration)
+        for complaint in verdict.complaints:
+            self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
+        for predictor, seen, fresh in zip(self._predictors, verdict.observed, verdict.fresh, strict=True):
+            if fresh and seen is not None:
+                predictor.observe(seen)
+        view = self._view(iteration, verdict.observed, self.newest)
+        split = self._balancer.split(view)
+        changed = split.shares != self.newest
+        if changed:
+            self._put(iteration, view, split.shares, split.reason)
+        self._next = self._launched + self._spacing.gap(table, changed)
+
+    def _put(self, iteration: int, view: BalanceView, shares: tuple[int, ...], reason: str) -> None:
+        first = iteration + 1 + self._lookahead
+        self._splits.append((first, shares))
+        self.newest = shares
+        speeds = tuple(seen.speed_per_s if seen else math.nan for seen in view.observed)
+        self._on_split(
+            SplitRecord(
+                decided_at=iteration,
+                iteration=first,
+                shares=shares,
+                speeds_per_s=speeds,
+                predicted_per_s=view.predicted_per_s,
+                reason=reason,
+            )
+        )
+
+    def _view(
+        self, iteration: int, observed: tuple[Observation | None, ...], shares: tuple[int, ...]
+    ) -> BalanceView:
+        return BalanceView(
+            iteration=iteration,
+            global_batch=self._global_batch,
+            members=self._members,
+            shares=shares,
+            observed=observed,
+            predicted_per_s=tuple(predictor.predict() for predictor in self._predictors),
+            limits=self._limits,
+        )
+
+    def _even(self) -> tuple[int, ...]:
+        size = self._transport.size
+        return proportional([1.0] * size, self._global_batch, self._limits)
+
+    def _compare(self, fingerprints: list[float]) -> None:
+        if len(set(fingerprints)) > 1:
+            odd = [rank for rank, value in enumerate(fingerprints) if value != fingerprints[0]]
+            raise ConflictError(
+                f"rank {', '.join(map(str, odd))} decided another split than rank 0: a balancer or predictor gave "
+                f"different answers to the same view; it must be deterministic (see uneven.testing.contracts)"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Shares, predictors, referee and balancer, as plain data."""
+        return {
+            "shares": list(self.newest),
+            "predictors": [predictor.state_dict() for predictor in self._predictors],
+            "referee": self._referee.state_dict(),
+            "balancer": self._balancer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another run stopped; one with another number of workers or batch starts afresh."""
+        shares = tuple(state["shares"])
+        if len(shares) != self._transport.size or sum(shares) != self._global_batch:
+            return
+        self.newest = shares
+        self._splits = deque([(0, shares)], maxlen=_REMEMBERED)
+        for predictor, learnt in zip(self._predictors, state["predictors"], strict=True):
+            predictor.load_state_dict(learnt)
+        self._referee.load_state_dict(state["referee"])
+        self._balancer.load_state_dict(state["balancer"])
+
+
+class Spacing:
+    """How many iterations from one gather to the next, so that the loop stays within its budget. Pure.
+
+    Args:
+        size: number of workers.
+        budget: share of the iteration time.
+    """
+
+    def __init__(self, size: int, budget: float) -> None:
+        self._budget = budget
+        self._cost_s = [0.0] * size
+        self._gathers = 0
+        self._still = 1
+
+    def gap(self, table: tuple[tuple[float, ...], ...], changed: bool) -> int:
+        """Iterations, at least one, from a table that is the same on every rank."""
+        self._gathers += 1
+        self._still = 1 if changed else min(2 * self._still, _IDLE_GAP)
+        iteration_s = 0.0
+        for rank, row in enumerate(table):
+            # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
+            self._cost_s[rank] += 0.2 * (row[7] - self._cost_s[rank]) if self._cost_s[rank] else row[7]
+            if row[1] > 0:
+                iteration_s = max(iteration_s, (row[3] + row[4]) / row[1])
+        if self._gathers <= _WARM_UP or iteration_s <= 0:
+            return 1
+        return max(1, math.ceil(max(self._cost_s) / (self._budget * iteration_s))) * self._still
+
+
+def _observation(row: tuple[float, ...]) -> Observation:
+    """A row without a finished iteration (only a padded batch, or the device has not got that far) is no fault."""
+    iterations = row[1]
+    return Observation(
+        iteration=int(row[0]),
+        samples=int(row[2]) if iterations else 0,
+        local_s=row[3] if iterations else _NO_TIME_S,
+        exchange_s=row[4],
+        cpu=row[5],
+        memory=row[6],
+    )
+
+
+def _fingerprint(shares: tuple[int, ...]) -> int:
+    value = 0
+    for share in shares:
+        value = (value * 1_000_003 + share) % (2**48)  # exact in a float64
+    return value

@@ -1,0 +1,1 @@
+"""Where a step's time goes, and what the machine is doing meanwhile."""

@@ -1,0 +1,73 @@
+"""Marks in time: on the host, or in the stream of a CUDA device without making the host wait for it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+
+Mark = Any
+"""What a clock hands out; only that clock can read it."""
+
+
+class Clock(Protocol):
+    """Marks moments of the work that was issued so far."""
+
+    def mark(self) -> Mark:
+        """This point in the order of the work."""
+        ...
+
+    def passed(self, mark: Mark) -> bool:
+        """Whether the work before the mark is done, so that durations up to it can be read."""
+        ...
+
+    def elapsed_s(self, earlier: Mark, later: Mark) -> float:
+        """Seconds between two marks that have both passed."""
+        ...
+
+
+class HostClock:
+    """Work is done when the host has done it."""
+
+    def mark(self) -> float:
+        """Now."""
+        return time.perf_counter()
+
+    def passed(self, mark: float) -> bool:
+        """Always."""
+        return True
+
+    def elapsed_s(self, earlier: float, later: float) -> float:
+        """The difference."""
+        return later - earlier
+
+
+class CudaClock:
+    """Work is done when the device has done it: marks are events in its current stream, read once they passed.
+
+    The host runs ahead of the device, so its own clock would time the issuing of kernels, not the work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spare: list[torch.cuda.Event] = []
+
+    def mark(self) -> torch.cuda.Event:
+        """An event recorded in the current stream of the device."""
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        """Whether the device has reached the event; does not wait."""
+        return mark.query()
+
+    def elapsed_s(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        """Device time between two events."""
+        return earlier.elapsed_time(later) / 1e3
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The clock that sees the work of this device."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -1,0 +1,88 @@
+"""Use of the machine and of this process: psutil, and NVML where there is a GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+
+from uneven.core.records import LoadRecord
+
+
+class LoadMeter:
+    """Samples now and then; reading ``/proc`` on every step would cost more than it tells.
+
+    Args:
+        rank: for the records.
+        gpu_index: NVML index of this worker's device, or None.
+        every_s: least time between two samples.
+    """
+
+    def __init__(self, rank: int, gpu_index: int | None = None, every_s: float = 1.0) -> None:
+        self._rank = rank
+        self._every_s = every_s
+        self._process = psutil.Process()
+        self._gpu = _Gpu.open(gpu_index)
+        self._next_s = 0.0
+        self._process.cpu_percent()  # the first call only sets psutil's starting point
+        psutil.cpu_percent()
+        self.latest: LoadRecord | None = None
+
+    def sample(self, iteration: int) -> LoadRecord | None:
+        """A record if one is due, else None."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return None
+        self._next_s = now + self._every_s
+        gpu, gpu_memory_bytes = self._gpu.read() if self._gpu else (None, None)
+        self.latest = LoadRecord(
+            rank=self._rank,
+            iteration=iteration,
+            at_s=time.time(),
+            machine_cpu=psutil.cpu_percent() / 100,
+            machine_memory=psutil.virtual_memory().percent / 100,
+            process_cpu=self._process.cpu_percent() / 100,
+            process_memory_bytes=self._process.memory_info().rss,
+            gpu=gpu,
+            gpu_memory_bytes=gpu_memory_bytes,
+        )
+        return self.latest
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self._gpu:
+            self._gpu.close()
+            self._gpu = None
+
+
+class _Gpu:
+    """One device through NVML."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+
+    @classmethod
+    def open(cls, index: int | None) -> _Gpu | None:
+        """The device, or None where there is none or no driver to ask."""
+        if index is None:
+            return None
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            return cls(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+        except pynvml.NVMLError:
+            return None
+
+    def read(self) -> tuple[float | None, int | None]:
+        """Use 0 … 1 and bytes in use."""
+        try:
+            use = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
+            return use, int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        except self._nvml.NVMLError:
+            return None, None  # some virtual devices refuse one of the two
+
+    def close(self) -> None:
+        self._nvml.nvmlShutdown()

@@ -1,0 +1,99 @@
+"""Takes one iteration's time apart.
+
+::
+
+    next(loader) ends     last bucket ready   exchange over      next(loader) called    next batch handed over
+          │ forward, backward    │  exchange_s    │ optimizer, rest      │        data_s          │
+          ├──────────────────────┼────────────────┼──────────────────────┼────────────────────────┤
+          begin                ready             done                   end                     begin
+          └────────── compute_s ─┘                └──────── compute_s ───┘
+
+The exchange overlaps the backward pass; the moment the last bucket is ready ends compute, and only what is
+left of the exchange after it counts as ``exchange_s``. Several backward passes in one iteration add up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from uneven.measure.clock import Clock, Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time of one iteration went, in seconds."""
+
+    iteration: int
+    data_s: float
+    compute_s: float
+    exchange_s: float
+
+    @property
+    def local_s(self) -> float:
+        """What this worker needs by itself: data and compute."""
+        return self.data_s + self.compute_s
+
+
+@dataclass(slots=True)
+class _Marks:
+    iteration: int
+    asked: Mark  # when the batch was asked for
+    begin: Mark
+    exchanges: list[tuple[Mark, Mark]] = field(default_factory=list)
+    end: Mark = None
+
+
+class Meter:
+    """Marks go in as the loop runs; timings come out as soon as they can be read without waiting."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._asked: Mark = None
+        self._open: _Marks | None = None
+        self._ready: Mark = None
+        self._closed: deque[_Marks] = deque()
+
+    def begin(self, iteration: int) -> None:
+        """A batch is about to be handed over."""
+        now = self._clock.mark()
+        self._open = _Marks(iteration, now if self._asked is None else self._asked, now)
+        self._asked = self._ready = None
+
+    def ready(self) -> None:
+        """The last bucket of gradients is ready: compute ends."""
+        self._ready = self._clock.mark()
+
+    def done(self) -> None:
+        """The exchange is over: compute goes on."""
+        if self._open is not None and self._ready is not None:
+            self._open.exchanges.append((self._ready, self._clock.mark()))
+        self._ready = None
+
+    def end(self) -> None:
+        """The next batch is asked for: the iteration is over."""
+        now = self._clock.mark()
+        if self._open is not None:
+            self._open.end = now
+            self._closed.append(self._open)
+        self._open, self._asked = None, now
+
+    def pause(self) -> None:
+        """What comes now belongs to no iteration (the epoch is over; somebody evaluates)."""
+        self._asked = None
+
+    def timings(self) -> list[Timing]:
+        """Every iteration that ended since the last call and whose marks have passed, oldest first."""
+        found = []
+        while self._closed and self._clock.passed(self._closed[0].end):
+            found.append(self._read(self._closed.popleft()))
+        return found
+
+    def _read(self, marks: _Marks) -> Timing:
+        exchange_s = sum(self._clock.elapsed_s(*pair) for pair in marks.exchanges)
+        return Timing(
+            iteration=marks.iteration,
+            data_s=self._clock.elapsed_s(marks.asked, marks.begin),
+            compute_s=self._clock.elapsed_s(marks.begin, marks.end) - exchange_s,
+            exchange_s=exchange_s,
+        )

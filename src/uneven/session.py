@@ -1,0 +1,268 @@
+"""The session: wires balancer, policy, transport and journal into the user's own loop."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import torch
+from torch import nn
+
+from uneven.balance import Balancer, balancers
+from uneven.config import RunConfig
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Part
+from uneven.engine.connect import Connection, compare, connect, identity, versions
+from uneven.engine.fast import FastLoop, check_carried
+from uneven.engine.scribe import Scribe
+from uneven.engine.settings import decide_settings
+from uneven.engine.state import pack, unpack
+from uneven.errors import ConfigError, UnevenError
+from uneven.sync import SyncPolicy, policies
+from uneven.transport.gradients import check_model
+from uneven.world import discover
+
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+class Session:
+    """One worker's part in a run. The loop, the model, the loss and the optimizer stay the user's::
+
+        session = uneven.Session()
+        model, optimizer = session.setup(model, optimizer)
+        loader = session.loader(dataset, batch_size=512)     # the global batch
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)              # mean over this worker's part, as always
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    The world comes from torchrun, ``uneven run`` or Ray Train; without a launcher the process is alone and
+    the same script runs as plain PyTorch would. Every rank must make the same calls in the same order.
+
+    Settings that are not given come from the command line of ``uneven run``, then from ``uneven.toml``.
+
+    Args:
+        balance: a balancer or its name: "lb-bsp", "even", "static:shares=2/1", "proportional", …
+        sync: a synchronisation policy or its name.
+        seed: with the epoch, decides the order of the samples.
+        budget: share of an iteration that measuring and deciding may cost.
+        timeout_s: how long an exchange may wait for somebody.
+        nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first.
+        journal: directory for the run's journal; under ``uneven run`` its run directory, else none.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        ConflictError: the ranks were started with different settings or different code.
+        PeerError: the other ranks could not be reached.
+    """
+
+    def __init__(
+        self,
+        *,
+        balance: str | Balancer | None = None,
+        sync: str | SyncPolicy | None = None,
+        seed: int | None = None,
+        budget: float | None = None,
+        timeout_s: float | None = None,
+        nonfinite: str | None = None,
+        journal: str | Path | None = None,
+    ) -> None:
+        self.world = discover()
+        given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
+                 "nonfinite": nonfinite}  # fmt: skip
+        settings = decide_settings(self.world, {k: v for k, v in given.items() if v is not None})
+        self.config: RunConfig = settings.config
+        self._balancer = balancers.resolve(settings.objects.get("balance", self.config.balance))
+        self._policy = policies.resolve(settings.objects.get("sync", self.config.sync))
+        check_carried(self._policy, self.world.size)
+        connection = connect(self.world, self.config.timeout_s)
+        compare(connection.transport, identity(self.config), "start of the session")
+        directory = journal if journal is not None else self.world.run_directory
+        self._scribe = Scribe(self.world, directory, self.config, versions())
+        for conflict in settings.conflicts:
+            self._scribe.event("conflict", str(conflict), warn=self.rank == 0)
+        self._loop = FastLoop(connection, self._scribe, self.config, self._policy)
+        self._closing = weakref.finalize(self, _shut_down, self._loop, self._scribe, connection)
+        self._loader: BalancedLoader | None = None
+        self._loaded: dict[str, Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        """This worker, 0 … ``world_size`` − 1."""
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self.world.size
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of each rank in the batch in hand, or in the newest split between epochs."""
+        return self._loop.current_shares()
+
+    @property
+    def newest_shares(self) -> tuple[int, ...]:
+        """The newest split that was decided; it may not be in force yet."""
+        return self._loop.newest_shares()
+
+    @property
+    def device(self) -> torch.device:
+        """The device that belongs to this worker: its CUDA device, or the CPU."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.world.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+    @overload
+    def setup(self, model: Model, /, **options: Any) -> Model: ...
+    @overload
+    def setup(self, model: Model, optimizer: Optimizer, /, **options: Any) -> tuple[Model, Optimizer]: ...
+    def setup(
+        self,
+        model: Model,
+        /,
+        *optimizers: Optimizer,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float | None = None,
+    ) -> Any:
+        """Let the gradients of ``model`` be exchanged. Everything given is returned, the same objects.
+
+        Parameters are broadcast from rank 0. The model keeps its type and its state-dict keys.
+
+        Args:
+            optimizers: the optimizers of this model; their steps are checked, not changed.
+            find_unused_parameters: set it if a forward pass may leave out some parameters.
+            bucket_cap_mb: size in MiB of the buckets in which gradients travel; torch's default if None.
+
+        Raises:
+            ConfigError: the model is wrapped already, has nothing to train, or lies on several devices.
+        """
+        device = check_model(model)
+        if self._loop.attached:
+            raise ConfigError("session.setup was called twice: one session carries one model; make another Session")
+        carrier = self._loop.attach(device)
+        if carrier is not None:
+            carrier.attach(model, find_unused_parameters, bucket_cap_mb)
+            for optimizer in optimizers:
+                optimizer.register_step_pre_hook(lambda *_: carrier.check_step())
+        return (model, *optimizers) if optimizers else model
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        min_batch: int = 1,
+        max_batch: int | None = None,
+        epochs: int | None = None,
+        **dataloader: Any,
+    ) -> BalancedLoader:
+        """The data loader of this worker.
+
+        Args:
+            dataset: map-style or a stream, the same on every rank.
+            batch_size: the GLOBAL batch: samples of all workers together in one iteration.
+            min_batch: least samples of this worker in an iteration (batch norm wants at least 2).
+            max_batch: most samples of this worker, for instance what fits its memory; None for no limit.
+            epochs: how many epochs are planned; only for the progress display.
+            dataloader: anything else that torch's ``DataLoader`` takes: ``num_workers``, ``collate_fn``, …
+
+        Raises:
+            DataError: the data set has neither length nor stream interface, or a keyword does not fit.
+            ConfigError: the limits cannot be met, or the batch is smaller than the number of workers.
+            ConflictError: ranks gave different data sets or batch sizes.
+        """
+        if self._loader is not None:
+            raise ConfigError("session.loader was called twice: one session balances one loader; use torch's own "
+                              "DataLoader for evaluation, or make another Session")  # fmt: skip
+        loader = BalancedLoader(
+            dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
+            seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
+            lower=min_batch, begin=self._begin, end=self._end, **dataloader,
+        )  # fmt: skip
+        self._loop.start(loader, self._balancer, min_batch, max_batch)
+        if epochs is not None:
+            self._scribe.plan(epochs * len(loader))
+        self._loader = loader
+        if self._loaded is not None:
+            self._restore(self._loaded)
+        return loader
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, backward passes add to ``.grad`` without an exchange, for gradient accumulation.
+
+        The last backward pass before ``optimizer.step()`` must run outside.
+        """
+        return self._loop.no_sync()
+
+    def log(self, **scalars: float) -> None:
+        """Write numbers to the journal: ``session.log(loss=loss.item(), accuracy=…)``.
+
+        Raises:
+            NonFiniteError: one is NaN or infinite and ``nonfinite="raise"``.
+        """
+        self._loop.log(scalars)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this run is, to be saved beside the model's state: the same on every rank, plain data.
+
+        Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
+        """
+        if self._loader is None:
+            return self._loaded if self._loaded is not None else pack({}, {})
+        return pack(self._loader.state_dict(), self._loop.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
+
+        Raises:
+            CheckpointError: another schema, or it belongs to another data set or seed.
+        """
+        unpack(state)  # refuse a foreign state now, not when the loader comes
+        self._loaded = state
+        if self._loader is not None:
+            self._restore(state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        loader_state, control_state = unpack(state)
+        self._loaded = None
+        if loader_state:
+            assert self._loader is not None
+            self._loader.load_state_dict(loader_state)
+            self._loop.load_state_dict(control_state)
+
+    # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
+    def _begin(self, part: Part) -> None:
+        self._loop.begin(part)
+
+    def _end(self) -> None:
+        self._loop.end()
+
+    def close(self) -> None:
+        """End the run: the last records are written, groups and files let go of. Twice is fine."""
+        if self._loader is not None:
+            self._loader.close()
+        self._closing()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, UnevenError):
+            self._scribe.event(type(error).__name__, str(error))
+        self.close()
+
+
+def _shut_down(loop: FastLoop, scribe: Scribe, connection: Connection) -> None:
+    loop.close()
+    scribe.close()
+    connection.close()

@@ -1,0 +1,49 @@
+"""The narrow seam to the other workers: what the slow loop needs, and no more.
+
+Gradients do not pass here; they have a carrier of their own (:mod:`uneven.transport.gradients`), because the
+fast loop must not wait for the slow one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+Row = tuple[float, ...]
+
+
+class Pending(Protocol):
+    """A gather under way."""
+
+    def result(self) -> tuple[Row, ...]:
+        """Everybody's row, by rank. Waits if some are still missing.
+
+        Raises:
+            PeerError: somebody did not send one in time; the message says who.
+        """
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """One worker's end of the line. Every worker makes the same calls in the same order.
+
+    Attributes:
+        rank: this worker.
+        size: number of workers.
+    """
+
+    rank: int
+    size: int
+
+    def gather(self, row: Sequence[float]) -> Pending:
+        """Start to give this row to everybody. Returns at once; rows have the same length everywhere."""
+        ...
+
+    def gather_text(self, text: str) -> tuple[str, ...]:
+        """Everybody's text, by rank. Waits; for the start of a run, not for every step."""
+        ...
+
+    def close(self) -> None:
+        """Let go of sockets and threads. Calling it twice is fine."""
+        ...

@@ -1,0 +1,263 @@
+"""Carries the mean of the gradients, weighted by samples, over DDP's buckets while the backward pass runs.
+
+g = Σ_i (x_i / X) ḡ_i, the gradient of one process on the union batch (LB-BSP, specification §1.9).
+
+DDP's reducer fills buckets in the order in which gradients become ready. Our hook scales a bucket by x_i / X,
+starts an asynchronous all-reduce and returns a future that is not yet complete. When autograd is through, one
+callback waits for the all-reduces and completes the futures. No Python runs on gloo's threads (a ``then`` on
+the work's own future would), and the callback is where the exchange's exposed time is measured.
+"""
+
+# No "from __future__ import annotations" here: DDP compares the hook's annotations with the types themselves.
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from uneven.core.actions import Exchange, Mean, Moment, Payload
+from uneven.errors import ConfigError, TrainingError
+from uneven.transport.rollcall import RollCall
+from uneven.transport.statistics import BatchStatistics
+from uneven.transport.syncnorm import weigh_sync_batch_norm
+
+_TINY = 2.0**-40
+"""Stands for weight zero while gradients of earlier passes wait in ``.grad``: a power of two, so that scaling
+them by its inverse is exact, and so small that the padded batch vanishes in the rounding."""
+
+_NO_BROADCAST = {
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers": False
+}
+"""No broadcast of rank 0's buffers before each forward pass: rank 0 may be the one that saw least. Batch-norm
+statistics are averaged instead, see :mod:`uneven.transport.statistics`. The option was renamed in torch 2.13."""
+
+
+class ExchangeObserver(Protocol):
+    """Who is told when compute ends and when the exchange is over (the meter)."""
+
+    def ready(self) -> None: ...
+    def done(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Flight:
+    work: dist.Work
+    future: torch.futures.Future[torch.Tensor]
+    bucket: torch.Tensor
+
+
+@dataclass(kw_only=True)
+class GradientCarrier:
+    """Makes a model's backward pass end with the weighted mean of everybody's gradients.
+
+    Args:
+        observer: told when the last bucket is ready and when the exchange is over.
+        roll: names the missing when an exchange fails.
+        on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
+
+    Attributes:
+        weight: x_i / X of the batch in hand; set before its forward pass.
+        iteration: for messages.
+    """
+
+    observer: ExchangeObserver
+    roll: RollCall
+    on_nonfinite: Callable[[], None]
+    weight: float = 0.0
+    iteration: int = 0
+    _ddp: DistributedDataParallel | None = None
+    _parameters: list[nn.Parameter] = field(default_factory=list)
+    _statistics: BatchStatistics | None = None
+    _flights: list[_Flight] = field(default_factory=list)
+    _nonfinite: torch.Tensor | None = None
+    _synchronise: bool = True
+    _exchanging: bool = True
+    _held: bool = False  # gradients of unsynchronised passes wait in .grad
+
+    def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
+        """Install on ``model``, which stays the user's own object: same type, same state-dict keys.
+
+        Parameters are broadcast from rank 0. Afterwards every forward pass through ``model(...)`` prepares
+        an exchange, as it would inside :class:`DistributedDataParallel`.
+        """
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._ddp = DistributedDataParallel(
+            model,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=find_unused_parameters,
+            bucket_cap_mb=bucket_cap_mb,
+            **_NO_BROADCAST,
+        )
+        for buffer in model.buffers():  # before torch 2.13, NO_BROADCAST left out the first one too
+            dist.broadcast(buffer, src=0)
+        self._ddp.register_comm_hook(None, self._on_bucket)
+        self._statistics = BatchStatistics.of(model)
+        self._nonfinite = torch.zeros((), device=self._parameters[0].device)
+        model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        model.register_forward_hook(self._after_forward, always_call=False)
+        weigh_sync_batch_norm(model, lambda: self.weight * dist.get_world_size())
+
+    @staticmethod
+    def carries(exchange: Exchange, size: int) -> bool:
+        """Whether this is the exchange that is carried here: the mean of the gradients over everybody."""
+        return exchange == Exchange(
+            payload=Payload.GRADIENT, members=tuple(range(size)), merge=Mean(), moment=Moment.BACKWARD
+        )
+
+    def begin(self, iteration: int, weight: float, exchanging: bool = True) -> None:
+        """The next forward passes belong to this iteration and count with this weight.
+
+        Gradients that earlier, unsynchronised passes left in ``.grad`` were to be scaled by the old weight;
+        they are rescaled so that scaling everything by the new one is right for them too.
+        """
+        self.iteration = iteration
+        self._exchanging = exchanging
+        if self._held:
+            weight = max(weight, _TINY)
+            if weight != self.weight:
+                ratio = self.weight / weight
+                torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], ratio)
+        self.weight = weight
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside leave their gradients in ``.grad`` without an exchange."""
+        before, self._synchronise = self._synchronise, False
+        try:
+            yield
+        finally:
+            self._synchronise = before
+
+    def check_step(self) -> None:
+        """Refuse an optimizer step that would make the replicas differ.
+
+        Raises:
+            TrainingError: gradients of an unsynchronised pass are still waiting.
+        """
+        if self._held:
+            raise TrainingError(
+                "optimizer.step() with gradients that were not exchanged: the last backward pass before a step "
+                "must run outside session.no_sync()"
+            )
+
+    def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        assert self._ddp is not None
+        self._ddp.require_backward_grad_sync = self._synchronise and self._exchanging
+        try:
+            return self._ddp._pre_forward(*args, **kwargs)
+        except RuntimeError as error:
+            if "find_unused_parameters" in str(error):
+                raise TrainingError(_unused(model, self._parameters, self.iteration)) from error
+            raise
+
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
+        assert self._ddp is not None
+        output = self._ddp._post_forward(output)
+        if torch.is_grad_enabled():
+            if self._synchronise and self._statistics is not None and model.training:
+                self._statistics.start(self.weight)
+            elif not self._synchronise:
+                self._held = True
+        return output
+
+    def _on_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.is_last():
+            self.observer.ready()
+        gradients = bucket.buffer()
+        self._scale(gradients)
+        devices = [gradients.device] if gradients.is_cuda else []
+        flight = _Flight(self._reduce(gradients), torch.futures.Future(devices=devices), gradients)
+        self._flights.append(flight)
+        if bucket.is_last():
+            torch.autograd.Variable._execution_engine.queue_callback(self._land)
+        return flight.future
+
+    def _reduce(self, gradients: torch.Tensor) -> dist.Work:
+        try:
+            work = dist.all_reduce(gradients, async_op=True)
+        except RuntimeError as error:
+            raise self._failure(error) from error
+        assert work is not None
+        return work
+
+    def _scale(self, gradients: torch.Tensor) -> None:
+        if self.weight == 0.0:
+            gradients.zero_()  # a padded batch; zero even where its gradient is not finite
+        elif gradients.dtype == torch.float32:
+            # One pass that scales and looks for NaN and infinity, without waiting for the device.
+            assert self._nonfinite is not None
+            scale = torch.tensor(self.weight, device=gradients.device)
+            torch._amp_foreach_non_finite_check_and_unscale_([gradients], self._nonfinite, scale)
+        else:
+            gradients.mul_(self.weight)
+            self._nonfinite += ~torch.isfinite(gradients.sum())  # type: ignore[operator]
+
+    def _land(self) -> None:
+        flights, self._flights = self._flights, []
+        try:
+            for flight in flights:
+                flight.work.wait()
+                flight.future.set_result(flight.bucket)
+            if self._statistics is not None:
+                self._statistics.finish()
+        except RuntimeError as error:
+            raise self._failure(error) from error
+        self.observer.done()
+        self._held = False
+        self._report_nonfinite()
+
+    def _report_nonfinite(self) -> None:
+        assert self._nonfinite is not None
+        if self._nonfinite.device.type == "cpu" and self._nonfinite.item():
+            self._nonfinite.zero_()
+            self.on_nonfinite()
+
+    def poll_nonfinite(self) -> None:
+        """On an accelerator, look at the flag now; it makes the host wait, so do it rarely."""
+        if self._nonfinite is not None and self._nonfinite.device.type != "cpu" and self._nonfinite.item():
+            self._nonfinite.zero_()
+            self.on_nonfinite()
+
+    def _failure(self, error: RuntimeError) -> TrainingError:
+        return self.roll.failure(f"the gradient exchange of iteration {self.iteration}", error)
+
+
+def check_model(model: nn.Module) -> torch.device:
+    """The device of the model's parameters.
+
+    Raises:
+        ConfigError: it is wrapped already, has nothing to train, or is spread over devices.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            "the model is already wrapped in DistributedDataParallel: pass the plain model (model.module); "
+            "session.setup carries the gradients itself"
+        )
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ConfigError("the model has no parameter with requires_grad=True: there is nothing to train")
+    devices: dict[torch.device, str] = {}
+    for name, parameter in trainable.items():
+        devices.setdefault(parameter.device, name)
+    if len(devices) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise ConfigError(f"parameters on different devices ({places}): move the model to one with model.to(device)")
+    return next(iter(devices))
+
+
+def _unused(model: nn.Module, parameters: list[nn.Parameter], iteration: int) -> str:
+    ids = {id(p) for p in parameters if p.grad is None}
+    names = [name for name, p in model.named_parameters() if id(p) in ids]
+    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    return (
+        f"iteration {iteration}: the last backward pass did not reach every parameter"
+        f"{f' (without a gradient: {shown})' if shown else ''}; use "
+        f"session.setup(model, optimizer, find_unused_parameters=True), or freeze what is not used"
+    )
