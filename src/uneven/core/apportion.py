@@ -23,7 +23,7 @@ MOST_SAMPLES = 2**40
 
 _SAME = 1e-6  # samples; remainders that differ by less are equal, so that the last bit decides nothing
 _QUICK_ROUNDS = 8  # of Newton's method; nearly always two to four are enough
-_GREATEST = 1e300  # larger weights could overflow when they are added
+_RANGE = 1e100  # a weight that is so many times smaller than the largest counts as zero
 
 
 def proportional(weights: Sequence[float], total: int, limits: Limits | None = None) -> tuple[int, ...]:
@@ -211,17 +211,24 @@ def _take_back(
 
 
 def _known(weights: Sequence[float]) -> Sequence[float]:
-    """The weights, the unknown ones filled in."""
+    """The weights as numbers that can be reckoned with: the unknown filled in, the negligible made zero."""
+    top = max(weights)
+    if 1 / _RANGE < top < _RANGE and min(weights) > top / _RANGE and not any(map(math.isnan, weights)):
+        return weights
     for rank, weight in enumerate(weights):
-        if not 0.0 <= weight <= _GREATEST and weight == weight:
+        if weight < 0.0 or weight == math.inf:
             raise ConfigError(
-                f"weight of rank {rank} is {weight}: it must be 0 … {_GREATEST}, or NaN where it is unknown"
+                f"weight of rank {rank} is {weight}: it must be zero or positive, NaN if unknown"
             )
     known = [weight for weight in weights if weight == weight]
-    mean = math.fsum(known) / len(known) if known else 0.0
-    if mean == 0.0:
+    top = max(known, default=0.0)
+    if top == 0.0:
         return [1.0] * len(weights)
-    return [weight if weight == weight else mean for weight in weights]
+    shift = -math.frexp(top)[1]  # a power of two, so that no digit changes
+    scaled = [math.ldexp(weight, shift) for weight in weights]
+    mean = math.fsum(weight for weight in scaled if weight == weight) / len(known)
+    scaled = [weight if weight == weight else mean for weight in scaled]
+    return [weight if weight > 1 / _RANGE else 0.0 for weight in scaled]
 
 
 def _checked(workers: int, total: int, limits: Limits | None) -> Limits:

@@ -1,0 +1,229 @@
+"""What every plug-in promises, as tests to inherit. Needs pytest and hypothesis.
+
+An author of a predictor writes::
+
+    from uneven.testing.contracts import PredictorContract
+
+    class TestMine(PredictorContract):
+        def make(self):
+            return Mine()
+
+and pytest runs the whole suite on it. The examples are the same in every run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from uneven.balance import Balancer
+from uneven.core.views import BalanceView, Limits, Observation
+from uneven.predict import Predictor, predictors
+
+Test = Callable[..., None]
+
+_SETTINGS = settings(
+    max_examples=50,
+    deadline=None,  # a busy machine is no failure
+    derandomize=True,
+    database=None,
+    # The tests live in a base class and run for each class that inherits them.
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+)
+
+
+def _examples(**strategies: st.SearchStrategy[Any]) -> Callable[[Test], Test]:
+    def decorate(test: Test) -> Test:
+        return _SETTINGS(given(**strategies)(test))
+
+    return decorate
+
+
+def report(iteration: int, speed_per_s: float, samples: int = 32) -> Observation:
+    """A believable report of one iteration at a given speed."""
+    return Observation(
+        iteration=iteration, samples=samples, local_s=samples / speed_per_s, cpu=0.5, memory=0.25
+    )
+
+
+def reports(least: int = 0) -> st.SearchStrategy[list[Observation]]:
+    """Believable reports of one worker, in order; speeds between 0.1 and 10,000 samples/s."""
+    speeds = st.lists(st.floats(0.1, 1e4), min_size=least, max_size=30)
+    return speeds.map(lambda row: [report(k, speed) for k, speed in enumerate(row)])
+
+
+@st.composite
+def balance_views(draw: st.DrawFn, workers: int | None = None) -> list[BalanceView]:
+    """Views of a run as a balancer meets them, in order: the same workers, batch and limits throughout.
+
+    The shares of each view are an even split; feed the answers back with :func:`dataclasses.replace`.
+    """
+    n = draw(st.integers(1, 8)) if workers is None else workers
+    lower = tuple(draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)))
+    upper = tuple(low + draw(st.integers(1, 40)) for low in lower)
+    total = draw(st.integers(max(1, sum(lower)), sum(upper)))
+    shares = _within(total, lower, upper)
+    views = []
+    for iteration in range(draw(st.integers(1, 8))):
+        speeds = draw(st.lists(st.floats(1e-3, 1e6), min_size=n, max_size=n))
+        known = [draw(st.booleans()) or iteration > 3 for _ in range(n)]
+        views.append(
+            BalanceView(
+                iteration=iteration,
+                global_batch=total,
+                members=tuple(range(n)),
+                shares=shares,
+                observed=tuple(
+                    report(iteration, v) if k else None for v, k in zip(speeds, known, strict=True)
+                ),
+                predicted_per_s=tuple(v if k else math.nan for v, k in zip(speeds, known, strict=True)),
+                limits=Limits(lower=lower, upper=upper),
+            )
+        )
+    return views
+
+
+def _within(total: int, lower: Sequence[int], upper: Sequence[int]) -> tuple[int, ...]:
+    shares = list(lower)
+    for _ in range(total - sum(shares)):
+        i = min((i for i, x in enumerate(shares) if x < upper[i]), key=shares.__getitem__)
+        shares[i] += 1
+    return tuple(shares)
+
+
+def _through_json(state: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(state, allow_nan=False))
+
+
+class PredictorContract(ABC):
+    """What every predictor promises."""
+
+    @abstractmethod
+    def make(self) -> Predictor:
+        """A new predictor, the same each time."""
+
+    def test_nothing_is_predicted_before_the_first_report(self) -> None:
+        assert math.isnan(self.make().predict())
+
+    @_examples(seen=reports(least=1))
+    def test_a_prediction_is_a_positive_speed(self, seen: list[Observation]) -> None:
+        predictor = self.make()
+        for observation in seen:
+            predictor.observe(observation)
+            assert 0 < predictor.predict() < math.inf
+
+    @_examples(speed=st.floats(0.1, 1e4))
+    def test_a_steady_speed_is_found(self, speed: float) -> None:
+        predictor = self.make()
+        for k in range(30):
+            predictor.observe(report(k, speed))
+        assert math.isclose(predictor.predict(), speed, rel_tol=0.02)
+
+    @_examples(seen=reports())
+    def test_all_ranks_come_to_the_same_prediction(self, seen: list[Observation]) -> None:
+        here, there = self.make(), self.make()
+        for observation in seen:
+            here.observe(observation)
+            here.predict()
+            there.observe(observation)
+            assert here.predict() == there.predict(), "asking twice must change nothing"
+
+    @_examples(seen=reports(least=1), samples=st.integers(0, 1))
+    def test_a_report_without_a_speed_changes_nothing(self, seen: list[Observation], samples: int) -> None:
+        predictor = self.make()
+        for observation in seen:
+            predictor.observe(observation)
+        before = predictor.predict()
+        predictor.observe(Observation(iteration=len(seen), samples=samples, local_s=0.0 if samples else 1.0))
+        assert predictor.predict() == before
+
+    @_examples(seen=reports(), cut=st.integers(0, 30))
+    def test_its_state_survives_a_restart(self, seen: list[Observation], cut: int) -> None:
+        old = self.make()
+        for observation in seen[:cut]:
+            old.observe(observation)
+        new = self.make()
+        new.load_state_dict(_through_json(old.state_dict()))
+        assert repr(new.predict()) == repr(old.predict())  # as text, so that NaN equals NaN
+        for observation in seen[cut:]:
+            old.observe(observation)
+            new.observe(observation)
+            assert new.predict() == old.predict()
+
+
+class BalancerContract(ABC):
+    """What every balancer promises.
+
+    Attributes:
+        workers: number of workers that ``make()`` is for; None if it serves any number.
+    """
+
+    workers: ClassVar[int | None] = None
+
+    @abstractmethod
+    def make(self) -> Balancer:
+        """A new balancer, the same each time."""
+
+    def test_its_predictor_exists(self) -> None:
+        assert isinstance(predictors.resolve(self.make().predictor), Predictor)
+
+    @_examples(data=st.data())
+    def test_the_batch_is_handed_out_exactly_and_the_limits_hold(self, data: st.DataObject) -> None:
+        views = data.draw(balance_views(self.workers))
+        for view, shares in self._run(self.make(), views):
+            assert sum(shares) == view.global_batch
+            for low, x, high in zip(view.limits.lower, shares, view.limits.upper, strict=True):
+                assert low <= x <= high
+
+    @_examples(data=st.data())
+    def test_all_ranks_come_to_the_same_split(self, data: st.DataObject) -> None:
+        views = data.draw(balance_views(self.workers))
+        assert self._run(self.make(), views) == self._run(self.make(), views)
+
+    @_examples(data=st.data())
+    def test_every_split_has_a_reason(self, data: st.DataObject) -> None:
+        balancer = self.make()
+        for view in data.draw(balance_views(self.workers)):
+            assert balancer.split(view).reason.strip()
+
+    @_examples(data=st.data())
+    def test_shares_that_fit_no_longer_are_mended(self, data: st.DataObject) -> None:
+        balancer = self.make()
+        for view in data.draw(balance_views(self.workers)):
+            broken = dataclasses.replace(view, shares=(0,) * len(view.members))
+            assert sum(balancer.split(broken).shares) == view.global_batch
+
+    @_examples(data=st.data())
+    def test_its_state_survives_a_restart(self, data: st.DataObject) -> None:
+        views = data.draw(balance_views(self.workers))
+        cut = data.draw(st.integers(0, len(views)))
+        old, new = self.make(), self.make()
+        self._run(old, views[:cut])
+        new.load_state_dict(_through_json(old.state_dict()))
+        assert new.adapts == old.adapts
+        assert self._run(new, views[cut:]) == self._run(old, views[cut:])
+
+    @_examples(data=st.data())
+    def test_what_does_not_adapt_does_not_change(self, data: st.DataObject) -> None:
+        balancer, last = self.make(), None
+        for view in data.draw(balance_views(self.workers)):
+            settled = not balancer.adapts
+            shares = balancer.split(view).shares
+            assert not (settled and last is not None) or shares == last
+            last = shares if not balancer.adapts else None
+
+    @staticmethod
+    def _run(balancer: Balancer, views: list[BalanceView]) -> list[tuple[BalanceView, tuple[int, ...]]]:
+        """Show the views in order, each with the shares that the balancer gave before."""
+        steps: list[tuple[BalanceView, tuple[int, ...]]] = []
+        for view in views:
+            shown = dataclasses.replace(view, shares=steps[-1][1]) if steps else view
+            steps.append((shown, balancer.split(shown).shares))
+        return steps

@@ -1,0 +1,42 @@
+"""Every shipped balancer keeps the contract. Sums and limits are LB-BSP's acceptance test 1."""
+
+from __future__ import annotations
+
+from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Proportional, Static, balancers
+from uneven.testing.contracts import BalancerContract
+
+
+class TestEven(BalancerContract):
+    def make(self) -> Balancer:
+        return Even()
+
+
+class TestStaticShares(BalancerContract):
+    workers = 4
+
+    def make(self) -> Balancer:
+        return balancers.resolve("static:shares=0.6/0.4/0.2/0.1")
+
+
+class TestStaticProfile(BalancerContract):
+    def make(self) -> Balancer:
+        return Static(profile=2)
+
+
+class TestProportional(BalancerContract):
+    def make(self) -> Balancer:
+        return Proportional()
+
+
+class TestHysteresis(BalancerContract):
+    def make(self) -> Balancer:
+        return Hysteresis(Proportional(predictor="last"), fraction=0.5)
+
+
+class TestLbBsp(BalancerContract):
+    def make(self) -> Balancer:
+        return LbBsp()
+
+
+def test_no_shipped_balancer_is_left_out() -> None:
+    assert set(balancers) == {"even", "static", "proportional", "lb-bsp"}

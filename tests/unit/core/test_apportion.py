@@ -1,0 +1,230 @@
+"""Exact apportionment, against slow and obvious solutions of the same problem."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uneven.core import apportion
+from uneven.core.apportion import MOST_SAMPLES, fastest_finish, proportional
+from uneven.core.views import Limits
+from uneven.errors import ConfigError
+
+REPEATABLE = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+
+
+@st.composite
+def problems(draw: st.DrawFn, most_workers: int = 8, most_each: int = 40) -> tuple[int, int, Limits]:
+    """Number of workers, total and limits that can be met."""
+    n = draw(st.integers(1, most_workers))
+    lower = draw(st.lists(st.integers(0, most_each // 4), min_size=n, max_size=n))
+    upper = [low + draw(st.integers(0, most_each)) for low in lower]
+    total = draw(st.integers(sum(lower), sum(upper)))
+    return n, total, Limits(lower=tuple(lower), upper=tuple(upper))
+
+
+def clamp(x: Fraction, low: int, high: int) -> Fraction:
+    return min(max(x, Fraction(low)), Fraction(high))
+
+
+def by_the_book(weights: list[int], total: int, limits: Limits) -> tuple[int, ...]:
+    """Water filling in fractions, corner by corner, then largest remainder; the lower rank first."""
+    rows = list(zip(weights, limits.lower, limits.upper, strict=True))
+    corners = sorted({Fraction(x, w) for w, low, high in rows for x in (low, high)})
+
+    def reached(level: Fraction) -> Fraction:
+        return sum((clamp(level * w, low, high) for w, low, high in rows), Fraction(0))
+
+    level = corners[0]
+    for here, there in itertools.pairwise(corners):
+        level = here
+        if reached(there) >= total:
+            rise = reached(there) - reached(here)
+            level += (there - here) * (total - reached(here)) / rise if rise else 0
+            break
+    exact = [clamp(level * w, low, high) for w, low, high in rows]
+    shares = [math.floor(x) for x in exact]
+    order = sorted(range(len(rows)), key=lambda i: (shares[i] - exact[i], i))
+    for i in order[: total - sum(shares)]:
+        shares[i] += 1
+    return tuple(shares)
+
+
+def one_by_one(a: list[float], b: list[float], total: int, limits: Limits) -> float:
+    """Finish time of the greedy rule of the LB-BSP specification, §1.5."""
+    shares = list(limits.lower)
+    for _ in range(total - sum(shares)):
+        i = min((a[i] + b[i] * (x + 1), i) for i, x in enumerate(shares) if x < limits.upper[i])[1]
+        shares[i] += 1
+    return finish(a, b, shares)
+
+
+def finish(a: list[float], b: list[float], shares: list[int] | tuple[int, ...]) -> float:
+    return max(a_i + b_i * x for a_i, b_i, x in zip(a, b, shares, strict=True))
+
+
+def fits(shares: tuple[int, ...], total: int, limits: Limits) -> bool:
+    inside = all(low <= x <= high for low, x, high in zip(limits.lower, shares, limits.upper, strict=True))
+    return inside and sum(shares) == total
+
+
+# --- proportional -------------------------------------------------------------------------------------------
+
+
+@REPEATABLE
+@given(problem=problems(), data=st.data())
+def test_it_is_water_filling_and_largest_remainder(
+    problem: tuple[int, int, Limits], data: st.DataObject
+) -> None:
+    n, total, limits = problem
+    weights = data.draw(st.lists(st.integers(1, 1000), min_size=n, max_size=n))
+    assert proportional(weights, total, limits) == by_the_book(weights, total, limits)
+
+
+@REPEATABLE
+@given(problem=problems(), data=st.data())
+def test_sum_and_limits_hold_for_any_weights(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
+    n, total, limits = problem
+    strange = st.one_of(
+        st.floats(0, 1e300, allow_subnormal=True), st.sampled_from([0.0, math.nan, 5e-324, 1e300, 1.0])
+    )
+    weights = data.draw(st.lists(strange, min_size=n, max_size=n))
+    assert fits(proportional(weights, total, limits), total, limits)
+
+
+def test_the_papers_rule_without_limits() -> None:
+    assert proportional([0.6, 0.4, 0.2, 0.1], 512) == (236, 158, 79, 39)
+
+
+def test_ties_go_to_the_lower_rank() -> None:
+    assert proportional([1, 1, 1], 5) == (2, 2, 1)
+    assert proportional([0.3, 0.1], 2) == (2, 0), "0.3 is not 3 · 0.1 in binary; that must decide nothing"
+
+
+def test_both_sides_are_clamped_at_once() -> None:
+    # Clamping the lower side first would hold rank 2 at 5; with rank 0 capped it earns 15.
+    limits = Limits(lower=(1, 1, 5), upper=(10, 100, 100))
+    assert proportional([100, 2, 3], 35, limits) == (10, 10, 15)
+
+
+def test_zero_asks_for_the_lower_limit_only() -> None:
+    limits = Limits(lower=(1, 1, 1), upper=(9, 9, 9))
+    assert proportional([0, 1, 1], 11, limits) == (1, 5, 5)
+    assert proportional([0, 0, 1], 19, limits) == (5, 5, 9), "but somebody has to take the rest"
+
+
+def test_unknown_counts_as_the_mean_and_nothing_known_as_equal() -> None:
+    assert proportional([math.nan, 1, 3], 12) == (4, 2, 6)
+    assert proportional([math.nan, math.nan], 4) == (2, 2)
+    assert proportional([0, 0], 4) == (2, 2)
+
+
+def test_a_giant_beside_dwarfs() -> None:
+    limits = Limits(lower=(0, 0, 0), upper=(4, 100, 100))
+    assert proportional([1e15, 3.0, 1.0], 12, limits) == (4, 6, 2)
+
+
+def test_totals_at_the_edge() -> None:
+    assert proportional([1, 2], 0) == (0, 0)
+    assert sum(proportional([1 / 3, 1 / 7, 1 / 11], MOST_SAMPLES)) == MOST_SAMPLES
+
+
+@REPEATABLE
+@given(problem=problems(), data=st.data())
+def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
+    n, total, limits = problem
+    slopes = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=n, max_size=n))
+    levels = apportion._Levels(slopes, [0.0] * n, total, limits)
+    found = [levels.solve(total / math.fsum(slopes)), levels._halve()]
+    for level in found:
+        shares = (
+            min(max(level * w, lo), hi) for w, lo, hi in zip(slopes, limits.lower, limits.upper, strict=True)
+        )
+        assert math.isclose(math.fsum(shares), total, rel_tol=1e-12, abs_tol=1e-9)
+
+
+# --- fastest finish -----------------------------------------------------------------------------------------
+
+
+@REPEATABLE
+@given(problem=problems(), data=st.data())
+def test_it_finishes_as_early_as_the_greedy_rule(
+    problem: tuple[int, int, Limits], data: st.DataObject
+) -> None:
+    n, total, limits = problem
+    a = data.draw(st.lists(st.floats(0, 10), min_size=n, max_size=n))
+    b = data.draw(st.lists(st.floats(1e-3, 10), min_size=n, max_size=n))
+    shares = fastest_finish(a, b, total, limits)
+    assert fits(shares, total, limits)
+    assert finish(a, b, shares) <= one_by_one(a, b, total, limits) * (1 + 1e-9)
+
+
+@settings(REPEATABLE, max_examples=60)
+@given(problem=problems(most_workers=3, most_each=8), data=st.data())
+def test_no_split_at_all_finishes_earlier(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
+    n, total, limits = problem
+    a = data.draw(st.lists(st.floats(0, 10), min_size=n, max_size=n))
+    b = data.draw(st.lists(st.floats(1e-3, 10), min_size=n, max_size=n))
+    ranges = (range(low, high + 1) for low, high in zip(limits.lower, limits.upper, strict=True))
+    best = min(finish(a, b, split) for split in itertools.product(*ranges) if sum(split) == total)
+    assert finish(a, b, fastest_finish(a, b, total, limits)) <= best * (1 + 1e-9)
+
+
+def test_who_needs_long_to_start_gets_less() -> None:
+    assert fastest_finish([0.0, 0.3], [0.1, 0.1], 13) == (8, 5)
+    assert fastest_finish([0.0, 9.0], [0.1, 0.1], 13) == (13, 0)
+
+
+@pytest.mark.parametrize("overhead_s", [0.0, 1e6])
+def test_overheads_that_dwarf_a_sample_still_add_up(overhead_s: float) -> None:
+    b = [1e-6 * (1 + i / 7) for i in range(40)]
+    assert sum(fastest_finish([overhead_s * (1 + i / 1e9) for i in range(40)], b, 10**6)) == 10**6
+
+
+def test_taking_back_takes_from_the_last_to_finish() -> None:
+    shares = [3, 3, 3]
+    apportion._take_back(shares, 2, [0.0, 0.0, 0.0], [1.0, 2.0, 1.9], [0, 0, 0])
+    assert shares == [3, 2, 2]
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "total", "limits", "names"),
+    [
+        ([], 4, None, "0 workers"),
+        ([1.0, -2.0], 4, None, "rank 1 is -2.0"),
+        ([1.0, math.inf], 4, None, "rank 1 is inf"),
+        ([1.0], -1, None, "batch of -1"),
+        ([1.0], MOST_SAMPLES + 1, None, str(MOST_SAMPLES + 1)),
+        ([1.0, 1.0], 4, Limits(lower=(1,), upper=(4,)), "2 workers"),
+        ([1.0, 1.0], 4, Limits(lower=(3, 3), upper=(4, 4)), "global batch of 4"),
+        ([1.0, 1.0], 9, Limits(lower=(1, 1), upper=(4, 4)), "global batch of 9"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(
+    weights: list[float], total: int, limits: Limits | None, names: str
+) -> None:
+    with pytest.raises(ConfigError, match=names):
+        proportional(weights, total, limits)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "names"),
+    [
+        ([0.0], [0.0], "cost per sample of rank 0"),
+        ([0.0], [math.nan], "cost per sample of rank 0"),
+        ([0.0, -1.0], [1.0, 1.0], "overhead of rank 1"),
+        ([0.0, math.nan], [1.0, 1.0], "overhead of rank 1"),
+        ([0.0], [1.0, 1.0], "1 overheads"),
+    ],
+)
+def test_costs_that_make_no_sense_are_refused(a: list[float], b: list[float], names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        fastest_finish(a, b, 4)
