@@ -62,7 +62,7 @@ def events(data: RunData) -> Iterator[Event]:
         for rank, timing in one.timings.items():
             start_us = max(end_us - timing.total_s * 1e6, free_us.get(rank, 0.0))
             yield from _slices(one, timing, start_us)
-            free_us[rank] = max(start_us, end_us)
+            free_us[rank] = start_us + timing.total_s * 1e6
             at_us = max(0.0, end_us - longest_of(one) * 1e6)
             args = {"samples": timing.batch}
             yield {

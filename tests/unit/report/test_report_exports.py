@@ -16,7 +16,7 @@ import pytest
 from sample_runs import SampleRun
 
 from uneven.cli import main
-from uneven.core.records import EventRecord, RunRecord, ScalarRecord
+from uneven.core.records import EventRecord, RunRecord, ScalarRecord, StepRecord
 from uneven.errors import JournalError
 from uneven.journal import Writer, rank_path, read
 from uneven.report import html, tensorboard, trace
@@ -179,6 +179,19 @@ def test_trace_has_tracks_without_overlap(tmp_path: Path) -> None:
     counted = [row for row in rows if row["ph"] == "C" and row["name"] == "share of rank 0"]
     assert [row["args"]["samples"] for row in counted] == [SampleRun().shares(i)[0] for i in range(60)]
     assert [row["name"] for row in rows if row["ph"] == "i"] == ["bad-report", "split", "split"]
+
+
+def test_trace_keeps_steps_apart_that_a_clock_pushed_together(tmp_path: Path) -> None:
+    with Writer(rank_path(tmp_path, 0)) as writer:
+        for iteration in range(3):
+            writer.write(
+                StepRecord(
+                    rank=0, iteration=iteration, epoch=0, batch=8, global_batch=8, data_s=0.0, compute_s=1.0,
+                    exchange_s=0.0, control_s=0.0, ended_at_s=1.7e9 + 0.5 * iteration,
+                )
+            )  # fmt: skip
+    slices = [row for row in trace.events(run_data(read(tmp_path))) if row["ph"] == "X"]
+    assert [(row["ts"], row["dur"]) for row in slices] == [(0.0, 1e6), (1e6, 1e6), (2e6, 1e6)]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
