@@ -56,9 +56,11 @@ class Hysteresis(Balancer):
         present = standing(view)
         if present != view.shares:
             return proposed  # the present ones fit this batch or these limits no longer
-        if not view.ready or proposed.shares == present:
+        if not view.ready:
             return proposed
         self._decisions += 1
+        if proposed.shares == present:
+            return proposed
         needed = self.fraction * max(1.0, _DOUBT / math.sqrt(self._decisions))
         now_s, then_s = iteration_s(present, view), iteration_s(proposed.shares, view)
         gain = 1.0 - then_s / now_s

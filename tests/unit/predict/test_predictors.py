@@ -1,0 +1,71 @@
+"""What each predictor computes; of LB-BSP's acceptance test 5, what applies to these."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from uneven.core.views import Observation
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.predict import EMA, Last, Predictor, predictors
+
+
+def show(predictor: Predictor, *speeds_per_s: float) -> float:
+    for k, speed in enumerate(speeds_per_s):
+        predictor.observe(Observation(iteration=k, samples=64, local_s=64 / speed))
+    return predictor.predict()
+
+
+def test_last_is_the_last() -> None:
+    assert show(Last(), 10, 20, 40) == 40
+
+
+def test_ema_weighs_by_age() -> None:
+    # Weights 1/2, 1/4, 1/8 of 40, 20, 10, normalised by 7/8.
+    assert show(EMA(alpha=0.5), 10, 20, 40) == pytest.approx((20 + 5 + 1.25) / 0.875)
+
+
+def test_ema_follows_the_recursion_in_the_long_run() -> None:
+    predictor = EMA(alpha=0.3)
+    before = show(predictor, *[50.0, 60.0] * 50)
+    assert show(predictor, 100.0) == pytest.approx(0.3 * 100 + 0.7 * before, rel=1e-9)
+
+
+def test_ema_of_alpha_one_is_last() -> None:
+    assert show(EMA(alpha=1), 10, 20, 40) == show(Last(), 10, 20, 40)
+
+
+def test_a_slow_first_iteration_does_not_linger() -> None:
+    assert show(EMA(), 10, *[100.0] * 9) > 95
+
+
+def test_a_spike_moves_ema_by_its_weight_and_is_forgotten() -> None:
+    predictor = EMA()
+    steady = show(predictor, *[100.0] * 50)
+    spike = show(predictor, 20.0)
+    assert spike == pytest.approx(steady - 0.2 * 80, rel=1e-5)
+    assert show(predictor, *[100.0] * 15) == pytest.approx(steady, rel=0.01)
+
+
+def test_last_takes_a_spike_for_the_truth() -> None:
+    assert show(Last(), *[100.0] * 50, 20.0) == 20.0
+
+
+@pytest.mark.parametrize(("predictor", "within"), [(Last(), 1), (EMA(alpha=0.5), 4), (EMA(), 11)])
+def test_a_lasting_slowdown_is_followed(predictor: Predictor, within: int) -> None:
+    show(predictor, *[100.0] * 50)
+    assert show(predictor, *[50.0] * within) == pytest.approx(50, rel=0.1)
+
+
+@pytest.mark.parametrize("alpha", [0, -0.1, 1.1, math.nan, True, "half"])
+def test_alpha_out_of_range_is_refused(alpha: float) -> None:
+    with pytest.raises(ConfigError, match="alpha"):
+        EMA(alpha=alpha)
+
+
+def test_names() -> None:
+    assert isinstance(predictors.resolve("last"), Last)
+    assert predictors.resolve("ema:alpha=0.5").alpha == 0.5  # type: ignore[attr-defined]
+    with pytest.raises(UnknownNameError, match="did you mean 'ema'"):
+        predictors.resolve("emma")
