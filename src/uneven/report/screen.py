@@ -119,7 +119,7 @@ def _workers(state: RunState, summary: Summary, width: int, rows: int) -> Table:
     if wide:
         table.add_column("pred.err", justify="right", no_wrap=True)
     table.add_column("cores", justify="right", no_wrap=True)
-    shares = _batches(state)
+    shares = state.shares()
     biggest = max(shares.values(), default=0) or 1
     for worker in shown:
         table.add_row(*_row(state, worker, shares.get(worker.rank, 0), biggest, bar, wide))
@@ -158,10 +158,6 @@ def stacked(worker: WorkerSummary, width: int) -> Text:
         text.append(cell * (end - start), style=style)
         start = end
     return text.append(" " * (width - start))
-
-
-def _batches(state: RunState) -> dict[int, int]:
-    return {} if state.last is None else {r: timing.batch for r, timing in state.last.timings.items()}
 
 
 def _most_telling(workers: Sequence[WorkerSummary], rows: int) -> list[WorkerSummary]:

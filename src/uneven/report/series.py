@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ class RunData:
     Attributes:
         runs: rank → what its newest start said.
         loads: rank → use of machine and process.
-        scalars: name → values in the order of iterations.
+        scalars: name → values in the order of iterations, the mean where several ranks logged one.
         events: what is worth a line in a list, splits included, in the order of iterations.
     """
 
@@ -65,7 +65,7 @@ def run_data(journal: Journal) -> RunData:
         iterations=iterations,
         summary=summarize(iterations),
         loads=loads,
-        scalars={name: sorted(rows, key=lambda row: row.iteration) for name, rows in scalars.items()},
+        scalars={name: _one_each(rows) for name, rows in scalars.items()},
         splits=[r for r in records if isinstance(r, SplitRecord)],
         events=sorted(events, key=lambda event: (event.iteration, event.at_s)),
         unfinished=journal.unfinished,
@@ -126,6 +126,15 @@ def training_s(iterations: Iterable[Iteration]) -> dict[int, float]:
         clock_s += one.duration_s if one.duration_s == one.duration_s else local
         at[one.iteration] = clock_s
     return at
+
+
+def _one_each(rows: Iterable[ScalarRecord]) -> list[ScalarRecord]:
+    by_iteration: dict[int, list[ScalarRecord]] = {}
+    for row in rows:
+        by_iteration.setdefault(row.iteration, []).append(row)
+    return [
+        replace(same[0], value=mean([row.value for row in same])) for _, same in sorted(by_iteration.items())
+    ]
 
 
 def mean(values: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ class RunState:
     Attributes:
         runs: rank → what its newest start said.
         loads: rank → newest use of machine and process.
-        scalars: name → newest value, as logged by any rank.
+        scalars: name → newest value of the lowest rank that logged it.
         events: the newest, oldest first; plans and ends are left out, splits are put in.
         planned: iterations of the whole run; None if nobody said.
         last: newest finished iteration.
@@ -63,7 +63,9 @@ class RunState:
         elif isinstance(record, LoadRecord):
             self.loads[record.rank] = record
         elif isinstance(record, ScalarRecord):
-            self.scalars[record.name] = record
+            known = self.scalars.get(record.name)
+            if known is None or record.rank <= known.rank:
+                self.scalars[record.name] = record
         elif isinstance(record, SplitRecord):
             self.events.append(record)
         elif isinstance(record, EventRecord):
@@ -87,6 +89,17 @@ class RunState:
     def ended(self) -> bool:
         """Whether rank 0 said so, or everybody that was heard of."""
         return 0 in self._ended or (bool(self.runs) and self._ended >= set(self.runs))
+
+    def shares(self) -> dict[int, int]:
+        """Samples by rank in the newest iteration that was as large as any of late.
+
+        The last iteration of an epoch may be small and says little about the split.
+        """
+        if not self._recent:
+            return {}
+        largest = max(one.global_batch for one in self._recent)
+        newest = next(one for one in reversed(self._recent) if one.global_batch == largest)
+        return {rank: timing.batch for rank, timing in newest.timings.items()}
 
     def now(self) -> Summary:
         """The last :data:`RECENT` iterations."""

@@ -161,6 +161,14 @@ def test_resumed_run_shows_each_logged_value_once(tmp_path: Path) -> None:
     assert [row.iteration for row in data.scalars["loss"]] == list(range(40))
 
 
+def test_what_several_ranks_logged_is_shown_as_the_mean(tmp_path: Path) -> None:
+    SampleRun(iterations=2).write(tmp_path)
+    for rank, value in ((1, 3.0), (2, 5.0)):
+        with Writer(rank_path(tmp_path, rank)) as writer:
+            writer.write(ScalarRecord(rank=rank, iteration=1, at_s=1.7e9 + 2, name="theirs", value=value))
+    assert [row.value for row in run_data(read(tmp_path)).scalars["theirs"]] == [4.0]
+
+
 def test_trace_has_tracks_without_overlap(tmp_path: Path) -> None:
     run = SampleRun(noise=0.2).write(tmp_path / "lab")
     written = trace.write(run, tmp_path / "out" / "lab.json")

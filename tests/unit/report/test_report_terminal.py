@@ -65,6 +65,13 @@ def test_state_knows_plan_pace_and_end(tmp_path: Path) -> None:
     assert state.now().iterations == 30
 
 
+def test_a_small_last_iteration_does_not_pass_for_the_split(tmp_path: Path) -> None:
+    SampleRun(iterations=20).write(tmp_path, end=False)
+    small = SampleRun(iterations=21, global_batch=8)
+    small.write(tmp_path, first=20, start_s=START_S + 3600)
+    assert sum(state_of(tmp_path).shares().values()) == 512
+
+
 def test_no_plan_no_estimate(tmp_path: Path) -> None:
     state = state_of(SampleRun().write(tmp_path))
     state.planned = None
