@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
+import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from uneven.errors import ConfigError
 
@@ -60,9 +65,38 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         )
     if world.size > 1 and "MASTER_ADDR" not in env:
         raise ConfigError(
-            f"WORLD_SIZE={world.size} but MASTER_ADDR is not set: start the script with torchrun or `uneven run`"
+            f"WORLD_SIZE={world.size} but MASTER_ADDR is not set: "
+            f"start the script with torchrun or `uneven run`"
         )
     return world
+
+
+def report_failures(environment: Mapping[str, str] | None = None) -> None:
+    """From now on, write an uncaught exception where torch's launcher looks for it, with the time.
+
+    When one worker fails, its peers fail a moment later because it is missing. The times tell the launcher
+    which failure to show. Without a launcher, or with one of another kind, this does nothing.
+    """
+    env = os.environ if environment is None else environment
+    path = env.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        failure = {
+            "error": kind.__name__,
+            "timestamp": time.time(),
+            "py_callstack": "".join(traceback.format_exception(kind, error, trace)),
+        }
+        message = {"message": {"message": f"{kind.__name__}: {error}", "extraInfo": failure}}
+        try:
+            Path(path).write_text(json.dumps(message), encoding="utf-8")
+        except OSError as problem:
+            print(f"uneven: could not write {path} for the launcher: {problem.strerror}", file=sys.stderr)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

@@ -8,8 +8,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
+
+import uneven
 
 _LINUX = sys.platform == "linux"
 
@@ -133,3 +136,15 @@ def adopted(parents: dict[int, int], family: Iterable[int]) -> list[int]:
         result += new
         grown = bool(new)
     return result
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def import_path() -> str:
+    """``PYTHONPATH`` with which a child imports this very copy of uneven, installed or not."""
+    assert uneven.__file__ is not None
+    here = str(Path(uneven.__file__).parents[1])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))

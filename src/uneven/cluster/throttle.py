@@ -14,12 +14,10 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import uneven
-from uneven.cluster.processes import descendants
+from uneven.cluster.processes import descendants, import_path
 from uneven.cluster.throttle_rule import ShareRule
 from uneven.errors import ConfigError, LaunchError
 
@@ -55,7 +53,7 @@ class Throttle:
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the user's process; this one ends when that has ended
-            env={**os.environ, "PYTHONPATH": _import_path()},
+            env={**os.environ, "PYTHONPATH": import_path()},
         )
         try:
             self.pid: int = self._read()["pid"]  # of the process that stops and continues
@@ -151,10 +149,3 @@ def _continue(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         return
-
-
-def _import_path() -> str:
-    """Lets the helper import this very copy of uneven, installed or not."""
-    assert uneven.__file__ is not None
-    here = str(Path(uneven.__file__).parents[1])
-    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))

@@ -1,0 +1,243 @@
+"""The launcher proper: torch's elastic agent, its workers watched, its failures told in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from uneven.cluster.processes import usable_cores
+from uneven.cluster.throttle import Throttle
+from uneven.cluster.workers import Workers
+from uneven.errors import ConfigError, LaunchError, PeerError
+from uneven.launch import Launch, run_id
+from uneven.rundir import is_ready
+from uneven.world import RUN_VARIABLE
+
+_DEFAULT_PORT = 29500  # torchrun's
+_SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
+_SHUTDOWN_WITHIN_S = "10"
+_CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+
+
+def run(launch: Launch, run_directory: Path | None) -> None:
+    """See :func:`uneven.launch.run`."""
+    count = _local_workers(launch)
+    config = _config(launch, count)
+    if not launch.alone and (
+        launch.nodes[1] == 1 or (config.rdzv_backend == "static" and launch.node_rank == 0)
+    ):
+        _refuse_used_port(config.rdzv_endpoint)
+    if run_directory is not None:
+        run_directory = run_directory.absolute()  # a worker may change its working directory
+    with ExitStack() as stack:
+        logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="uneven-"))
+        config.logs_specs = DefaultLogsSpecs(log_dir=logs)  # only for what a worker writes about its own end
+        stack.enter_context(_environment(_variables(launch, count, run_directory)))
+        stack.enter_context(_quiet_logs(launch.max_restarts))
+        workers = stack.enter_context(_watched(launch, config.run_id, count, run_directory))
+        try:
+            elastic_launch(config, sys.executable)("-u", *(["-m"] if launch.module else []), *launch.target)
+        except ChildFailedError as error:
+            raise _worker_died(error, workers.ended_s) from None
+        except (SignalException, KeyboardInterrupt) as error:
+            number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
+            name = signal.Signals(number).name
+            raise LaunchError(f"stopped by {name}; all workers have ended", 128 + number) from None
+        except (RendezvousError, DistNetworkError, DistStoreError) as error:
+            raise LaunchError(
+                f"the workers could not meet at {config.rdzv_endpoint} ({config.rdzv_backend}): {error}. "
+                f"Is that address right and reachable from every machine, and does each run a launcher?"
+            ) from error
+
+
+def _local_workers(launch: Launch) -> int:
+    match launch.nproc:
+        case None:
+            count = len(launch.shares) or torch.cuda.device_count() or 1
+        case "cpu":
+            count = usable_cores()
+        case "gpu":
+            count = torch.cuda.device_count()
+            if count == 0:
+                raise ConfigError("--nproc-per-node gpu: torch sees no GPU here; give a number, or cpu")
+        case "auto":
+            count = torch.cuda.device_count() or usable_cores()
+        case number:
+            count = int(number)
+    if launch.shares and len(launch.shares) != count:
+        raise ConfigError(f"{len(launch.shares)} shares for {count} workers: give one share per worker")
+    return count
+
+
+def _config(launch: Launch, count: int) -> LaunchConfig:
+    backend, endpoint, configs = launch.rdzv_backend, launch.rdzv_endpoint, {}
+    local_addr = launch.local_addr
+    if launch.alone:
+        backend, endpoint = "c10d", "127.0.0.1:0"
+        local_addr = local_addr or "127.0.0.1"
+    backend = backend or "static"
+    if backend == "static":
+        configs["rank"] = launch.node_rank
+        endpoint = endpoint or f"{launch.master_addr}:{launch.master_port or _DEFAULT_PORT}"
+    values: dict[str, Any] = {
+        "min_nodes": launch.nodes[0],
+        "max_nodes": launch.nodes[1],
+        "nproc_per_node": count,
+        "run_id": run_id(launch),
+        "rdzv_backend": backend,
+        "rdzv_endpoint": endpoint,
+        "rdzv_configs": configs,
+        "max_restarts": launch.max_restarts,
+        "local_addr": local_addr,
+        "shutdown_timeout": _shutdown_within_s(),
+    }
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}  # shutdown_timeout is younger than 2.9
+    return LaunchConfig(**{key: value for key, value in values.items() if key in known})
+
+
+def _shutdown_within_s() -> int:
+    """How long a worker may take to end when it is asked to; then it is killed."""
+    text = os.environ.get(_SHUTDOWN_VARIABLE, _SHUTDOWN_WITHIN_S)
+    if not text.isdigit():
+        raise ConfigError(f"{_SHUTDOWN_VARIABLE}={text!r} must be a whole number of seconds")
+    return int(text)
+
+
+def _refuse_used_port(endpoint: str) -> None:
+    """The launcher of the first machine opens this port; say so before torch waits for it in vain."""
+    host, _, text = endpoint.rpartition(":")
+    port = int(text) if text.isdigit() else 0
+    if not 0 < port < 65536:
+        raise ConfigError(
+            f"{endpoint!r} is not an address: write it as host:port, for instance 127.0.0.1:29500"
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return  # not an address of this machine, or one of another family: torch knows better
+            raise LaunchError(
+                f"port {port} on {host} is in use, by another run perhaps: give another one with "
+                f"--master-port or --rdzv-endpoint, or leave both out and a free one is taken"
+            ) from None
+
+
+def _variables(launch: Launch, count: int, run_directory: Path | None) -> dict[str, str]:
+    """What the workers find in their environment on top of the user's own and torch's."""
+    variables = {} if run_directory is None else {RUN_VARIABLE: str(run_directory)}
+    if "OMP_NUM_THREADS" not in os.environ:
+        # More threads than cores cost more than they bring.
+        variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
+    if launch.alone and "GLOO_SOCKET_IFNAME" not in os.environ:
+        variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    return variables
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    touched = [*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE"]  # torch sets the last one and leaves it
+    before = {name: os.environ.get(name) for name in touched}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _quiet_logs(max_restarts: int) -> Iterator[None]:
+    """Nothing from torch's launcher that our own message says better; restarts are still told."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", *names)]
+    before = [logger.level for logger in loggers]
+    for logger in loggers if max_restarts == 0 else ():
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) -> Iterator[Workers]:
+    with ExitStack() as stack:
+        throttle = (stack.enter_context(Throttle()), launch.shares) if launch.shares else None
+
+        def ready(local_rank: int) -> bool:
+            return not launch.wait_ready or run_directory is None or is_ready(run_directory, local_rank)
+
+        workers = Workers(name, count, throttle=throttle, ready=ready)
+        try:
+            yield workers
+        except BaseException:
+            workers.close(kill=True)
+            raise
+        workers.close(kill=False)
+
+
+def _worker_died(error: ChildFailedError, ended_s: Mapping[int, float]) -> LaunchError:
+    """One line instead of torch's sixty, about the worker that died first."""
+    rank, failure = min(error.failures.items(), key=lambda item: _cause_first(item[1], ended_s))
+    trace = str(_written(failure).get("py_callstack", "")).rstrip()
+    if trace and failure.exitcode < 0:
+        # Its end after the exception took long, so that the launcher ended it, or gloo's threads aborted it.
+        how, code = "ended with an uncaught exception", 1
+    elif failure.exitcode < 0:
+        how, code = f"was killed by {failure.signal_name()}", 128 - failure.exitcode
+    else:
+        how, code = f"ended with exit code {failure.exitcode}", failure.exitcode
+    message = f"rank {rank} (process {failure.pid}) {how}, so the run has been ended"
+    if trace:
+        message += f"; its traceback:\n{trace}"
+    elif failure.exitcode == -signal.SIGKILL:
+        message += "; if nobody did that by hand, the machine was out of memory (see `dmesg`)"
+    else:
+        message += "; what it had to say is above"
+    return LaunchError(message, code)
+
+
+def _cause_first(failure: ProcessFailure, ended_s: Mapping[int, float]) -> tuple[bool, bool, float]:
+    """Sorts the failures of one run so that the cause of the others comes first.
+
+    Whoever complains about a peer is a consequence, and whoever crashed or was killed is not, unless the
+    launcher itself killed it, much later. Then the time counts: that of the exception if the worker wrote it
+    down, else that of its end.
+    """
+    first_s = min(ended_s.values(), default=0.0)
+    end_s = ended_s.get(failure.pid, float("inf"))
+    written = _written(failure)
+    crashed = -failure.exitcode in _CRASHES and end_s - first_s < _shutdown_within_s() / 2
+    began_s = min(float(written.get("timestamp", end_s)), end_s)
+    return written.get("error") == PeerError.__name__, not crashed, began_s
+
+
+def _written(failure: ProcessFailure) -> dict[str, Any]:
+    """What the worker itself wrote about its end, see :func:`uneven.world.report_failures`."""
+    data: Any = failure.error_file_data
+    message = data.get("message") if isinstance(data, dict) else None
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    return extra if isinstance(extra, dict) else {}

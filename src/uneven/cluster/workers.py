@@ -1,0 +1,135 @@
+"""Watches the workers of this machine: finds them, throttles them, remembers who ended first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import psutil
+
+from uneven.cluster.processes import Process
+from uneven.cluster.throttle import Throttle
+from uneven.errors import ConfigError, LaunchError
+
+_LOOK_EVERY_S = 0.05
+_LOOK_RARELY_S = 0.2  # all workers are known; only a restart brings new ones
+
+
+class Workers:
+    """The children of this process that belong to one run, from the start of the launcher to its end.
+
+    A thread looks for them and waits for their ends. When a worker dies, its peers die of that a moment
+    later; the order of the ends tells the cause from its consequences.
+
+    Args:
+        run_id: what the launcher calls the run; every worker has it in its environment.
+        count: how many workers there will be on this machine.
+        throttle: the throttle and the share of each local rank, if they are unequal on purpose.
+        ready: whether a local rank may be throttled yet.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        count: int,
+        *,
+        throttle: tuple[Throttle, tuple[float, ...]] | None = None,
+        ready: Callable[[int], bool] = lambda local_rank: True,
+    ) -> None:
+        self._run_id = run_id
+        self._count = count
+        self._throttle = throttle
+        self._ready = ready
+        self._alive: dict[int, Process] = {}
+        self._unthrottled: dict[int, int] = {}
+        self._seen: set[int] = set()
+        self._ended_s: dict[int, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="uneven-workers")
+        self._thread.start()
+
+    @property
+    def ended_s(self) -> dict[int, float]:
+        """Process id of each worker that has ended → when that was noticed, Unix time."""
+        return dict(self._ended_s)
+
+    def close(self, *, kill: bool) -> None:
+        """Stop watching; with ``kill``, end what is left of every worker's process group first."""
+        self._over.set()
+        self._thread.join()
+        for pid in self._seen if kill else ():
+            with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+                os.killpg(pid, signal.SIGKILL)
+        for process in self._alive.values():
+            process.close()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            self._find()
+            self._slow_down()
+            if not self._alive:
+                self._over.wait(_LOOK_EVERY_S)
+                continue
+            complete = len(self._alive) == self._count and not self._unthrottled
+            self._bury(_LOOK_RARELY_S if complete else _LOOK_EVERY_S)
+        self._bury(0.0)
+
+    def _find(self) -> None:
+        for child in psutil.Process().children():
+            if child.pid in self._seen:
+                continue
+            try:
+                environment = child.environ()
+                if environment.get("TORCHELASTIC_RUN_ID") != self._run_id:
+                    continue  # not ours, or not yet: between fork and exec it has the launcher's environment
+                self._alive[child.pid] = Process(child.pid)
+            except (psutil.Error, OSError):
+                continue
+            self._seen.add(child.pid)
+            self._unthrottled[child.pid] = int(environment["LOCAL_RANK"])
+
+    def _slow_down(self) -> None:
+        if self._throttle is None:
+            self._unthrottled.clear()
+            return
+        throttle, shares = self._throttle
+        for pid, local_rank in list(self._unthrottled.items()):
+            if not self._ready(local_rank):
+                continue
+            del self._unthrottled[pid]
+            try:
+                throttle.limit(pid, shares[local_rank])
+            except ConfigError:
+                continue  # it has ended in between
+            except LaunchError as error:
+                print(f"uneven: {error}", file=sys.stderr)
+                self._throttle = None
+                return
+
+    def _bury(self, wait_s: float) -> None:
+        """Wait for an end, note it, and forget the process."""
+        for pid in _wait(self._alive, wait_s, self._over):
+            self._ended_s[pid] = time.time()
+            self._alive.pop(pid).close()
+            self._unthrottled.pop(pid, None)
+
+
+def _wait(processes: dict[int, Process], wait_s: float, over: threading.Event) -> list[int]:
+    """Those that end within ``wait_s``, as soon as there is one."""
+    if not processes:
+        return []
+    if sys.platform != "linux":
+        over.wait(wait_s)
+        return [pid for pid, process in processes.items() if process.gone()]
+    import select
+
+    poll = select.poll()
+    for process in processes.values():
+        poll.register(process.descriptor, select.POLLIN)
+    ended = {descriptor for descriptor, _ in poll.poll(wait_s * 1000)}
+    return [pid for pid, process in processes.items() if process.descriptor in ended]

@@ -1,0 +1,127 @@
+"""The run directory: what the launcher writes for the workers to read. Imports no torch.
+
+``run.toml`` holds the settings that were asked for, layer by layer, strongest first::
+
+    [[layer]]
+    source = "command line"
+    [layer.run]
+    balance = "lb-bsp"
+
+    [[layer]]
+    source = "uneven.toml"
+    [layer.run]
+    seed = 7
+
+The journal of each rank lies beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from uneven.config import checked, from_toml, to_toml
+from uneven.errors import ConfigError, JournalError
+
+Layers = dict[str, dict[str, Any]]
+"""Where it was said → key → value, strongest first."""
+
+COMMAND_LINE = "command line"
+SETTINGS = "run.toml"
+FILE = "uneven.toml"
+"""Read from the working directory where nothing else is named."""
+
+
+def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
+    """A directory that does not exist yet, named after the time and the script or module ``target``."""
+    name = Path(target).stem if target.endswith(".py") else target.rpartition(".")[2] or target
+    stem = f"{now:%Y-%m-%d-%H%M%S}-{name}"
+    path, number = parent / stem, 1
+    while path.exists():
+        number += 1
+        path = parent / f"{stem}-{number}"
+    return path
+
+
+def create(directory: Path, layers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make the directory and write the layers into it. An empty layer is left out.
+
+    Raises:
+        ConfigError: a key or a value is wrong, or the directory holds a run already.
+        JournalError: it cannot be written.
+    """
+    text = "\n".join(_layer(source, values) for source, values in layers.items() if values)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / SETTINGS).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(
+            f"{directory} holds a run already (or is a file): name another directory with --run-dir, "
+            f"or leave it out"
+        ) from None
+    except OSError as error:
+        raise JournalError(f"cannot write {directory / SETTINGS}: {error.strerror}") from error
+
+
+def load_layers(run_directory: Path | None) -> Layers:
+    """What the launcher was told; without a launcher, what ``uneven.toml`` in the working directory says.
+
+    Raises:
+        ConfigError: a file cannot be understood, naming it.
+        JournalError: a file cannot be read.
+    """
+    if run_directory is None:
+        return file_layer(None)
+    path = run_directory / SETTINGS
+    if not path.is_file():
+        return {}
+    try:
+        document = tomllib.loads(_read(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return {layer["source"]: checked(layer["run"], layer["source"]) for layer in document.get("layer", [])}
+
+
+def file_layer(path: Path | None) -> Layers:
+    """The settings in ``path``, or in ``uneven.toml`` of the working directory if there is one.
+
+    Raises:
+        ConfigError: it cannot be understood.
+        JournalError: it cannot be read.
+    """
+    if path is None:
+        path = Path(FILE)
+        if not path.is_file():
+            return {}
+    return {str(path): from_toml(_read(path), str(path))}
+
+
+def mark_ready(run_directory: Path, local_rank: int) -> None:
+    """Say that this worker has imported what it needs; a launcher that waits for it throttles it now."""
+    _ready(run_directory, local_rank).touch()
+
+
+def is_ready(run_directory: Path, local_rank: int) -> bool:
+    """Whether the worker has said so."""
+    return _ready(run_directory, local_rank).exists()
+
+
+def _ready(run_directory: Path, local_rank: int) -> Path:
+    return run_directory / f"ready-{local_rank}"
+
+
+def _layer(source: str, values: Mapping[str, Any]) -> str:
+    # A JSON string is a TOML string too.
+    return f"[[layer]]\nsource = {json.dumps(source)}\n" + to_toml(values).replace("[run]", "[layer.run]", 1)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,261 @@
+"""The launcher with real workers. Each test starts one launcher, which costs a few seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from uneven import launch, rundir
+from uneven.cluster.processes import descendants, import_path
+from uneven.errors import LaunchError
+
+pytestmark = pytest.mark.slow
+
+# Workers that need no torch are there at once; what they leave is one file each.
+WORKER = """
+import json, os, sys, time
+{imports}
+run, rank = os.environ["UNEVEN_RUN"], os.environ["RANK"]
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+told = {{name: os.environ[name] for name in names}}
+with open(os.path.join(run, rank + ".part"), "w") as file:
+    json.dump({{"pid": os.getpid(), "argv": sys.argv[1:], **told}}, file)
+os.rename(file.name, os.path.join(run, rank + ".json"))
+{then}
+"""
+
+
+def script(directory: Path, then: str = "", imports: str = "") -> str:
+    path = directory / "worker.py"
+    path.write_text(WORKER.format(then=then, imports=imports))
+    return str(path)
+
+
+def reports(run: Path, count: int) -> list[dict[str, object]]:
+    """What the workers left, once all of them have."""
+    paths = [run / f"{rank}.json" for rank in range(count)]
+    assert until(lambda: all(path.exists() for path in paths))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def until(happens: Callable[[], bool], within_s: float = 60.0) -> bool:
+    end = time.monotonic() + within_s
+    while not happens():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def uneven(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "uneven", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": import_path()},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_the_command_line_starts_workers_and_leaves_their_arguments_alone(tmp_path: Path) -> None:
+    script(tmp_path)
+    arguments = ["--epochs", "3", "--nproc", "9", "-x", "--", "--help"]
+    done = uneven(
+        "run", "--nproc", "2", "--sync", "bsp", "--seed", "5", "worker.py", *arguments, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.endswith("-worker")
+    assert rundir.load_layers(run) == {"command line": {"sync": "bsp", "seed": 5}}
+    told = reports(run, 2)
+    assert [worker["argv"] for worker in told] == [arguments, arguments]
+    assert [worker["RANK"] for worker in told] == ["0", "1"]
+    assert {worker["MASTER_ADDR"] for worker in told} == {"127.0.0.1"}
+    assert done.stderr.count("\n") == 1  # where the run directory is, and nothing else
+    assert str(run.relative_to(tmp_path)) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("dying", "code", "said"),
+    [
+        ("raise ValueError('a bad label')", 1, "rank 1 (process {pid}) ended with exit code 1"),
+        ("os._exit(7)", 7, "rank 1 (process {pid}) ended with exit code 7"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 (process {pid}) was killed by SIGKILL"),
+    ],
+)
+def test_a_worker_that_dies_ends_the_run(tmp_path: Path, dying: str, code: int, said: str) -> None:
+    then = f"if rank == '1':\n    time.sleep(0.5)\n    {dying}\ntime.sleep(600)"
+    target = script(tmp_path, then)
+    run, output = tmp_path / "run", tmp_path / "output.txt"
+    assert launch.local([target], 3, run_directory=run, output=output, timeout_s=100) == code
+    workers = reports(run, 3)
+    text = output.read_text()
+    assert said.format(pid=workers[1]["pid"]) in text
+    assert text.count("Traceback") == ("raise" in dying)
+    assert ("ValueError: a bad label" in text) == ("raise" in dying)
+    assert len(text.splitlines()) < 12
+    assert all(ended(int(str(worker["pid"]))) for worker in workers)
+
+
+def test_the_cause_is_told_from_its_consequences(tmp_path: Path) -> None:
+    """Ranks that miss a peer end sooner than the peer itself, whose end takes long; the cause is named."""
+    then = """
+from uneven.errors import PeerError
+from uneven.world import report_failures
+report_failures()
+mark = os.path.join(run, "failing")
+if rank == "2":
+    import atexit
+    atexit.register(time.sleep, 1.5)
+    open(mark, "w").close()
+    raise ValueError("a bad label")
+while not os.path.exists(mark): time.sleep(0.01)
+time.sleep(0.1)
+raise (PeerError if rank == "0" else RuntimeError)("rank 2 is missing")
+"""
+    run, output = tmp_path / "run", tmp_path / "output.txt"
+    assert launch.local([script(tmp_path, then)], 3, run_directory=run, output=output, timeout_s=100) == 1
+    last = output.read_text().rpartition("error: ")[2]
+    assert last.startswith("rank 2 (process ")
+    assert "ValueError: a bad label" in last
+
+
+def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:
+    target = script(tmp_path, "while True: pass")
+    run, output = tmp_path / "run", tmp_path / "output.txt"
+    options = launch.Launch(target=(target,), nproc="2", shares=(0.5, 0.05))
+    with launch.start(options, run_directory=run, output=output) as launcher:
+        workers = [int(str(worker["pid"])) for worker in reports(run, 2)]
+        below = descendants(launcher.pid)
+        assert set(workers) < set(below)
+        os.kill(launcher.pid, signal.SIGINT)
+        assert launcher.wait(60) == 128 + signal.SIGINT
+    assert until(lambda: all(ended(pid) for pid in below), 5)
+    assert "stopped by SIGINT" in output.read_text()
+
+
+def test_stop_ends_everything_even_if_workers_will_not_listen(tmp_path: Path) -> None:
+    target = script(
+        tmp_path, "time.sleep(600)", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    )
+    run = tmp_path / "run"
+    patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
+    options = launch.Launch(target=(target,), nproc="2")
+    with launch.start(options, run_directory=run, env=patience) as launcher:
+        workers = [int(str(worker["pid"])) for worker in reports(run, 2)]
+        with pytest.raises(LaunchError, match=r"has not ended within 0\.1 s"):
+            launcher.wait(0.1)
+        launcher.stop()
+        assert all(ended(pid) for pid in workers)
+        assert launcher.poll() is not None
+
+
+BUSY = """
+from uneven import rundir
+from pathlib import Path
+before = time.process_time()
+while time.process_time() < before + 0.3: pass
+open(os.path.join(run, rank + ".free"), "w").close()
+rundir.mark_ready(Path(run), int(rank))
+while True: pass
+"""
+
+
+def test_shares_hold_from_the_moment_a_worker_is_ready(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = launch.Launch(target=(script(tmp_path, BUSY),), shares=(0.3, 0.1), wait_ready=True)
+    with launch.start(options, run_directory=run):
+        told = reports(run, 2)
+        pids = [int(str(worker["pid"])) for worker in told]
+        assert {worker["OMP_NUM_THREADS"] for worker in told} == {"1"}
+        seen: dict[int, set[str]] = {pid: set() for pid in pids}
+
+        def both_were_stopped() -> bool:
+            for pid in pids:
+                seen[pid].add(psutil.Process(pid).status())
+            return all(psutil.STATUS_STOPPED in statuses for statuses in seen.values())
+
+        assert until(both_were_stopped)
+        assert all((run / f"{rank}.free").exists() for rank in range(2))
+        before, began = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids], time.monotonic()
+        time.sleep(2.0)
+        took = time.monotonic() - began
+        used = [sum(psutil.Process(pid).cpu_times()[:2]) - cpu for pid, cpu in zip(pids, before, strict=True)]
+    # psutil counts in hundredths of a second; the throttle's own test is the exact one
+    assert used[0] <= 0.3 * took * 1.05 + 0.02
+    assert used[1] <= 0.1 * took * 1.05 + 0.02
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
+    script(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = uneven("run", "--nproc", "2", "--master-port", str(port), "worker.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in done.stderr
+    assert "--master-port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_given_port_is_used(tmp_path: Path) -> None:
+    then = "print('port', os.environ['MASTER_PORT'], flush=True)"
+    target = script(tmp_path, then)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    output = tmp_path / "output.txt"
+    options = launch.Launch(target=(target,), nproc="2", master_port=port)
+    with launch.start(options, run_directory=tmp_path / "run", output=output) as launcher:
+        assert launcher.wait(60) == 0, output.read_text()
+    assert output.read_text().count(f"port {port}\n") == 2
+
+
+def test_two_machines_meet(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    target, run = script(tmp_path), tmp_path / "run"
+    machines = [
+        launch.start(
+            launch.Launch(target=(target,), nproc="1", nnodes="2", node_rank=node, master_port=port),
+            run_directory=run,
+        )
+        for node in range(2)
+    ]
+    try:
+        assert [machine.wait(80) for machine in machines] == [0, 0]
+    finally:
+        for machine in machines:
+            machine.stop()
+    assert [worker["WORLD_SIZE"] for worker in reports(run, 2)] == ["2", "2"]
+
+
+def test_modules_and_mistakes(tmp_path: Path) -> None:
+    script(tmp_path)
+    done = uneven("run", "--run-dir", "here", "-m", "worker", "--flag", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (told,) = reports(tmp_path / "here", 1)
+    assert told["argv"] == ["--flag"]
+    again = uneven("run", "--run-dir", "here", "worker.py", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "here holds a run already" in again.stderr
+    wrong = uneven("run", "--sync", "bps", "worker.py", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "did you mean 'bsp'" in wrong.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from uneven import rundir
+from uneven.errors import ConfigError, JournalError, UnknownNameError
+
+
+def test_layers_come_back_strongest_first(tmp_path: Path) -> None:
+    layers = {
+        "command line": {"balance": "static:shares=0.6/0.4", "timeout_s": 9.5},
+        'a "quoted" \\ file.toml': {"seed": 7, "sync": "bsp"},
+        "nothing said here": {},
+    }
+    rundir.create(tmp_path / "runs" / "one", layers)
+    back = rundir.load_layers(tmp_path / "runs" / "one")
+    assert list(back.items()) == list(layers.items())[:2]
+
+
+def test_no_layers(tmp_path: Path) -> None:
+    rundir.create(tmp_path / "run", {"command line": {}})
+    assert rundir.load_layers(tmp_path / "run") == {}
+    assert rundir.load_layers(tmp_path) == {}  # a directory that only holds a journal
+
+
+def test_without_a_launcher_the_file_in_the_working_directory_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert rundir.load_layers(None) == {}
+    Path("uneven.toml").write_text('[run]\nbalance = "even"\n')
+    assert rundir.load_layers(None) == {"uneven.toml": {"balance": "even"}}
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    rundir.create(tmp_path / "run", {"command line": {"seed": 1}})
+    with pytest.raises(ConfigError, match=r"run holds a run already.*--run-dir"):
+        rundir.create(tmp_path / "run", {})
+    with pytest.raises(UnknownNameError, match="'sed'; did you mean 'seed'"):
+        rundir.create(tmp_path / "other", {"command line": {"sed": 1}})
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(JournalError, match=r"cannot read .*none\.toml"):
+        rundir.file_layer(tmp_path / "none.toml")
+    (tmp_path / "run" / "run.toml").write_text("[[layer")
+    with pytest.raises(ConfigError, match=r"run\.toml"):
+        rundir.load_layers(tmp_path / "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="or is a file"):
+        rundir.create(tmp_path / "file", {})
+
+
+def test_new_directories_are_named_after_time_and_target(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    first = rundir.new_path("some/where/train.py", now, tmp_path)
+    assert first == tmp_path / "2026-01-02-030405-train"
+    first.mkdir()
+    assert rundir.new_path("train.py", now, tmp_path).name == "2026-01-02-030405-train-2"
+    assert rundir.new_path("package.module", now, tmp_path).name == "2026-01-02-030405-module"
+
+
+def test_ready_marks(tmp_path: Path) -> None:
+    rundir.mark_ready(tmp_path, 1)
+    assert rundir.is_ready(tmp_path, 1)
+    assert not rundir.is_ready(tmp_path, 0)
