@@ -92,18 +92,14 @@ def per_worker(
     data = []
     for position, (rank, one) in enumerate(series.items()):
         tint, name = colour(position, len(series)), f"rank {rank}"
-        shape = {"line": {"color": tint, "width": 1.6, "shape": "hv" if field == "batch" else "linear"}}
+        shape = {"line": {"color": tint, "width": 1.6, "shape": "hv" if field == "share_percent" else "linear"}}
         data.append(
-            _line(one.iteration, getattr(one, field), name, tint)
-            | shape
-            | {"legendgroup": name, "mode": "lines"}
+            _line(one.iteration, getattr(one, field), name, tint) | shape | {"legendgroup": name, "mode": "lines"}
         )
         if dotted:
             extra = {"line": {"color": tint, "width": 1.4, "dash": "dot"}, "showlegend": False}
             values = getattr(one, dotted)
-            data.append(
-                _line(one.iteration, values, f"{name} predicted", tint) | extra | {"legendgroup": name}
-            )
+            data.append(_line(one.iteration, values, f"{name} predicted", tint) | extra | {"legendgroup": name})
     layout = _layout(y_title) | {"showlegend": len(series) <= LINES_UP_TO}
     layout["yaxis"]["rangemode"] = "tozero"
     return {"data": data, "layout": layout}
@@ -112,10 +108,7 @@ def per_worker(
 def prediction_map(series: Mapping[int, WorkerSeries]) -> Figure:
     """How far measured speeds were off the predicted ones, a row per worker."""
     rows = [
-        [
-            100 * (ratio(seen, said) - 1)
-            for seen, said in zip(one.speed_per_s, one.predicted_per_s, strict=True)
-        ]
+        [100 * (ratio(seen, said) - 1) for seen, said in zip(one.speed_per_s, one.predicted_per_s, strict=True)]
         for one in series.values()
     ]
     figure = _map(series, rows, "measured ÷ predicted − 1, %", _AROUND_ZERO)

@@ -38,8 +38,8 @@ def report(run: Path) -> str:
         page.figure("Where each worker's time goes", areas, _AREAS_NOTE)
         page.figure(
             "Share of the global batch",
-            figures.per_worker(data, series, "batch", "samples per iteration"),
-            "How many samples of every iteration each worker takes.",
+            figures.per_worker(data, series, "share_percent", "% of the global batch"),
+            "How much of every iteration each worker takes; a flat line is a split that stays.",
         )
         _add_speeds(page, data, series)
         page.figure(
@@ -89,7 +89,7 @@ def comparison(
         page.figure(f"{name}: each worker's time", figures.time_areas(one, series, top_s))
         page.figure(
             f"{name}: share of the global batch",
-            figures.per_worker(one, series, "batch", "samples per iteration"),
+            figures.per_worker(one, series, "share_percent", "% of the global batch"),
         )
     return page.html()
 
@@ -182,12 +182,8 @@ def _add_speeds(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) ->
 def _add_loads(page: Page, run: RunData) -> None:
     page.figure("Cores in use by the worker", figures.loads(run, "cores", lambda row: row.process_cpu))
     page.figure("CPU of the machine", figures.loads(run, "% of all cores", lambda row: 100 * row.machine_cpu))
-    page.figure(
-        "Memory of the worker", figures.loads(run, "memory, GB", lambda row: row.process_memory_bytes / 1e9)
-    )
-    page.figure(
-        "Memory of the machine", figures.loads(run, "% of memory", lambda row: 100 * row.machine_memory)
-    )
+    page.figure("Memory of the worker", figures.loads(run, "memory, GB", lambda row: row.process_memory_bytes / 1e9))
+    page.figure("Memory of the machine", figures.loads(run, "% of memory", lambda row: 100 * row.machine_memory))
     page.figure("GPU", figures.loads(run, "% in use", lambda row: None if row.gpu is None else 100 * row.gpu))
     page.figure(
         "Memory of the GPU",

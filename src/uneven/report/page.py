@@ -63,8 +63,7 @@ class Page:
     def cards(self, values: Iterable[tuple[str, str]]) -> None:
         """Key numbers: pairs of value and meaning."""
         cards = "".join(
-            f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
-            for value, what in values
+            f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for value, what in values
         )
         self._parts.append(f'<div class="cards">{cards}</div>')
 

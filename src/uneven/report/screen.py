@@ -126,14 +126,10 @@ def _workers(state: RunState, summary: Summary, width: int, rows: int) -> Table:
     return table
 
 
-def _row(
-    state: RunState, worker: WorkerSummary, batch: int, biggest: int, bar: int, wide: bool
-) -> list[str | Text]:
+def _row(state: RunState, worker: WorkerSummary, batch: int, biggest: int, bar: int, wide: bool) -> list[str | Text]:
     run, load = state.runs.get(worker.rank), state.loads.get(worker.rank)
     room = max(1, bar - 6)
-    share = Text.assemble(
-        f"{batch:>5} ", ("■" * max(1 if batch else 0, round(room * batch / biggest)), "cyan")
-    )
+    share = Text.assemble(f"{batch:>5} ", ("■" * max(1 if batch else 0, round(room * batch / biggest)), "cyan"))
     row: list[str | Text] = [
         str(worker.rank),
         escape(run.host if run else "?"),
@@ -207,9 +203,7 @@ def _event(event: EventRecord | SplitRecord, width: int) -> Text:
     kind, message = ("split", split_message(event)) if isinstance(event, SplitRecord) else (event.event, "")
     if isinstance(event, EventRecord):
         message = f"rank {event.rank}: {event.message}"
-    text = Text.assemble(
-        (f"{event.iteration:>7} ", "dim"), (kind, _EVENT_STYLES.get(kind, "bold red")), f" {message}"
-    )
+    text = Text.assemble((f"{event.iteration:>7} ", "dim"), (kind, _EVENT_STYLES.get(kind, "bold red")), f" {message}")
     text.truncate(width, overflow="ellipsis")
     return text
 

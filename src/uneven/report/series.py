@@ -77,7 +77,7 @@ class WorkerSeries:
     """One worker's means over stretches of iterations; NaN in a stretch that it had no part in."""
 
     iteration: Column = field(default_factory=list)
-    batch: Column = field(default_factory=list)
+    share_percent: Column = field(default_factory=list)
     data_s: Column = field(default_factory=list)
     compute_s: Column = field(default_factory=list)
     wait_s: Column = field(default_factory=list)
@@ -100,7 +100,9 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
         timings = [one.timings[rank] for one in piece if rank in one.timings]
         predicted = [one.predicted_per_s[rank] for one in piece if rank < len(one.predicted_per_s)]
         series.iteration.append(piece[len(piece) // 2].iteration)
-        for name in ("batch", "data_s", "compute_s", "wait_s", "communicate_s"):
+        took = [(one.timings[rank].batch, one.global_batch) for one in piece if rank in one.timings]
+        series.share_percent.append(100 * ratio(sum(batch for batch, _ in took), sum(of for _, of in took)))
+        for name in ("data_s", "compute_s", "wait_s", "communicate_s"):
             getattr(series, name).append(_mean_of(timings, name))
         samples, local_s = sum(t.batch for t in timings), sum(t.local_s for t in timings)
         series.speed_per_s.append(ratio(samples, local_s))
@@ -108,14 +110,10 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
     return series
 
 
-def thinned(
-    rows: Sequence[T], most: int, x: Callable[[T], float], y: Callable[[T], float]
-) -> tuple[Column, Column]:
+def thinned(rows: Sequence[T], most: int, x: Callable[[T], float], y: Callable[[T], float]) -> tuple[Column, Column]:
     """Two columns: the middle x and the mean y of each stretch."""
     pieces = stretches(rows, most)
-    return [x(piece[len(piece) // 2]) for piece in pieces], [
-        mean([y(row) for row in piece]) for piece in pieces
-    ]
+    return [x(piece[len(piece) // 2]) for piece in pieces], [mean([y(row) for row in piece]) for piece in pieces]
 
 
 def training_s(iterations: Iterable[Iteration]) -> dict[int, float]:
@@ -132,9 +130,7 @@ def _one_each(rows: Iterable[ScalarRecord]) -> list[ScalarRecord]:
     by_iteration: dict[int, list[ScalarRecord]] = {}
     for row in rows:
         by_iteration.setdefault(row.iteration, []).append(row)
-    return [
-        replace(same[0], value=mean([row.value for row in same])) for _, same in sorted(by_iteration.items())
-    ]
+    return [replace(same[0], value=mean([row.value for row in same])) for _, same in sorted(by_iteration.items())]
 
 
 def mean(values: Sequence[float]) -> float:

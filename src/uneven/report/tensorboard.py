@@ -26,9 +26,7 @@ def write(run: Path, folder: Path) -> int:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise JournalError(
-            f"TensorBoard is not installed ({error}): pip install 'uneven[tensorboard]'"
-        ) from error
+        raise JournalError(f"TensorBoard is not installed ({error}): pip install 'uneven[tensorboard]'") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writer = SummaryWriter(str(folder))
@@ -45,9 +43,7 @@ def write(run: Path, folder: Path) -> int:
 
 def _values(data: RunData) -> list[tuple[str, float, int, float]]:
     values = [
-        (f"user/{name}", row.value, row.iteration, row.at_s)
-        for name, rows in data.scalars.items()
-        for row in rows
+        (f"user/{name}", row.value, row.iteration, row.at_s) for name, rows in data.scalars.items() for row in rows
     ]
     for one in data.iterations:
         at = (one.iteration, one.ended_at_s)

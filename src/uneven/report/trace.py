@@ -44,9 +44,7 @@ def write(run: Path, path: Path) -> int:
                 out.write(("\n" if written == 1 else ",\n") + json.dumps(event, separators=(",", ":")))
             out.write("\n]}\n")
     except OSError as error:
-        raise JournalError(
-            f"cannot write {path} ({error.strerror}): name another file with --trace"
-        ) from error
+        raise JournalError(f"cannot write {path} ({error.strerror}): name another file with --trace") from error
     return written
 
 

@@ -68,11 +68,10 @@ def test_report_has_every_picture_and_needs_no_network(tmp_path: Path) -> None:
 
 def test_pictures_have_axis_names_and_steady_colours(tmp_path: Path) -> None:
     seen = Seen(html.report(SampleRun(noise=0.1).write(tmp_path)))
-    by_title = dict(
-        zip([h for h in seen.headings if h not in ("Workers", "Events")], seen.figures, strict=True)
-    )
+    by_title = dict(zip([h for h in seen.headings if h not in ("Workers", "Events")], seen.figures, strict=True))
     shares, speeds = by_title["Share of the global batch"], by_title["Speed and its prediction"]
-    assert shares["layout"]["yaxis"]["title"]["text"] == "samples per iteration"
+    assert shares["layout"]["yaxis"]["title"]["text"] == "% of the global batch"
+    assert sum(line["y"][-1] for line in shares["data"]) == pytest.approx(100, rel=1e-3)
     assert shares["layout"]["xaxis"]["title"]["text"] == "iteration"
     tints = {line["legendgroup"]: line["line"]["color"] for line in shares["data"]}
     assert tints == {line["legendgroup"]: line["line"]["color"] for line in speeds["data"]}
@@ -175,9 +174,7 @@ def test_trace_has_tracks_without_overlap(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out" / "lab.json").read_text())
     rows = document["traceEvents"]
     assert len(rows) == written
-    assert [r["args"]["name"] for r in rows if r["name"] == "thread_name"] == [
-        f"rank {i} (node0)" for i in range(4)
-    ]
+    assert [r["args"]["name"] for r in rows if r["name"] == "thread_name"] == [f"rank {i} (node0)" for i in range(4)]
     assert all(row["ts"] >= 0 for row in rows if row["ph"] != "M")
     for rank in range(4):
         slices = [row for row in rows if row["ph"] == "X" and row["tid"] == rank + 1]

@@ -50,9 +50,7 @@ def drawn(what: object, width: int) -> list[str]:
 
 
 def test_state_knows_plan_pace_and_end(tmp_path: Path) -> None:
-    state = state_of(
-        SampleRun(speeds_per_s=(100.0,), iterations=50, global_batch=100).write(tmp_path, end=False)
-    )
+    state = state_of(SampleRun(speeds_per_s=(100.0,), iterations=50, global_batch=100).write(tmp_path, end=False))
     state.planned = 150
     assert state.last is not None
     assert state.last.iteration == 48  # the newest is held back while the run goes on
