@@ -25,15 +25,11 @@ def report(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Also write a trace for ui.perfetto.dev.", show_default=False
-        ),
+        typer.Option("--trace", metavar="FILE", help="Also write a trace for ui.perfetto.dev.", show_default=False),
     ] = None,
     tensorboard: Annotated[
         Path | None,
-        typer.Option(
-            "--tensorboard", metavar="DIR", help="Also write scalars for TensorBoard.", show_default=False
-        ),
+        typer.Option("--tensorboard", metavar="DIR", help="Also write scalars for TensorBoard.", show_default=False),
     ] = None,
 ) -> None:
     """Write a run's HTML report, pictures included.

@@ -13,9 +13,7 @@ def watch(
         Path | None,
         typer.Argument(help="Run directory. By default the newest one under ./runs.", show_default=False),
     ] = None,
-    every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.05, help="Time between two looks.")
-    ] = 0.5,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.05, help="Time between two looks.")] = 0.5,
 ) -> None:
     """Look at a run, live or afterwards, in the terminal.
 

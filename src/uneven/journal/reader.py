@@ -35,10 +35,7 @@ class Journal:
     @property
     def lives(self) -> dict[int, tuple[RunRecord, ...]]:
         """Rank → what each start said about itself."""
-        return {
-            rank: tuple(r for r in records if isinstance(r, RunRecord))
-            for rank, records in self.ranks.items()
-        }
+        return {rank: tuple(r for r in records if isinstance(r, RunRecord)) for rank, records in self.ranks.items()}
 
 
 def read(run: Path) -> Journal:

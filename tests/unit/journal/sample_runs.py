@@ -67,9 +67,7 @@ class SampleRun:
         for rank in ranks:
             if end:
                 writers[rank].write(
-                    EventRecord(
-                        rank=rank, iteration=self.iterations, at_s=at_s, event=END, message="finished"
-                    )
+                    EventRecord(rank=rank, iteration=self.iterations, at_s=at_s, event=END, message="finished")
                 )
             writers[rank].close()
         return run
@@ -144,9 +142,7 @@ class SampleRun:
         writer.write(ScalarRecord(rank=0, iteration=iteration, at_s=at_s, name="loss", value=loss))
         if (iteration + 1) % self.per_epoch == 0:
             accuracy = 1 - loss / 2.5
-            writer.write(
-                ScalarRecord(rank=0, iteration=iteration, at_s=at_s, name="accuracy", value=accuracy)
-            )
+            writer.write(ScalarRecord(rank=0, iteration=iteration, at_s=at_s, name="accuracy", value=accuracy))
         if iteration == self.iterations // 2 and len(self.speeds_per_s) > 1:
             writer.write(
                 EventRecord(

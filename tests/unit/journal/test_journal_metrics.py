@@ -61,9 +61,7 @@ def test_summary_of_a_balanced_run(tmp_path: Path) -> None:
 
 
 def test_summary_of_an_even_run_waits(tmp_path: Path) -> None:
-    sample = SampleRun(
-        speeds_per_s=(300.0, 100.0), global_batch=400, balanced=False, data_s=0.0, iterations=10
-    )
+    sample = SampleRun(speeds_per_s=(300.0, 100.0), global_batch=400, balanced=False, data_s=0.0, iterations=10)
     summary = summarize(iterations(read(sample.write(tmp_path)).records()))
     fast, slow = summary.workers
     assert fast.wait_share == pytest.approx((2 - 2 / 3) / 2.01)
@@ -127,9 +125,7 @@ def test_following_gives_the_same_as_reading(tmp_path: Path) -> None:
     SampleRun(iterations=12, noise=0.1).write(tmp_path / "whole")
     whole = iterations(read(tmp_path / "whole").records())
     follower, join, taken = Follower(tmp_path / "grows"), Join(), []
-    lines = {
-        rank: rank_path(tmp_path / "whole", rank).read_bytes().splitlines(keepends=True) for rank in range(4)
-    }
+    lines = {rank: rank_path(tmp_path / "whole", rank).read_bytes().splitlines(keepends=True) for rank in range(4)}
     (tmp_path / "grows" / "journal").mkdir(parents=True)
     while any(lines.values()):
         for rank, rest in lines.items():
