@@ -1,8 +1,8 @@
 """Claim: a split for 10,000 workers is decided in less than 10 ms.
 
 ``python -m bench.micro_split`` prints one JSON line. Speeds are log-normal; "tight" means that about half the
-workers are at a limit. Every number is the median over the repeats, in milliseconds of this process's CPU time,
-which is the elapsed time where nobody else wants the core: deciding never waits for anything.
+workers are at a limit. Every number is the median over the repeats, in milliseconds of CPU time, which is the
+elapsed time where nobody else wants the core: deciding never waits for anything.
 """
 
 from __future__ import annotations

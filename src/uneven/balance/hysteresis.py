@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import truediv
 from typing import Any
 
 from uneven.balance.base import Balancer, standing
@@ -82,4 +83,5 @@ class Hysteresis(Balancer):
 
 def iteration_s(shares: tuple[int, ...], view: BalanceView) -> float:
     """Predicted local time of the slowest worker, in seconds."""
-    return max(x / v for x, v in zip(shares, view.predicted_per_s, strict=True))
+    slowest: float = max(map(truediv, shares, view.predicted_per_s))
+    return slowest

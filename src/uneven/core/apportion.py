@@ -49,8 +49,9 @@ def proportional(weights: Sequence[float], total: int, limits: Limits | None = N
     slopes = _known(weights)
     if min(slopes) == 0.0:
         return _around_zeros(slopes, total, bounds)
-    exact = _level_shares(slopes, [0.0] * len(slopes), total, bounds)
-    shares = [int(x) for x in exact]
+    offsets = [0.0] * len(slopes)
+    exact = _shares_at(_level(slopes, offsets, total, bounds), slopes, offsets, bounds)
+    shares = list(map(int, exact))
     left = total - sum(shares)
     for i in _largest(list(map(sub, exact, shares)), left):
         shares[i] += 1
@@ -82,8 +83,16 @@ def fastest_finish(
     _check_costs(overhead_s, per_sample_s)
     slopes = [1.0 / seconds for seconds in per_sample_s]
     offsets = [a / b for a, b in zip(overhead_s, per_sample_s, strict=True)]
-    shares = [int(x) for x in _level_shares(slopes, offsets, total, bounds)]
+    level = _level(slopes, offsets, total, bounds)
+    exact = _shares_at(level, slopes, offsets, bounds)
+    shares = list(map(int, exact))
     left = total - sum(shares)
+    if left > len(shares) // 8:  # a little later, most of what rounding down left over has found its place
+        columns = zip(slopes, bounds.lower, exact, bounds.upper, strict=True)
+        growth = math.fsum([w for w, low, x, high in columns if low < x < high])
+        later = list(map(int, _shares_at(level + 0.9 * left / growth, slopes, offsets, bounds)))
+        if sum(later) <= total:
+            shares, left = later, total - sum(later)
     if left > 0:
         _hand_out(shares, left, overhead_s, per_sample_s, bounds.upper)
     elif left < 0:  # where overheads dwarf the cost of a sample, rounding can hand out one too many
@@ -91,16 +100,22 @@ def fastest_finish(
     return tuple(shares)
 
 
-def _level_shares(slopes: Sequence[float], offsets: list[float], total: int, bounds: Limits) -> list[float]:
-    """The real-valued shares clamp(level · slope − offset, lower, upper) that add up to ``total``."""
+def _level(slopes: Sequence[float], offsets: list[float], total: int, bounds: Limits) -> float:
+    """The level at which the real-valued shares add up to ``total``."""
     level = (total + math.fsum(offsets)) / math.fsum(slopes)
     shares = [level * w - c for w, c in zip(slopes, offsets, strict=True)]
     if all(map(le, bounds.lower, shares)) and all(map(le, shares, bounds.upper)):
-        return shares
-    level = _Levels(slopes, offsets, total, bounds).solve(level)
+        return level
+    return _Levels(slopes, offsets, total, bounds).solve(level)
+
+
+def _shares_at(level: float, slopes: Sequence[float], offsets: list[float], bounds: Limits) -> list[float]:
+    """The real-valued shares clamp(level · slope − offset, lower, upper)."""
     shares = [level * w - c for w, c in zip(slopes, offsets, strict=True)]
+    if all(map(le, bounds.lower, shares)) and all(map(le, shares, bounds.upper)):
+        return shares
     columns = zip(bounds.lower, shares, bounds.upper, strict=True)
-    return [x if low <= x <= high else float(low if x < low else high) for low, x, high in columns]
+    return [x if low <= x <= high else low if x < low else high for low, x, high in columns]
 
 
 class _Levels:
@@ -152,9 +167,7 @@ class _Levels:
         return between if math.isnan(level) else min(max(level, corners[first]), corners[last])
 
     def _sum(self, level: float) -> float:
-        columns = zip(self.slopes, self.offsets, self.bounds.lower, self.bounds.upper, strict=True)
-        shares = [(level * w - c, low, high) for w, c, low, high in columns]
-        return math.fsum([x if low <= x <= high else low if x < low else high for x, low, high in shares])
+        return math.fsum(_shares_at(level, self.slopes, self.offsets, self.bounds))
 
 
 def _largest(remainders: list[float], count: int) -> list[int]:
@@ -162,8 +175,9 @@ def _largest(remainders: list[float], count: int) -> list[int]:
     if not count:
         return []
     edge = sorted(remainders)[-count]
-    sure = [i for i, r in enumerate(remainders) if r > edge + _SAME]
-    return sure + [i for i, r in enumerate(remainders) if abs(r - edge) <= _SAME][: count - len(sure)]
+    near = [i for i, r in enumerate(remainders) if r >= edge - _SAME]
+    sure = [i for i in near if remainders[i] > edge + _SAME]
+    return sure + [i for i in near if remainders[i] <= edge + _SAME][: count - len(sure)]
 
 
 def _around_zeros(weights: Sequence[float], total: int, bounds: Limits) -> tuple[int, ...]:
@@ -186,11 +200,11 @@ def _hand_out(
     shares: list[int], left: int, overhead_s: Sequence[float], cost_s: Sequence[float], upper: Sequence[int]
 ) -> None:
     """One sample at a time to the rank that finishes earliest with it; the lower rank first."""
-    heap = [
-        (a + b * (x + 1), i)
-        for i, (a, b, x, high) in enumerate(zip(overhead_s, cost_s, shares, upper, strict=True))
-        if x < high
-    ]
+    columns = zip(overhead_s, cost_s, shares, upper, strict=True)
+    ends = [a + b * (x + 1) if x < high else math.inf for a, b, x, high in columns]
+    # Each of the earliest ``left`` takes one or somebody earlier takes two: nobody later than these gets any.
+    latest = sorted(ends)[min(left, len(ends)) - 1]
+    heap = [(end, i) for i, end in enumerate(ends) if end <= latest and end < math.inf]
     heapq.heapify(heap)
     for _ in range(left):
         i = heap[0][1]
