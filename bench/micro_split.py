@@ -40,9 +40,7 @@ def measure(workers: int = WORKERS) -> dict[str, Any]:
     speeds = [rng.lognormvariate(4.0, 0.5) for _ in range(workers)]
     total = 32 * workers
     loose = Limits.uniform(workers, total)
-    tight = Limits(
-        lower=tuple(rng.randint(1, 25) for _ in speeds), upper=tuple(rng.randint(26, 60) for _ in speeds)
-    )
+    tight = Limits(lower=tuple(rng.randint(1, 25) for _ in speeds), upper=tuple(rng.randint(26, 60) for _ in speeds))
     costs = [rng.random() * 0.01 for _ in speeds], [1 / v for v in speeds]
     views = [_view(speeds, total, loose, rng) for _ in range(REPEATS)]
     even = LbBsp()

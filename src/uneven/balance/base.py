@@ -61,9 +61,7 @@ def check_predictor(spec: str) -> str:
         ConfigError: not a specification.
     """
     if not isinstance(spec, str):
-        raise ConfigError(
-            f"predictor = {spec!r}: give its name ({', '.join(predictors)}), each worker gets its own"
-        )
+        raise ConfigError(f"predictor = {spec!r}: give its name ({', '.join(predictors)}), each worker gets its own")
     predictors.resolve(spec)
     return spec
 

@@ -66,9 +66,7 @@ class Hysteresis(Balancer):
         now_s, then_s = iteration_s(present, view), iteration_s(proposed.shares, view)
         gain = 1.0 - then_s / now_s
         if gain > needed:
-            return Split(
-                proposed.shares, f"{proposed.reason}; predicted iteration {now_s:.4g} s → {then_s:.4g} s"
-            )
+            return Split(proposed.shares, f"{proposed.reason}; predicted iteration {now_s:.4g} s → {then_s:.4g} s")
         return Split(present, f"kept: a change would gain {gain:.1%}, less than {needed:.1%}")
 
     def state_dict(self) -> dict[str, Any]:

@@ -33,7 +33,5 @@ class Proportional(Balancer):
 
 
 def _silent(view: BalanceView) -> str:
-    ranks = [
-        rank for rank, v in zip(view.members, view.predicted_per_s, strict=True) if not (v == v and v > 0)
-    ]
+    ranks = [rank for rank, v in zip(view.members, view.predicted_per_s, strict=True) if not (v == v and v > 0)]
     return f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "")

@@ -231,9 +231,7 @@ def _known(weights: Sequence[float]) -> Sequence[float]:
         return weights
     for rank, weight in enumerate(weights):
         if weight < 0.0 or weight == math.inf:
-            raise ConfigError(
-                f"weight of rank {rank} is {weight}: it must be zero or positive, NaN if unknown"
-            )
+            raise ConfigError(f"weight of rank {rank} is {weight}: it must be zero or positive, NaN if unknown")
     known = [weight for weight in weights if weight == weight]
     top = max(known, default=0.0)
     if top == 0.0:

@@ -79,9 +79,7 @@ class Referee:
             observed.append(seen if good else self._last.get(rank))
             if fault is not None:
                 complaints.append(Complaint(rank, iteration, f"{fault}; {_substitute(observed[-1])}"))
-        self._last.update(
-            (rank, seen) for rank, seen in zip(members, observed, strict=True) if seen is not None
-        )
+        self._last.update((rank, seen) for rank, seen in zip(members, observed, strict=True) if seen is not None)
         return Verdict(tuple(observed), tuple(fresh), tuple(complaints))
 
     def state_dict(self) -> dict[str, Any]:

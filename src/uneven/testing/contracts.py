@@ -48,9 +48,7 @@ def _examples(**strategies: st.SearchStrategy[Any]) -> Callable[[Test], Test]:
 
 def report(iteration: int, speed_per_s: float, samples: int = 32) -> Observation:
     """A believable report of one iteration at a given speed."""
-    return Observation(
-        iteration=iteration, samples=samples, local_s=samples / speed_per_s, cpu=0.5, memory=0.25
-    )
+    return Observation(iteration=iteration, samples=samples, local_s=samples / speed_per_s, cpu=0.5, memory=0.25)
 
 
 def reports(least: int = 0) -> st.SearchStrategy[list[Observation]]:
@@ -80,9 +78,7 @@ def balance_views(draw: st.DrawFn, workers: int | None = None) -> list[BalanceVi
                 global_batch=total,
                 members=tuple(range(n)),
                 shares=shares,
-                observed=tuple(
-                    report(iteration, v) if k else None for v, k in zip(speeds, known, strict=True)
-                ),
+                observed=tuple(report(iteration, v) if k else None for v, k in zip(speeds, known, strict=True)),
                 predicted_per_s=tuple(v if k else math.nan for v, k in zip(speeds, known, strict=True)),
                 limits=Limits(lower=lower, upper=upper),
             )

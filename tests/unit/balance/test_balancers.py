@@ -177,6 +177,13 @@ def test_the_first_predictions_are_doubted() -> None:
     assert kept == [True] * 3 + [False] * 6, "a gain of 7.7 % is taken once 15 % / √k is below it"
 
 
+def test_after_a_restart_the_predictions_are_not_doubted_again() -> None:
+    old, new = settled(LbBsp()), LbBsp()
+    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    uneven = view(90, 100, 100, 100, total=4000)
+    assert new.split(uneven).shares != uneven.shares
+
+
 def test_without_a_threshold_it_is_the_inner_balancer() -> None:
     shown = view(1.01, 1, 1, 1, total=4000)
     assert Hysteresis(Proportional(), fraction=0).split(shown).shares == Proportional().split(shown).shares
@@ -185,6 +192,9 @@ def test_without_a_threshold_it_is_the_inner_balancer() -> None:
 def test_shares_that_break_new_limits_are_left_at_once() -> None:
     tight = dataclasses.replace(view(1, 1, 1, 1), limits=Limits(lower=(1,) * 4, upper=(20, 60, 60, 60)))
     assert LbBsp().split(tight).shares == (20, 34, 33, 33)
+    # As the split has to change anyway, it changes to the best one, however small the gain.
+    slightly = dataclasses.replace(tight, predicted_per_s=(1.0, 1.0, 1.0, 1.1))
+    assert LbBsp().split(slightly).shares == Proportional().split(slightly).shares
 
 
 def test_options_reach_their_places() -> None:

@@ -78,9 +78,7 @@ def fits(shares: tuple[int, ...], total: int, limits: Limits) -> bool:
 
 @REPEATABLE
 @given(problem=problems(), data=st.data())
-def test_it_is_water_filling_and_largest_remainder(
-    problem: tuple[int, int, Limits], data: st.DataObject
-) -> None:
+def test_it_is_water_filling_and_largest_remainder(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem
     weights = data.draw(st.lists(st.integers(1, 1000), min_size=n, max_size=n))
     assert proportional(weights, total, limits) == by_the_book(weights, total, limits)
@@ -90,9 +88,7 @@ def test_it_is_water_filling_and_largest_remainder(
 @given(problem=problems(), data=st.data())
 def test_sum_and_limits_hold_for_any_weights(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem
-    strange = st.one_of(
-        st.floats(0, 1e300, allow_subnormal=True), st.sampled_from([0.0, math.nan, 5e-324, 1e300, 1.0])
-    )
+    strange = st.one_of(st.floats(0, 1e300, allow_subnormal=True), st.sampled_from([0.0, math.nan, 5e-324, 1e300, 1.0]))
     weights = data.draw(st.lists(strange, min_size=n, max_size=n))
     assert fits(proportional(weights, total, limits), total, limits)
 
@@ -142,9 +138,7 @@ def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], d
     levels = apportion._Levels(slopes, [0.0] * n, total, limits)
     found = [levels.solve(total / math.fsum(slopes)), levels._halve()]
     for level in found:
-        shares = (
-            min(max(level * w, lo), hi) for w, lo, hi in zip(slopes, limits.lower, limits.upper, strict=True)
-        )
+        shares = (min(max(level * w, lo), hi) for w, lo, hi in zip(slopes, limits.lower, limits.upper, strict=True))
         assert math.isclose(math.fsum(shares), total, rel_tol=1e-12, abs_tol=1e-9)
 
 
@@ -153,9 +147,7 @@ def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], d
 
 @REPEATABLE
 @given(problem=problems(), data=st.data())
-def test_it_finishes_as_early_as_the_greedy_rule(
-    problem: tuple[int, int, Limits], data: st.DataObject
-) -> None:
+def test_it_finishes_as_early_as_the_greedy_rule(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem
     a = data.draw(st.lists(st.floats(0, 10), min_size=n, max_size=n))
     b = data.draw(st.lists(st.floats(1e-3, 10), min_size=n, max_size=n))
@@ -208,9 +200,7 @@ def test_taking_back_takes_from_the_last_to_finish() -> None:
         ([1.0, 1.0], 9, Limits(lower=(1, 1), upper=(4, 4)), "global batch of 9"),
     ],
 )
-def test_what_cannot_be_split_is_refused(
-    weights: list[float], total: int, limits: Limits | None, names: str
-) -> None:
+def test_what_cannot_be_split_is_refused(weights: list[float], total: int, limits: Limits | None, names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         proportional(weights, total, limits)
 
