@@ -15,43 +15,44 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from uneven.balance.base import Balancer, balancers
-    from uneven.config import RunConfig
-    from uneven.core.actions import Exchange, Split, StepPlan
-    from uneven.core.views import BalanceView, Limits, Observation, SyncView
+    from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Proportional, Static, balancers
+    from uneven.core.actions import Split, StepPlan
+    from uneven.core.views import BalanceView, Observation, SyncView
     from uneven.errors import (
         CheckpointError,
         ConfigError,
         DataError,
-        JournalError,
-        LaunchError,
         NonFiniteError,
         PeerError,
         TrainingError,
         UnevenError,
     )
-    from uneven.predict.base import Predictor, predictors
+    from uneven.predict import EMA, Last, Predictor, predictors
+    from uneven.session import Session
     from uneven.sync import BSP, SyncPolicy, policies
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BSP",
+    "EMA",
     "BalanceView",
     "Balancer",
     "CheckpointError",
     "ConfigError",
     "DataError",
-    "Exchange",
-    "JournalError",
-    "LaunchError",
-    "Limits",
+    "Even",
+    "Hysteresis",
+    "Last",
+    "LbBsp",
     "NonFiniteError",
     "Observation",
     "PeerError",
     "Predictor",
-    "RunConfig",
+    "Proportional",
+    "Session",
     "Split",
+    "Static",
     "StepPlan",
     "SyncPolicy",
     "SyncView",
@@ -63,15 +64,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "uneven.balance.base": ("Balancer", "balancers"),
-    "uneven.config": ("RunConfig",),
-    "uneven.core.actions": ("Exchange", "Split", "StepPlan"),
-    "uneven.core.views": ("BalanceView", "Limits", "Observation", "SyncView"),
-    "uneven.errors": ("CheckpointError", "ConfigError", "DataError", "JournalError", "LaunchError",
-                      "NonFiniteError", "PeerError", "TrainingError", "UnevenError"),
-    "uneven.predict.base": ("Predictor", "predictors"),
+    "uneven.balance": ("Balancer", "Even", "Hysteresis", "LbBsp", "Proportional", "Static", "balancers"),
+    "uneven.core.actions": ("Split", "StepPlan"),
+    "uneven.core.views": ("BalanceView", "Observation", "SyncView"),
+    "uneven.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "NonFiniteError",
+        "PeerError",
+        "TrainingError",
+        "UnevenError",
+    ),
+    "uneven.predict": ("EMA", "Last", "Predictor", "predictors"),
+    "uneven.session": ("Session",),
     "uneven.sync": ("BSP", "SyncPolicy", "policies"),
-}  # fmt: skip
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 

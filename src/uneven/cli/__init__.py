@@ -52,7 +52,8 @@ def application(typed: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
-        rich_markup_mode=None,  # panels swallow the line breaks of the examples and cost a tenth of a second
+        # Rich's markup would swallow "[default: …]" in a help text, and Markdown the line breaks of examples.
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         help=uneven.__doc__.splitlines()[0] if uneven.__doc__ else None,
         epilog="\b\n" + EXAMPLES.replace("\n\n", "\n \n"),

@@ -16,9 +16,7 @@ from uneven.cli.findings import Finding, Level
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "uneven", "doctor", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment}
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment})
 
 
 def test_here_several_workers_can_train() -> None:

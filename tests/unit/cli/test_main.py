@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from uneven.cli import main
-from uneven.cli.commands import COMMANDS, EXAMPLES
+from uneven.cli.commands import COMMANDS, EXAMPLES, Command
 from uneven.errors import ConfigError, LaunchError, UnevenError
 
 
@@ -45,6 +46,23 @@ def test_help_loads_no_torch(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "False False", done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_has_its_own_help(command: Command) -> None:
+    module, _, function = command.where.partition(":")
+    done = uneven(command.name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"Usage: uneven {command.name}" in done.stdout
+    doc = inspect.getdoc(getattr(importlib.import_module(module), function))
+    assert doc is not None
+    first_paragraph = doc.partition("\n\n")[0]
+    assert " ".join(first_paragraph.split()) in " ".join(done.stdout.split())
+
+
+def test_help_keeps_the_line_breaks_of_examples_and_square_brackets() -> None:
+    assert "\n    uneven watch runs/NAME " in uneven("watch", "--help").stdout
+    assert "[default: ./uneven.toml]" in uneven("run", "--help").stdout
 
 
 def test_version() -> None:
@@ -93,7 +111,6 @@ def test_foreign_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) ->
         main(["doctor"])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("uneven.cli.run") is None, reason="no launcher here")
 def test_script_arguments_pass_untouched(tmp_path: Path) -> None:
     """What follows the script is the script's, also what looks like an option of ours."""
     script = tmp_path / "show.py"

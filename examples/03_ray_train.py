@@ -1,0 +1,92 @@
+"""``02_balanced.py`` inside Ray Train: Ray places the workers, ``uneven`` balances them.
+
+    pip install 'uneven[ray]'
+    python examples/03_ray_train.py --epochs 10
+
+The training function needs nothing from Ray: a plain ``uneven.Session()`` finds the group that Ray has made.
+"""
+
+import argparse
+import tempfile
+
+import ray
+import torch
+import torch.nn.functional as F
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import uneven
+
+
+def digits():
+    """Training and test set; images are 1 × 8 × 8, between 0 and 1."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    y = torch.tensor(labels)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    test, train = order[:360], order[360:]
+    return TensorDataset(x[train], y[train]), TensorDataset(x[test], y[test])
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def accuracy(model, dataset):
+    x, y = dataset.tensors
+    return (model(x).argmax(1) == y).float().mean().item()
+
+
+def train_worker(config):
+    epochs = config["epochs"]
+    session = uneven.Session()
+    torch.manual_seed(0)
+    train, test = digits()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = session.setup(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    loader = session.loader(train, batch_size=128)
+
+    for epoch in range(epochs):
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.log(loss=loss.item())
+        scheduler.step()
+        if session.rank == 0:
+            print(f"epoch {epoch}: loss {loss.item():.3f}")
+    if session.rank == 0:
+        print(f"test accuracy {accuracy(model, test):.3f}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as storage:
+        ray.init(num_cpus=options.workers, include_dashboard=False)
+        trainer = TorchTrainer(
+            train_worker,
+            train_loop_config={"epochs": options.epochs},
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ScalingConfig(num_workers=options.workers),
+            run_config=RunConfig(storage_path=storage),
+        )
+        trainer.fit()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

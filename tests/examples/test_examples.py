@@ -1,0 +1,97 @@
+"""Every example is run as its reader would run it, and 02 differs from 01 only where it says so."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PLAIN, BALANCED, RAY = (EXAMPLES / f"{name}.py" for name in ("01_plain", "02_balanced", "03_ray_train"))
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def python(*arguments: object, directory: Path, limit_s: float = 90, **environment: str) -> str:
+    """Run Python in ``directory``; what it printed, if it ended well. Nothing it started lives on."""
+    started = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=directory, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+    try:
+        printed, _ = started.communicate(timeout=limit_s)
+    except BaseException:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
+        raise
+    assert started.returncode == 0, printed
+    return printed
+
+
+def accuracies(printed: str) -> list[float]:
+    return [float(number) for number in re.findall(r"test accuracy (\d\.\d+)", printed)]
+
+
+def code_lines(script: Path) -> list[str]:
+    """Without the docstring, which says how to start the script."""
+    return script.read_text().split('"""', 2)[2].splitlines()
+
+
+def test_all_examples_are_run_here() -> None:
+    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY]
+
+
+def test_what_differs_is_marked() -> None:
+    changes = list(difflib.ndiff(code_lines(PLAIN), code_lines(BALANCED)))
+    added = [line[2:] for line in changes if line.startswith("+ ") and line[2:].strip()]
+    removed = {line[2:].strip() for line in changes if line.startswith("- ")}
+    # A line that is only indented, below an added "if", needs no mark of its own.
+    new = [line for line in added if line.strip() not in removed]
+    imports = [line for line in new if line.startswith("from torch.utils.data import")]
+    unmarked = [line for line in new if "# uneven" not in line and line not in imports]
+    assert unmarked == []
+    assert len(new) - len(imports) <= 7
+
+
+def test_plain(tmp_path: Path) -> None:
+    printed = python(PLAIN, "--epochs", 9, directory=tmp_path)
+    assert re.findall(r"^epoch (\d+):", printed, re.MULTILINE) == [str(epoch) for epoch in range(9)]
+    (accuracy,) = accuracies(printed)
+    assert accuracy > 0.9
+
+
+def test_balanced_alone(tmp_path: Path) -> None:
+    (accuracy,) = accuracies(python(BALANCED, directory=tmp_path))
+    assert accuracy > 0.9
+
+
+def test_balanced_under_torchrun(tmp_path: Path) -> None:
+    (accuracy,) = accuracies(python(*TORCHRUN, BALANCED, directory=tmp_path))
+    assert accuracy > 0.9
+
+
+def test_balanced_under_uneven_run(tmp_path: Path) -> None:
+    run = ["-m", "uneven", "run", "--nproc", 2, "--run-dir", tmp_path / "run"]
+    printed = python(*run, BALANCED, "--epochs", 10, directory=tmp_path)
+    (accuracy,) = accuracies(printed)
+    assert accuracy > 0.9
+    assert list((tmp_path / "run").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)  # Ray alone takes a quarter of a minute to start, a minute on a busy machine
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'"
+)
+def test_balanced_inside_ray_train(tmp_path: Path) -> None:
+    # Ray keeps a token in the home directory and reports its use to its makers unless told not to.
+    environment = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    printed = python(RAY, directory=tmp_path, limit_s=200, **environment)
+    assert accuracies(printed)[0] > 0.9
