@@ -119,14 +119,24 @@ class Session:
         return torch.device("cpu")
 
     @overload
-    def setup(self, model: Model, /, **options: Any) -> Model: ...
+    def setup(
+        self, model: Model, /, *, find_unused_parameters: bool = False, bucket_cap_mb: float | None = None
+    ) -> Model: ...
     @overload
-    def setup(self, model: Model, optimizer: Optimizer, /, **options: Any) -> tuple[Model, Optimizer]: ...
     def setup(
         self,
         model: Model,
+        optimizer: Optimizer,
         /,
-        *optimizers: Optimizer,
+        *,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float | None = None,
+    ) -> tuple[Model, Optimizer]: ...
+    def setup(
+        self,
+        model: nn.Module,
+        /,
+        *optimizers: torch.optim.Optimizer,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float | None = None,
     ) -> Any:

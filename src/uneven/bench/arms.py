@@ -81,8 +81,8 @@ class Arm(ABC):
 
     optimizer: torch.optim.Optimizer
 
-    def close(self) -> None:
-        """Nothing to let go of, usually."""
+    def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
+        """Let go of what the arm opened."""
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:

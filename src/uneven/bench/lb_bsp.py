@@ -11,15 +11,19 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from uneven import journal, launch
 from uneven.bench.lb_bsp_worker import PROGRESS, RESULTS, Task
 from uneven.core.records import StepRecord
 from uneven.errors import LaunchError
+from uneven.launch import Launch
 
 SHARES = (0.6, 0.4, 0.2, 0.1)
 UNEVEN = "lb-bsp"
@@ -33,6 +37,10 @@ ARMS = {
     UNEVEN: "lb-bsp",
     "oracle": "oracle",
 }
+
+
+Progress = Callable[[str, str, float], None]
+"""Told the phase, what it is doing, and how much of it is done, 0 … 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,59 +63,65 @@ class Spread:
 def unequal_task(quick: bool, data: str) -> Task:
     """DDP, balancers and oracle on four unequal workers."""
     return Task(
-        data=data, global_batch=256, width=32, arms=ARMS, block=5, warm_up=2 if quick else 3,
-        rounds=30, seconds=24.0 if quick else 240.0, profile_s=4.0 if quick else 8.0,
+        data=data, global_batch=256, width=64, arms=ARMS, block=5, warm_up=2 if quick else 3,
+        rounds=30, seconds=30.0 if quick else 240.0, profile_s=4.0 if quick else 8.0,
     )  # fmt: skip
 
 
 def equal_task(quick: bool, data: str) -> Task:
     """DDP and ours on four equal workers."""
     return Task(
-        data=data, global_batch=256, width=32, arms={"ddp": "ddp", UNEVEN: "lb-bsp"}, block=10, warm_up=2,
+        data=data, global_batch=256, width=64, arms={"ddp": "ddp", UNEVEN: "lb-bsp"}, block=10, warm_up=2,
         rounds=60, seconds=14.0 if quick else 90.0, profile_s=0.0,
     )  # fmt: skip
 
 
-def run(quick: bool, data: str, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     """Both runs.
 
-    Args:
-        progress: told the phase, the rounds done (negative while warming up) and the most rounds.
-
     Returns:
-        What ``--json`` prints; see the issue of ``docs/ideas/lb-bsp.md`` for every key.
+        What ``--json`` prints; ``docs/ideas/lb-bsp.md`` explains every key.
 
     Raises:
         LaunchError: a worker died.
     """
     with tempfile.TemporaryDirectory(prefix="uneven-bench-") as folder:
         unequal = _run(Path(folder) / "unequal", unequal_task(quick, data), SHARES, progress)
-        equal = _run(Path(folder) / "equal", equal_task(quick, data), None, progress)
+        equal = _run(Path(folder) / "equal", equal_task(quick, data), (), progress)
     return {**summarize(unequal), **summarize_equal(equal)}
 
 
 def _run(
-    directory: Path, task: Task, shares: tuple[float, ...] | None, progress: Callable[[str, int, int], None]
+    directory: Path, task: Task, shares: tuple[float, ...], progress: Progress
 ) -> dict[str, Any]:
     directory.mkdir(parents=True)
     task.write(directory / "task.json")
-    code = launch.local(
-        ["-m", "uneven.bench.lb_bsp_worker", str(directory)], nproc=len(SHARES), shares=shares,
-        tick=lambda: _report(directory, progress),
+    what = Launch(
+        target=("uneven.bench.lb_bsp_worker", str(directory)), module=True, nproc=str(len(SHARES)), shares=shares,
+        wait_ready=True,
     )  # fmt: skip
+    log = directory / "output.txt"
+    with launch.start(what, run_directory=directory, output=log) as workers:
+        while (code := workers.poll()) is None:
+            _report(directory, task, progress)
+            time.sleep(0.2)
     if code:
-        raise LaunchError(f"a worker of the {directory.name} run ended with exit code {code}; its traceback is above", code)
+        raise LaunchError(f"a worker of the {directory.name} run died:\n{log.read_text()[-3000:]}", code)
     result: dict[str, Any] = json.loads((directory / RESULTS).read_text())
     result["control"] = {name: _control(directory / name) for name in task.arms if (directory / name).is_dir()}
     result["task"] = task
     return result
 
 
-def _report(directory: Path, progress: Callable[[str, int, int], None]) -> None:
+def _report(directory: Path, task: Task, progress: Progress) -> None:
     path = directory / PROGRESS
-    if path.exists() and (text := path.read_text()):
-        done, rounds = text.split()
-        progress(directory.name, int(done), int(rounds))
+    text = path.read_text() if path.exists() else ""
+    if not text:
+        progress(f"{directory.name} workers", "starting", 0.0)
+        return
+    rounds, share = text.split()
+    state = "warming up" if int(rounds) < 0 else f"round {rounds}"
+    progress(f"{directory.name} workers", state, min(float(share), 1.0))
 
 
 def _control(run_directory: Path) -> float:
@@ -180,3 +194,31 @@ def _wait_share(blocks: list[list[dict[str, Any]]]) -> float:
 
 def _pair(spread: Spread) -> list[float]:
     return [spread.low, spread.high]
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    unequal = Table(
+        title=f"{result['workers']} workers with {', '.join(map(str, result['shares']))} of a core, "
+        f"global batch {result['global_batch']}, {result['rounds']} rounds"
+    )
+    for heading in ("", "ms per iteration", "speed-up over DDP", "fraction of the limit", "waiting", "accuracy"):
+        unequal.add_column(heading, justify="right" if heading else "left")
+    for name, seconds in result["iteration_s"].items():
+        low, high = result["iteration_spread_s"][name]
+        unequal.add_row(
+            f"[bold]{name}[/bold] (ours)" if name == UNEVEN else name,
+            f"{seconds * 1e3:.1f} [{low * 1e3:.1f} … {high * 1e3:.1f}]".replace("[", r"\["),
+            f"{result['speedups_vs_ddp'][name]:.2f}",
+            f"{result['fractions_of_limit'][name]:.3f}",
+            f"{result['wait_share'][name]:.1%}",
+            f"{result['same_accuracy'][name]:.3f}",
+        )
+    low, high = result["equal_workers_spread"]
+    costs = Table(title="What it costs")
+    costs.add_column("")
+    costs.add_column("measured", justify="right")
+    costs.add_row("equal workers, ours ÷ DDP", f"{result['equal_workers_ratio']:.3f} \\[{low:.3f} … {high:.3f}]")
+    for kind, key in (("unequal", "control_share"), ("equal", "equal_workers_control_share")):
+        costs.add_row(f"measuring and deciding, {kind} workers", f"{result[key]:.2%} of an iteration")
+    return [unequal, costs]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
-import uneven
+from uneven import rundir
 from uneven.bench.arms import Arm, Block, DDPArm, SessionArm, make_optimizer
 from uneven.bench.workload import accuracy, first, images, loss_of, network
 from uneven.core.apportion import fastest_finish
@@ -68,12 +68,12 @@ def main(directory: Path) -> None:
     connection = connect(world, timeout_s=120.0)
     line = connection.transport
     data = images(task.data)
+    rundir.mark_ready(directory, world.local_rank)
     costs = _gather(line, asdict(_profile(task, data.train))) if task.profile_s else []
     oracle = _oracle(costs, task.global_batch) if costs else ()
     arms = {name: _make(name, spec, task, directory, data.train, oracle) for name, spec in task.arms.items()}
     blocks = _interleave(task, arms, directory, line)
     result = {
-        "host": uneven.world.discover().host,
         "costs": costs,
         "oracle": list(oracle),
         "blocks": {name: _gather(line, [asdict(one) for one in some]) for name, some in blocks.items()},
@@ -116,20 +116,21 @@ def _interleave(task: Task, arms: dict[str, Arm], directory: Path, line: Transpo
     for number in range(task.warm_up):
         for arm in arms.values():
             arm.block()
-        _progress(directory, line, number - task.warm_up, task)
-    deadline_s = time.monotonic() + task.seconds
+        _progress(directory, line, number - task.warm_up, 0.0)
+    started_s = time.monotonic()
     for number in range(task.rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             blocks[name].append(arms[name].block())
-        _progress(directory, line, number + 1, task)
-        if _gather(line, time.monotonic() > deadline_s)[0]:
+        share = _gather(line, (time.monotonic() - started_s) / task.seconds)[0]
+        _progress(directory, line, number + 1, max(share, (number + 1) / task.rounds))
+        if share >= 1.0:
             break
     return blocks
 
 
-def _progress(directory: Path, line: Transport, done: int, task: Task) -> None:
+def _progress(directory: Path, line: Transport, done: int, share: float) -> None:
     if line.rank == 0:
-        (directory / PROGRESS).write_text(f"{done} {task.rounds}")
+        (directory / PROGRESS).write_text(f"{done} {share:.3f}")
 
 
 def _profile(task: Task, train: TensorDataset) -> Affine:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import uneven
+from uneven import rundir
 from uneven.bench.arms import FixedSampler, ReadyMark, make_optimizer
 from uneven.bench.workload import accuracy, images, loss_of, network
 from uneven.config import RunConfig
@@ -28,7 +29,7 @@ from uneven.engine.scribe import Scribe
 from uneven.world import discover
 
 GLOBAL_BATCH = 256
-WIDTH = 32
+WIDTH = 64
 
 
 def plain(data: ImageData, run: Path, epochs: int) -> None:
@@ -43,6 +44,7 @@ def plain(data: ImageData, run: Path, epochs: int) -> None:
     each = GLOBAL_BATCH // size
     samples = len(data.train) // GLOBAL_BATCH * GLOBAL_BATCH
     loader = DataLoader(data.train, batch_sampler=FixedSampler(samples, (each,) * size, rank))
+    ready()
     scribe.plan(epochs * (samples // GLOBAL_BATCH))
     iteration = 0
     for epoch in range(epochs):
@@ -59,10 +61,18 @@ def plain(data: ImageData, run: Path, epochs: int) -> None:
             exchange_s = exchanged_s - mark.ready_s
             scribe.write(
                 StepRecord(
-                    rank=rank, iteration=iteration, epoch=epoch, batch=len(x), global_batch=GLOBAL_BATCH, data_s=data_s,
-                    compute_s=ended_s - begun_s - exchange_s, exchange_s=exchange_s, control_s=0.0, ended_at_s=time.time(),
+                    rank=rank,
+                    iteration=iteration,
+                    epoch=epoch,
+                    batch=len(x),
+                    global_batch=GLOBAL_BATCH,
+                    data_s=data_s,
+                    compute_s=ended_s - begun_s - exchange_s,
+                    exchange_s=exchange_s,
+                    control_s=0.0,
+                    ended_at_s=time.time(),
                 )
-            )  # fmt: skip
+            )
             if rank == 0:
                 scribe.scalar("loss", loss.item())
             iteration += 1
@@ -79,6 +89,7 @@ def balanced(data: ImageData, run: Path, epochs: int) -> None:
     samples = len(data.train) // GLOBAL_BATCH * GLOBAL_BATCH
     dataset = torch.utils.data.Subset(data.train, range(samples))
     loader = session.loader(dataset, batch_size=GLOBAL_BATCH, epochs=epochs)
+    ready()
     for _ in range(epochs):
         for x, y in loader:
             loss = loss_of(model, x, y)
@@ -89,6 +100,15 @@ def balanced(data: ImageData, run: Path, epochs: int) -> None:
                 session.log(loss=loss.item())
     finish(lambda name, value: session.log(**{name: value}), model, data, session.rank)
     session.close()
+
+
+def ready() -> None:
+    """Everything is imported: from here on this worker gets its share of a core."""
+    world = discover()
+    if world.run_directory is not None:
+        rundir.mark_ready(world.run_directory, world.local_rank)
+    if not world.alone:
+        dist.barrier()
 
 
 def finish(log: Callable[[str, float], None], model: nn.Module, data: ImageData, rank: int) -> None:

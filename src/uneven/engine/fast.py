@@ -85,7 +85,8 @@ class FastLoop:
             "session.loader",
         )
         limits = Limits(
-            lower=tuple(one["_lower"] for one in said), upper=tuple(min(one["_upper"], loader.batch_size) for one in said)
+            lower=tuple(one["_lower"] for one in said),
+            upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
         )
         limits.check(loader.batch_size)
         self._slow = SlowLoop(

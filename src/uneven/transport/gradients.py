@@ -30,7 +30,7 @@ _TINY = 2.0**-40
 """Stands for weight zero while gradients of earlier passes wait in ``.grad``: a power of two, so that scaling
 them by its inverse is exact, and so small that the padded batch vanishes in the rounding."""
 
-_NO_BROADCAST = {
+_NO_BROADCAST: dict[str, Any] = {
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     else "broadcast_buffers": False
@@ -167,7 +167,11 @@ class GradientCarrier:
                 self._held = True
         return output
 
-    def _on_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _on_bucket(
+        self,
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined] # not in torch's stubs
+    ) -> torch.futures.Future[torch.Tensor]:
         if bucket.is_last():
             self.observer.ready()
         gradients = bucket.buffer()

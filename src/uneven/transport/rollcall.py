@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from uneven.errors import PeerError
 
@@ -21,7 +21,7 @@ class RollCall:
         timeout_s: the time-out of the exchanges, for the message.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout_s: float) -> None:
         self._store = store
         self._rank = rank
         self._size = size
@@ -50,7 +50,7 @@ class RollCall:
         )
 
     def _missing(self, what: str) -> list[int]:
-        store = dist.PrefixStore("uneven/roll-call", self._store)
+        store = c10d.PrefixStore("uneven/roll-call", self._store)
         key = what.replace(" ", "-")
         self._store.set_timeout(timedelta(seconds=_GRACE_S))
         store.set(f"{key}/{self._rank}", "here")

@@ -1,0 +1,66 @@
+"""``uneven bench``."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Annotated, Any
+
+import typer
+
+BENCHES = {"lb-bsp": "uneven.bench.lb_bsp"}
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(BENCHES)}.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends within 90 seconds.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    data: Annotated[
+        str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
+    ] = "digits",
+) -> None:
+    """Measure a claim on this machine.
+
+    Everything that is compared runs interleaved in one run, so that a drift of the machine hits all alike;
+    ratios are medians over the rounds, with the middle half in brackets. A column in which we lose is shown.
+
+    \b
+    lb-bsp   four workers with 0.6, 0.4, 0.2 and 0.1 of a core: DDP, even, static and balanced batches and the
+             oracle's; then DDP against uneven on four equal workers
+
+    \b
+    Examples:
+      uneven bench lb-bsp --quick
+      uneven bench lb-bsp --json | tail -n 1 > lb-bsp.json
+    """
+    import importlib
+
+    from uneven.errors import UnknownNameError
+
+    if name not in BENCHES:
+        raise UnknownNameError("bench", name, BENCHES)
+    module = importlib.import_module(BENCHES[name])
+    result = _run(module, quick, data)
+    from rich.console import Console
+
+    console = Console()
+    for table in module.tables(result):
+        console.print(table)
+    if json:
+        print(json_module.dumps(result))
+
+
+def _run(module: Any, quick: bool, data: str) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(phase: str, state: str, done: float) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=1.0, state="")
+            bars.update(tasks[phase], completed=done, state=state)
+
+        result: dict[str, Any] = module.run(quick, data, progress)
+        return result

@@ -1,0 +1,107 @@
+"""Runs the demo's two phases and puts them side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from uneven import journal, launch
+from uneven.core.records import ScalarRecord, StepRecord
+from uneven.errors import LaunchError
+from uneven.journal.summary import Summary
+from uneven.launch import Launch
+from uneven.report import html, page, terminal
+
+SHARES = (0.6, 0.4, 0.2, 0.1)
+WAYS = {"DDP": "plain", "uneven": "balanced"}
+SETTLE = 12
+"""Iterations at the beginning that the summary leaves out: uneven starts with equal batches and has to measure
+first. The picture of the time per iteration shows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What one way came to."""
+
+    name: str
+    run: Path
+    summary: Summary
+    accuracy: float
+    wall_s: float
+
+
+def phase(name: str, run: Path, data: str, epochs: int, console: Console) -> Phase:
+    """Train one way on the four workers, shown live.
+
+    Raises:
+        LaunchError: a worker died; the message ends with what it printed.
+    """
+    what = Launch(
+        target=("uneven.demo.worker", WAYS[name], str(run), data, str(epochs)),
+        module=True, nproc=str(len(SHARES)), shares=SHARES, wait_ready=True,
+    )  # fmt: skip
+    log = run / "output.txt"
+    with launch.start(what, run_directory=run, output=log) as workers:
+        terminal.watch(run, console=console, stop=lambda: workers.poll() is not None)
+        code = workers.wait(timeout_s=60.0)
+    if code:
+        raise LaunchError(f"a worker of the {name} run died:\n{log.read_text()[-3000:]}", code)
+    return _read(name, run)
+
+
+def _read(name: str, run: Path) -> Phase:
+    records = list(journal.read(run).records())
+    iterations = [one for one in journal.iterations(records) if one.iteration >= SETTLE]
+    accuracies = [one.value for one in records if isinstance(one, ScalarRecord) and one.name == "accuracy"]
+    ends_s = [one.ended_at_s for one in records if isinstance(one, StepRecord)]
+    return Phase(name, run, journal.summarize(iterations), accuracies[-1], max(ends_s) - min(ends_s))
+
+
+_COLUMNS = (
+    "", "per iteration", "samples/s", "waiting", "accuracy", "took", "speed-up", "of limit",
+)  # fmt: skip
+
+
+def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
+    """One row of text per phase; the first is what the speed-up is measured against."""
+    first = phases[0].summary
+    return [
+        (
+            one.name,
+            f"{one.summary.iteration_s * 1e3:.0f} ms",
+            f"{one.summary.samples_per_s:,.0f}",
+            f"{one.summary.wait_share:.0%}",
+            f"{one.accuracy:.1%}",
+            f"{one.wall_s:.0f} s",
+            f"{first.iteration_s / one.summary.iteration_s:.2f} ×",
+            f"{one.summary.fraction_of_limit:.2f}",
+        )
+        for one in phases
+    ]
+
+
+def show(phases: list[Phase], report: Path, console: Console) -> None:
+    """The table on the terminal and the page in ``report``."""
+    table = Table(title=f"The same training on workers with {', '.join(map(str, SHARES))} of a core")
+    for position, heading in enumerate(_COLUMNS):
+        table.add_column(heading, justify="right" if position else "left")
+    for row in rows(phases):
+        table.add_row(*row)
+    console.print(table)
+    lead = (
+        f"Four local workers with {', '.join(map(str, SHARES))} of a core train one network on the same samples: "
+        f"first with equal batches under DistributedDataParallel, then with batches that follow each worker's "
+        f"speed. Medians leave out the first {SETTLE} iterations; the pictures show them."
+    )
+    text = html.comparison(
+        {one.name: one.run for one in phases}, page.Table(_COLUMNS, rows(phases)), title="uneven demo", lead=lead
+    )
+    html.write(text, report)
+    console.print(
+        "Accuracy is on held-out images. Speed-up is over DDP. The limit is an iteration in which everybody "
+        "finishes together and communication is free."
+    )
+    console.print(f"Report: {report}")
