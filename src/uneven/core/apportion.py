@@ -49,8 +49,7 @@ def proportional(weights: Sequence[float], total: int, limits: Limits | None = N
     slopes = _known(weights)
     if min(slopes) == 0.0:
         return _around_zeros(slopes, total, bounds)
-    offsets = [0.0] * len(slopes)
-    exact = _shares_at(_level(slopes, offsets, total, bounds), slopes, offsets, bounds)
+    _, exact = _solve(slopes, [0.0] * len(slopes), total, bounds)
     shares = list(map(int, exact))
     left = total - sum(shares)
     for i in _largest(list(map(sub, exact, shares)), left):
@@ -83,8 +82,7 @@ def fastest_finish(
     _check_costs(overhead_s, per_sample_s)
     slopes = [1.0 / seconds for seconds in per_sample_s]
     offsets = [a / b for a, b in zip(overhead_s, per_sample_s, strict=True)]
-    level = _level(slopes, offsets, total, bounds)
-    exact = _shares_at(level, slopes, offsets, bounds)
+    level, exact = _solve(slopes, offsets, total, bounds)
     shares = list(map(int, exact))
     left = total - sum(shares)
     if left > len(shares) // 8:  # a little later, most of what rounding down left over has found its place
@@ -100,20 +98,19 @@ def fastest_finish(
     return tuple(shares)
 
 
-def _level(slopes: Sequence[float], offsets: list[float], total: int, bounds: Limits) -> float:
-    """The level at which the real-valued shares add up to ``total``."""
+def _solve(slopes: Sequence[float], offsets: list[float], total: int, bounds: Limits) -> tuple[float, list[float]]:
+    """The level at which the real-valued shares add up to ``total``, and these shares."""
     level = (total + math.fsum(offsets)) / math.fsum(slopes)
     shares = [level * w - c for w, c in zip(slopes, offsets, strict=True)]
     if all(map(le, bounds.lower, shares)) and all(map(le, shares, bounds.upper)):
-        return level
-    return _Levels(slopes, offsets, total, bounds).solve(level)
+        return level, shares
+    level = _Levels(slopes, offsets, total, bounds).solve(level)
+    return level, _shares_at(level, slopes, offsets, bounds)
 
 
 def _shares_at(level: float, slopes: Sequence[float], offsets: list[float], bounds: Limits) -> list[float]:
     """The real-valued shares clamp(level · slope − offset, lower, upper)."""
     shares = [level * w - c for w, c in zip(slopes, offsets, strict=True)]
-    if all(map(le, bounds.lower, shares)) and all(map(le, shares, bounds.upper)):
-        return shares
     columns = zip(bounds.lower, shares, bounds.upper, strict=True)
     return [x if low <= x <= high else low if x < low else high for low, x, high in columns]
 
