@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -102,18 +103,34 @@ def test_torch_is_tried_with_two_processes() -> None:
     assert facts.gloo_s > 0
 
 
-def test_a_trial_that_hangs_is_ended_with_its_child() -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    facts = try_torch(limit_s=0.2)
-    assert facts.error.startswith("no answer within 0.2 s")
+def trying(stand_in: str, folder: Path) -> dict[str, str]:
+    """An environment in which ``import torch`` runs ``stand_in``."""
+    write(folder, {"torch.py": stand_in})
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+
+
+def running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_trial_that_hangs_is_ended_with_its_child(tmp_path: Path) -> None:
+    hang = f"import os, time; open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w'); time.sleep(60)"
+    facts = try_torch(trying(hang, tmp_path), limit_s=3.0)
+    assert facts.error.startswith("no answer within 3 s")
     assert not facts.gloo
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    pids = [int(file.name) for file in tmp_path.iterdir() if file.name.isdigit()]
+    assert len(pids) == 2
+    deadline_s = time.monotonic() + 5
+    while any(map(running, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not any(map(running, pids))
 
 
 def test_a_torch_that_cannot_be_imported_is_reported(tmp_path: Path) -> None:
-    write(tmp_path, {"torch.py": "raise ImportError('libfoo.so is not here')\n"})
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    facts = try_torch({**os.environ, "PYTHONPATH": path})
+    facts = try_torch(trying("raise ImportError('libfoo.so is not here')", tmp_path))
     assert facts.version == ""
     assert "libfoo.so is not here" in facts.error
 
