@@ -82,13 +82,9 @@ class Launch:
             raise ConfigError(f"--max-restarts {self.max_restarts}: it must be zero or more")
         least, most = self.nodes
         if not 0 <= self.node_rank < most:
-            raise ConfigError(
-                f"--node-rank {self.node_rank} with --nnodes {self.nnodes}: count from 0 to {most - 1}"
-            )
+            raise ConfigError(f"--node-rank {self.node_rank} with --nnodes {self.nnodes}: count from 0 to {most - 1}")
         if self.standalone and most > 1:
-            raise ConfigError(
-                f"--standalone is for one machine, but --nnodes is {self.nnodes}: leave one of them out"
-            )
+            raise ConfigError(f"--standalone is for one machine, but --nnodes is {self.nnodes}: leave one of them out")
         if least > most:
             raise ConfigError(f"--nnodes {self.nnodes}: the least number comes first, as in {most}:{least}")
 

@@ -61,8 +61,7 @@ def create(directory: Path, layers: Mapping[str, Mapping[str, Any]]) -> None:
             file.write(text)
     except FileExistsError:
         raise ConfigError(
-            f"{directory} holds a run already (or is a file): name another directory with --run-dir, "
-            f"or leave it out"
+            f"{directory} holds a run already (or is a file): name another directory with --run-dir, or leave it out"
         ) from None
     except OSError as error:
         raise JournalError(f"cannot write {directory / SETTINGS}: {error.strerror}") from error

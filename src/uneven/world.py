@@ -65,8 +65,7 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         )
     if world.size > 1 and "MASTER_ADDR" not in env:
         raise ConfigError(
-            f"WORLD_SIZE={world.size} but MASTER_ADDR is not set: "
-            f"start the script with torchrun or `uneven run`"
+            f"WORLD_SIZE={world.size} but MASTER_ADDR is not set: start the script with torchrun or `uneven run`"
         )
     return world
 

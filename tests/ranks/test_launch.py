@@ -78,9 +78,7 @@ def uneven(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_the_command_line_starts_workers_and_leaves_their_arguments_alone(tmp_path: Path) -> None:
     script(tmp_path)
     arguments = ["--epochs", "3", "--nproc", "9", "-x", "--", "--help"]
-    done = uneven(
-        "run", "--nproc", "2", "--sync", "bsp", "--seed", "5", "worker.py", *arguments, cwd=tmp_path
-    )
+    done = uneven("run", "--nproc", "2", "--sync", "bsp", "--seed", "5", "worker.py", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name.endswith("-worker")
@@ -153,9 +151,7 @@ def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:
 
 
 def test_stop_ends_everything_even_if_workers_will_not_listen(tmp_path: Path) -> None:
-    target = script(
-        tmp_path, "time.sleep(600)", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    )
+    target = script(tmp_path, "time.sleep(600)", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     run = tmp_path / "run"
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
     options = launch.Launch(target=(target,), nproc="2")

@@ -21,7 +21,7 @@ _SETTINGS = "Training"
 
 def run(
     target: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="What to run; ARGS reach it untouched.")
+        list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What to run; what follows it reaches it untouched.")
     ],
     nproc: Annotated[
         str | None,
@@ -35,9 +35,7 @@ def run(
     ] = None,
     module: Annotated[
         bool,
-        typer.Option(
-            "--module", "-m", rich_help_panel=_WORKERS, help="SCRIPT is a module, as with python -m."
-        ),
+        typer.Option("--module", "-m", rich_help_panel=_WORKERS, help="SCRIPT is a module, as with python -m."),
     ] = False,
     shares: Annotated[
         str | None,
@@ -67,35 +65,23 @@ def run(
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(
-            rich_help_panel=_SETTINGS, help="Part of an iteration that measuring may cost. [default: 0.005]"
-        ),
+        typer.Option(rich_help_panel=_SETTINGS, help="Part of an iteration that measuring may cost. [default: 0.005]"),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS", rich_help_panel=_SETTINGS, help="How long to wait for a missing worker."
-        ),
+        typer.Option(metavar="SECONDS", rich_help_panel=_SETTINGS, help="How long to wait for a missing worker."),
     ] = None,
     config_file: Annotated[
         Path | None,
-        typer.Option(
-            "--config", metavar="FILE", rich_help_panel=_SETTINGS, help="Settings. [default: ./uneven.toml]"
-        ),
+        typer.Option("--config", metavar="FILE", rich_help_panel=_SETTINGS, help="Settings. [default: ./uneven.toml]"),
     ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", rich_help_panel=_SETTINGS, help="Journal. [default: runs/TIME-SCRIPT]"),
     ] = None,
-    nnodes: Annotated[
-        str, typer.Option(metavar="N|MIN:MAX", rich_help_panel=_MACHINES, help="Machines.")
-    ] = "1",
-    node_rank: Annotated[
-        int, typer.Option(rich_help_panel=_MACHINES, help="Which of them this is, from 0.")
-    ] = 0,
-    master_addr: Annotated[
-        str, typer.Option(rich_help_panel=_MACHINES, help="Address of machine 0.")
-    ] = "127.0.0.1",
+    nnodes: Annotated[str, typer.Option(metavar="N|MIN:MAX", rich_help_panel=_MACHINES, help="Machines.")] = "1",
+    node_rank: Annotated[int, typer.Option(rich_help_panel=_MACHINES, help="Which of them this is, from 0.")] = 0,
+    master_addr: Annotated[str, typer.Option(rich_help_panel=_MACHINES, help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[
         int | None, typer.Option(rich_help_panel=_MACHINES, help="Port on machine 0. [default: 29500]")
     ] = None,
@@ -111,9 +97,7 @@ def run(
     ] = None,
     standalone: Annotated[
         bool,
-        typer.Option(
-            "--standalone", rich_help_panel=_MACHINES, help="One machine, any free port (the default)."
-        ),
+        typer.Option("--standalone", rich_help_panel=_MACHINES, help="One machine, any free port (the default)."),
     ] = False,
 ) -> None:
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
@@ -174,6 +158,4 @@ def parse_shares(text: str | None) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in (text or "").replace("/", ",").split(",") if part.strip())
     except ValueError:
-        raise ConfigError(
-            f"--shares {text}: give one number per worker, for instance 0.6,0.4,0.2,0.1"
-        ) from None
+        raise ConfigError(f"--shares {text}: give one number per worker, for instance 0.6,0.4,0.2,0.1") from None

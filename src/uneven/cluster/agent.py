@@ -40,9 +40,7 @@ def run(launch: Launch, run_directory: Path | None) -> None:
     """See :func:`uneven.launch.run`."""
     count = _local_workers(launch)
     config = _config(launch, count)
-    if not launch.alone and (
-        launch.nodes[1] == 1 or (config.rdzv_backend == "static" and launch.node_rank == 0)
-    ):
+    if not launch.alone and (launch.nodes[1] == 1 or (config.rdzv_backend == "static" and launch.node_rank == 0)):
         _refuse_used_port(config.rdzv_endpoint)
     if run_directory is not None:
         run_directory = run_directory.absolute()  # a worker may change its working directory
@@ -125,9 +123,7 @@ def _refuse_used_port(endpoint: str) -> None:
     host, _, text = endpoint.rpartition(":")
     port = int(text) if text.isdigit() else 0
     if not 0 < port < 65536:
-        raise ConfigError(
-            f"{endpoint!r} is not an address: write it as host:port, for instance 127.0.0.1:29500"
-        )
+        raise ConfigError(f"{endpoint!r} is not an address: write it as host:port, for instance 127.0.0.1:29500")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -84,9 +84,7 @@ class Account:
     idle_s: float = 0.0
 
 
-def advance(
-    rule: ShareRule, account: Account, elapsed_s: float, used_s: float, waited_s: float = 0.0
-) -> Account:
+def advance(rule: ShareRule, account: Account, elapsed_s: float, used_s: float, waited_s: float = 0.0) -> Account:
     """The account after some time has passed.
 
     Args:
@@ -111,7 +109,7 @@ def advance(
         return Account(credit, True, (rule.slice_s - credit) / rule.share, burn)
     # Looking costs time as well. Who waits is watched closely, since a job that fits between two looks would
     # be done at full speed and be paid for only afterwards; but not if nothing happens for long.
-    least = rule.period_s / (10 if idle == 0 else 20 if idle < _LONG_IDLE_S else 2)
+    least = rule.period_s / (10 if idle < _LONG_IDLE_S else 2)
     return Account(credit, False, max(_earliest_end(rule, credit, burn), least), burn, idle)
 
 

@@ -13,9 +13,7 @@ from uneven.errors import ConfigError
 class Job:
     """A process under the rule, in virtual time; every look is late by up to ``late_s``."""
 
-    def __init__(
-        self, rule: ShareRule, *, threads: float = 1.0, late_s: float = 0.0003, seed: int = 0
-    ) -> None:
+    def __init__(self, rule: ShareRule, *, threads: float = 1.0, late_s: float = 0.0003, seed: int = 0) -> None:
         self.rule, self.threads, self.late_s = rule, threads, late_s
         self.account = Account()
         self.now_s = self.used_s = 0.0
