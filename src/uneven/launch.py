@@ -39,6 +39,7 @@ class Launch:
             entry of ``shares``, else one per GPU, else one.
         nnodes: machines, "N" or "MIN:MAX".
         shares: share of a core for each local rank; empty lets them use what they can get.
+        throttle_period_s: length of a throttled worker's run-and-stop cycle; shorter is smoother and costs more.
         wait_ready: throttle a worker only once it has called ``rundir.mark_ready``.
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
 
@@ -61,6 +62,7 @@ class Launch:
     standalone: bool = False
     max_restarts: int = 0
     shares: tuple[float, ...] = ()
+    throttle_period_s: float = 0.02
     wait_ready: bool = False
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class Launch:
         if not self.module and not script.is_file():
             raise UnknownNameError("script", str(script), map(str, script.parent.glob("*.py")))
         for share in self.shares:
-            ShareRule(share=share)
+            ShareRule(share=share, period_s=self.throttle_period_s)
         if self.nproc is not None and self.nproc not in _COUNTS:
             workers = _positive("--nproc-per-node", self.nproc, "or gpu, cpu or auto")
             if self.shares and workers != len(self.shares):

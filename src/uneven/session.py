@@ -23,7 +23,7 @@ from uneven.engine.state import pack, unpack
 from uneven.errors import ConfigError, UnevenError
 from uneven.sync import SyncPolicy, policies
 from uneven.transport.gradients import check_model
-from uneven.world import discover
+from uneven.world import discover, report_failures
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -73,6 +73,7 @@ class Session:
         journal: str | Path | None = None,
     ) -> None:
         self.world = discover()
+        report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
                  "nonfinite": nonfinite}  # fmt: skip
         settings = decide_settings(self.world, {k: v for k, v in given.items() if v is not None})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.predict import EMA, Last, Predictor, predictors
+from uneven.predict import EMA, Last, Predictor, Steady, predictors
 from uneven.testing.contracts import PredictorContract
 
 
@@ -21,5 +21,10 @@ class TestQuickEMA(PredictorContract):
         return predictors.resolve("ema:alpha=0.9")
 
 
+class TestSteady(PredictorContract):
+    def make(self) -> Predictor:
+        return Steady()
+
+
 def test_no_shipped_predictor_is_left_out() -> None:
-    assert set(predictors) == {"last", "ema"}
+    assert set(predictors) == {"last", "ema", "steady"}

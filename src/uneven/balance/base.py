@@ -21,11 +21,11 @@ class Balancer(ABC):
     answer: no clock, no randomness. ``sum(split.shares) == view.global_batch`` and the limits hold, always.
 
     Attributes:
-        predictor: name of the predictor that fills ``view.predicted_per_s`` ("ema", "last", …).
+        predictor: name of the predictor that fills ``view.predicted_per_s`` ("steady", "ema", "last", …).
         adapts: False if the split never changes once it is made; then nothing needs to be gathered.
     """
 
-    predictor: str = "ema"
+    predictor: str = "steady"
     adapts: bool = True
 
     @abstractmethod

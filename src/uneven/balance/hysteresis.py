@@ -11,8 +11,9 @@ from uneven.core.actions import Split
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
-DEFAULT_FRACTION = 0.05
-"""Our choice: on simulated equal workers whose measured speeds scatter by 3 %, the split then stays even."""
+DEFAULT_FRACTION = 0.02
+"""Our choice: with the predictor "steady" a smaller one gained nothing in simulated closed loops with 3 to 20 %
+noise, and a larger one left up to as much lying."""
 
 _DOUBT = 3.0  # the first prediction rests on one report: three times the gain is asked for, by 9 reports once
 
@@ -40,7 +41,7 @@ class Hysteresis(Balancer):
     def __init__(self, inner: Balancer, *, fraction: float = DEFAULT_FRACTION) -> None:
         good = isinstance(fraction, (int, float)) and not isinstance(fraction, bool) and 0.0 <= fraction < 1.0
         if not good:
-            raise ConfigError(f"hysteresis = {fraction!r} must be at least 0 and below 1, for instance 0.05")
+            raise ConfigError(f"hysteresis = {fraction!r} must be at least 0 and below 1, for instance 0.02")
         self.inner = inner
         self.fraction = float(fraction)
         self.predictor = inner.predictor

@@ -21,7 +21,7 @@ class Proportional(Balancer):
         UnknownNameError: no such predictor.
     """
 
-    def __init__(self, *, predictor: str = "ema") -> None:
+    def __init__(self, *, predictor: str = "steady") -> None:
         self.predictor = check_predictor(predictor)
 
     def split(self, view: BalanceView) -> Split:

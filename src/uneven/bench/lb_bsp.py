@@ -26,6 +26,10 @@ from uneven.errors import LaunchError
 from uneven.launch import Launch
 
 SHARES = (0.6, 0.4, 0.2, 0.1)
+PERIOD_S = 0.01
+"""Run-and-stop cycle of the throttle. An exchange meets several stopped workers in turn, so a long cycle would
+make this machine's communication look slower than that of machines that are merely slow."""
+
 UNEVEN = "lb-bsp"
 """The arm that is meant by "ours"."""
 
@@ -34,6 +38,7 @@ ARMS = {
     "even": "even",
     "static": "static:profile=4",
     "last": "lb-bsp:predictor=last",
+    "ema": "lb-bsp:predictor=ema",
     UNEVEN: "lb-bsp",
     "oracle": "oracle",
 }
@@ -98,7 +103,7 @@ def _run(
     task.write(directory / "task.json")
     what = Launch(
         target=("uneven.bench.lb_bsp_worker", str(directory)), module=True, nproc=str(len(SHARES)), shares=shares,
-        wait_ready=True,
+        wait_ready=True, throttle_period_s=PERIOD_S,
     )  # fmt: skip
     log = directory / "output.txt"
     with launch.start(what, run_directory=directory, output=log) as workers:

@@ -41,7 +41,7 @@ def phase(name: str, run: Path, data: str, epochs: int, console: Console) -> Pha
     """
     what = Launch(
         target=("uneven.demo.worker", WAYS[name], str(run), data, str(epochs)),
-        module=True, nproc=str(len(SHARES)), shares=SHARES, wait_ready=True,
+        module=True, nproc=str(len(SHARES)), shares=SHARES, wait_ready=True, throttle_period_s=0.01,
     )  # fmt: skip
     log = run / "output.txt"
     with launch.start(what, run_directory=run, output=log) as workers:

@@ -3,8 +3,10 @@
 from uneven.predict.base import Predictor, predictors
 from uneven.predict.ema import EMA
 from uneven.predict.last import Last
+from uneven.predict.steady import Steady
 
 predictors.register("last", Last)
 predictors.register("ema", EMA)
+predictors.register("steady", Steady)
 
-__all__ = ["EMA", "Last", "Predictor", "predictors"]
+__all__ = ["EMA", "Last", "Predictor", "Steady", "predictors"]

@@ -172,7 +172,7 @@ def test_a_small_gain_is_left_lying_a_large_one_taken() -> None:
 
 def test_the_first_predictions_are_doubted() -> None:
     uneven = view(90, 100, 100, 100, total=4000)
-    balancer = LbBsp()
+    balancer = LbBsp(hysteresis=0.05)
     kept = [balancer.split(uneven).shares == uneven.shares for _ in range(9)]
     assert kept == [True] * 3 + [False] * 6, "a gain of 7.7 % is taken once 15 % / √k is below it"
 
@@ -263,7 +263,7 @@ def test_equal_workers_with_noisy_speeds_stay_even(seed: int) -> None:
 
 def test_without_hysteresis_equal_workers_do_not_stay_even() -> None:
     views = drive(Proportional(), [[100.0] * 4] * 200, total=512, noise=0.03, seed=0)
-    assert len({v.shares for v in views}) > 20, "the guard guards something"
+    assert len({v.shares for v in views}) > 5, "the guard guards something"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -277,10 +277,11 @@ def test_unequal_workers_are_followed_from_the_second_iteration(seed: int) -> No
     assert sum(times[10:]) / len(times[10:]) < 1.05 * best
 
 
-def test_a_lasting_slowdown_is_followed() -> None:
+@pytest.mark.parametrize(("predictor", "reports"), [("last", 1), ("ema", 1), ("steady", 3)])
+def test_a_lasting_slowdown_is_followed(predictor: str, reports: int) -> None:
     before, after = [100.0] * 4, [25.0, 100.0, 100.0, 100.0]
-    views = drive(LbBsp(), [before] * 50 + [after] * 30, total=512, noise=0.0, seed=0)
+    views = drive(LbBsp(predictor=predictor), [before] * 50 + [after] * 30, total=512, noise=0.0, seed=0)
     assert views[50].shares == (128,) * 4
-    assert views[51].shares[0] < 120, "the first step comes in the next iteration"
+    assert views[50 + reports].shares[0] < 120, "the first step comes after so many reports"
     gain = 1 - 512 / 325 / iteration_s(views[-1].shares, views[-1])
     assert gain < 0.06, "what is left lying is at most the threshold, and rounding"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
 from uneven.core.views import Observation
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.predict import EMA, Last, Predictor, predictors
+from uneven.predict import EMA, Last, Predictor, Steady, predictors
 
 
 def show(predictor: Predictor, *speeds_per_s: float) -> float:
@@ -69,3 +70,34 @@ def test_names() -> None:
     assert predictors.resolve("ema:alpha=0.5").alpha == 0.5  # type: ignore[attr-defined]
     with pytest.raises(UnknownNameError, match="did you mean 'ema'"):
         predictors.resolve("emma")
+
+
+def _fed(predictor: Predictor, speeds: list[float]) -> float:
+    for iteration, speed in enumerate(speeds):
+        predictor.observe(Observation(iteration=iteration, samples=100, local_s=100 / speed))
+    return predictor.predict()
+
+
+def test_steady_knows_a_constant_better_than_a_moving_average_can() -> None:
+    errors: dict[type[Predictor], float] = {Steady: 0.0, EMA: 0.0}
+    for seed in range(20):
+        noise = random.Random(seed)
+        speeds = [200.0 / (1.0 + noise.gauss(0.0, 0.1)) for _ in range(200)]
+        for kind in errors:
+            errors[kind] += abs(_fed(kind(), speeds) / 200.0 - 1.0) / 20
+    assert errors[Steady] < errors[EMA] / 2
+    assert errors[Steady] < 0.02
+
+
+@pytest.mark.parametrize("spike", [20.0, 2000.0])
+def test_steady_is_hardly_moved_by_one_or_two_spikes(spike: float) -> None:
+    calm = [200.0, 204.0, 196.0] * 10
+    before = _fed(Steady(), calm)
+    assert _fed(Steady(), [*calm, spike]) == pytest.approx(before, rel=0.02)
+    assert _fed(Steady(), [*calm, spike, spike]) == pytest.approx(before, rel=0.04)
+
+
+@pytest.mark.parametrize("after", [50.0, 100.0, 400.0])
+def test_steady_follows_a_lasting_change_with_the_third_report(after: float) -> None:
+    calm = [200.0, 204.0, 196.0] * 10
+    assert _fed(Steady(), [*calm, after, after, after]) == pytest.approx(after)

@@ -1,0 +1,92 @@
+"""The mean since the last lasting change. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from uneven.core.views import Observation
+from uneven.predict.base import Predictor, measured
+
+_CLIP = 3.0  # standard deviations; a lone spike counts as this much and no more
+_SLACK = 0.5  # standard deviations that a report may be off without counting as a sign of change
+_ALARM = 6.0  # sum of signs that is a change: three clipped reports in a row, 3 · (3 − 0.5) > 6, but not two
+_MEMORY = 64  # reports after which the mean forgets, so that a slow drift is followed
+_PRIOR_SPREAD = 0.1  # relative standard deviation assumed at first, worth as much as _PRIOR_REPORTS reports
+_PRIOR_REPORTS = 4
+_LEAST_SPREAD = 0.01  # relative; a machine without noise must not take its first hiccup for a change
+
+
+class Steady(Predictor):
+    """Averages the seconds per sample over all reports since the worker's speed last changed for good (ours).
+
+    Between two changes a worker's speed is a constant with noise on it, and the best estimate of a constant is
+    the mean of all of it; a moving average with α = 0.2 never knows more than nine reports. A two-sided CUSUM
+    test (Page, 1954) over clipped residuals tells a lasting change from a spike: one bad report, or two, move
+    the mean by a little; the third in a row starts it afresh from these three.
+
+    The mean is taken over seconds per sample, not over speeds, because it is times that the slowest worker of
+    an iteration is chosen by, and the mean of x / t is larger than x over the mean of t.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s = math.nan  # seconds per sample
+        self._count = 0
+        self._variance = _PRIOR_SPREAD**2  # relative to the mean
+        self._slower = 0.0
+        self._faster = 0.0
+        self._run: list[float] = []  # reports since one of the two sums was last zero
+
+    def observe(self, seen: Observation) -> None:
+        """Take in one report."""
+        speed = measured(seen)
+        if speed is None:
+            return
+        per_sample_s = 1.0 / speed
+        if self._count == 0:
+            self._mean_s, self._count = per_sample_s, 1
+            return
+        spread_s = self._mean_s * max(math.sqrt(self._variance), _LEAST_SPREAD)
+        sign = max(-_CLIP, min(_CLIP, (per_sample_s - self._mean_s) / spread_s))
+        self._slower = max(0.0, self._slower + sign - _SLACK)
+        self._faster = max(0.0, self._faster - sign - _SLACK)
+        self._run = [*self._run, per_sample_s] if max(self._slower, self._faster) > 0.0 else []
+        if max(self._slower, self._faster) > _ALARM:
+            self._start_afresh()
+        else:
+            self._refine(sign * spread_s)
+
+    def _refine(self, residual_s: float) -> None:
+        self._count = min(self._count + 1, _MEMORY)
+        weight = 1.0 / (self._count + _PRIOR_REPORTS)
+        self._variance += weight * ((residual_s / self._mean_s) ** 2 - self._variance)
+        self._mean_s += residual_s / self._count
+
+    def _start_afresh(self) -> None:
+        newest = self._run[-3:]  # those before may still be from the time before the change
+        self._mean_s, self._count = math.fsum(newest) / len(newest), len(newest)
+        self._slower = self._faster = 0.0
+        self._run = []
+
+    def predict(self) -> float:
+        """One over the mean."""
+        return 1.0 / self._mean_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """Mean, spread and the state of the test."""
+        return {
+            "mean_s": self._mean_s if self._count else None,
+            "count": self._count,
+            "variance": self._variance,
+            "slower": self._slower,
+            "faster": self._faster,
+            "run": list(self._run),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._mean_s = math.nan if state["mean_s"] is None else float(state["mean_s"])
+        self._count = int(state["count"])
+        self._variance = float(state["variance"])
+        self._slower, self._faster = float(state["slower"]), float(state["faster"])
+        self._run = [float(value) for value in state["run"]]
