@@ -227,7 +227,7 @@ def test_no_broad_exception_handler() -> None:
 
 
 def test_files_stay_short() -> None:
-    folders = [ROOT / name for name in ("src", "tests", "bench", "examples")]
+    folders = [ROOT / name for name in ("src", "tests", "examples")]
     files = [path for folder in folders for path in folder.rglob("*.py")]
     lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in files}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}

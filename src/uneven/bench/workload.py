@@ -8,11 +8,21 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 from uneven.data.datasets import ImageData, digits, fashion_mnist
+from uneven.errors import UnknownNameError
+
+DATA = {"digits": digits, "fashion-mnist": fashion_mnist}
 
 
 def images(name: str) -> ImageData:
-    """"digits" (ships with scikit-learn) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``)."""
-    return {"digits": digits, "fashion-mnist": fashion_mnist}[name]()
+    """"digits" (ships with scikit-learn) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
+
+    Raises:
+        UnknownNameError: no such data set.
+        DataError: it is not on this machine; says how to get it.
+    """
+    if name not in DATA:
+        raise UnknownNameError("data set", name, DATA)
+    return DATA[name]()
 
 
 def network(data: ImageData, width: int = 32) -> nn.Module:

@@ -10,7 +10,9 @@ from rich.table import Table
 
 from uneven import journal, launch
 from uneven.core.records import ScalarRecord, StepRecord
-from uneven.errors import LaunchError
+from uneven.data.datasets import ImageData
+from uneven.demo.worker import GLOBAL_BATCH
+from uneven.errors import ConfigError, LaunchError
 from uneven.journal.summary import Summary
 from uneven.launch import Launch
 from uneven.report import html, page, terminal
@@ -20,6 +22,24 @@ WAYS = {"DDP": "plain", "uneven": "balanced"}
 SETTLE = 12
 """Iterations at the beginning that the summary leaves out: uneven starts with equal batches and has to measure
 first. The picture of the time per iteration shows them."""
+
+
+LEAST = SETTLE + 8
+"""A summary of fewer iterations would say nothing."""
+
+
+def check(data: ImageData, epochs: int) -> None:
+    """See that there is something to summarize.
+
+    Raises:
+        ConfigError: too few iterations.
+    """
+    each = len(data.train) // GLOBAL_BATCH
+    if epochs * each < LEAST:
+        raise ConfigError(
+            f"--epochs {epochs}: {epochs * each} iterations, of which the first {SETTLE} are not counted; "
+            f"with {data.name} give at least --epochs {-(-LEAST // each)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

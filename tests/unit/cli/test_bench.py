@@ -1,0 +1,59 @@
+"""``uneven bench`` and ``uneven demo`` refuse what cannot be before a worker starts; the short bench is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from uneven.bench import micro_split
+from uneven.cli import main
+from uneven.cli.bench import BENCHES
+
+
+def uneven(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_split_prints_a_table_and_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert uneven("bench", "split", "--quick", "--json") == 0
+    printed = capsys.readouterr().out.splitlines()
+    result = json.loads(printed[-1])
+    assert set(micro_split.WHAT) < set(result)
+    assert result["slowest_ms"] == max(result[key] for key in micro_split.WHAT)
+    assert all(result[key] > 0 for key in micro_split.WHAT)
+    assert any("10,000 workers" in line for line in printed[:-1])
+
+
+def test_the_help_says_what_every_bench_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert uneven("bench", "--help") == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n  {name} " in printed for name in BENCHES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bench", "splt"), "unknown bench 'splt'; did you mean 'split'?"),
+        (("bench", "lb-bsp", "--data", "digit"), "unknown data set 'digit'; did you mean 'digits'?"),
+        (("demo", "--data", "digit"), "unknown data set 'digit'; did you mean 'digits'?"),
+        (("demo", "--epochs", "1"), "give at least --epochs 4"),
+        (("demo", "--data", "fashion-mnist"), "UNEVEN_DATA is not set: set it to a folder"),
+    ],
+)
+def test_bad_input_is_refused_before_a_worker_starts(
+    arguments: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNEVEN_DATA", raising=False)
+    assert uneven(*arguments) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
