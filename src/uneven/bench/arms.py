@@ -87,7 +87,7 @@ class Arm(ABC):
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """The same for every arm."""
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
 class FixedSampler(Sampler[list[int]]):

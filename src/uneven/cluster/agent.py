@@ -181,7 +181,9 @@ def _quiet_logs(max_restarts: int) -> Iterator[None]:
 @contextmanager
 def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) -> Iterator[Workers]:
     with ExitStack() as stack:
-        throttle = (stack.enter_context(Throttle(period_s=launch.throttle_period_s)), launch.shares) if launch.shares else None
+        throttle = None
+        if launch.shares:
+            throttle = (stack.enter_context(Throttle(period_s=launch.throttle_period_s)), launch.shares)
 
         def ready(local_rank: int) -> bool:
             return not launch.wait_ready or run_directory is None or is_ready(run_directory, local_rank)

@@ -159,7 +159,7 @@ class FastLoop:
         assert self._slow is not None
         part = self._parts.pop(timing.iteration)
         batch = part.batch(self._rank)
-        self._slow.measured(timing, batch)
+        self._slow.measured(timing, batch, self._control_s)
         self._scribe.write(
             StepRecord(
                 rank=self._rank,

@@ -31,8 +31,11 @@ from uneven.transport.base import Pending, Transport
 _WARM_UP = 4
 """Gathers at the start that do not mind the budget: the first split should come soon."""
 
-_IDLE_GAP = 8
-"""While the split stands still, gathers are up to so many times rarer than the budget would allow."""
+_IDLE_GAP = 4
+"""While nothing changes, gathers are up to so many times rarer than the budget would allow."""
+
+_STIR = 0.2
+"""Relative distance of a report from its prediction that makes the next gathers come sooner again."""
 
 _NO_TIME_S = 1e-9
 """Local time in a report of no samples, which the referee takes for "took part, says nothing"."""
@@ -50,13 +53,15 @@ class _Window:
     samples: int = 0
     local_s: float = 0.0
     exchange_s: float = 0.0
+    control_s: float = 0.0
 
-    def add(self, timing: Timing, samples: int) -> None:
+    def add(self, timing: Timing, samples: int, control_s: float) -> None:
         self.iteration = timing.iteration
         self.iterations += 1
         self.samples += samples
         self.local_s += timing.local_s
         self.exchange_s += timing.exchange_s
+        self.control_s += control_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +121,14 @@ class SlowLoop:
         """The split in force in ``iteration``."""
         return next(shares for first, shares in reversed(self._splits) if first <= iteration)
 
-    def measured(self, timing: Timing, samples: int) -> None:
-        """One iteration's timing has become readable; padded batches and the first iteration do not count."""
+    def measured(self, timing: Timing, samples: int, control_s: float) -> None:
+        """One iteration's timing has become readable; padded batches and the first iteration do not count.
+
+        Args:
+            control_s: what measuring and deciding cost in it.
+        """
         if samples > 0 and timing.iteration > 0:
-            self._window.add(timing, samples)
+            self._window.add(timing, samples, control_s)
 
     def tick(self, iteration: int, load: Load, cost_s: float) -> bool:
         """The end of ``iteration``; called on every rank alike.
@@ -146,23 +155,27 @@ class SlowLoop:
         window, self._window = self._window, _Window()
         return [
             float(window.iteration), float(window.iterations), float(window.samples), window.local_s,
-            window.exchange_s, load.cpu, load.memory, cost_s, float(_fingerprint(self.newest)),
+            window.exchange_s, load.cpu, load.memory, cost_s, window.control_s,
+            float(_fingerprint(self.newest)),
         ]  # fmt: skip
 
     def _decide(self, iteration: int, table: tuple[tuple[float, ...], ...]) -> None:
-        self._compare([row[8] for row in table])
+        self._compare([row[9] for row in table])
         verdict = self._referee.judge(self._members, [_observation(row) for row in table], iteration=iteration)
         for complaint in verdict.complaints:
             self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
+        stirs = False
         for predictor, seen, fresh in zip(self._predictors, verdict.observed, verdict.fresh, strict=True):
             if fresh and seen is not None:
+                expected = predictor.predict()
+                stirs = stirs or abs(seen.speed_per_s - expected) > _STIR * expected
                 predictor.observe(seen)
         view = self._view(iteration, verdict.observed, self.newest)
         split = self._balancer.split(view)
         changed = split.shares != self.newest
         if changed:
             self._put(iteration, view, split.shares, split.reason)
-        self._next = self._launched + self._spacing.gap(table, changed)
+        self._next = self._launched + self._spacing.gap(table, quiet=not (changed or stirs))
 
     def _put(self, iteration: int, view: BalanceView, shares: tuple[int, ...], reason: str) -> None:
         first = iteration + 1 + self._lookahead
@@ -241,19 +254,24 @@ class Spacing:
         self._gathers = 0
         self._still = 1
 
-    def gap(self, table: tuple[tuple[float, ...], ...], changed: bool) -> int:
+    def gap(self, table: tuple[tuple[float, ...], ...], quiet: bool) -> int:
         """Iterations, at least one, from a table that is the same on every rank."""
         self._gathers += 1
-        self._still = 1 if changed else min(2 * self._still, _IDLE_GAP)
-        iteration_s = 0.0
+        self._still = min(2 * self._still, _IDLE_GAP) if quiet else 1
+        gap = 1
         for rank, row in enumerate(table):
+            iterations, cost_s = row[1], row[7]
             # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
-            self._cost_s[rank] += 0.2 * (row[7] - self._cost_s[rank]) if self._cost_s[rank] else row[7]
-            if row[1] > 0:
-                iteration_s = max(iteration_s, (row[3] + row[4]) / row[1])
-        if self._gathers <= _WARM_UP or iteration_s <= 0:
-            return 1
-        return max(1, math.ceil(max(self._cost_s) / (self._budget * iteration_s))) * self._still
+            self._cost_s[rank] += (0.2 if self._cost_s[rank] else 1.0) * (cost_s - self._cost_s[rank])
+            if iterations > 0:
+                gap = max(gap, self._needed(self._cost_s[rank], row))
+        return 1 if self._gathers <= _WARM_UP else gap * self._still
+
+    def _needed(self, cost_s: float, row: tuple[float, ...]) -> int:
+        iterations, local_s, exchange_s, control_s = row[1], row[3], row[4], row[8]
+        allowed_s = self._budget * (local_s + exchange_s) / iterations
+        measuring_s = max(control_s - row[7], 0.0) / iterations
+        return math.ceil(cost_s / max(allowed_s - measuring_s, allowed_s / 4))
 
 
 def _observation(row: tuple[float, ...]) -> Observation:

@@ -43,7 +43,7 @@ class SyncPolicy(ABC):
         """Anything that has to survive a restart, as plain JSON-able data."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing kept, nothing to load
         """Inverse of :meth:`state_dict`."""
 
 
