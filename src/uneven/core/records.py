@@ -57,6 +57,7 @@ class StepRecord:
     exchange_s: float  # from the last bucket being ready until the exchange was over
     control_s: float  # part of compute_s and data_s spent on measuring and deciding
     ended_at_s: float  # Unix time
+    transfer_s: float = 0.0  # part of exchange_s that this worker's own side of it takes; counts into its speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,12 @@ class Observation:
 
     @property
     def speed_per_s(self) -> float:
-        """Samples per second of local time; NaN where there is nothing to divide."""
-        return self.samples / self.local_s if self.local_s > 0 else float("nan")
+        """Samples per second of the time that this worker needs by itself, its side of the exchange included.
+
+        LB-BSP's rule for CPU clusters neglects communication (specification §1.5); but moving bytes is work too,
+        and a slow worker is slow at it. NaN where there is nothing to divide.
+        """
+        return self.samples / (self.local_s + self.transfer_s) if self.local_s > 0 else float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,6 +170,7 @@ class FastLoop:
                 data_s=timing.data_s,
                 compute_s=timing.compute_s,
                 exchange_s=timing.exchange_s,
+                transfer_s=timing.transfer_s,
                 control_s=self._control_s,
                 ended_at_s=time.time(),
             )

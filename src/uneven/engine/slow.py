@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from uneven.balance.base import Balancer
 from uneven.core.apportion import proportional
@@ -53,6 +53,7 @@ class _Window:
     samples: int = 0
     local_s: float = 0.0
     exchange_s: float = 0.0
+    transfer_s: float = 0.0
     control_s: float = 0.0
 
     def add(self, timing: Timing, samples: int, control_s: float) -> None:
@@ -61,7 +62,39 @@ class _Window:
         self.samples += samples
         self.local_s += timing.local_s
         self.exchange_s += timing.exchange_s
+        self.transfer_s += timing.transfer_s
         self.control_s += control_s
+
+
+class Report(NamedTuple):
+    """What one rank tells the others: one row of the gathered table. Sums over the iterations since the last."""
+
+    iteration: float  # the newest one covered
+    iterations: float
+    samples: float
+    local_s: float
+    exchange_s: float
+    transfer_s: float
+    control_s: float
+    cost_s: float  # of the last exchange of reports
+    cpu: float
+    memory: float
+    split: float  # fingerprint of the newest split, which must be the same everywhere
+
+    def observation(self) -> Observation:
+        """As predictors see it.
+
+        No finished iteration (only a padded batch, or the device has not got that far) is no fault of the rank.
+        """
+        return Observation(
+            iteration=_whole(self.iteration),
+            samples=_whole(self.samples) if self.iterations else 0,
+            local_s=self.local_s if self.iterations else _NO_TIME_S,
+            exchange_s=self.exchange_s,
+            transfer_s=self.transfer_s,
+            cpu=self.cpu,
+            memory=self.memory,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,25 +176,34 @@ class SlowLoop:
             return False
         worked = self._pending is not None
         if self._pending is not None:
-            table, self._pending = self._pending.result(), None
-            self._decide(iteration, table)
+            rows, self._pending = self._pending.result(), None
+            self._decide(iteration, tuple(Report(*row) for row in rows))
         if iteration >= self._next:
             self._pending = self._transport.gather(self._report(load, cost_s))
             self._launched = iteration
             worked = True
         return worked
 
-    def _report(self, load: Load, cost_s: float) -> list[float]:
+    def _report(self, load: Load, cost_s: float) -> Report:
         window, self._window = self._window, _Window()
-        return [
-            float(window.iteration), float(window.iterations), float(window.samples), window.local_s,
-            window.exchange_s, load.cpu, load.memory, cost_s, window.control_s,
-            float(_fingerprint(self.newest)),
-        ]  # fmt: skip
+        return Report(
+            iteration=window.iteration,
+            iterations=window.iterations,
+            samples=window.samples,
+            local_s=window.local_s,
+            exchange_s=window.exchange_s,
+            transfer_s=window.transfer_s,
+            control_s=window.control_s,
+            cost_s=cost_s,
+            cpu=load.cpu,
+            memory=load.memory,
+            split=_fingerprint(self.newest),
+        )
 
-    def _decide(self, iteration: int, table: tuple[tuple[float, ...], ...]) -> None:
-        self._compare([row[9] for row in table])
-        verdict = self._referee.judge(self._members, [_observation(row) for row in table], iteration=iteration)
+    def _decide(self, iteration: int, reports: tuple[Report, ...]) -> None:
+        self._compare([report.split for report in reports])
+        raw = [report.observation() for report in reports]
+        verdict = self._referee.judge(self._members, raw, iteration=iteration)
         for complaint in verdict.complaints:
             self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
         stirs = False
@@ -175,7 +217,7 @@ class SlowLoop:
         changed = split.shares != self.newest
         if changed:
             self._put(iteration, view, split.shares, split.reason)
-        self._next = self._launched + self._spacing.gap(table, quiet=not (changed or stirs))
+        self._next = self._launched + self._spacing.gap(reports, quiet=not (changed or stirs))
 
     def _put(self, iteration: int, view: BalanceView, shares: tuple[int, ...], reason: str) -> None:
         first = iteration + 1 + self._lookahead
@@ -254,41 +296,31 @@ class Spacing:
         self._gathers = 0
         self._still = 1
 
-    def gap(self, table: tuple[tuple[float, ...], ...], quiet: bool) -> int:
-        """Iterations, at least one, from a table that is the same on every rank."""
+    def gap(self, reports: tuple[Report, ...], quiet: bool) -> int:
+        """Iterations, at least one, from reports that are the same on every rank."""
         self._gathers += 1
         self._still = min(2 * self._still, _IDLE_GAP) if quiet else 1
         gap = 1
-        for rank, row in enumerate(table):
-            iterations, cost_s = row[1], row[7]
+        for rank, report in enumerate(reports):
             # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
-            self._cost_s[rank] += (0.2 if self._cost_s[rank] else 1.0) * (cost_s - self._cost_s[rank])
-            if iterations > 0:
-                gap = max(gap, self._needed(self._cost_s[rank], row))
+            self._cost_s[rank] += (0.2 if self._cost_s[rank] else 1.0) * (report.cost_s - self._cost_s[rank])
+            if report.iterations > 0:
+                gap = max(gap, self._needed(self._cost_s[rank], report))
         return 1 if self._gathers <= _WARM_UP else gap * self._still
 
-    def _needed(self, cost_s: float, row: tuple[float, ...]) -> int:
-        iterations, local_s, exchange_s, control_s = row[1], row[3], row[4], row[8]
-        allowed_s = self._budget * (local_s + exchange_s) / iterations
-        measuring_s = max(control_s - row[7], 0.0) / iterations
+    def _needed(self, cost_s: float, report: Report) -> int:
+        allowed_s = self._budget * (report.local_s + report.exchange_s) / report.iterations
+        measuring_s = max(report.control_s - report.cost_s, 0.0) / report.iterations
         return math.ceil(cost_s / max(allowed_s - measuring_s, allowed_s / 4))
 
 
-def _observation(row: tuple[float, ...]) -> Observation:
-    """A row without a finished iteration (only a padded batch, or the device has not got that far) is no fault."""
-    iterations = row[1]
-    return Observation(
-        iteration=int(row[0]),
-        samples=int(row[2]) if iterations else 0,
-        local_s=row[3] if iterations else _NO_TIME_S,
-        exchange_s=row[4],
-        cpu=row[5],
-        memory=row[6],
-    )
+def _whole(value: float) -> int:
+    """A count; what is no number at all becomes −1, which the referee refuses."""
+    return int(value) if math.isfinite(value) else -1
 
 
-def _fingerprint(shares: tuple[int, ...]) -> int:
+def _fingerprint(shares: tuple[int, ...]) -> float:
     value = 0
     for share in shares:
         value = (value * 1_000_003 + share) % (2**48)  # exact in a float64
-    return value
+    return float(value)

@@ -31,6 +31,7 @@ class Timing:
     wait_s: float
     communicate_s: float
     control_s: float
+    transfer_s: float = 0.0
 
     @property
     def local_s(self) -> float:
@@ -44,8 +45,8 @@ class Timing:
 
     @property
     def speed_per_s(self) -> float:
-        """Samples per second of own time; NaN where there is nothing to divide."""
-        return ratio(self.batch, self.local_s)
+        """Samples per second of what it needs by itself, its side of the exchange included, as it is predicted."""
+        return ratio(self.batch, self.local_s + self.transfer_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +181,7 @@ def _timing(step: StepRecord, communicate_s: float) -> Timing:
         wait_s=step.exchange_s - communicate_s,
         communicate_s=communicate_s,
         control_s=step.control_s,
+        transfer_s=step.transfer_s,
     )
 
 

@@ -26,21 +26,29 @@ class Clock(Protocol):
         """Seconds between two marks that have both passed."""
         ...
 
+    def worked_s(self, earlier: Mark, later: Mark) -> float:
+        """Processor seconds that this process, all its threads, used between two marks; 0 where unknown."""
+        ...
+
 
 class HostClock:
-    """Work is done when the host has done it."""
+    """Work is done when the host has done it. A mark is the time and the processor time."""
 
-    def mark(self) -> float:
+    def mark(self) -> tuple[float, float]:
         """Now."""
-        return time.perf_counter()
+        return time.perf_counter(), time.process_time()
 
-    def passed(self, mark: float) -> bool:
+    def passed(self, mark: tuple[float, float]) -> bool:
         """Always."""
         return True
 
-    def elapsed_s(self, earlier: float, later: float) -> float:
-        """The difference."""
-        return later - earlier
+    def elapsed_s(self, earlier: tuple[float, float], later: tuple[float, float]) -> float:
+        """Difference of the times."""
+        return later[0] - earlier[0]
+
+    def worked_s(self, earlier: tuple[float, float], later: tuple[float, float]) -> float:
+        """Difference of the processor times."""
+        return later[1] - earlier[1]
 
 
 class CudaClock:
@@ -66,6 +74,10 @@ class CudaClock:
     def elapsed_s(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
         """Device time between two events."""
         return earlier.elapsed_time(later) / 1e3
+
+    def worked_s(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        """Unknown: an exchange between devices does not live on processor time."""
+        return 0.0
 
 
 def clock_for(device: torch.device) -> Clock:

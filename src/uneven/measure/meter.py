@@ -22,12 +22,18 @@ from uneven.measure.clock import Clock, Mark
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time of one iteration went, in seconds."""
+    """Where the time of one iteration went, in seconds.
+
+    ``transfer_s`` is the part of ``exchange_s`` that this worker's own side of the exchange takes: the processor
+    time that it used there, at the pace at which it gets processor time while it computes. Moving bytes through
+    sockets is work, and a worker with a tenth of a core needs ten times as long for it as one with a whole one.
+    """
 
     iteration: int
     data_s: float
     compute_s: float
     exchange_s: float
+    transfer_s: float = 0.0
 
     @property
     def local_s(self) -> float:
@@ -91,9 +97,13 @@ class Meter:
 
     def _read(self, marks: _Marks) -> Timing:
         exchange_s = sum(self._clock.elapsed_s(*pair) for pair in marks.exchanges)
+        compute_s = self._clock.elapsed_s(marks.begin, marks.end) - exchange_s
+        moved_s = sum(self._clock.worked_s(*pair) for pair in marks.exchanges)
+        computed_s = self._clock.worked_s(marks.begin, marks.end) - moved_s
         return Timing(
             iteration=marks.iteration,
             data_s=self._clock.elapsed_s(marks.asked, marks.begin),
-            compute_s=self._clock.elapsed_s(marks.begin, marks.end) - exchange_s,
+            compute_s=compute_s,
             exchange_s=exchange_s,
+            transfer_s=min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0,
         )

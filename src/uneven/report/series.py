@@ -104,8 +104,8 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
         series.share_percent.append(100 * ratio(sum(batch for batch, _ in took), sum(of for _, of in took)))
         for name in ("data_s", "compute_s", "wait_s", "communicate_s"):
             getattr(series, name).append(_mean_of(timings, name))
-        samples, local_s = sum(t.batch for t in timings), sum(t.local_s for t in timings)
-        series.speed_per_s.append(ratio(samples, local_s))
+        samples, own_s = sum(t.batch for t in timings), sum(t.local_s + t.transfer_s for t in timings)
+        series.speed_per_s.append(ratio(samples, own_s))
         series.predicted_per_s.append(mean(predicted))
     return series
 
