@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Proportional, Static, balancers
+from uneven.balance import Balancer, Even, Hysteresis, LbBsp, PresumeEqual, Proportional, Static, balancers
 from uneven.testing.contracts import BalancerContract
 
 
@@ -31,6 +31,11 @@ class TestProportional(BalancerContract):
 class TestHysteresis(BalancerContract):
     def make(self) -> Balancer:
         return Hysteresis(Proportional(predictor="last"), fraction=0.5)
+
+
+class TestPresumeEqual(BalancerContract):
+    def make(self) -> Balancer:
+        return PresumeEqual(Proportional(predictor="last"), margin=0.2)
 
 
 class TestLbBsp(BalancerContract):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Proportional, Static, balancers
+from uneven.balance import Balancer, Even, Hysteresis, LbBsp, PresumeEqual, Proportional, Static, balancers
 from uneven.balance.hysteresis import iteration_s
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError, UnknownNameError
@@ -194,7 +194,20 @@ def test_shares_that_break_new_limits_are_left_at_once() -> None:
     assert LbBsp().split(tight).shares == (20, 34, 33, 33)
     # As the split has to change anyway, it changes to the best one, however small the gain.
     slightly = dataclasses.replace(tight, predicted_per_s=(1.0, 1.0, 1.0, 1.1))
-    assert LbBsp().split(slightly).shares == Proportional().split(slightly).shares
+    assert LbBsp(margin=0).split(slightly).shares == Proportional().split(slightly).shares
+
+
+def test_workers_count_as_equal_until_the_gain_is_beyond_the_margin() -> None:
+    nearly, clearly = view(97, 100, 100, 101, total=4000), view(80, 100, 100, 100, total=4000)
+    presume = PresumeEqual(Proportional(), margin=0.05)
+    assert presume.split(nearly).shares == (1000,) * 4
+    assert presume.split(clearly).shares == Proportional().split(clearly).shares
+    assert PresumeEqual(Proportional(), margin=0).split(nearly).shares == Proportional().split(nearly).shares
+
+
+def test_limits_go_before_equality() -> None:
+    tight = dataclasses.replace(view(1, 1, 1, 1), limits=Limits(lower=(1,) * 4, upper=(20, 60, 60, 60)))
+    assert PresumeEqual(Proportional()).split(tight).shares == (20, 34, 33, 33)
 
 
 def test_options_reach_their_places() -> None:

@@ -1,0 +1,69 @@
+"""Equal until proven unequal. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uneven.balance.base import Balancer
+from uneven.balance.even import Even
+from uneven.balance.hysteresis import iteration_s
+from uneven.core.actions import Split
+from uneven.core.views import BalanceView, Limits
+from uneven.errors import ConfigError
+
+DEFAULT_MARGIN = 0.05
+"""Our choice. Workers that share the cores of one machine look up to so much unequal when they are not."""
+
+
+class PresumeEqual(Balancer):
+    """Answers with equal shares unless another balancer's are predicted to be faster by a margin (ours).
+
+    Workers on one machine are coupled: whoever has the most samples computes longest, at the end with the cores
+    that the others have left free, and so measures the highest speed. A balancer that follows such a
+    difference widens it. Workers that are really unequal are told by far more than the margin, and once they
+    are, this wrapper does not stand in the way of small corrections.
+
+    Args:
+        inner: proposes the shares.
+        margin: gain over equal shares below which they are answered, at least 0, below 1.
+
+    Raises:
+        ConfigError: margin out of range.
+    """
+
+    def __init__(self, inner: Balancer, *, margin: float = DEFAULT_MARGIN) -> None:
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0.0 <= margin < 1.0:
+            raise ConfigError(f"margin = {margin!r} must be at least 0 and below 1, for instance 0.05")
+        self.inner = inner
+        self.margin = float(margin)
+        self.predictor = inner.predictor
+        self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, for n may be large
+
+    @property
+    def adapts(self) -> bool:  # type: ignore[override]
+        """Whether the inner balancer does."""
+        return self.inner.adapts
+
+    def split(self, view: BalanceView) -> Split:
+        """The inner balancer's shares if they beat equal ones by the margin."""
+        proposed = self.inner.split(view)
+        if not view.ready:
+            return proposed
+        even = self._even_shares(view)
+        even_s, proposed_s = iteration_s(even, view), iteration_s(proposed.shares, view)
+        if proposed.shares == even or proposed_s < (1.0 - self.margin) * even_s:
+            return proposed
+        return Split(even, f"even: the predicted speeds differ too little to gain {self.margin:.0%}")
+
+    def _even_shares(self, view: BalanceView) -> tuple[int, ...]:
+        if self._even is None or self._even[0] != view.global_batch or self._even[1] is not view.limits:
+            self._even = view.global_batch, view.limits, Even().split(view).shares
+        return self._even[2]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner balancer's state."""
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self.inner.load_state_dict(state["inner"])
