@@ -1,0 +1,137 @@
+"""The pages are run: their Python blocks in processes of their own, their commands against the command line."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from uneven.cli import application
+from uneven.cli.bench import BENCHES
+from uneven.cli.commands import COMMANDS
+from uneven.config import RunConfig, fields
+
+ROOT = Path(__file__).parents[1]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language; a word after it (``python no-run``) makes it another one."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def script_of(text: str) -> str:
+    """All Python blocks in one script, on the lines where they stand in the page."""
+    lines: list[str] = []
+    for match in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        lines += [""] * (text[: match.start(1)].count("\n") - len(lines)) + match[1].splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+RUNNABLE = [page for page in PAGES if page != ARCHITECTURE and blocks(page.read_text(), "python")]
+
+
+def run_page(text: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page's blocks as one script in ``directory``."""
+    (directory / "page.py").write_text(script_of(text))
+    return subprocess.run(
+        [sys.executable, "page.py"],
+        cwd=directory, capture_output=True, text=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=named)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    done = run_page(page.read_text(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "uneven:" not in done.stderr  # our own warnings; torch may have some about one process
+
+
+def test_a_block_that_fails_is_named_by_its_line_in_the_page(tmp_path: Path) -> None:
+    done = run_page("# Page\n\n```python\nx = 1\n```\n\nText.\n\n```python\nassert x == 2\n```\n", tmp_path)
+    assert done.returncode == 1
+    assert "line 10" in done.stderr
+
+
+def test_few_blocks_are_left_out() -> None:
+    assert len(RUNNABLE) >= 7
+    found = [language for page in PAGES for language in re.findall(r"^```(\S[^\n]*)$", page.read_text(), re.MULTILINE)]
+    assert found.count("python no-run") <= 2
+    assert set(found) <= {"python", "python no-run", "sh", "text", "toml", "signatures", "diff"}
+
+
+def wrong(line: str) -> list[str]:
+    """What a command line of the documentation says that ``uneven`` does not understand."""
+    words = shlex.split(line, comments=True)
+    if words[:1] != ["uneven"]:
+        return []
+    if words[1] not in COMMANDS:
+        return [] if words[1].startswith("-") else [f"no command {words[1]}"]
+    command = typer.main.get_command(application(words[1:2]))
+    options = {name for one in command.commands[words[1]].params for name in one.opts}  # type: ignore[attr-defined]
+    rest = words[2:]
+    if COMMANDS[words[1]].passes_on:  # what follows the script is the script's
+        script = next((at for at, word in enumerate(rest) if word.endswith(".py")), len(rest))
+        rest = rest[:script]
+    bad = [f"no option {word} of {words[1]}" for word in rest if word.startswith("-") and word not in options]
+    if words[1] == "bench" and words[2] not in BENCHES:
+        bad.append(f"no bench {words[2]}")
+    return bad
+
+
+def test_commands_of_the_pages_exist() -> None:
+    lines = [line for page in PAGES for block in blocks(page.read_text(), "sh") for line in block.splitlines()]
+    assert sum(line.startswith("uneven ") for line in lines) >= 15
+    assert [what for line in lines for what in wrong(line)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("uneven wacth runs/NAME", "no command wacth"),
+        ("uneven run --nprc 4 train.py --nprc 4", "no option --nprc of run"),
+        ("uneven bench speed", "no bench speed"),
+    ],
+)
+def test_the_check_of_commands_finds(line: str, complaint: str) -> None:
+    assert wrong(line) == [complaint]
+
+
+def test_the_folder_map_is_true() -> None:
+    rows = re.findall(r"^\| `([^`]+/)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert [row for row in rows if not (ROOT / row).is_dir()] == []
+    packages = {f"src/uneven/{path.parent.name}/" for path in (ROOT / "src" / "uneven").glob("*/__init__.py")}
+    top = {f"{path}/" for path in ("examples", "docs", "tests")}
+    assert sorted(rows) == sorted(packages | top)
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| `([^`]+)` \|", page, flags=re.MULTILINE)
+    assert {key: ast.literal_eval(default) for key, default in rows} == fields(RunConfig())
+
+
+def test_every_key_of_the_benchmark_is_explained() -> None:
+    tree = ast.parse((ROOT / "src" / "uneven" / "bench" / "lb_bsp.py").read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    keys = set()
+    for name in ("summarize", "summarize_equal"):
+        (result,) = (node.value for node in functions[name].body if isinstance(node, ast.Return))
+        assert isinstance(result, ast.Dict)
+        keys |= {key.value for key in result.keys if isinstance(key, ast.Constant)}
+    page = (ROOT / "docs" / "ideas" / "lb-bsp.md").read_text()
+    section = page.split("## What the benchmark prints")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
+    assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == keys
