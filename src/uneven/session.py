@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -15,14 +15,13 @@ from uneven.balance import Balancer, balancers
 from uneven.config import RunConfig
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
-from uneven.engine.connect import Connection, compare, connect, identity, versions
+from uneven.engine.connect import Connection, compare, connect, identity, joined, versions
 from uneven.engine.fast import FastLoop, check_carried
 from uneven.engine.scribe import Scribe
 from uneven.engine.settings import decide_settings
 from uneven.engine.state import pack, unpack
-from uneven.errors import ConfigError, UnevenError
+from uneven.errors import ConfigError
 from uneven.sync import SyncPolicy, policies
-from uneven.transport.gradients import check_model
 from uneven.world import discover, report_failures
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -72,7 +71,7 @@ class Session:
         nonfinite: str | None = None,
         journal: str | Path | None = None,
     ) -> None:
-        self.world = discover()
+        self.world = joined(discover())
         report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
                  "nonfinite": nonfinite}  # fmt: skip
@@ -82,13 +81,17 @@ class Session:
         self._policy = policies.resolve(settings.objects.get("sync", self.config.sync))
         check_carried(self._policy, self.world.size)
         connection = connect(self.world, self.config.timeout_s)
-        compare(connection.transport, identity(self.config), "start of the session")
-        directory = journal if journal is not None else self.world.run_directory
-        self._scribe = Scribe(self.world, directory, self.config, versions())
+        with ExitStack() as undo:
+            undo.callback(connection.close, failed=True)
+            compare(connection.transport, identity(self.config), "start of the session")
+            directory = journal if journal is not None else self.world.run_directory
+            self._scribe = Scribe(self.world, directory, self.config, versions())
+            undo.pop_all()
         for conflict in settings.conflicts:
             self._scribe.event("conflict", str(conflict), warn=self.rank == 0)
         self._loop = FastLoop(connection, self._scribe, self.config, self._policy)
-        self._closing = weakref.finalize(self, _shut_down, self._loop, self._scribe, connection)
+        # Nothing here may lead back to the session, or it would never be collected.
+        self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
         self._loader: BalancedLoader | None = None
         self._loaded: dict[str, Any] | None = None
 
@@ -153,11 +156,13 @@ class Session:
         Raises:
             ConfigError: the model is wrapped already, has nothing to train, or lies on several devices.
         """
-        device = check_model(model)
         if self._loop.attached:
-            raise ConfigError("session.setup was called twice: one session carries one model; make another Session")
-        carrier = self._loop.attach(device)
+            raise ConfigError(
+                "session.setup was called twice: one session carries one model; put several into one nn.Module"
+            )
+        carrier = self._loop.attach(model, find_unused_parameters)
         if carrier is not None:
+            carrier.owner = self  # the session lives as long as the model, whose hooks hold the carrier
             carrier.attach(model, find_unused_parameters, bucket_cap_mb)
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(lambda *_: carrier.check_step())
@@ -198,7 +203,7 @@ class Session:
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
             lower=min_batch, begin=self._begin, end=self._end, **dataloader,
         )  # fmt: skip
-        self._loop.start(loader, self._balancer, min_batch, max_batch)
+        self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
         if epochs is not None:
             self._scribe.plan(epochs * len(loader))
         self._loader = loader
@@ -257,9 +262,15 @@ class Session:
         self._loop.end()
 
     def close(self) -> None:
-        """End the run: the last records are written, groups and files let go of. Twice is fine."""
+        """End the run: the last records are written, groups and files let go of. Twice is fine.
+
+        The model stays as it is and trains alone from here on. A session that is not closed is closed when
+        neither its loader nor its model is used any more, or at the end of the program.
+        """
         if self._loader is not None:
             self._loader.close()
+        if self._closing.alive:
+            self._loop.close()
         self._closing()
 
     def __enter__(self) -> Self:
@@ -268,12 +279,10 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, UnevenError):
-            self._scribe.event(type(error).__name__, str(error))
         self.close()
 
 
-def _shut_down(loop: FastLoop, scribe: Scribe, connection: Connection) -> None:
-    loop.close()
+def _shut_down(scribe: Scribe, connection: Connection) -> None:
+    failed = scribe.failure() is not None
     scribe.close()
-    connection.close()
+    connection.close(failed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
 
 import uneven
 from uneven.config import RunConfig, fields
@@ -22,6 +26,28 @@ from uneven.transport.rollcall import RollCall
 from uneven.transport.threads import Hub
 from uneven.world import World
 
+_joins = itertools.count()
+"""Tells the groups that this process makes one after another apart in the store, which may outlive them."""
+
+_LINGER_S = 2.0
+
+
+class _OwnGroup:
+    """The default process group where a session made it; the last session that uses it destroys it."""
+
+    users = 0
+
+    def enter(self) -> None:
+        self.users += 1
+
+    def leave(self) -> None:
+        self.users -= 1
+        if self.users == 0 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+_own = _OwnGroup()
+
 
 @dataclass(slots=True)
 class Connection:
@@ -30,19 +56,29 @@ class Connection:
     Attributes:
         transport: for the slow loop.
         roll: names the missing after a failure; None for a worker that is alone.
-        owns_group: whether the default process group was made here and must be destroyed here.
+        own_group: the default process group if a session made it, else None.
     """
 
     transport: Transport
     roll: RollCall | None
-    owns_group: bool
+    own_group: _OwnGroup | None
 
-    def close(self) -> None:
-        """Leave the others."""
+    def close(self, failed: bool = False) -> None:
+        """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
+        if self.roll is not None:
+            self.roll.close(everybody=self.transport.rank == 0 and not failed)
         self.transport.close()
-        if self.owns_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self.owns_group = False
+        if self.own_group is not None:
+            self.own_group.leave()
+        self.roll = self.own_group = None
+
+
+def joined(world: World) -> World:
+    """The world of a process group that the user made without a launcher's variables, else ``world``."""
+    if not world.alone or not dist.is_initialized() or dist.get_world_size() == 1:
+        return world
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return replace(world, rank=rank, size=size, local_rank=rank, local_size=size)
 
 
 def connect(world: World, timeout_s: float) -> Connection:
@@ -53,28 +89,65 @@ def connect(world: World, timeout_s: float) -> Connection:
         ConfigError: the group that exists is not this world.
     """
     if world.alone:
-        return Connection(Hub(1).endpoint(0), None, owns_group=False)
-    owns = not dist.is_initialized()
-    if owns:
+        return Connection(Hub(1).endpoint(0), None, None)
+    if not dist.is_initialized():
         _join(world, timeout_s)
-    elif (dist.get_rank(), dist.get_world_size()) != (world.rank, world.size):
-        raise ConfigError(
-            f"the process group says rank {dist.get_rank()} of {dist.get_world_size()}, the launcher's variables "
-            f"say rank {world.rank} of {world.size}: start the script with one launcher only"
-        )
-    roll = RollCall(dist.distributed_c10d._get_default_store(), world.rank, world.size, timeout_s)
-    return Connection(CollectiveTransport(timeout_s, roll), roll, owns_group=owns)
+        _own.users = 0
+        own: _OwnGroup | None = _own
+    else:
+        own = _own if _own.users else None
+        if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.size):
+            raise ConfigError(
+                f"the process group says rank {dist.get_rank()} of {dist.get_world_size()}, the launcher's variables "
+                f"say rank {world.rank} of {world.size}: start the script with one launcher only"
+            )
+    if own is not None:
+        own.enter()
+    roll = RollCall(c10d._get_default_store(), world.rank, world.size, timeout_s)
+    try:
+        transport = CollectiveTransport(timeout_s, roll)
+    except PeerError:
+        roll.close()
+        if own is not None:
+            own.leave()
+        raise
+    return Connection(transport, roll, own)
 
 
 def _join(world: World, timeout_s: float) -> None:
+    limit = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        # Size 1: the store is not to wait for the others, we do, and can say who is missing.
+        store, _, _ = next(rendezvous("env://", world.rank, 1, timeout=limit))
+        store = c10d.PrefixStore(f"uneven/{next(_joins)}", store)
+        _await_all(store, world, limit)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
     except (RuntimeError, ValueError) as error:
+        if isinstance(error, PeerError):
+            raise
         raise PeerError(
-            f"rank {world.rank} of {world.size} could not join the others within {timeout_s:g} s ({error}): is every "
-            f"rank started, and does MASTER_ADDR:MASTER_PORT lead to rank 0's machine? A port in use needs another "
-            f"--master-port"
+            f"rank {world.rank} of {world.size} could not join the others within {timeout_s:g} s "
+            f"({str(error).strip().splitlines()[0]}): does MASTER_ADDR:MASTER_PORT lead to rank 0's machine, is rank 0 "
+            f"started, and does no other program listen there? Another --master-port helps against a port in use"
+        ) from error
+
+
+def _await_all(store: c10d.Store, world: World, limit: timedelta) -> None:
+    keys = [f"here/{rank}" for rank in range(world.size)]
+    store.set(keys[world.rank], "")
+    try:
+        store.wait(keys, limit)
+    except RuntimeError as error:
+        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        if not missing:
+            return
+        if world.rank == 0:  # the store may be kept here: the others are to see the same before it ends
+            time.sleep(_LINGER_S)
+        raise PeerError(
+            f"start of the run: rank {', '.join(missing)} of {world.size} did not come within "
+            f"{limit.total_seconds():g} s: is every rank started, with the same MASTER_ADDR and MASTER_PORT? One that "
+            f"only starts slowly needs a larger timeout_s"
         ) from error
 
 

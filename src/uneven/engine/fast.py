@@ -12,7 +12,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
+from torch import nn
 
 from uneven.balance import Balancer
 from uneven.config import RunConfig
@@ -28,6 +28,7 @@ from uneven.measure.clock import HostClock, clock_for
 from uneven.measure.load import LoadMeter
 from uneven.measure.meter import Meter
 from uneven.sync import SyncPolicy
+from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
 
 _NONFINITE_EVERY = 50
@@ -56,8 +57,16 @@ class FastLoop:
         self.carrier: GradientCarrier | None = None
         self.attached = False
 
-    def attach(self, device: torch.device) -> GradientCarrier | None:
-        """Measure on ``device``; the carrier for its gradients, or None for a worker that is alone."""
+    def attach(self, model: nn.Module, find_unused_parameters: bool) -> GradientCarrier | None:
+        """Measure where ``model`` is; the carrier for its gradients, or None for a worker that is alone.
+
+        Raises:
+            ConfigError: the model cannot be carried.
+            ConflictError: another rank has another model.
+        """
+        device = check_model(model)
+        said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
+        compare(self._connection.transport, said, "session.setup")
         self.attached = True
         self._meter = Meter(clock_for(device))
         self._load = LoadMeter(self._rank, gpu_index=device.index if device.type == "cuda" else None)
@@ -70,14 +79,21 @@ class FastLoop:
             )
         return self.carrier
 
-    def start(self, loader: BalancedLoader, balancer: Balancer, min_batch: int, max_batch: int | None) -> None:
-        """Agree with the other ranks on limits and look-ahead, and make the slow loop."""
+    def start(
+        self, loader: BalancedLoader, balancer: Balancer, min_batch: int, max_batch: int | None, **same: Any
+    ) -> None:
+        """Agree with the other ranks on limits and look-ahead, and make the slow loop.
+
+        Args:
+            same: what else must be the same everywhere.
+        """
         upper = loader.batch_size if max_batch is None else max_batch
         said = compare(
             self._connection.transport,
             {
                 "batch_size": loader.batch_size,
                 "length of the data set": loader.samples,
+                **same,
                 "_lower": min_batch,
                 "_upper": upper,
                 "_lookahead": loader.lookahead,
@@ -214,7 +230,9 @@ class FastLoop:
             self._slow.load_state_dict(state)
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Let go of the model and of what was opened."""
+        if self.carrier is not None:
+            self.carrier.detach()
         self._load.close()
 
 

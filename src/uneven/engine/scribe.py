@@ -8,7 +8,6 @@ import time
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from uneven.config import RunConfig
 from uneven.core.records import EventRecord, Record, RunRecord, ScalarRecord
@@ -17,6 +16,9 @@ from uneven.world import World
 
 _SPOKEN = 3
 """How often one kind of event is also said on the terminal; the journal has them all."""
+
+FAILED = "failed"
+"""This rank's program is ending of an error; the message says which."""
 
 
 class Scribe:
@@ -33,6 +35,7 @@ class Scribe:
         self.rank = world.rank
         self.iteration = 0
         self._said: dict[str, int] = {}
+        self._old = (sys.exception(), getattr(sys, "last_value", None))
         self._writer = Writer(rank_path(Path(directory), world.rank)) if directory is not None else None
         self.write(
             RunRecord(
@@ -77,14 +80,25 @@ class Scribe:
         """Say how long the run will be."""
         self.event(PLAN, plan_message(iterations))
 
+    def failure(self) -> BaseException | None:
+        """What the program is ending of, if it is: an error being handled now, or one that nobody caught.
+
+        Errors that are older than this scribe do not count: a notebook remembers those of earlier cells.
+        """
+        for error in (sys.exception(), getattr(sys, "last_value", None)):
+            ended_well = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
+            if error is not None and not ended_well and not any(error is old for old in self._old):
+                return error
+        return None
+
     def close(self) -> None:
-        """The last line, unless the program is ending because of an error."""
+        """The last line: how it ended."""
         if self._writer is None:
             return
-        error: Any = getattr(sys, "last_value", None)
+        error = self.failure()
         if error is None:
             self.event(END, "the run has ended")
         else:
-            self.event("failed", f"{type(error).__name__}: {error}")
+            self.event(FAILED, f"{type(error).__name__}: {error}")
         self._writer.close()
         self._writer = None

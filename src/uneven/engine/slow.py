@@ -16,29 +16,23 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from operator import le
+from typing import Any
 
 from uneven.balance.base import Balancer
 from uneven.core.apportion import proportional
 from uneven.core.records import SplitRecord
 from uneven.core.reports import Referee
 from uneven.core.views import BalanceView, Limits, Observation
+from uneven.engine.reports import Report, Spacing
+from uneven.engine.settings import describe
 from uneven.errors import ConflictError
 from uneven.measure.meter import Timing
 from uneven.predict.base import predictors
 from uneven.transport.base import Pending, Transport
 
-_WARM_UP = 4
-"""Gathers at the start that do not mind the budget: the first split should come soon."""
-
-_IDLE_GAP = 4
-"""While nothing changes, gathers are up to so many times rarer than the budget would allow."""
-
 _STIR = 0.2
 """Relative distance of a report from its prediction that makes the next gathers come sooner again."""
-
-_NO_TIME_S = 1e-9
-"""Local time in a report of no samples, which the referee takes for "took part, says nothing"."""
 
 _REMEMBERED = 1024
 """Splits kept; far more than can be decided within any look-ahead."""
@@ -64,37 +58,6 @@ class _Window:
         self.exchange_s += timing.exchange_s
         self.transfer_s += timing.transfer_s
         self.control_s += control_s
-
-
-class Report(NamedTuple):
-    """What one rank tells the others: one row of the gathered table. Sums over the iterations since the last."""
-
-    iteration: float  # the newest one covered
-    iterations: float
-    samples: float
-    local_s: float
-    exchange_s: float
-    transfer_s: float
-    control_s: float
-    cost_s: float  # of the last exchange of reports
-    cpu: float
-    memory: float
-    split: float  # fingerprint of the newest split, which must be the same everywhere
-
-    def observation(self) -> Observation:
-        """As predictors see it.
-
-        No finished iteration (only a padded batch, or the device has not got that far) is no fault of the rank.
-        """
-        return Observation(
-            iteration=_whole(self.iteration),
-            samples=_whole(self.samples) if self.iterations else 0,
-            local_s=self.local_s if self.iterations else _NO_TIME_S,
-            exchange_s=self.exchange_s,
-            transfer_s=self.transfer_s,
-            cpu=self.cpu,
-            memory=self.memory,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +107,8 @@ class SlowLoop:
         self._spacing = Spacing(transport.size, budget)
         self._window = _Window()
         self._pending: Pending | None = None
-        self._next = 1  # the first iteration warms up and is not reported
+        self._next: int | None = None  # the first iteration, also after a resume, warms up and is not reported
+        self._warm = False
         self._launched = 0
         first = balancer.split(self._view(0, (None,) * transport.size, self._even()))
         self._splits = deque([(0, first.shares)], maxlen=_REMEMBERED)
@@ -160,7 +124,8 @@ class SlowLoop:
         Args:
             control_s: what measuring and deciding cost in it.
         """
-        if samples > 0 and timing.iteration > 0:
+        warm, self._warm = self._warm, True
+        if samples > 0 and warm:
             self._window.add(timing, samples, control_s)
 
     def tick(self, iteration: int, load: Load, cost_s: float) -> bool:
@@ -178,6 +143,8 @@ class SlowLoop:
         if self._pending is not None:
             rows, self._pending = self._pending.result(), None
             self._decide(iteration, tuple(Report(*row) for row in rows))
+        if self._next is None:
+            self._next = iteration + 1
         if iteration >= self._next:
             self._pending = self._transport.gather(self._report(load, cost_s))
             self._launched = iteration
@@ -263,6 +230,7 @@ class SlowLoop:
     def state_dict(self) -> dict[str, Any]:
         """Shares, predictors, referee and balancer, as plain data."""
         return {
+            "kind": self._kind(),
             "shares": list(self.newest),
             "predictors": [predictor.state_dict() for predictor in self._predictors],
             "referee": self._referee.state_dict(),
@@ -270,53 +238,24 @@ class SlowLoop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another run stopped; one with another number of workers or batch starts afresh."""
-        shares = tuple(state["shares"])
-        if len(shares) != self._transport.size or sum(shares) != self._global_batch:
-            return
-        self.newest = shares
-        self._splits = deque([(0, shares)], maxlen=_REMEMBERED)
-        for predictor, learnt in zip(self._predictors, state["predictors"], strict=True):
-            predictor.load_state_dict(learnt)
-        self._referee.load_state_dict(state["referee"])
-        self._balancer.load_state_dict(state["balancer"])
+        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh."""
+        if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
+            self._pending.result()
+        self._pending, self._next, self._window = None, None, _Window()
+        shares, limits = tuple(state["shares"]), self._limits
+        fits = len(shares) == self._transport.size and sum(shares) == self._global_batch
+        fits = fits and all(map(le, limits.lower, shares)) and all(map(le, shares, limits.upper))
+        if fits and state["kind"] == self._kind():
+            self.newest = shares
+            for predictor, learnt in zip(self._predictors, state["predictors"], strict=True):
+                predictor.load_state_dict(learnt)
+            self._referee.load_state_dict(state["referee"])
+            self._balancer.load_state_dict(state["balancer"])
+        self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)
 
-
-class Spacing:
-    """How many iterations from one gather to the next, so that the loop stays within its budget. Pure.
-
-    Args:
-        size: number of workers.
-        budget: share of the iteration time.
-    """
-
-    def __init__(self, size: int, budget: float) -> None:
-        self._budget = budget
-        self._cost_s = [0.0] * size
-        self._gathers = 0
-        self._still = 1
-
-    def gap(self, reports: tuple[Report, ...], quiet: bool) -> int:
-        """Iterations, at least one, from reports that are the same on every rank."""
-        self._gathers += 1
-        self._still = min(2 * self._still, _IDLE_GAP) if quiet else 1
-        gap = 1
-        for rank, report in enumerate(reports):
-            # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
-            self._cost_s[rank] += (0.2 if self._cost_s[rank] else 1.0) * (report.cost_s - self._cost_s[rank])
-            if report.iterations > 0:
-                gap = max(gap, self._needed(self._cost_s[rank], report))
-        return 1 if self._gathers <= _WARM_UP else gap * self._still
-
-    def _needed(self, cost_s: float, report: Report) -> int:
-        allowed_s = self._budget * (report.local_s + report.exchange_s) / report.iterations
-        measuring_s = max(report.control_s - report.cost_s, 0.0) / report.iterations
-        return math.ceil(cost_s / max(allowed_s - measuring_s, allowed_s / 4))
-
-
-def _whole(value: float) -> int:
-    """A count; what is no number at all becomes −1, which the referee refuses."""
-    return int(value) if math.isfinite(value) else -1
+    def _kind(self) -> list[str]:
+        """Whose state it is: what one balancer learnt says nothing to another."""
+        return [describe(self._balancer), self._balancer.predictor]
 
 
 def _fingerprint(shares: tuple[int, ...]) -> float:

@@ -23,10 +23,12 @@ class _Gather:
         self._roll = roll
 
     def result(self) -> tuple[Row, ...]:
+        self._roll.waiting = True
         try:
             self._work.wait()
         except RuntimeError as error:
             raise self._roll.failure("gathering the reports", error) from error
+        self._roll.waiting = False
         return tuple(tuple(row) for row in self._table.tolist())
 
 
@@ -45,10 +47,12 @@ class CollectiveTransport:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._roll = roll
+        roll.waiting = True
         try:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise roll.failure("forming the group for reports", error) from error
+        roll.waiting = False
 
     def gather(self, row: Sequence[float]) -> _Gather:
         """Start an all-gather of one row of float64."""
@@ -68,10 +72,12 @@ class CollectiveTransport:
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(payload)] = payload
         table = torch.empty((self.size, len(padded)), dtype=torch.uint8)
+        self._roll.waiting = True
         try:
             dist.all_gather(list(table.unbind()), padded, group=self._group)
         except RuntimeError as error:
             raise self._roll.failure("comparing the ranks at start", error) from error
+        self._roll.waiting = False
         return tuple(bytes(table[rank, :length].tolist()).decode() for rank, length in enumerate(lengths))
 
     def close(self) -> None:
@@ -79,4 +85,3 @@ class CollectiveTransport:
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
-

@@ -10,6 +10,7 @@ the work's own future would), and the callback is where the exchange's exposed t
 
 # No "from __future__ import annotations" here: DDP compares the hook's annotations with the types themselves.
 import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,9 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload
-from uneven.errors import ConfigError, TrainingError
+from uneven.errors import TrainingError
+from uneven.transport.check import unused_parameters
+from uneven.transport.hooks import ModelHook
 from uneven.transport.rollcall import RollCall
 from uneven.transport.statistics import BatchStatistics
 from uneven.transport.syncnorm import weigh_sync_batch_norm
@@ -65,6 +69,7 @@ class GradientCarrier:
     Attributes:
         weight: x_i / X of the batch in hand; set before its forward pass.
         iteration: for messages.
+        owner: kept alive as long as the model.
     """
 
     observer: ExchangeObserver
@@ -72,6 +77,7 @@ class GradientCarrier:
     on_nonfinite: Callable[[], None]
     weight: float = 0.0
     iteration: int = 0
+    owner: object = None
     _ddp: DistributedDataParallel | None = None
     _parameters: list[nn.Parameter] = field(default_factory=list)
     _statistics: BatchStatistics | None = None
@@ -79,6 +85,7 @@ class GradientCarrier:
     _nonfinite: torch.Tensor | None = None
     _synchronise: bool = True
     _exchanging: bool = True
+    _handles: list[RemovableHandle] = field(default_factory=list)
     _held: bool = False  # gradients of unsynchronised passes wait in .grad
 
     def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
@@ -97,12 +104,23 @@ class GradientCarrier:
         )
         for buffer in model.buffers():  # before torch 2.13, NO_BROADCAST left out the first one too
             dist.broadcast(buffer, src=0)
-        self._ddp.register_comm_hook(None, self._on_bucket)
+        self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
         self._statistics = BatchStatistics.of(model)
         self._nonfinite = torch.zeros((), device=self._parameters[0].device)
-        model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-        model.register_forward_hook(self._after_forward, always_call=False)
-        weigh_sync_batch_norm(model, lambda: self.weight * dist.get_world_size())
+        self._handles = [
+            model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
+            model.register_forward_hook(ModelHook(self._after_forward)),
+            *weigh_sync_batch_norm(model, lambda: self.weight * dist.get_world_size()),
+        ]
+
+    def detach(self) -> None:
+        """Leave the model as it came: its forward and backward passes exchange nothing any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._ddp is not None:
+            self._ddp._remove_autograd_hooks()
+        self._ddp = None
 
     @staticmethod
     def carries(exchange: Exchange, size: int) -> bool:
@@ -154,7 +172,7 @@ class GradientCarrier:
             return self._ddp._pre_forward(*args, **kwargs)
         except RuntimeError as error:
             if "find_unused_parameters" in str(error):
-                raise TrainingError(_unused(model, self._parameters, self.iteration)) from error
+                raise TrainingError(unused_parameters(model, self._parameters, self.iteration)) from error
             raise
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
@@ -167,11 +185,8 @@ class GradientCarrier:
                 self._held = True
         return output
 
-    def _on_bucket(
-        self,
-        state: object,
-        bucket: dist.GradBucket,  # type: ignore[name-defined] # not in torch's stubs
-    ) -> torch.futures.Future[torch.Tensor]:
+    def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Start the exchange of one bucket whose gradients are ready."""
         if bucket.is_last():
             self.observer.ready()
         gradients = bucket.buffer()
@@ -201,10 +216,13 @@ class GradientCarrier:
             torch._amp_foreach_non_finite_check_and_unscale_([gradients], self._nonfinite, scale)
         else:
             gradients.mul_(self.weight)
-            self._nonfinite += ~torch.isfinite(gradients.sum())  # type: ignore[operator]
+            # The sum of finite float16 gradients may leave their range, so it is taken in a wider one.
+            wide = torch.float64 if gradients.dtype == torch.float64 else torch.float32
+            self._nonfinite += ~torch.isfinite(gradients.sum(dtype=wide))  # type: ignore[operator]
 
     def _land(self) -> None:
         flights, self._flights = self._flights, []
+        self.roll.waiting = True
         try:
             for flight in flights:
                 flight.work.wait()
@@ -213,6 +231,7 @@ class GradientCarrier:
                 self._statistics.finish()
         except RuntimeError as error:
             raise self._failure(error) from error
+        self.roll.waiting = False
         self.observer.done()
         self._held = False
         self._report_nonfinite()
@@ -233,35 +252,10 @@ class GradientCarrier:
         return self.roll.failure(f"the gradient exchange of iteration {self.iteration}", error)
 
 
-def check_model(model: nn.Module) -> torch.device:
-    """The device of the model's parameters.
-
-    Raises:
-        ConfigError: it is wrapped already, has nothing to train, or is spread over devices.
-    """
-    if isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            "the model is already wrapped in DistributedDataParallel: pass the plain model (model.module); "
-            "session.setup carries the gradients itself"
-        )
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trainable:
-        raise ConfigError("the model has no parameter with requires_grad=True: there is nothing to train")
-    devices: dict[torch.device, str] = {}
-    for name, parameter in trainable.items():
-        devices.setdefault(parameter.device, name)
-    if len(devices) > 1:
-        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
-        raise ConfigError(f"parameters on different devices ({places}): move the model to one with model.to(device)")
-    return next(iter(devices))
-
-
-def _unused(model: nn.Module, parameters: list[nn.Parameter], iteration: int) -> str:
-    ids = {id(p) for p in parameters if p.grad is None}
-    names = [name for name, p in model.named_parameters() if id(p) in ids]
-    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
-    return (
-        f"iteration {iteration}: the last backward pass did not reach every parameter"
-        f"{f' (without a gradient: {shown})' if shown else ''}; use "
-        f"session.setup(model, optimizer, find_unused_parameters=True), or freeze what is not used"
-    )
+def _on_bucket(
+    carrier: Any,
+    bucket: dist.GradBucket,  # type: ignore[name-defined] # not in torch's stubs
+) -> torch.futures.Future[torch.Tensor]:
+    """DDP's communication hook. It lives in C++, unseen by the garbage collector, so it holds a weak reference."""
+    found: torch.futures.Future[torch.Tensor] = carrier().carry(bucket)
+    return found

@@ -1,7 +1,18 @@
-"""Who was missing? Asked only after an exchange has failed, so it costs nothing before."""
+"""Who is missing? Asked only after an exchange has failed.
+
+When a worker dies, only those notice at once who were just exchanging with it; the others wait for them in
+turn, and a process that is blocked in an exchange cannot answer. So every process keeps a thread asleep on a
+key of the store that the ranks met at, which costs nothing while all goes well. Whoever fails sets the keys
+of all; each thread then says what its process is doing. One that has ended or was stopped says nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import queue
+import threading
 import time
 from datetime import timedelta
 
@@ -10,53 +21,124 @@ from torch.distributed import distributed_c10d as c10d
 from uneven.errors import PeerError
 
 _GRACE_S = 3.0
-"""How long the survivors of a failed exchange wait for each other's sign of life."""
+"""How long one waits for signs of life; also a worker with a tenth of a core has answered by then."""
+
+_ASLEEP = timedelta(days=20)
+"""The longest wait that the store's clock can hold; a thread that gives up then is missed by nobody but us."""
+
+_WAITING, _ELSEWHERE = "waiting", "elsewhere"
+_CALL, _LEAVE = "call", "leave"
+
+_calls = itertools.count()
+"""Tells the sessions of one process apart in the store; ranks make them in the same order."""
 
 
 class RollCall:
-    """Survivors of a failed exchange sign in at the store; whoever does not is missing.
+    """One worker's line to the roll call.
 
     Args:
-        store: the key-value store that the ranks met at; never used while all goes well.
+        store: the key-value store that the ranks met at; asleep while all goes well.
         timeout_s: the time-out of the exchanges, for the message.
+
+    Attributes:
+        waiting: whether this worker waits in an exchange now; set by those who carry them.
     """
 
     def __init__(self, store: c10d.Store, rank: int, size: int, timeout_s: float) -> None:
-        self._store = store
+        self.waiting = False
+        self._verdict: dict[int, str] | None = None
+        self._prefix = f"uneven/roll-call/{next(_calls)}"
+        self._store = c10d.PrefixStore(self._prefix, store)
         self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
+        self._thread = threading.Thread(
+            target=self._answer, args=(_clone(self._store),), name="uneven-roll-call", daemon=True
+        )
+        self._thread.start()
 
     def failure(self, what: str, error: BaseException) -> PeerError:
         """The error to raise in place of ``error``, naming the missing ranks."""
         short = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        try:
-            missing = self._missing(what)
-        except (RuntimeError, ValueError):
+        states = self._verdict or self._ask() or self._verdict
+        if states is None:
             return PeerError(
-                f"{what} failed on rank {self._rank}, and the store that the ranks met at is gone: the machine "
-                f"with rank 0 or the launcher has ended ({short})"
+                f"{what} failed on rank {self._rank}, and the store that the ranks met at does not answer: the process "
+                f"that keeps it (the launcher, or rank 0 without one) has ended or hangs ({short})"
             )
-        if not missing:
+        silent = [rank for rank in range(self._size) if rank not in states]
+        absent = [rank for rank, state in sorted(states.items()) if state == _ELSEWHERE]
+        if silent:
             return PeerError(
-                f"{what} failed on rank {self._rank} although all {self._size} ranks are alive: the connection "
-                f"between some of them broke or one was slower than the time-out of {self._timeout_s:g} s ({short})"
+                f"{what}: {_ranks(silent)} did not take part and gives no sign of life. Look there for the error, or "
+                f"for a process that was stopped (noticed by rank {self._rank}: {short})"
             )
-        who = ", ".join(map(str, missing))
+        if absent:
+            return PeerError(
+                f"{what}: {_ranks(absent)} did not take part within {self._timeout_s:g} s, but is alive: it hangs "
+                f"elsewhere, left the loop that the others are in, or is only slow and needs a larger timeout_s "
+                f"(noticed by rank {self._rank}: {short})"
+            )
         return PeerError(
-            f"{what}: rank {who} did not take part (time-out {self._timeout_s:g} s). Look for the error on "
-            f"{'that rank' if len(missing) == 1 else 'those ranks'}; a rank that is only slow needs a larger "
-            f"timeout_s ({short})"
+            f"{what} failed on rank {self._rank} although all {self._size} ranks are alive and wait in it: the "
+            f"connection between some of them broke, or timeout_s = {self._timeout_s:g} is too short ({short})"
         )
 
-    def _missing(self, what: str) -> list[int]:
-        store = c10d.PrefixStore("uneven/roll-call", self._store)
-        key = what.replace(" ", "-")
-        self._store.set_timeout(timedelta(seconds=_GRACE_S))
-        store.set(f"{key}/{self._rank}", "here")
-        deadline = time.monotonic() + _GRACE_S
-        absent = [rank for rank in range(self._size) if rank != self._rank]
-        while absent and time.monotonic() < deadline:
-            absent = [rank for rank in absent if not store.check([f"{key}/{rank}"])]
-            time.sleep(0.05)
-        return absent
+    def close(self, everybody: bool = False) -> None:
+        """Wake this rank's thread for good.
+
+        Args:
+            everybody: the run has ended well and the store may end with this process; nobody needs to ask.
+        """
+        with contextlib.suppress(RuntimeError):  # the store may have ended before
+            for rank in range(self._size) if everybody else (self._rank,):
+                self._store.set(f"call/{rank}", _LEAVE)
+        self._thread.join(1.0)
+
+    def _answer(self, store: c10d.Store) -> None:
+        with contextlib.suppress(RuntimeError):  # the store has ended: there is nobody to answer
+            store.wait([f"call/{self._rank}"], _ASLEEP)
+            if store.get(f"call/{self._rank}") == _LEAVE.encode():
+                return
+            store.set(f"answer/{self._rank}", _WAITING if self.waiting else _ELSEWHERE)
+            # Who was the first to ask may end, and the store with it, before this rank comes to ask.
+            store.wait(["verdict"], timedelta(seconds=2 * _GRACE_S))
+            self._verdict = {int(rank): state for rank, state in json.loads(store.get("verdict")).items()}
+
+    def _ask(self) -> dict[int, str] | None:
+        """What each rank that answers is doing; None if the store does not answer.
+
+        The store is asked from a thread, for one that was stopped would let us wait for ever.
+        """
+        answers: queue.SimpleQueue[dict[int, str] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._collect, args=(answers,), name="uneven-roll-call-ask", daemon=True).start()
+        try:
+            return answers.get(timeout=_GRACE_S + 1.0)
+        except queue.Empty:
+            return None
+
+    def _collect(self, answers: queue.SimpleQueue[dict[int, str] | None]) -> None:
+        states: dict[int, str] | None = None
+        with contextlib.suppress(RuntimeError):  # what was learnt before the store ended still holds
+            store = _clone(self._store)
+            store.set(f"answer/{self._rank}", _WAITING)
+            for rank in range(self._size):
+                store.set(f"call/{rank}", _CALL)
+            states = {self._rank: _WAITING}
+            deadline = time.monotonic() + _GRACE_S
+            while len(states) < self._size and time.monotonic() < deadline:
+                for rank in range(self._size):
+                    if rank not in states and store.check([f"answer/{rank}"]):
+                        states[rank] = store.get(f"answer/{rank}").decode()
+                time.sleep(0.05)
+            store.set("verdict", json.dumps(states))
+        answers.put(states)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {', '.join(map(str, ranks))}"
+
+
+def _clone(store: c10d.Store) -> c10d.Store:
+    """Another connection to the same store; a wait on one keeps it busy."""
+    return store.clone()  # type: ignore[attr-defined] # not in torch's stubs

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from uneven.transport.hooks import ModelHook
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -28,8 +31,8 @@ class _ScaleGradient(torch.autograd.Function):
 
 def weigh_sync_batch_norm(
     model: nn.Module, relative_weight: Callable[[], float], kind: type[nn.Module] = nn.SyncBatchNorm
-) -> None:
-    """Install on every ``SyncBatchNorm`` layer of ``model``.
+) -> list[RemovableHandle]:
+    """Install on every ``SyncBatchNorm`` layer of ``model``; returns what takes it off again.
 
     Args:
         relative_weight: n x_i / X of the batch in hand; 1 for equal batches.
@@ -49,10 +52,12 @@ def weigh_sync_batch_norm(
             weight = relative_weight()
             output.register_hook(lambda gradient: gradient * weight)
 
+    handles: list[RemovableHandle] = []
     for layer in model.modules():
         if isinstance(layer, kind):
-            layer.register_forward_pre_hook(before)
-            layer.register_forward_hook(after)
+            handles.append(layer.register_forward_pre_hook(ModelHook(before)))
+            handles.append(layer.register_forward_hook(ModelHook(after)))
             for parameter in layer.parameters(recurse=False):
                 if parameter.requires_grad:
-                    parameter.register_hook(lambda gradient: gradient * inverse())
+                    handles.append(parameter.register_hook(lambda gradient: gradient * inverse()))
+    return handles

@@ -1,0 +1,93 @@
+"""What the ranks tell each other in the slow loop, and how often they can afford to."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from uneven.core.views import Observation
+
+_WARM_UP = 4
+"""Gathers at the start that do not mind the budget: the first split should come soon."""
+
+_IDLE_GAP = 4
+"""While nothing changes, gathers are up to so many times rarer than the budget would allow."""
+
+_NO_TIME_S = 1e-9
+"""Local time in a report of no samples, which the referee takes for "took part, says nothing"."""
+
+
+class Report(NamedTuple):
+    """What one rank tells the others: one row of the gathered table. Sums over the iterations since the last."""
+
+    iteration: float  # the newest one covered
+    iterations: float
+    samples: float
+    local_s: float
+    exchange_s: float
+    transfer_s: float
+    control_s: float
+    cost_s: float  # of the last exchange of reports
+    cpu: float
+    memory: float
+    split: float  # fingerprint of the newest split, which must be the same everywhere
+
+    @property
+    def believable(self) -> bool:
+        """Whether its times can be reckoned with; the referee has the last word on its speed."""
+        times = (self.iterations, self.local_s, self.exchange_s, self.control_s, self.cost_s)
+        return all(math.isfinite(time) and time >= 0 for time in times) and (self.local_s > 0 or not self.iterations)
+
+    def observation(self) -> Observation:
+        """As predictors see it.
+
+        No finished iteration (only a padded batch, or the device has not got that far) is no fault of the rank.
+        """
+        return Observation(
+            iteration=_whole(self.iteration),
+            samples=_whole(self.samples) if self.iterations else 0,
+            local_s=self.local_s if self.iterations else _NO_TIME_S,
+            exchange_s=self.exchange_s,
+            transfer_s=self.transfer_s,
+            cpu=self.cpu,
+            memory=self.memory,
+        )
+
+
+class Spacing:
+    """How many iterations from one gather to the next, so that the loop stays within its budget. Pure.
+
+    Args:
+        size: number of workers.
+        budget: share of the iteration time.
+    """
+
+    def __init__(self, size: int, budget: float) -> None:
+        self._budget = budget
+        self._cost_s = [0.0] * size
+        self._gathers = 0
+        self._still = 1
+
+    def gap(self, reports: tuple[Report, ...], quiet: bool) -> int:
+        """Iterations, at least one, from reports that are the same on every rank."""
+        self._gathers += 1
+        self._still = min(2 * self._still, _IDLE_GAP) if quiet else 1
+        gap = 1
+        for rank, report in enumerate(reports):
+            if not report.believable:
+                continue
+            # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
+            self._cost_s[rank] += (0.2 if self._cost_s[rank] else 1.0) * (report.cost_s - self._cost_s[rank])
+            if report.iterations > 0:
+                gap = max(gap, self._needed(self._cost_s[rank], report))
+        return 1 if self._gathers <= _WARM_UP else gap * self._still
+
+    def _needed(self, cost_s: float, report: Report) -> int:
+        allowed_s = self._budget * (report.local_s + report.exchange_s) / report.iterations
+        measuring_s = max(report.control_s - report.cost_s, 0.0) / report.iterations
+        return math.ceil(cost_s / max(allowed_s - measuring_s, allowed_s / 4))
+
+
+def _whole(value: float) -> int:
+    """A count; what is no number at all becomes −1, which the referee refuses."""
+    return int(value) if math.isfinite(value) else -1
