@@ -26,6 +26,7 @@ from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameErro
 
 _STOP_WITHIN_S = 15.0
 _COUNTS = ("auto", "cpu", "gpu")
+_MEETINGS = ("static", "c10d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class Launch:
                     f"--nproc-per-node {workers} with {len(self.shares)} shares "
                     f"({', '.join(map(str, self.shares))}): give one share per worker"
                 )
+        if self.rdzv_backend is not None and self.rdzv_backend not in _MEETINGS:
+            raise UnknownNameError("--rdzv-backend", self.rdzv_backend, _MEETINGS)
         if self.max_restarts < 0:
             raise ConfigError(f"--max-restarts {self.max_restarts}: it must be zero or more")
         least, most = self.nodes

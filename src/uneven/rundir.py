@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.config import checked, from_toml, to_toml
-from uneven.errors import ConfigError, JournalError
+from uneven.errors import ConfigError, ConflictError, JournalError
 
 Layers = dict[str, dict[str, Any]]
 """Where it was said → key → value, strongest first."""
@@ -47,11 +47,15 @@ def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
     return path
 
 
-def create(directory: Path, layers: Mapping[str, Mapping[str, Any]]) -> None:
+def create(directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: bool = False) -> None:
     """Make the directory and write the layers into it. An empty layer is left out.
+
+    Args:
+        shared: another machine of the same run may have made it a moment ago, on a disk that both see.
 
     Raises:
         ConfigError: a key or a value is wrong, or the directory holds a run already.
+        ConflictError: the other machine was started with other settings.
         JournalError: it cannot be written.
     """
     text = "\n".join(_layer(source, values) for source, values in layers.items() if values)
@@ -60,11 +64,25 @@ def create(directory: Path, layers: Mapping[str, Mapping[str, Any]]) -> None:
         with (directory / SETTINGS).open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
+        if shared and (directory / SETTINGS).is_file() and not (directory / "journal").exists():
+            _compare(directory / SETTINGS, text)
+            return
         raise ConfigError(
             f"{directory} holds a run already (or is a file): name another directory with --run-dir, or leave it out"
         ) from None
     except OSError as error:
         raise JournalError(f"cannot write {directory / SETTINGS}: {error.strerror}") from error
+
+
+def _compare(path: Path, text: str) -> None:
+    """See that the machine that wrote ``path`` asked for the same."""
+    other = _read(path)
+    if other != text:
+        raise ConflictError(
+            f"{path} was written by another machine (or an earlier start) with other settings:\n{other or '(none)'}\n"
+            f"this machine has:\n{text or '(none)'}\nstart every machine with the same options and uneven.toml, "
+            f"or name another directory with --run-dir"
+        )
 
 
 def load_layers(run_directory: Path | None) -> Layers:

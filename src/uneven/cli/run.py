@@ -123,8 +123,8 @@ def run(
         shares=parse_shares(shares),
     )
     directory = run_dir or rundir.new_path(target[0], datetime.now())
-    if node_rank == 0:
-        rundir.create(directory, layers)
+    # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.
+    rundir.create(directory, layers, shared=start.nodes[1] > 1)
     print(f"uneven: run directory {directory} (follow it with `uneven watch {directory}`)", file=sys.stderr)
     launch.run(start, run_directory=directory)
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from uneven.errors import JournalError
+
 
 def watch(
     run: Annotated[
@@ -29,7 +31,14 @@ def watch(
       uneven watch                 the newest run
       uneven watch runs/NAME       this one, live or over
     """
-    from uneven.journal.paths import newest_run
+    from uneven.journal.paths import newest_run, rank_paths
     from uneven.report import terminal
+    from uneven.rundir import SETTINGS
 
-    terminal.watch(run if run is not None else newest_run(), every_s=every)
+    run = run if run is not None else newest_run()
+    started = (run / SETTINGS).is_file()  # by `uneven run`; its workers may not have written anything yet
+    if run.is_dir() and not started and not rank_paths(run):
+        below = sorted(path.name for path in run.iterdir() if path.is_dir() and rank_paths(path))
+        hint = f"it holds runs, for instance {run / below[-1]}" if below else "it holds no journal and no run.toml"
+        raise JournalError(f"{run} is not a run directory: {hint}")
+    terminal.watch(run, every_s=every)

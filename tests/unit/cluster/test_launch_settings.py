@@ -36,6 +36,7 @@ def test_a_run_on_one_machine_needs_no_address(script: str) -> None:
         ({"nnodes": "4:2"}, r"as in 2:4"),
         ({"nnodes": "2", "node_rank": 2}, r"--node-rank 2 with --nnodes 2: count from 0 to 1"),
         ({"nnodes": "2", "standalone": True}, r"--standalone is for one machine"),
+        ({"rdzv_backend": "c10"}, r"--rdzv-backend 'c10'; did you mean 'c10d'"),
         ({"target": ()}, "nothing to run"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from uneven import rundir
-from uneven.errors import ConfigError, JournalError, UnknownNameError
+from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError
 
 
 def test_layers_come_back_strongest_first(tmp_path: Path) -> None:
@@ -65,3 +65,15 @@ def test_ready_marks(tmp_path: Path) -> None:
     rundir.mark_ready(tmp_path, 1)
     assert rundir.is_ready(tmp_path, 1)
     assert not rundir.is_ready(tmp_path, 0)
+
+
+def test_machines_of_one_run_share_a_directory(tmp_path: Path) -> None:
+    layers = {"command line": {"balance": "even"}}
+    for _ in range(3):  # whoever comes first makes it
+        rundir.create(tmp_path / "run", layers, shared=True)
+    assert rundir.load_layers(tmp_path / "run") == layers
+    with pytest.raises(ConflictError, match=r"(?s)other settings.*even.*this machine has.*\(none\)"):
+        rundir.create(tmp_path / "run", {}, shared=True)
+    (tmp_path / "run" / "journal").mkdir()  # workers have been there: this is an older run
+    with pytest.raises(ConfigError, match="holds a run already"):
+        rundir.create(tmp_path / "run", layers, shared=True)

@@ -1,0 +1,29 @@
+"""``uneven watch`` does not wait for ever where there is nothing to wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from uneven.cli import main
+
+
+def refusal(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", str(run)])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not a run directory: it holds no journal and no run.toml" in refusal(tmp_path, capsys)
+
+
+def test_the_folder_above_the_runs_is_refused_and_one_of_them_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name / "journal").mkdir(parents=True)
+        (tmp_path / name / "journal" / "rank00000.jsonl").touch()
+    assert refusal(tmp_path, capsys).endswith("it holds runs, for instance " + str(tmp_path / "second"))
