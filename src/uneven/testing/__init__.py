@@ -1,8 +1,8 @@
 """For tests, of this package and of plug-ins written elsewhere.
 
-``ranks`` runs a test's body in several real processes; ``contracts`` holds the suites that a new predictor or
-balancer inherits. ``contracts`` needs pytest and is imported by name (``uneven.testing.contracts``), so that
-nothing here asks for it.
+``ranks`` runs a test's body in several real processes; ``contracts`` holds the suites that a new predictor,
+balancer, synchronisation policy or transport has to pass. ``contracts`` needs pytest and is imported by name
+(``uneven.testing.contracts``), so that nothing here asks for it.
 """
 
 from uneven.testing.ranks import RankContext, RankFailure, pool_pids, ranks, run_ranks, stop_pool

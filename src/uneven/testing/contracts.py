@@ -24,8 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from uneven.balance import Balancer
-from uneven.core.views import BalanceView, Limits, Observation
+from uneven.core.actions import Via
+from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.predict import Predictor, predictors
+from uneven.sync import SyncPolicy
+from uneven.transport.base import Transport
 
 Test = Callable[..., None]
 
@@ -223,3 +226,92 @@ class BalancerContract(ABC):
             shown = dataclasses.replace(view, shares=steps[-1][1]) if steps else view
             steps.append((shown, balancer.split(shown).shares))
         return steps
+
+
+class SyncPolicyContract(ABC):
+    """What every synchronisation policy promises.
+
+    Attributes:
+        workers: number of workers that ``make()`` is for.
+    """
+
+    workers: ClassVar[int] = 4
+
+    @abstractmethod
+    def make(self) -> SyncPolicy:
+        """A new policy, the same each time."""
+
+    def views(self, members: tuple[int, ...], steps: int = 12) -> list[SyncView]:
+        """What one member after the other is shown while all of them take ``steps`` steps together."""
+        return [
+            SyncView(rank=rank, clock=clock, members=members, clocks=dict.fromkeys(members, clock))
+            for clock in range(steps)
+            for rank in members
+        ]
+
+    def test_the_same_view_gets_the_same_plan(self) -> None:
+        here, there = self.make(), self.make()
+        for view in self.views(tuple(range(self.workers))):
+            assert here.plan(view) == here.plan(view) == there.plan(view)
+
+    def test_a_worker_talks_only_to_the_living_and_is_one_of_them(self) -> None:
+        members = tuple(range(self.workers))
+        for alive in (members, members[1:], members[:-1]):
+            policy = self.make()
+            for view in self.views(alive):
+                plan = policy.plan(view)
+                for exchange in plan.exchanges:
+                    assert view.rank in exchange.members
+                    assert set(exchange.members) <= set(alive)
+                for wait in plan.waits:
+                    assert set(wait.members) <= set(alive)
+
+    def test_members_of_a_group_name_the_same_group(self) -> None:
+        """Or each would wait for somebody who is waiting for somebody else."""
+        members = tuple(range(self.workers))
+        policy = self.make()
+        for clock in range(12):
+            clocks = dict.fromkeys(members, clock)
+            plans = {
+                rank: policy.plan(SyncView(rank=rank, clock=clock, members=members, clocks=clocks))
+                for rank in members
+            }
+            for plan in plans.values():
+                for exchange in plan.exchanges:
+                    if exchange.via is Via.GROUP:
+                        assert all(exchange in plans[other].exchanges for other in exchange.members)
+
+    def test_nobody_waits_for_a_clock_that_cannot_come(self) -> None:
+        policy = self.make()
+        for view in self.views(tuple(range(self.workers))):
+            for wait in policy.plan(view).waits:
+                assert wait.clock <= view.clock, "all are at this clock, and the slowest would wait for itself"
+
+    def test_its_state_survives_a_restart(self) -> None:
+        old, new = self.make(), self.make()
+        views = self.views(tuple(range(self.workers)))
+        for view in views[: len(views) // 2]:
+            old.plan(view)
+        new.load_state_dict(_through_json(old.state_dict()))
+        for view in views[len(views) // 2 :]:
+            assert new.plan(view) == old.plan(view)
+
+
+def check_transport(transport: Transport) -> None:
+    """What every transport promises; every worker runs this at the same time, each on its own end.
+
+    Raises:
+        AssertionError: it does not keep it.
+    """
+    everybody = range(transport.size)
+    assert 0 <= transport.rank < transport.size
+    assert transport.gather([float(transport.rank), 0.5]).result() == tuple((float(r), 0.5) for r in everybody)
+    early = transport.gather([1.0 + transport.rank])  # two under way at once, read in the other order
+    late = transport.gather([math.inf, -float(transport.rank)])
+    assert late.result() == tuple((math.inf, -float(r)) for r in everybody)
+    assert early.result() == tuple((1.0 + r,) for r in everybody)
+    assert math.isnan(transport.gather([math.nan]).result()[0][0])
+    texts = transport.gather_text("é" * transport.rank)
+    assert texts == tuple("é" * r for r in everybody)
+    transport.close()
+    transport.close()

@@ -67,7 +67,7 @@ class CollectiveTransport:
 
     def gather_text(self, text: str) -> tuple[str, ...]:
         """Everybody's text, by rank; sent as bytes, never unpickled."""
-        payload = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        payload = torch.tensor(list(text.encode()), dtype=torch.uint8)
         lengths = [int(row[0]) for row in self.gather([float(len(payload))]).result()]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(payload)] = payload
