@@ -69,7 +69,7 @@ class FastLoop:
         compare(self._connection.transport, said, "session.setup")
         self.attached = True
         self._meter = Meter(clock_for(device))
-        self._load = LoadMeter(self._rank, gpu_index=device.index if device.type == "cuda" else None)
+        self._load = LoadMeter(self._rank, gpu_uuid=_nvml_uuid(device))
         if self._connection.roll is not None:
             self.carrier = GradientCarrier(
                 observer=self._meter,
@@ -234,6 +234,10 @@ class FastLoop:
         if self.carrier is not None:
             self.carrier.detach()
         self._load.close()
+
+
+def _nvml_uuid(device: torch.device) -> str | None:
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
 def check_carried(policy: SyncPolicy, size: int) -> None:

@@ -15,15 +15,16 @@ class LoadMeter:
 
     Args:
         rank: for the records.
-        gpu_index: NVML index of this worker's device, or None.
+        gpu_uuid: this worker's device as NVML knows it, or None. Not its index: NVML counts every device of the
+            machine, CUDA only those that CUDA_VISIBLE_DEVICES leaves.
         every_s: least time between two samples.
     """
 
-    def __init__(self, rank: int, gpu_index: int | None = None, every_s: float = 1.0) -> None:
+    def __init__(self, rank: int, gpu_uuid: str | None = None, every_s: float = 1.0) -> None:
         self._rank = rank
         self._every_s = every_s
         self._process = psutil.Process()
-        self._gpu = _Gpu.open(gpu_index)
+        self._gpu = _Gpu.open(gpu_uuid)
         self._next_s = 0.0
         self._process.cpu_percent()  # the first call only sets psutil's starting point
         psutil.cpu_percent()
@@ -64,15 +65,15 @@ class _Gpu:
         self._handle = handle
 
     @classmethod
-    def open(cls, index: int | None) -> _Gpu | None:
+    def open(cls, uuid: str | None) -> _Gpu | None:
         """The device, or None where there is none or no driver to ask."""
-        if index is None:
+        if uuid is None:
             return None
         import pynvml
 
         try:
             pynvml.nvmlInit()
-            return cls(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
         except pynvml.NVMLError:
             return None
 
