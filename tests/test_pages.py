@@ -112,7 +112,8 @@ def test_the_check_of_commands_finds(line: str, complaint: str) -> None:
 def test_the_folder_map_is_true() -> None:
     rows = re.findall(r"^\| `([^`]+/)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     assert [row for row in rows if not (ROOT / row).is_dir()] == []
-    packages = {f"src/uneven/{path.parent.name}/" for path in (ROOT / "src" / "uneven").glob("*/__init__.py")}
+    inside = (ROOT / "src" / "uneven").glob("*/*.py")
+    packages = {f"src/uneven/{path.parent.name}/" for path in inside if path.stat().st_size}
     top = {f"{path}/" for path in ("examples", "docs", "tests")}
     assert sorted(rows) == sorted(packages | top)
 
