@@ -12,6 +12,7 @@ import typer
 from uneven import config, launch, rundir
 from uneven.balance import balancers
 from uneven.errors import ConfigError
+from uneven.journal.paths import rank_paths
 from uneven.sync import policies
 
 _WORKERS = "Workers"
@@ -102,8 +103,17 @@ def run(
 ) -> None:
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
 
-    A worker that dies ends the run, with its exit code.
-    """  # fmt: skip
+    Options of uneven stand before SCRIPT; what follows it is the script's own. A worker that dies ends the run,
+    with its exit code. Each worker finds the settings and its journal in the run directory.
+
+    \b
+    Examples:
+      uneven run train.py --epochs 5             one worker for each GPU, or one
+      uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 train.py
+      uneven run --nproc 4 --balance static:shares=3/2/1/1 train.py
+      uneven run --nproc 2 -m package.train
+      uneven run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
+    """
     asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout}
     layers = layers_of(asked, config_file)
     start = launch.Launch(
@@ -127,6 +137,12 @@ def run(
     rundir.create(directory, layers, shared=start.nodes[1] > 1)
     print(f"uneven: run directory {directory} (follow it with `uneven watch {directory}`)", file=sys.stderr)
     launch.run(start, run_directory=directory)
+    if not rank_paths(directory):
+        print(
+            f"uneven: no journal in {directory}: the script made no uneven.Session(), so nothing was balanced; or it "
+            f"named another journal",
+            file=sys.stderr,
+        )
 
 
 def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
