@@ -99,6 +99,7 @@ def _fault(seen: Observation | None) -> str | None:
         ("samples", seen.samples),
         ("local_s", seen.local_s),
         ("exchange_s", seen.exchange_s),
+        ("transfer_s", seen.transfer_s),
     ):
         if not math.isfinite(value) or value < 0:
             return f"{name} = {value}"

@@ -1,0 +1,92 @@
+"""Slow loops of all workers of a run, driven in turn on the public in-process transport."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from uneven.balance import Balancer, balancers
+from uneven.core.records import SplitRecord
+from uneven.core.views import Limits
+from uneven.engine.slow import Load, SlowLoop
+from uneven.measure.meter import Timing
+from uneven.transport.threads import Hub, ThreadTransport
+
+X = 120
+
+
+class Lying(ThreadTransport):
+    """A worker's end of the line on which reports are falsified before they are sent."""
+
+    def __init__(self, hub: Hub, rank: int, lie: Callable[[int, list[float]], Sequence[float]]) -> None:
+        super().__init__(hub, rank)
+        self._lie = lie
+        self._count = 0
+
+    def gather(self, row: Sequence[float]) -> Any:
+        self._count += 1
+        return super().gather(self._lie(self._count, list(row)))
+
+
+class Crew:
+    """n slow loops. ``speeds`` are samples per second; the exchange takes as long as the slowest needs."""
+
+    def __init__(
+        self,
+        speeds: Sequence[float],
+        balance: str | Callable[[int], Balancer] = "proportional:predictor=last",
+        *,
+        lookahead: int = 0,
+        budget: float = 0.5,
+        lies: dict[int, Callable[[int, list[float]], Sequence[float]]] | None = None,
+    ) -> None:
+        self.speeds = list(speeds)
+        self.n = len(speeds)
+        self.iteration = 0
+        self.cost_s = 1e-4
+        self.splits: list[list[SplitRecord]] = [[] for _ in speeds]
+        self.complaints: list[list[tuple[int, int, str]]] = [[] for _ in speeds]
+        self.used: list[tuple[int, ...]] = []
+        self.gathers: list[int] = []
+        hub, lies = Hub(self.n, timeout_s=0.2), lies or {}
+        self.loops = [
+            SlowLoop(
+                Lying(hub, rank, lies[rank]) if rank in lies else hub.endpoint(rank),
+                balancers.resolve(balance) if isinstance(balance, str) else balance(rank),
+                Limits(lower=(1,) * self.n, upper=(X,) * self.n),
+                global_batch=X,
+                lookahead=lookahead,
+                budget=budget,
+                on_split=self.splits[rank].append,
+                on_complaint=lambda *told, rank=rank: self.complaints[rank].append(told),
+            )
+            for rank in range(self.n)
+        ]
+
+    def run(self, iterations: int) -> None:
+        for _ in range(iterations):
+            shares = {loop.shares(self.iteration) for loop in self.loops}
+            assert len(shares) == 1, f"ranks use different splits in iteration {self.iteration}: {shares}"
+            (now,) = shares
+            assert sum(now) == X
+            self.used.append(now)
+            times = [share / speed for share, speed in zip(now, self.speeds, strict=True)]
+            launched = []
+            for loop, share, time_s in zip(self.loops, now, times, strict=True):
+                timing = Timing(self.iteration, data_s=0.0, compute_s=time_s, exchange_s=max(times) - time_s)
+                loop.measured(timing, share, 0.0)
+                loop.tick(self.iteration, Load(), self.cost_s)
+                launched.append(loop._launched)
+            assert len(set(launched)) == 1, "ranks disagree when to gather"
+            if launched[0] == self.iteration:
+                self.gathers.append(self.iteration)
+            self.iteration += 1
+
+    def resumed(self, **changes: Any) -> Crew:
+        """Another crew that goes on with this one's state, which has been to a file and back."""
+        other = Crew(changes.pop("speeds", self.speeds), **changes)
+        for mine, theirs in zip(self.loops, other.loops, strict=False):
+            theirs.load_state_dict(json.loads(json.dumps(mine.state_dict())))
+        other.iteration = self.iteration
+        return other

@@ -1,0 +1,154 @@
+"""One iteration's time taken apart, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from uneven.measure.meter import Meter, Timing
+
+
+class Script:
+    """A clock that stands still until the test moves it, and a device that may lag behind the host.
+
+    A mark is (time, processor time).
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.worked = 0.0
+        self.reached_s = float("inf")
+
+    def go(self, seconds: float, worked: float | None = None) -> None:
+        self.now_s += seconds
+        self.worked += seconds if worked is None else worked
+
+    def mark(self) -> tuple[float, float]:
+        return self.now_s, self.worked
+
+    def passed(self, mark: tuple[float, float]) -> bool:
+        return mark[0] <= self.reached_s
+
+    def elapsed_s(self, earlier: tuple[float, float], later: tuple[float, float]) -> float:
+        return later[0] - earlier[0]
+
+    def worked_s(self, earlier: tuple[float, float], later: tuple[float, float]) -> float:
+        return later[1] - earlier[1]
+
+
+@pytest.fixture
+def clock() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def meter(clock: Script) -> Meter:
+    return Meter(clock)
+
+
+def backward(meter: Meter, clock: Script, compute_s: float, exchange_s: float) -> None:
+    clock.go(compute_s)
+    meter.ready()
+    clock.go(exchange_s)
+    meter.done()
+
+
+def test_compute_exchange_and_data_are_told_apart(meter: Meter, clock: Script) -> None:
+    meter.begin(0)
+    backward(meter, clock, 2.0, 3.0)
+    clock.go(0.5)  # the optimizer
+    meter.end()
+    clock.go(0.25)  # the next batch is loaded
+    meter.begin(1)
+    backward(meter, clock, 1.0, 0.125)
+    meter.end()
+    first, second = meter.timings()
+    assert (first.iteration, first.data_s, first.compute_s, first.exchange_s) == (0, 0.0, 2.5, 3.0)
+    assert (second.iteration, second.data_s, second.compute_s, second.exchange_s) == (1, 0.25, 1.0, 0.125)
+    assert second.local_s == 1.25
+    assert meter.timings() == []
+
+
+def test_nothing_is_lost_and_nothing_counts_twice(meter: Meter, clock: Script) -> None:
+    """Data, compute and exchange of all iterations tile the time from the first batch to the last end."""
+    for iteration in range(20):
+        clock.go(0.125 * (iteration % 3) if iteration else 0.0)
+        meter.begin(iteration)
+        for part in range(1 + iteration % 3):
+            backward(meter, clock, 1.0 + part, 0.5 * part)
+        clock.go(0.25)
+        meter.end()
+    timings = meter.timings()
+    assert len(timings) == 20
+    assert sum(t.data_s + t.compute_s + t.exchange_s for t in timings) == clock.now_s
+
+
+def test_several_backward_passes_add_up(meter: Meter, clock: Script) -> None:
+    meter.begin(0)
+    backward(meter, clock, 1.0, 0.5)
+    backward(meter, clock, 2.0, 0.25)
+    meter.end()
+    assert [(t.compute_s, t.exchange_s) for t in meter.timings()] == [(3.0, 0.75)]
+
+
+def test_a_loop_without_backward_is_all_compute(meter: Meter, clock: Script) -> None:
+    meter.begin(0)
+    clock.go(4.0)
+    meter.end()
+    assert meter.timings() == [Timing(iteration=0, data_s=0.0, compute_s=4.0, exchange_s=0.0)]
+
+
+def test_a_pause_belongs_to_no_iteration(meter: Meter, clock: Script) -> None:
+    meter.begin(0)
+    clock.go(1.0)
+    meter.end()
+    clock.go(100.0)  # somebody evaluates between two epochs
+    meter.pause()
+    meter.begin(1)
+    clock.go(1.0)
+    meter.end()
+    assert [t.local_s for t in meter.timings()] == [1.0, 1.0]
+
+
+def test_an_exchange_outside_of_any_iteration_is_not_counted(meter: Meter, clock: Script) -> None:
+    backward(meter, clock, 1.0, 1.0)
+    meter.begin(0)
+    clock.go(1.0)
+    meter.end()
+    assert [(t.compute_s, t.exchange_s) for t in meter.timings()] == [(1.0, 0.0)]
+
+
+def test_an_exchange_that_never_ended_leaves_no_trace(meter: Meter, clock: Script) -> None:
+    meter.begin(0)
+    clock.go(1.0)
+    meter.ready()  # the exchange failed, and somebody caught it
+    meter.end()
+    meter.begin(1)
+    clock.go(1.0)
+    meter.done()
+    meter.end()
+    assert [t.exchange_s for t in meter.timings()] == [0.0, 0.0]
+
+
+def test_timings_come_out_in_order_once_the_device_has_passed_them(meter: Meter, clock: Script) -> None:
+    clock.reached_s = 0.0
+    for iteration in range(3):
+        meter.begin(iteration)
+        clock.go(1.0)
+        meter.end()
+    assert meter.timings() == []
+    clock.reached_s = 2.0
+    assert [t.iteration for t in meter.timings()] == [0, 1]
+    clock.reached_s = 3.0
+    assert [t.iteration for t in meter.timings()] == [2]
+
+
+def test_own_work_in_the_exchange_is_told_from_waiting(meter: Meter, clock: Script) -> None:
+    """At half a core, 0.25 s of processor time in the exchange are 0.5 s; the rest of the exchange is waiting."""
+    meter.begin(0)
+    clock.go(4.0, worked=2.0)
+    meter.ready()
+    clock.go(3.0, worked=0.25)
+    meter.done()
+    meter.end()
+    (timing,) = meter.timings()
+    assert (timing.compute_s, timing.exchange_s, timing.transfer_s) == (4.0, 3.0, 0.5)
