@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import nn
 
+import torch
+
 from uneven.balance import Balancer
 from uneven.config import RunConfig
 from uneven.core.records import SplitRecord, StepRecord
