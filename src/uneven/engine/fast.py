@@ -12,9 +12,8 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import nn
-
 import torch
+from torch import nn
 
 from uneven.balance import Balancer
 from uneven.config import RunConfig
