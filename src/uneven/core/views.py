@@ -6,6 +6,7 @@ Position i of every column belongs to ``members[i]``, the i-th worker by rank.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError
@@ -77,11 +78,13 @@ class BalanceView:
     observed: tuple[Observation | None, ...]  # newest believed report of each; None before the first
     predicted_per_s: tuple[float, ...]  # the predictor's word for the next iteration; NaN before the first
     limits: Limits
+    doubts: tuple[float, ...] = ()  # relative standard errors of the predictions; empty where nobody can tell
 
     @property
     def ready(self) -> bool:
         """Whether every worker has reported at least once."""
-        return all(speed == speed and speed > 0 for speed in self.predicted_per_s)
+        # A NaN can slip past min(), but not out of a sum.
+        return min(self.predicted_per_s, default=1.0) > 0 and not math.isnan(sum(self.predicted_per_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,6 +213,7 @@ class SlowLoop:
             observed=observed,
             predicted_per_s=tuple(predictor.predict() for predictor in self._predictors),
             limits=self._limits,
+            doubts=tuple(predictor.doubt() for predictor in self._predictors),
         )
 
     def _even(self) -> tuple[int, ...]:

@@ -27,6 +27,10 @@ class Predictor(ABC):
     def predict(self) -> float:
         """Samples per second in the next iteration; NaN before the first observation."""
 
+    def doubt(self) -> float:
+        """Relative standard error of the prediction, as far as it can tell; 0 if it cannot."""
+        return 0.0
+
     def state_dict(self) -> dict[str, Any]:
         """Everything learnt, as plain JSON-able data."""
         return {}

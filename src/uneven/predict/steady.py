@@ -72,6 +72,10 @@ class Steady(Predictor):
         """One over the mean."""
         return 1.0 / self._mean_s
 
+    def doubt(self) -> float:
+        """Standard deviation of a report over the square root of their number."""
+        return math.sqrt(max(self._variance, _LEAST_SPREAD**2) / self._count) if self._count else 0.0
+
     def state_dict(self) -> dict[str, Any]:
         """Mean, spread and the state of the test."""
         return {

@@ -101,3 +101,15 @@ def test_steady_is_hardly_moved_by_one_or_two_spikes(spike: float) -> None:
 def test_steady_follows_a_lasting_change_with_the_third_report(after: float) -> None:
     calm = [200.0, 204.0, 196.0] * 10
     assert _fed(Steady(), [*calm, after, after, after]) == pytest.approx(after)
+
+
+def test_steady_doubts_less_with_every_report_and_more_after_a_change() -> None:
+    predictor = Steady()
+    assert predictor.doubt() == 0.0
+    doubts = []
+    for iteration, speed in enumerate([200.0, 220.0, 180.0] * 10 + [50.0] * 3):
+        predictor.observe(Observation(iteration=iteration, samples=100, local_s=100 / speed))
+        doubts.append(predictor.doubt())
+    assert doubts[2] > doubts[8] > doubts[29] > 0.0
+    assert doubts[32] > 2 * doubts[29], "after the change it knows three reports only"
+    assert EMA().doubt() == 0.0
