@@ -231,7 +231,7 @@ def test_numerical_balancing_converges_within_its_limits(page: SimpleNamespace) 
 
 def test_links_between_pages_lead_somewhere() -> None:
     root = DOCS.parent
-    for path in [*DOCS.rglob("*.md"), root / "CONTRIBUTING.md", root / "CHANGELOG.md"]:
+    for path in [*DOCS.rglob("*.md"), *root.glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.relative_to(root)} links to {target}"
 
