@@ -36,6 +36,8 @@ WHAT = {
     "fastest_finish_tight_ms": "the same, tight limits",
     "lb_bsp_move_ms": "lb-bsp, moves",
     "lb_bsp_keep_ms": "lb-bsp, keeps the present split",
+    "lb_bsp_tight_ms": "lb-bsp, tight limits, moves",
+    "lb_bsp_misfit_ms": "lb-bsp, tight limits, the present split does not fit them",
 }
 """Key of the result → the same in words."""
 
@@ -84,8 +86,10 @@ def _calls(workers: int, repeats: int) -> dict[str, Callable[[int], Any]]:
     tight = Limits(lower=tuple(rng.randint(1, 25) for _ in speeds), upper=tuple(rng.randint(26, 60) for _ in speeds))
     costs = [rng.random() * 0.01 for _ in speeds], [1 / v for v in speeds]
     views = [_view(speeds, total, loose, rng) for _ in range(repeats)]
-    moving, keeping = LbBsp(), LbBsp(hysteresis=0.9)
     settled = [dataclasses.replace(view, shares=proportional(speeds, total, loose)) for view in views]
+    misfit = [dataclasses.replace(view, limits=tight) for view in views]
+    even = [dataclasses.replace(view, shares=proportional([1.0] * workers, total, tight)) for view in misfit]
+    moving, keeping, held = LbBsp(), LbBsp(hysteresis=0.9), LbBsp()
     return {
         "proportional_ms": lambda _: proportional(speeds, total, loose),
         "proportional_tight_ms": lambda _: proportional(speeds, total, tight),
@@ -93,6 +97,8 @@ def _calls(workers: int, repeats: int) -> dict[str, Callable[[int], Any]]:
         "fastest_finish_tight_ms": lambda _: fastest_finish(*costs, total, tight),
         "lb_bsp_move_ms": lambda k: moving.split(views[k]),
         "lb_bsp_keep_ms": lambda k: keeping.split(settled[k]),
+        "lb_bsp_tight_ms": lambda k: held.split(even[k]),
+        "lb_bsp_misfit_ms": lambda k: held.split(misfit[k]),
     }
 
 
@@ -108,4 +114,3 @@ def _view(speeds: list[float], total: int, limits: Limits, rng: random.Random) -
         predicted_per_s=noisy,
         limits=limits,
     )
-

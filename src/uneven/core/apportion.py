@@ -4,26 +4,22 @@ Both functions solve the problem in real numbers first. There, the share of rank
 until it meets a limit, x_i = clamp(level · slope_i − offset_i, lower_i, upper_i), and the level is the one at
 which the shares add up. Limits on both sides are met at once. Then the shares are made whole.
 
-Every machine comes to the same answer: numpy only does IEEE arithmetic element by element, compares and sorts;
-sums are exact and rounded once (:func:`exact_sum`).
+Every machine comes to the same answer: see :mod:`uneven.core.exact`.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from uneven.core.exact import Floats, column, exact_sum
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
-
-Floats = npt.NDArray[np.float64]
-"""One number per rank, shape (n,)."""
 
 Wholes = npt.NDArray[np.int64]
 """One share per rank, shape (n,)."""
@@ -34,8 +30,6 @@ MOST_SAMPLES = 2**40
 _SAME = 1e-6  # samples; remainders that differ by less are equal, so that the last bit decides nothing
 _QUICK_ROUNDS = 8  # of Newton's method; nearly always two to four are enough
 _RANGE = 1e100  # a weight that is so many times smaller than the largest counts as zero
-_MANY = 100  # values from which slicing them pays
-_SLICES = 3  # of 30 to 45 bits each: two hold most rows completely
 
 
 def proportional(weights: Sequence[float], total: int, limits: Limits | None = None) -> tuple[int, ...]:
@@ -58,7 +52,7 @@ def proportional(weights: Sequence[float], total: int, limits: Limits | None = N
         ConfigError: limits that cannot be met, a negative or infinite weight, a total out of range.
     """
     lower, upper = _bounds(len(weights), total, limits)
-    shares = _largest_remainder(_known(row(weights)), total, lower, upper)
+    shares = _largest_remainder(_known(column(weights)), total, lower, upper)
     return tuple(shares.tolist())
 
 
@@ -88,7 +82,7 @@ def fastest_finish(
         raise ConfigError(
             f"{len(overhead_s)} overheads do not fit {len(per_sample_s)} costs per sample: give one of each"
         )
-    a, b = row(overhead_s), row(per_sample_s)
+    a, b = column(overhead_s), column(per_sample_s)
     with np.errstate(over="ignore"):  # a cost near the largest number: infinite is late enough
         _check_costs(a, b)
         lines = _Lines(1.0 / b, a / b, lower, upper, total)
@@ -98,32 +92,6 @@ def fastest_finish(
         elif left < 0:  # where overheads dwarf the cost of a sample, rounding can hand out one too many
             _take_back(shares, -left, a, b, lower)
     return tuple(shares.tolist())
-
-
-def row(values: Sequence[float]) -> Floats:
-    """The values as an array, shape (n,), read-only; by way of bytes, several times as fast as ``numpy.array``."""
-    return np.frombuffer(struct.pack(f"{len(values)}d", *values))
-
-
-def exact_sum(values: Floats) -> float:
-    """The sum of finite values, rounded once: what ``math.fsum`` gives, in a tenth of the time for many values.
-
-    Adding a power of two and taking it away again leaves the upper bits of every value. With the power far
-    above n times the largest value, these bits add up without rounding, in whichever order the machine adds.
-    Then the same with the bits that remain (S. M. Rump et al., "Accurate floating-point summation").
-    """
-    slices: list[float] = []
-    if len(values) >= _MANY:
-        for _ in range(_SLICES):
-            largest = float(np.abs(values).max())
-            if not 0.0 < largest < 1e290:  # nothing is left, or the power of two would overflow
-                break
-            power = math.ldexp(1.0, math.frexp(largest)[1] + len(values).bit_length() + 2)
-            upper_bits = (power + values) - power
-            slices.append(float(upper_bits.sum()))
-            values = values - upper_bits
-        values = values[values != 0.0]
-    return math.fsum(slices + values.tolist())
 
 
 class _Lines(NamedTuple):
@@ -243,7 +211,7 @@ def _hand_out(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upp
     # Each of the earliest ``left`` takes one or somebody earlier takes two: nobody later than these gets any.
     place = min(left, len(ends)) - 1
     near = np.flatnonzero((ends <= np.partition(ends, place)[place]) & (ends < math.inf))
-    a, b, x, most = (column[near].tolist() for column in (overhead_s, cost_s, shares, upper))
+    a, b, x, most = (values[near].tolist() for values in (overhead_s, cost_s, shares, upper))
     heap = list(zip(ends[near].tolist(), range(len(near)), strict=True))
     heapq.heapify(heap)
     for _ in range(left):
@@ -295,7 +263,7 @@ def _bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Fl
             f"limits for {len(limits.lower)} (lower) and {len(limits.upper)} (upper) workers do not fit "
             f"{workers} workers: give one of each per worker"
         )
-    lower, upper = row(limits.lower), row(limits.upper)
+    lower, upper = column(limits.lower), column(limits.upper)
     fit = sum(limits.lower) <= total <= sum(limits.upper)
     if not (fit and lower.min() >= 0.0 and (lower <= upper).all()):
         limits.check(total)  # says which

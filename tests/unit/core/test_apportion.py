@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+import sys
 from fractions import Fraction
 
+import numpy as np
+import plain_apportion
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.core import apportion
 from uneven.core.apportion import MOST_SAMPLES, fastest_finish, proportional
+from uneven.core.exact import column
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
 
@@ -135,8 +140,10 @@ def test_totals_at_the_edge() -> None:
 def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem
     slopes = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=n, max_size=n))
-    levels = apportion._Levels(slopes, [0.0] * n, total, limits)
-    found = [levels.solve(total / math.fsum(slopes)), levels._halve()]
+    lower, upper, slope = column(limits.lower), column(limits.upper), column(slopes)
+    lines = apportion._Lines(slope, np.zeros(n), lower, upper, total)
+    corners = lower / slope, upper / slope
+    found = [lines.newton(*corners, total / math.fsum(slopes)), lines.halve(*corners)]
     for level in found:
         shares = (min(max(level * w, lo), hi) for w, lo, hi in zip(slopes, limits.lower, limits.upper, strict=True))
         assert math.isclose(math.fsum(shares), total, rel_tol=1e-12, abs_tol=1e-9)
@@ -179,9 +186,55 @@ def test_overheads_that_dwarf_a_sample_still_add_up(overhead_s: float) -> None:
 
 
 def test_taking_back_takes_from_the_last_to_finish() -> None:
-    shares = [3, 3, 3]
-    apportion._take_back(shares, 2, [0.0, 0.0, 0.0], [1.0, 2.0, 1.9], [0, 0, 0])
-    assert shares == [3, 2, 2]
+    shares = np.array([3, 3, 3])
+    apportion._take_back(shares, 2, np.zeros(3), np.array([1.0, 2.0, 1.9]), np.zeros(3))
+    assert shares.tolist() == [3, 2, 2]
+    shares = np.array([3, 3, 1])
+    apportion._take_back(shares, 2, np.zeros(3), np.ones(3), np.array([0, 0, 1]))
+    assert shares.tolist() == [2, 2, 1], "of equals the higher rank gives first; nobody goes below a limit"
+
+
+# --- both, in the last bit ----------------------------------------------------------------------------------
+
+KINDS = {
+    "log-normal": lambda rng: rng.lognormvariate(4.0, 0.5),
+    "few values": lambda rng: rng.choice((0.1, 0.3, 1.0, 2.0, 3.0)),
+    "all the same": lambda rng: 50.0,
+    "whole": lambda rng: float(rng.randint(1, 1000)),
+    "wide": lambda rng: 10.0 ** rng.uniform(-40, 40),
+    "strange": lambda rng: rng.choice((0.0, math.nan, 5e-324, 1e300, 1.0, 7.3, 1e-90)),
+}
+
+
+def random_limits(rng: random.Random, workers: int, most: int) -> Limits:
+    lower = tuple(rng.randint(0, most // 4) for _ in range(workers))
+    upper = tuple(low + rng.randint(0, most) for low in lower)
+    return Limits(lower=lower, upper=rng.choice((upper, (10**6,) * workers, (sys.maxsize,) * workers)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 40, 99, 100, 700])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shares_are_those_of_plain_python(kind: str, workers: int) -> None:
+    rng = random.Random(f"{kind} {workers}")
+    for most in (1, 3, 40, 1000, 10**6):
+        limits = random_limits(rng, workers, most)
+        total = rng.randint(sum(limits.lower), min(sum(limits.upper), sum(limits.lower) + workers * most))
+        weights = [KINDS[kind](rng) for _ in range(workers)]
+        assert list(proportional(weights, total, limits)) == plain_apportion.proportional(weights, total, limits)
+        b = [1 / w if 1e-290 < w < 1e290 else 0.01 for w in weights]
+        for a in ([rng.uniform(0.0, 10 * cost) for cost in b], [1e6 * cost for cost in b]):
+            expected = plain_apportion.fastest_finish(a, b, total, limits)
+            assert list(fastest_finish(a, b, total, limits)) == expected
+
+
+def test_the_shares_are_plain_integers() -> None:
+    assert {type(x) for x in proportional([0.6, 0.4], 10) + fastest_finish([0.0, 0.0], [1.0, 2.0], 9)} == {int}
+
+
+def test_limits_beyond_every_machine_integer_hold_nobody_back() -> None:
+    limits = Limits(lower=(0, 0), upper=(10**25, 10**25))
+    assert proportional([3.0, 1.0], 8, limits) == (6, 2)
+    assert fastest_finish([0.0, 0.0], [1.0, 3.0], 8, limits) == (6, 2)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------
