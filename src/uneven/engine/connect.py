@@ -22,6 +22,7 @@ from uneven.config import RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
+from uneven.transport.patience import within
 from uneven.transport.rollcall import RollCall
 from uneven.transport.threads import Hub
 from uneven.world import World
@@ -119,11 +120,11 @@ def _join(world: World, timeout_s: float) -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
         # Size 1: the store is not to wait for the others, we do, and can say who is missing.
-        store, _, _ = next(rendezvous("env://", world.rank, 1, timeout=limit))
+        store, _, _ = within(timeout_s, lambda: next(rendezvous("env://", world.rank, 1, timeout=limit)))
         store = c10d.PrefixStore(f"uneven/{next(_joins)}", store)
         _await_all(store, world, limit)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, PeerError):
             raise
         raise PeerError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import queue
 import threading
 import time
 from datetime import timedelta
@@ -19,6 +18,7 @@ from datetime import timedelta
 from torch.distributed import distributed_c10d as c10d
 
 from uneven.errors import PeerError
+from uneven.transport.patience import within
 
 _GRACE_S = 3.0
 """How long one waits for signs of life; also a worker with a tenth of a core has answered by then."""
@@ -110,29 +110,25 @@ class RollCall:
 
         The store is asked from a thread, for one that was stopped would let us wait for ever.
         """
-        answers: queue.SimpleQueue[dict[int, str] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._collect, args=(answers,), name="uneven-roll-call-ask", daemon=True).start()
+        states: dict[int, str] = {}
         try:
-            return answers.get(timeout=_GRACE_S + 1.0)
-        except queue.Empty:
-            return None
+            within(_GRACE_S + 1.0, lambda: self._collect(states))
+        except (RuntimeError, TimeoutError):  # what was learnt before the store ended still holds
+            return states or None
+        return states
 
-    def _collect(self, answers: queue.SimpleQueue[dict[int, str] | None]) -> None:
-        states: dict[int, str] | None = None
-        with contextlib.suppress(RuntimeError):  # what was learnt before the store ended still holds
-            store = _clone(self._store)
-            store.set(f"answer/{self._rank}", _WAITING)
+    def _collect(self, states: dict[int, str]) -> None:
+        store = _clone(self._store)
+        store.set(f"answer/{self._rank}", _WAITING)
+        for rank in range(self._size):
+            store.set(f"call/{rank}", _CALL)
+        deadline = time.monotonic() + _GRACE_S
+        while len(states) < self._size and time.monotonic() < deadline:
             for rank in range(self._size):
-                store.set(f"call/{rank}", _CALL)
-            states = {self._rank: _WAITING}
-            deadline = time.monotonic() + _GRACE_S
-            while len(states) < self._size and time.monotonic() < deadline:
-                for rank in range(self._size):
-                    if rank not in states and store.check([f"answer/{rank}"]):
-                        states[rank] = store.get(f"answer/{rank}").decode()
-                time.sleep(0.05)
-            store.set("verdict", json.dumps(states))
-        answers.put(states)
+                if rank not in states and store.check([f"answer/{rank}"]):
+                    states[rank] = store.get(f"answer/{rank}").decode()
+            time.sleep(0.05)
+        store.set("verdict", json.dumps(states))
 
 
 def _ranks(ranks: list[int]) -> str:

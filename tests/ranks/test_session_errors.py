@@ -1,0 +1,287 @@
+"""Mistakes are told before any training starts: the thing, the value and the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven import journal
+from uneven.core.records import EventRecord
+from uneven.engine import connect
+from uneven.errors import ConfigError, ConflictError, DataError, NonFiniteError, UnevenError, UnknownNameError
+from uneven.testing.ranks import RankContext, ranks
+from uneven.world import World
+
+X = 24
+
+
+def samples(length: int = 96) -> TensorDataset:
+    return TensorDataset(torch.randn(length, 6), torch.zeros(length, dtype=torch.long))
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(6, 3)
+
+
+@contextlib.contextmanager
+def said(kind: type[UnevenError], *words: str) -> Iterator[None]:
+    """Just this kind of error, with all these words in its message."""
+    with pytest.raises(kind) as caught:
+        yield
+    text = str(caught.value)
+    assert type(caught.value) is kind, f"{type(caught.value).__name__}: {text}"
+    assert not [word for word in words if word not in text], text
+
+
+def on_meta() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(torch.empty(3, 3, device="meta"))
+    return model
+
+
+def frozen() -> nn.Module:
+    model = linear()
+    model.requires_grad_(False)
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "two devices": (on_meta, ["0.weight on cpu", "1.weight on meta", "model.to(device)"]),
+    "all on meta": (lambda: nn.Linear(6, 3, device="meta"), ["device meta", "to_empty"]),
+    "frozen": (frozen, ["none of the model's 2 parameters has requires_grad=True", "unfreeze"]),
+    "no parameters": (nn.ReLU, ["none of the model's 0 parameters"]),
+    "lazy": (lambda: nn.LazyLinear(3), ["parameter weight has no shape yet", "run one batch"]),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models_that_cannot_be_carried(case: str) -> None:
+    build, words = MODELS[case]
+    with uneven.Session() as session, said(ConfigError, *words):
+        session.setup(build())
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], type[UnevenError], list[str]]] = {
+    "balancer": ({"balance": "proportionl"}, UnknownNameError, ["'proportionl'", "did you mean 'proportional'"]),
+    "option": ({"balance": "lb-bsp:hysteresi=0.1"}, UnknownNameError, ["'hysteresi'", "did you mean 'hysteresis'"]),
+    "predictor": ({"balance": "proportional:predictor=emma"}, UnknownNameError, ["'emma'", "did you mean 'ema'"]),
+    "policy": ({"sync": "bps"}, UnknownNameError, ["'bps'", "did you mean 'bsp'"]),
+    "budget": ({"budget": 2.0}, ConfigError, ["budget = 2.0", "between 0 and 1"]),
+    "time-out": ({"timeout_s": 0.0}, ConfigError, ["timeout_s = 0.0", "positive"]),
+    "nonfinite": ({"nonfinite": "ignore"}, ConfigError, ["nonfinite = 'ignore'", "'raise' or 'warn'"]),
+    "seed": ({"seed": -1}, ConfigError, ["seed = -1", "zero or a positive"]),
+    "type": ({"seed": "x"}, ConfigError, ["seed = 'x'", "type int"]),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings(case: str) -> None:
+    settings, kind, words = SETTINGS[case]
+    with said(kind, *words):
+        uneven.Session(**settings)
+
+
+class NoLength:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+LOADERS: dict[str, tuple[Any, dict[str, Any], type[UnevenError], list[str]]] = {
+    "neither length nor stream": (NoLength, {}, DataError, ["NoLength", "neither a length", "__iter__"]),
+    "iterator": (lambda: iter([1, 2]), {}, DataError, ["only once", "__iter__"]),
+    "empty": (lambda: samples(0), {}, DataError, ["TensorDataset", "empty"]),
+    "keyword": (samples, {"num_worker": 2}, UnknownNameError, ["'num_worker'", "did you mean 'num_workers'"]),
+    "sampler": (samples, {"sampler": [1]}, DataError, ["sampler cannot be given", "subset the data set"]),
+    "least": (samples, {"min_batch": 25}, DataError, ["batch of 24", "at least 25"]),
+    "most": (samples, {"max_batch": 20}, ConfigError, ["20", "24"]),
+    "crossed": (samples, {"min_batch": 9, "max_batch": 8}, ConfigError, ["9", "8"]),
+    "no batch": (samples, {"min_batch": 0}, DataError, ["0", "at least 1"]),
+}
+
+
+@pytest.mark.parametrize("case", LOADERS)
+def test_loaders(case: str) -> None:
+    build, options, kind, words = LOADERS[case]
+    with uneven.Session() as session, said(kind, *words):
+        session.loader(build(), X, **options)
+
+
+@ranks(3)
+def test_batches_too_small_for_the_workers_and_limits_that_cannot_be_met(me: RankContext) -> None:
+    with uneven.Session() as session, said(DataError, "global batch of 2", "3 workers", "batch_size of at least 3"):
+        session.loader(samples(), 2)
+    with uneven.Session() as session, said(DataError, "global batch of 24", "at least 9", "at least 27"):
+        session.loader(samples(), X, min_batch=9)
+    with uneven.Session() as session, said(ConfigError, "limits", "21", "24"):
+        session.loader(samples(), X, max_batch=7)
+    with uneven.Session() as session, said(ConfigError, "rank 1"):  # rank 1 alone asks for the impossible
+        session.loader(samples(), X, min_batch=5 if me.rank == 1 else 1, max_batch=4 if me.rank == 1 else None)
+
+
+@ranks(2)
+def test_ranks_with_different_settings(me: RankContext) -> None:
+    first = me.rank == 0
+    with said(ConflictError, "ranks differ in seed", "rank 0 has 1", "rank 1 has 2", "same script"):
+        uneven.Session(seed=1 if first else 2)
+    with said(ConflictError, "ranks differ in balance", "'even'", "'lb-bsp'"):
+        uneven.Session(balance="even" if first else "lb-bsp")
+
+
+@ranks(2)
+def test_ranks_with_different_code(me: RankContext) -> None:
+    digest = connect._code_digest
+    connect._code_digest = lambda: f"version {me.rank}"
+    try:
+        with said(ConflictError, "ranks differ in code", "'version 0'", "'version 1'", "versions"):
+            uneven.Session()
+    finally:
+        connect._code_digest = digest
+
+
+@ranks(2)
+def test_ranks_with_different_data(me: RankContext) -> None:
+    first = me.rank == 0
+    with uneven.Session() as session, said(ConflictError, "session.loader", "batch_size", "24", "32"):
+        session.loader(samples(), 24 if first else 32)
+    with uneven.Session() as session, said(ConflictError, "length of the data set", "96", "97"):
+        session.loader(samples(96 if first else 97), X)
+    with uneven.Session() as session, said(ConflictError, "shuffle", "True", "False"):
+        session.loader(samples(), X, shuffle=first)
+    with uneven.Session() as session, said(ConflictError, "drop_last", "True", "False"):
+        session.loader(samples(), X, drop_last=first)
+
+
+@ranks(2)
+def test_ranks_with_different_models(me: RankContext) -> None:
+    first = me.rank == 0
+    with uneven.Session() as session, said(ConflictError, "parameter bias", "(3,)", "(4,)"):
+        session.setup(nn.Linear(6, 3 if first else 4))
+    with uneven.Session() as session, said(ConflictError, "parameter 1.bias", "(6,)", "None"):
+        session.setup(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6, bias=first)))
+    model = nn.Linear(6, 3)
+    model.bias.requires_grad_(first)
+    with uneven.Session() as session, said(ConflictError, "parameter bias", "frozen"):
+        session.setup(model)
+    with uneven.Session() as session, said(ConflictError, "find_unused_parameters", "True", "False"):
+        session.setup(nn.Linear(6, 3), find_unused_parameters=first)
+
+
+@ranks(2)
+def test_after_a_mistake_the_next_session_works(me: RankContext) -> None:
+    with pytest.raises(ConflictError):
+        uneven.Session(seed=me.rank)
+    with uneven.Session() as session:
+        model = session.setup(linear())
+        for x, y in session.loader(samples(), X):
+            F.cross_entropy(model(x), y).backward()
+    with uneven.Session() as session, said(ConfigError, "session.setup was called twice", "one nn.Module"):
+        session.setup(linear())
+        session.setup(linear())
+    with uneven.Session() as session, said(ConfigError, "session.loader was called twice", "another Session"):
+        session.loader(samples(), X)
+        session.loader(samples(), X)
+
+
+def test_a_world_that_does_not_fit_the_group() -> None:
+    """Checked without a second process: the launcher's variables and the group disagree about the size."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with said(ConfigError, "rank 0 of 1", "rank 1 of 2", "one launcher only"):
+            connect.connect(World(rank=1, size=2), 5.0)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+SCRIPT = """
+import os, sys, uneven
+try:
+    uneven.Session(timeout_s=3)
+except uneven.PeerError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_port_in_use(rank: int) -> None:
+    """Somebody else's program listens and never answers: neither rank hangs."""
+    import os
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        world = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env={**os.environ, **world}, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 3, done.stderr
+    assert f"rank {rank} of 2 could not join" in done.stdout
+    assert "MASTER_PORT" in done.stdout
+    assert "--master-port" in done.stdout
+    if rank == 0:
+        assert str(port) in done.stdout
+        assert "in use" in done.stdout
+
+
+def events(run: Path, rank: int, kind: str) -> list[EventRecord]:
+    return [r for r in journal.read(run).ranks[rank] if isinstance(r, EventRecord) and r.event == kind]
+
+
+@ranks(2)
+def test_a_non_finite_gradient_is_told_and_training_goes_on(me: RankContext, tmp_path: Path) -> None:
+    run = Path(tmp_path)
+    with uneven.Session(journal=run) as session, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model = session.setup(linear())
+        count = 0
+        for x, y in session.loader(samples(), X):
+            loss = F.cross_entropy(model(x), y)
+            (loss * float("inf" if me.rank == 1 and count == 2 else 1)).backward()
+            model.zero_grad()
+            count += 1
+        assert count == 4
+    told = [str(warning.message) for warning in seen]
+    recorded = [(record.rank, record.iteration) for record in events(run, me.rank, "non-finite")]
+    if me.rank == 1:
+        assert len(told) == 1
+        assert "non-finite gradient on rank 1 in iteration 2" in told[0]
+        assert recorded == [(1, 2)]
+    else:
+        assert told == []
+        assert recorded == []
+
+
+@ranks(2)
+def test_a_non_finite_loss_is_told_by_the_log(me: RankContext, tmp_path: Path) -> None:
+    run = Path(tmp_path)
+    with uneven.Session(journal=run, nonfinite="raise") as session:
+        for count, _ in enumerate(session.loader(samples(), X)):
+            if me.rank == 1 and count == 1:
+                with pytest.raises(NonFiniteError, match="non-finite loss on rank 1 in iteration 1") as caught:
+                    session.log(loss=float("nan"))
+                assert (caught.value.ranks, caught.value.iteration) == ((1,), 1)
+            else:
+                session.log(loss=torch.tensor(1.0))
+    assert len(events(run, me.rank, "non-finite")) == me.rank
+
+
+def test_a_non_finite_loss_only_warns_by_default(tmp_path: Path) -> None:
+    with uneven.Session(journal=tmp_path) as session:
+        for _ in session.loader(samples(), X):
+            with pytest.warns(RuntimeWarning, match="non-finite loss on rank 0"):
+                session.log(loss=float("inf"))
+            break
+    assert len(events(tmp_path, 0, "non-finite")) == 1
