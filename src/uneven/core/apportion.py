@@ -9,7 +9,6 @@ Every machine comes to the same answer: see :mod:`uneven.core.exact`.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,12 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from uneven.core.exact import Floats, column, exact_sum
+from uneven.core.exact import Floats, Wholes, column, exact_sum
+from uneven.core.greedy import hand_out, take_back
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
-
-Wholes = npt.NDArray[np.int64]
-"""One share per rank, shape (n,)."""
 
 MOST_SAMPLES = 2**40
 """Largest total: up to here the rounding of all shares together stays far below one sample."""
@@ -88,9 +85,9 @@ def fastest_finish(
         lines = _Lines(1.0 / b, a / b, lower, upper, total)
         shares, left = _nearly_all(lines)
         if left > 0:
-            _hand_out(shares, left, a, b, upper)
+            hand_out(shares, left, a, b, upper)
         elif left < 0:  # where overheads dwarf the cost of a sample, rounding can hand out one too many
-            _take_back(shares, -left, a, b, lower)
+            take_back(shares, -left, a, b, lower)
     return tuple(shares.tolist())
 
 
@@ -203,32 +200,6 @@ def _nearly_all(lines: _Lines) -> tuple[Wholes, int]:
         if spare >= 0:
             return later, spare
     return shares, left
-
-
-def _hand_out(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upper: Floats) -> None:
-    """One sample at a time to the rank that finishes earliest with it; the lower rank first."""
-    ends = np.where(shares < upper, overhead_s + cost_s * (shares + 1), math.inf)
-    # Each of the earliest ``left`` takes one or somebody earlier takes two: nobody later than these gets any.
-    place = min(left, len(ends)) - 1
-    near = np.flatnonzero((ends <= np.partition(ends, place)[place]) & (ends < math.inf))
-    a, b, x, most = (values[near].tolist() for values in (overhead_s, cost_s, shares, upper))
-    heap = list(zip(ends[near].tolist(), range(len(near)), strict=True))
-    heapq.heapify(heap)
-    for _ in range(left):
-        i = heap[0][1]
-        x[i] += 1
-        if x[i] < most[i]:
-            heapq.heapreplace(heap, (a[i] + b[i] * (x[i] + 1), i))
-        else:
-            heapq.heappop(heap)
-    shares[near] = x
-
-
-def _take_back(shares: Wholes, over: int, overhead_s: Floats, cost_s: Floats, lower: Floats) -> None:
-    """One sample at a time from the rank that finishes last; the higher rank first."""
-    for _ in range(over):
-        ends = np.where(shares > lower, overhead_s + cost_s * shares, -math.inf)
-        shares[len(ends) - 1 - int(np.argmax(ends[::-1]))] -= 1
 
 
 def _known(weights: Floats) -> Floats:

@@ -16,6 +16,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 """One number per rank, shape (n,)."""
 
+Wholes = npt.NDArray[np.int64]
+"""One share per rank, shape (n,)."""
+
 _MANY = 100  # values from which slicing them pays
 _SLICES = 3  # of 30 to 45 bits each: two hold most columns completely
 _LARGE = 1e290  # from here the power of two might overflow

@@ -185,15 +185,6 @@ def test_overheads_that_dwarf_a_sample_still_add_up(overhead_s: float) -> None:
     assert sum(fastest_finish([overhead_s * (1 + i / 1e9) for i in range(40)], b, 10**6)) == 10**6
 
 
-def test_taking_back_takes_from_the_last_to_finish() -> None:
-    shares = np.array([3, 3, 3])
-    apportion._take_back(shares, 2, np.zeros(3), np.array([1.0, 2.0, 1.9]), np.zeros(3))
-    assert shares.tolist() == [3, 2, 2]
-    shares = np.array([3, 3, 1])
-    apportion._take_back(shares, 2, np.zeros(3), np.ones(3), np.array([0, 0, 1]))
-    assert shares.tolist() == [2, 2, 1], "of equals the higher rank gives first; nobody goes below a limit"
-
-
 # --- both, in the last bit ----------------------------------------------------------------------------------
 
 KINDS = {
@@ -225,6 +216,16 @@ def test_the_shares_are_those_of_plain_python(kind: str, workers: int) -> None:
         for a in ([rng.uniform(0.0, 10 * cost) for cost in b], [1e6 * cost for cost in b]):
             expected = plain_apportion.fastest_finish(a, b, total, limits)
             assert list(fastest_finish(a, b, total, limits)) == expected
+
+
+@pytest.mark.parametrize("over", [1, 150, 400, 899])
+@pytest.mark.parametrize("costs", [(0.01,), (0.01, 0.02, 0.04), (1.0, 0.25)])
+def test_many_samples_left_over_go_round_as_in_plain_python(costs: tuple[float, ...], over: int) -> None:
+    """Equal fractions leave up to one sample per rank over, and ties everywhere."""
+    n = 900
+    for limits in (Limits.uniform(n, 30 * n, lower=0), Limits.uniform(n, 30 * n, lower=0, upper=9)):
+        a, b, total = [0.0] * n, [costs[i % len(costs)] for i in range(n)], 8 * n + over
+        assert list(fastest_finish(a, b, total, limits)) == plain_apportion.fastest_finish(a, b, total, limits)
 
 
 def test_the_shares_are_plain_integers() -> None:

@@ -1,0 +1,72 @@
+"""One sample at a time: the rule that :mod:`uneven.core.apportion` ends with. Pure.
+
+Costs are affine: rank i finishes x samples after overhead_i + cost_i · x seconds. The functions change ``shares``
+in place.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.core.exact import Floats, Wholes
+
+Ranks = npt.NDArray[np.intp]
+
+_BATCH = 100  # samples from which handing them out together pays
+
+
+def hand_out(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upper: Floats) -> None:
+    """One sample at a time to the rank that finishes earliest with it; the lower rank first."""
+    worth_it = max(_BATCH, len(shares) // 8)
+    while left > worth_it:
+        takers = _one_each(shares, left, overhead_s, cost_s, upper)
+        shares[takers] += 1
+        left -= len(takers)
+        if len(takers) < worth_it:
+            break
+    if left == 0:
+        return
+    near, ends = _earliest(shares, left, overhead_s, cost_s, upper)
+    a, b, x, most = (values[near].tolist() for values in (overhead_s, cost_s, shares, upper))
+    heap = list(zip(ends.tolist(), range(len(near)), strict=True))
+    heapq.heapify(heap)
+    for _ in range(left):
+        i = heap[0][1]
+        x[i] += 1
+        if x[i] < most[i]:
+            heapq.heapreplace(heap, (a[i] + b[i] * (x[i] + 1), i))
+        else:
+            heapq.heappop(heap)
+    shares[near] = x
+
+
+def _earliest(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upper: Floats) -> tuple[Ranks, Floats]:
+    """The ranks that may get some of the ``left`` samples, ascending, and when each would finish with one."""
+    ends = np.where(shares < upper, overhead_s + cost_s * (shares + 1), math.inf)
+    # Each of the earliest ``left`` takes one or somebody earlier takes two: nobody after these gets any.
+    place = min(left, len(ends)) - 1
+    edge = np.partition(ends, place)[place]
+    sure = np.flatnonzero(ends < edge)
+    equal = np.flatnonzero((ends == edge) & (ends < math.inf))
+    near = np.sort(np.concatenate([sure, equal[: left - len(sure)]]))
+    return near, ends[near]
+
+
+def _one_each(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upper: Floats) -> Ranks:
+    """The ranks that get one of the ``left`` samples before anybody gets a second."""
+    near, ends = _earliest(shares, left, overhead_s, cost_s, upper)
+    after = shares[near] + 1
+    seconds = np.where(after < upper[near], overhead_s[near] + cost_s[near] * (after + 1), math.inf)
+    takers: Ranks = near[ends < seconds.min()]
+    return takers
+
+
+def take_back(shares: Wholes, over: int, overhead_s: Floats, cost_s: Floats, lower: Floats) -> None:
+    """One sample at a time from the rank that finishes last; the higher rank first."""
+    for _ in range(over):
+        ends = np.where(shares > lower, overhead_s + cost_s * shares, -math.inf)
+        shares[len(ends) - 1 - int(np.argmax(ends[::-1]))] -= 1
