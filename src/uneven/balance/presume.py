@@ -6,7 +6,7 @@ from typing import Any
 
 from uneven.balance.base import Balancer
 from uneven.balance.even import Even
-from uneven.balance.hysteresis import iteration_s
+from uneven.balance.hysteresis import chance_gain, iteration_s
 from uneven.core.actions import Split
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
@@ -17,6 +17,9 @@ DEFAULT_MARGIN = 0.05
 
 class PresumeEqual(Balancer):
     """Answers with equal shares unless another balancer's are predicted to be faster by a margin (ours).
+
+    The margin grows by what chance alone would promise (:func:`~uneven.balance.hysteresis.chance_gain`), so few and
+    noisy reports do not count as proof.
 
     Workers on one machine are coupled: whoever has the most samples computes longest, at the end with the cores
     that the others have left free, and so measures the highest speed. A balancer that follows such a
@@ -51,9 +54,10 @@ class PresumeEqual(Balancer):
             return proposed
         even = self._even_shares(view)
         even_s, proposed_s = iteration_s(even, view), iteration_s(proposed.shares, view)
-        if proposed.shares == even or proposed_s < (1.0 - self.margin) * even_s:
+        needed = self.margin + chance_gain(view)
+        if proposed.shares == even or 1.0 - proposed_s / even_s > needed:
             return proposed
-        return Split(even, f"even: the predicted speeds differ too little to gain {self.margin:.0%}")
+        return Split(even, f"even: the predicted speeds differ too little to gain {needed:.1%}")
 
     def _even_shares(self, view: BalanceView) -> tuple[int, ...]:
         if self._even is None or self._even[0] != view.global_batch or self._even[1] is not view.limits:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.balance import Balancer, Even, Hysteresis, LbBsp, PresumeEqual, Proportional, Static, balancers
-from uneven.balance.hysteresis import iteration_s
+from uneven.balance.hysteresis import chance_gain, iteration_s
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.predict import predictors
@@ -170,18 +170,21 @@ def test_a_small_gain_is_left_lying_a_large_one_taken() -> None:
     assert "→" in moved.reason
 
 
-def test_the_first_predictions_are_doubted() -> None:
-    uneven = view(90, 100, 100, 100, total=4000)
-    balancer = LbBsp(hysteresis=0.05)
-    kept = [balancer.split(uneven).shares == uneven.shares for _ in range(9)]
-    assert kept == [True] * 3 + [False] * 6, "a gain of 7.7 % is taken once 15 % / √k is below it"
+def test_doubtful_predictions_have_to_promise_more() -> None:
+    uneven = view(90, 100, 100, 100, total=4000)  # promises 7.7 %
+    sure, unsure = (dataclasses.replace(uneven, doubts=(doubt,) * 4) for doubt in (0.01, 0.05))
+    for balancer in (LbBsp(), PresumeEqual(Proportional(), margin=0.05)):
+        assert balancer.split(sure).shares == Proportional().split(uneven).shares
+        assert balancer.split(unsure).shares == uneven.shares, "5 % and what chance promises, 5 % · √(2 ln 4), is more"
+    proportional = Hysteresis(Proportional(), fraction=0.06)
+    assert proportional.split(sure).shares != uneven.shares
+    assert proportional.split(unsure).shares == uneven.shares
 
 
-def test_after_a_restart_the_predictions_are_not_doubted_again() -> None:
-    old, new = settled(LbBsp()), LbBsp()
-    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
-    uneven = view(90, 100, 100, 100, total=4000)
-    assert new.split(uneven).shares != uneven.shares
+def test_what_chance_promises() -> None:
+    shown = view(1, 1, 1, 1)
+    assert chance_gain(shown) == 0.0, "nobody can tell"
+    assert chance_gain(dataclasses.replace(shown, doubts=(0.1,) * 4)) == pytest.approx(0.1 * math.sqrt(2 * math.log(4)))
 
 
 def test_without_a_threshold_it_is_the_inner_balancer() -> None:
