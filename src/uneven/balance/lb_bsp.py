@@ -7,8 +7,8 @@ from uneven.balance.presume import DEFAULT_MARGIN, PresumeEqual
 from uneven.balance.proportional import Proportional
 
 
-class LbBsp(Hysteresis):
-    """``Hysteresis(PresumeEqual(Proportional(predictor="steady")))``: predict, split in proportion, move for a gain.
+class LbBsp(PresumeEqual):
+    """``PresumeEqual(Hysteresis(Proportional(predictor="steady")))``: predict, split in proportion, move for a gain.
 
     The rule is LB-BSP's (Chen et al., SoCC 2020) for CPU clusters, where the time is linear in the batch. The
     predictor and the thresholds are our defaults, not the paper's, which prefers a NARX network. In simulated
@@ -28,4 +28,4 @@ class LbBsp(Hysteresis):
     def __init__(
         self, *, predictor: str = "steady", hysteresis: float = DEFAULT_FRACTION, margin: float = DEFAULT_MARGIN
     ) -> None:
-        super().__init__(PresumeEqual(Proportional(predictor=predictor), margin=margin), fraction=hysteresis)
+        super().__init__(Hysteresis(Proportional(predictor=predictor), fraction=hysteresis), margin=margin)

@@ -214,9 +214,11 @@ def test_limits_go_before_equality() -> None:
 
 
 def test_options_reach_their_places() -> None:
-    balancer = balancers.resolve("lb-bsp:predictor=last,hysteresis=0.02")
+    balancer = balancers.resolve("lb-bsp:predictor=last,hysteresis=0.03,margin=0.1")
     assert isinstance(balancer, LbBsp)
-    assert (balancer.predictor, balancer.fraction, balancer.adapts) == ("last", 0.02, True)
+    assert isinstance(balancer.inner, Hysteresis)
+    assert (balancer.predictor, balancer.margin, balancer.inner.fraction) == ("last", 0.1, 0.03)
+    assert balancer.adapts
     assert balancers.resolve("lb-bsp:predictor=ema:alpha=0.5").predictor == "ema:alpha=0.5"
 
 
