@@ -12,7 +12,7 @@ _CLIP = 3.0  # standard deviations; a lone spike counts as this much and no more
 _SLACK = 0.5  # standard deviations that a report may be off without counting as a sign of change
 _ALARM = 6.0  # sum of signs that is a change: three clipped reports in a row, 3 · (3 − 0.5) > 6, but not two
 _MEMORY = 64  # reports after which the mean forgets, so that a slow drift is followed
-_PRIOR_SPREAD = 0.1  # relative standard deviation assumed at first, worth as much as _PRIOR_REPORTS reports
+_PRIOR_SPREAD = 0.2  # relative standard deviation assumed at first, worth as much as _PRIOR_REPORTS reports
 _PRIOR_REPORTS = 4
 _LEAST_SPREAD = 0.01  # relative; a machine without noise must not take its first hiccup for a change
 
