@@ -40,7 +40,7 @@ LAUNCHER = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
 READERS = {
     "uneven.world": "is where every other part asks who it is",
     "uneven.testing.rank_child": "plays the launcher for tests: sets them, never reads them",
-    "uneven.cluster.workers": "is part of the launcher: tells its workers apart by what it gave them",
+    "uneven.launch.workers": "is part of the launcher: tells its workers apart by what it gave them",
 }
 
 

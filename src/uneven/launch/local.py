@@ -1,9 +1,4 @@
-"""Start workers through torch's own elastic launcher.
-
-:func:`run` is the launcher itself and stays until the workers have ended; :func:`start` and :func:`local` run
-it in a process of its own, for a program that wants to go on meanwhile (the demo, the benchmarks). torch is
-imported only when workers are started.
-"""
+"""Start workers on this machine and wait for them, here or in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,98 +8,16 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from uneven.cluster.processes import descendants, import_path
-from uneven.cluster.throttle_rule import ShareRule
-from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError
+from uneven.errors import ConfigError, LaunchError
+from uneven.launch.spec import Launch
 
 _STOP_WITHIN_S = 15.0
-_COUNTS = ("auto", "cpu", "gpu")
-_MEETINGS = ("static", "c10d")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What to start and how, in ``torchrun``'s words.
-
-    Attributes:
-        target: script (or module) and its arguments.
-        module: the target is a module, as with ``python -m``.
-        nproc: workers on this machine, or "gpu", "cpu", "auto" for one per device; None stands for one per
-            entry of ``shares``, else one per GPU, else one.
-        nnodes: machines, "N" or "MIN:MAX".
-        shares: share of a core for each local rank; empty lets them use what they can get.
-        throttle_period_s: length of a throttled worker's run-and-stop cycle; shorter is smoother and costs more.
-        wait_ready: throttle a worker only once it has called ``rundir.mark_ready``.
-        rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
-
-    Raises:
-        ConfigError: values that cannot be or do not fit each other.
-        UnknownNameError: the script does not exist.
-    """
-
-    target: tuple[str, ...]
-    module: bool = False
-    nproc: str | None = None
-    nnodes: str = "1"
-    node_rank: int = 0
-    rdzv_backend: str | None = None
-    rdzv_endpoint: str = ""
-    rdzv_id: str = ""
-    master_addr: str = "127.0.0.1"
-    master_port: int | None = None
-    local_addr: str | None = None
-    standalone: bool = False
-    max_restarts: int = 0
-    shares: tuple[float, ...] = ()
-    throttle_period_s: float = 0.02
-    wait_ready: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.target:
-            raise ConfigError("nothing to run: name a script, for instance `uneven run train.py`")
-        script = Path(self.target[0])
-        if not self.module and not script.is_file():
-            raise UnknownNameError("script", str(script), map(str, script.parent.glob("*.py")))
-        for share in self.shares:
-            ShareRule(share=share, period_s=self.throttle_period_s)
-        if self.nproc is not None and self.nproc not in _COUNTS:
-            workers = _positive("--nproc-per-node", self.nproc, "or gpu, cpu or auto")
-            if self.shares and workers != len(self.shares):
-                raise ConfigError(
-                    f"--nproc-per-node {workers} with {len(self.shares)} shares "
-                    f"({', '.join(map(str, self.shares))}): give one share per worker"
-                )
-        if self.rdzv_backend is not None and self.rdzv_backend not in _MEETINGS:
-            raise UnknownNameError("--rdzv-backend", self.rdzv_backend, _MEETINGS)
-        if self.max_restarts < 0:
-            raise ConfigError(f"--max-restarts {self.max_restarts}: it must be zero or more")
-        least, most = self.nodes
-        if not 0 <= self.node_rank < most:
-            raise ConfigError(f"--node-rank {self.node_rank} with --nnodes {self.nnodes}: count from 0 to {most - 1}")
-        if self.standalone and most > 1:
-            raise ConfigError(f"--standalone is for one machine, but --nnodes is {self.nnodes}: leave one of them out")
-        if least > most:
-            raise ConfigError(f"--nnodes {self.nnodes}: the least number comes first, as in {most}:{least}")
-
-    @property
-    def nodes(self) -> tuple[int, int]:
-        """Least and greatest number of machines."""
-        first, _, last = self.nnodes.partition(":")
-        least = _positive("--nnodes", first, "or MIN:MAX")
-        return least, _positive("--nnodes", last, "or MIN:MAX") if last else least
-
-    @property
-    def alone(self) -> bool:
-        """Whether this machine needs nobody else and any free port will do."""
-        named = self.rdzv_backend or self.rdzv_endpoint or self.master_port
-        return self.standalone or (self.nodes[1] == 1 and not named)
 
 
 def run(launch: Launch, *, run_directory: Path | None = None) -> None:
@@ -120,7 +33,7 @@ def run(launch: Launch, *, run_directory: Path | None = None) -> None:
         LaunchError: a worker died, naming its rank and exit code or signal; the workers could not be started;
             or the run was interrupted. All workers have ended by then.
     """
-    from uneven.cluster import agent  # imports torch
+    from uneven.launch import agent  # imports torch
 
     agent.run(launch, run_directory)
 
@@ -249,34 +162,8 @@ def local(
         return launcher.wait(timeout_s)
 
 
-def run_id(launch: Launch) -> str:
-    """Name under which the machines of a run find each other; made up where there is only one."""
-    return str(uuid.uuid4()) if launch.alone else launch.rdzv_id or "none"
-
-
-def _positive(option: str, text: str, alternative: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"{option} {text}: it must be a positive number, {alternative}")
-    return int(text)
-
-
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def _main(task: dict[str, Any]) -> int:
-    fields = task["launch"] | {key: tuple(task["launch"][key]) for key in ("target", "shares")}
-    directory = task["run_directory"]
-    try:
-        run(Launch(**fields), run_directory=Path(directory) if directory else None)
-    except UnevenError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, LaunchError) else 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(json.loads(sys.argv[1])))

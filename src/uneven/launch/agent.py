@@ -24,9 +24,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
-from uneven.cluster.workers import Workers
 from uneven.errors import ConfigError, LaunchError, PeerError
-from uneven.launch import Launch, run_id
+from uneven.launch.spec import Launch, run_id
+from uneven.launch.workers import Workers
 from uneven.rundir import is_ready
 from uneven.world import RUN_VARIABLE
 

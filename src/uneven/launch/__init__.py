@@ -1,0 +1,11 @@
+"""Start workers through torch's own elastic launcher.
+
+:func:`run` is the launcher itself and stays until the workers have ended; :func:`start` and :func:`local` run
+it in a process of its own, for a program that wants to go on meanwhile (the demo, the benchmarks). torch is
+imported only when workers are started.
+"""
+
+from uneven.launch.local import LocalRun, local, run, start
+from uneven.launch.spec import Launch
+
+__all__ = ["Launch", "LocalRun", "local", "run", "start"]
