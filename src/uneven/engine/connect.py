@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import time
 from dataclasses import dataclass, replace
@@ -26,9 +25,6 @@ from uneven.transport.patience import within
 from uneven.transport.rollcall import RollCall
 from uneven.transport.threads import Hub
 from uneven.world import World
-
-_joins = itertools.count()
-"""Tells the groups that this process makes one after another apart in the store, which may outlive them."""
 
 _LINGER_S = 2.0
 
@@ -121,7 +117,8 @@ def _join(world: World, timeout_s: float) -> None:
     try:
         # Size 1: the store is not to wait for the others, we do, and can say who is missing.
         store, _, _ = within(timeout_s, lambda: next(rendezvous("env://", world.rank, 1, timeout=limit)))
-        store = c10d.PrefixStore(f"uneven/{next(_joins)}", store)
+        # The store may outlive a group: the next one must not meet at the addresses of the one before.
+        store = c10d.PrefixStore(f"uneven/{store.add(f'uneven/joins/{world.rank}', 1)}", store)
         _await_all(store, world, limit)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:

@@ -9,7 +9,6 @@ of all; each thread then says what its process is doing. One that has ended or w
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import threading
 import time
@@ -29,9 +28,6 @@ _ASLEEP = timedelta(days=20)
 _WAITING, _ELSEWHERE = "waiting", "elsewhere"
 _CALL, _LEAVE = "call", "leave"
 
-_calls = itertools.count()
-"""Tells the sessions of one process apart in the store; ranks make them in the same order."""
-
 
 class RollCall:
     """One worker's line to the roll call.
@@ -47,8 +43,8 @@ class RollCall:
     def __init__(self, store: c10d.Store, rank: int, size: int, timeout_s: float) -> None:
         self.waiting = False
         self._verdict: dict[int, str] | None = None
-        self._prefix = f"uneven/roll-call/{next(_calls)}"
-        self._store = c10d.PrefixStore(self._prefix, store)
+        count = store.add(f"uneven/roll-calls/{rank}", 1)  # tells apart the sessions that use one store
+        self._store = c10d.PrefixStore(f"uneven/roll-call/{count}", store)
         self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
