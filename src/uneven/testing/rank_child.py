@@ -59,8 +59,10 @@ def main(replies: int) -> None:
 
 
 def _read(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
-    for line in sys.stdin:
-        commands.put(json.loads(line))
+    # Not through sys.stdin: its lock would be held here when a data loader forks a reader, which closes it.
+    with open(os.dup(0), encoding="utf-8") as lines:
+        for line in lines:
+            commands.put(json.loads(line))
     os._exit(0)
 
 
