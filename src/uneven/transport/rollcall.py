@@ -48,9 +48,8 @@ class RollCall:
         self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
-        self._thread = threading.Thread(
-            target=self._answer, args=(_clone(self._store),), name="uneven-roll-call", daemon=True
-        )
+        self._lost = False
+        self._thread = threading.Thread(target=self._answer, name="uneven-roll-call", daemon=True)
         self._thread.start()
 
     def failure(self, what: str, error: BaseException) -> PeerError:
@@ -86,13 +85,17 @@ class RollCall:
         Args:
             everybody: the run has ended well and the store may end with this process; nobody needs to ask.
         """
+        if self._lost:  # a thread still waits for the store and keeps the connection
+            return
         with contextlib.suppress(RuntimeError):  # the store may have ended before
             for rank in range(self._size) if everybody else (self._rank,):
                 self._store.set(f"call/{rank}", _LEAVE)
         self._thread.join(1.0)
 
-    def _answer(self, store: c10d.Store) -> None:
+    def _answer(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store has ended: there is nobody to answer
+            # A connection of its own, for a wait keeps it busy. Made here, as it may take torch seconds.
+            store = self._store.clone()  # type: ignore[attr-defined] # not in torch's stubs
             store.wait([f"call/{self._rank}"], _ASLEEP)
             if store.get(f"call/{self._rank}") == _LEAVE.encode():
                 return
@@ -109,12 +112,13 @@ class RollCall:
         states: dict[int, str] = {}
         try:
             within(_GRACE_S + 1.0, lambda: self._collect(states))
-        except (RuntimeError, TimeoutError):  # what was learnt before the store ended still holds
+        except (RuntimeError, TimeoutError) as error:  # what was learnt before the store ended still holds
+            self._lost = isinstance(error, TimeoutError)
             return states or None
         return states
 
     def _collect(self, states: dict[int, str]) -> None:
-        store = _clone(self._store)
+        store = self._store
         store.set(f"answer/{self._rank}", _WAITING)
         for rank in range(self._size):
             store.set(f"call/{rank}", _CALL)
@@ -129,8 +133,3 @@ class RollCall:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank {', '.join(map(str, ranks))}"
-
-
-def _clone(store: c10d.Store) -> c10d.Store:
-    """Another connection to the same store; a wait on one keeps it busy."""
-    return store.clone()  # type: ignore[attr-defined] # not in torch's stubs
