@@ -169,6 +169,7 @@ def test_distributed_checkpoint_of_a_stateful_session(me: RankContext, tmp_path:
     expected = run.session.state_dict()
     run.session.close()
     session = uneven.Session(balance="static:shares=1/2")
+    session.setup(nn.Linear(5, 3))
     if before:
         dcp.load({"session": session}, checkpoint_id=f"{tmp_path}/dcp")
     loader = session.loader(samples(), X)

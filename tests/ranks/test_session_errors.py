@@ -268,6 +268,7 @@ def test_a_non_finite_gradient_is_told_and_training_goes_on(me: RankContext, tmp
 def test_a_non_finite_loss_is_told_by_the_log(me: RankContext, tmp_path: Path) -> None:
     run = Path(tmp_path)
     with uneven.Session(journal=run, nonfinite="raise") as session:
+        session.setup(linear())
         for count, _ in enumerate(session.loader(samples(), X)):
             if me.rank == 1 and count == 1:
                 with pytest.raises(NonFiniteError, match="non-finite loss on rank 1 in iteration 1") as caught:
