@@ -325,3 +325,11 @@ def test_unused_parameters_are_named(me: RankContext) -> None:
 def test_a_wrapped_model_is_refused(me: RankContext) -> None:
     with uneven.Session() as session, pytest.raises(ConfigError, match=r"model\.module"):
         session.setup(nn.parallel.DistributedDataParallel(mlp()))
+
+
+@ranks(2)
+def test_training_without_setup_is_refused(me: RankContext) -> None:
+    with uneven.Session() as session:
+        loader = session.loader(dataset(), batch_size=X)
+        with pytest.raises(ConfigError, match=r"session\.setup was not called"):
+            next(iter(loader))

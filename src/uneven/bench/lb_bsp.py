@@ -129,14 +129,14 @@ def _report(directory: Path, task: Task, progress: Progress) -> None:
     progress(f"{directory.name} workers", state, min(float(share), 1.0))
 
 
-def _control(run_directory: Path) -> float:
-    """Share of the iteration time that measuring and deciding took, on the worker where it took most."""
+def _control(run_directory: Path) -> list[float]:
+    """Share of the iteration time that measuring and deciding took, on each worker."""
     shares = []
     for records in journal.read(run_directory).ranks.values():
         steps = [record for record in records if isinstance(record, StepRecord) and record.iteration > 0]
         total_s = sum(step.data_s + step.compute_s + step.exchange_s for step in steps)
         shares.append(sum(step.control_s for step in steps) / total_s)
-    return max(shares)
+    return shares
 
 
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,8 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
         "fractions_of_limit": {name: statistics.median(values) for name, values in of_limit.items()},
         "compute_floor_s": floor_s,
         "wait_share": {name: _wait_share(blocks) for name, blocks in result["blocks"].items()},
-        "control_share": result["control"][UNEVEN],
+        "control_share": statistics.fmean(result["control"][UNEVEN]),
+        "control_share_by_worker": result["control"][UNEVEN],
         "batches": {**result["shares"], "oracle": result["oracle"]},
         "same_accuracy": result["accuracy"],
     }
@@ -177,7 +178,8 @@ def summarize_equal(result: dict[str, Any]) -> dict[str, Any]:
         "equal_workers_ratio": statistics.median(ratios),
         "equal_workers_spread": _pair(Spread.of(ratios)),
         "equal_workers_iteration_s": {name: statistics.median(seconds) for name, seconds in wall.items()},
-        "equal_workers_control_share": result["control"][UNEVEN],
+        "equal_workers_control_share": statistics.fmean(result["control"][UNEVEN]),
+        "equal_workers_control_share_by_worker": result["control"][UNEVEN],
         "equal_workers_batches": result["shares"][UNEVEN],
     }
 

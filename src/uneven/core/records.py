@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from uneven.errors import JournalError
@@ -122,6 +123,7 @@ _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS
 _FLOATS = {
     cls: {f.name for f in dataclasses.fields(cls) if "float" in str(f.type)} for cls in _KINDS.values()
 }
+_VALUES = {cls: attrgetter(*names) for cls, names in _FIELDS.items()}
 _NON_FINITE = frozenset(("nan", "inf", "-inf"))
 # json.dumps would make an encoder per call
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -129,11 +131,13 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 def to_json(record: Record) -> str:
     """One line, without the line break. Non-finite floats are written as strings, as JSON has none."""
-    row: dict[str, Any] = {"kind": record.kind}
-    for name in _FIELDS[type(record)]:
-        value = getattr(record, name)
-        row[name] = _spelled(value) if isinstance(value, float | tuple) else value
-    return _encode(row)
+    cls = type(record)
+    row: dict[str, Any] = dict(zip(_FIELDS[cls], _VALUES[cls](record), strict=True))
+    row["kind"] = record.kind
+    try:
+        return _encode(row)
+    except ValueError:  # it holds a NaN or an infinity; rare, so looking for them is not done on every step
+        return _encode({name: _spelled(value) for name, value in row.items()})
 
 
 def _spelled(value: Any) -> Any:

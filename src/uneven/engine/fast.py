@@ -131,8 +131,17 @@ class FastLoop:
         return self._slow.newest if self._slow is not None else ()
 
     def begin(self, part: Part) -> None:
-        """A batch is about to be handed to the user."""
+        """A batch is about to be handed to the user.
+
+        Raises:
+            ConfigError: several workers, and no model whose gradients are exchanged.
+        """
         entered_s = time.perf_counter()
+        if self.carrier is None and len(self._members) > 1:
+            raise ConfigError(
+                f"the loader is used on {len(self._members)} workers, but session.setup was not called: each would train "
+                f"a model of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
+            )
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self._meter.pause()
         self._epoch = part.epoch
@@ -168,9 +177,9 @@ class FastLoop:
         latest = self._load.latest
         load = Load(latest.machine_cpu, latest.machine_memory) if latest else Load()
         entered_s = time.perf_counter()
-        worked = self._slow.tick(iteration, load, self._exchange_cost_s)
-        if worked:
-            self._exchange_cost_s = time.perf_counter() - entered_s
+        reported = self._slow.tick(iteration, load, self._exchange_cost_s)
+        spent_s = time.perf_counter() - entered_s
+        self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
 
     def _record(self, timing: Any) -> None:
         assert self._slow is not None

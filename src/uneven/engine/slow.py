@@ -132,14 +132,13 @@ class SlowLoop:
         """The end of ``iteration``; called on every rank alike.
 
         Args:
-            cost_s: what this rank's last exchange of reports cost the fast loop.
+            cost_s: what this rank's last exchange of reports cost the fast loop, from giving a report to deciding.
 
         Returns:
-            Whether anything was sent, received or decided.
+            Whether a report was given.
         """
         if not self._balancer.adapts or self._transport.size == 1:
             return False
-        worked = self._pending is not None
         if self._pending is not None:
             rows, self._pending = self._pending.result(), None
             self._decide(iteration, tuple(Report(*row) for row in rows))
@@ -148,8 +147,8 @@ class SlowLoop:
         if iteration >= self._next:
             self._pending = self._transport.gather(self._report(load, cost_s))
             self._launched = iteration
-            worked = True
-        return worked
+            return True
+        return False
 
     def _report(self, load: Load, cost_s: float) -> Report:
         window, self._window = self._window, _Window()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
 from uneven.sync.base import SyncPolicy
@@ -16,5 +18,10 @@ class BSP(SyncPolicy):
 
     def plan(self, view: SyncView) -> StepPlan:
         """One exchange that overlaps the backward pass."""
-        mean = Exchange(payload=Payload.GRADIENT, members=view.members, merge=Mean(), moment=Moment.BACKWARD)
-        return StepPlan(exchanges=(mean,))
+        return _plan(view.members)
+
+
+@lru_cache(maxsize=8)  # asked on every step, and the answer changes only when somebody leaves or joins
+def _plan(members: tuple[int, ...]) -> StepPlan:
+    mean = Exchange(payload=Payload.GRADIENT, members=members, merge=Mean(), moment=Moment.BACKWARD)
+    return StepPlan(exchanges=(mean,))

@@ -280,3 +280,23 @@ except PermissionError:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "refused\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere CPU times are as coarse as the system makes them")
+def test_the_clock_of_a_busy_process_is_exact_between_two_ticks() -> None:
+    """Its own account, read when it stops for good, is the truth; the clock must not lag behind it by a tick."""
+    code = "import time\nprint('on', flush=True)\nwhile time.process_time() < 0.5: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        process = Process(child.pid)
+        policy = os.sched_getscheduler(child.pid)
+        changed, last = 0, process.cpu_s()
+        for _ in range(200):
+            time.sleep(0.0005)
+            now = process.cpu_s()
+            changed, last = changed + (now != last), now
+        assert changed > 150, "without settling it changes every 4 ms at best, so for 25 looks out of 200"
+        process.close()
+        assert os.sched_getscheduler(child.pid) == policy
+        child.kill()
