@@ -1,0 +1,224 @@
+"""Sessions come and go: alone, closed twice, dropped, ended by an error or by the end of the program."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven import journal
+from uneven.core.records import EventRecord, StepRecord
+from uneven.errors import DataError
+from uneven.testing.ranks import RankContext, ranks
+
+X = 24
+
+
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    return TensorDataset(torch.randn(60, 6, generator=generator), torch.arange(60) % 3)
+
+
+def train(session: uneven.Session, model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = session.setup(model, optimizer)
+    for count, (x, y) in enumerate(session.loader(samples(), X, shuffle=False)):
+        half = F.cross_entropy(model(x), y) / 2
+        with session.no_sync():
+            half.backward()
+        (F.cross_entropy(model(x), y) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        session.log(count=count)
+
+
+def events(run: Path, rank: int = 0) -> list[tuple[str, str]]:
+    found = [r for r in journal.read(run).ranks[rank] if isinstance(r, EventRecord)]
+    return [(r.event, r.message) for r in found if r.event != "plan"]
+
+
+def test_alone_it_is_plain_pytorch(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    plain = nn.Linear(6, 3)
+    torch.manual_seed(1)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    x, y = samples().tensors
+    for part in torch.arange(60).split(X):
+        F.cross_entropy(plain(x[part]), y[part]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with uneven.Session(journal=tmp_path) as session:
+        assert (session.rank, session.world_size, session.newest_shares) == (0, 1, ())
+        train(session, model)
+        assert session.shares == (X,)
+        assert not dist.is_initialized()
+    torch.testing.assert_close(model.weight, plain.weight)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    steps = [record for record in journal.read(tmp_path).ranks[0] if isinstance(record, StepRecord)]
+    assert [step.batch for step in steps] == [24, 24, 12]
+    assert events(tmp_path) == [("end", "the run has ended")]
+
+
+def test_closing_twice_and_going_on_afterwards(tmp_path: Path) -> None:
+    session = uneven.Session(journal=tmp_path)
+    loader = session.loader(samples(), X)
+    session.close()
+    session.close()
+    assert len(events(tmp_path)) == 1
+    with pytest.raises(DataError, match="closed"):
+        next(iter(loader))
+
+
+def test_an_exception_in_the_block_is_in_the_journal(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), uneven.Session(journal=tmp_path):
+        raise KeyError("label")
+    assert events(tmp_path) == [("failed", "KeyError: 'label'")]
+
+
+def closed_by_hand(session: uneven.Session) -> None:
+    try:
+        raise ValueError("bad")
+    finally:
+        session.close()
+
+
+def test_an_exception_seen_by_a_close_in_finally_is_in_the_journal(tmp_path: Path) -> None:
+    session = uneven.Session(journal=tmp_path)
+    with pytest.raises(ValueError, match="bad"):
+        closed_by_hand(session)
+    assert events(tmp_path) == [("failed", "ValueError: bad")]
+
+
+def test_an_older_exception_is_not_this_sessions(tmp_path: Path) -> None:
+    """As in a notebook, or where a run is tried again in an except clause."""
+    try:
+        raise ValueError("the first try")
+    except ValueError:
+        with uneven.Session(journal=tmp_path):
+            pass
+    assert events(tmp_path) == [("end", "the run has ended")]
+
+
+@pytest.mark.parametrize(("code", "event"), [(0, "end"), (None, "end"), (2, "failed")])
+def test_leaving_by_sys_exit(tmp_path: Path, code: int | None, event: str) -> None:
+    with pytest.raises(SystemExit), uneven.Session(journal=tmp_path):
+        sys.exit(code)
+    assert events(tmp_path)[0][0] == event
+
+
+SCRIPT = """
+import uneven
+session = uneven.Session(journal="run")
+for x in session.loader([1, 2, 3, 4], 2):
+    pass
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "last"), [("", ("end", "the run has ended")), ("1 / 0", ("failed", "ZeroDivisionError: division by zero"))]
+)
+def test_a_script_that_never_closes(tmp_path: Path, then: str, last: tuple[str, str]) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(then=then)], cwd=tmp_path, env=environment, capture_output=True, timeout=60
+    )
+    assert done.returncode == bool(then)
+    assert events(tmp_path / "run")[-1] == last
+
+
+def test_a_session_lives_as_long_as_its_loader() -> None:
+    session = uneven.Session()
+    loader = session.loader(samples(), X)
+    watch = weakref.ref(session)
+    del session
+    gc.collect()
+    assert watch() is not None
+    assert len(list(loader)) == 3
+    del loader
+    gc.collect()
+    assert watch() is None
+
+
+@ranks(2, join=False)
+def test_a_session_lives_as_long_as_its_model(me: RankContext, tmp_path: str) -> None:
+    """Dropped with its model it leaves the group; kept by the model alone it goes on exchanging."""
+    model = uneven.Session(journal=tmp_path).setup(nn.Linear(6, 3))
+    gc.collect()
+    assert dist.is_initialized()
+    F.mse_loss(model(torch.full((2, 6), float(me.rank))), torch.zeros(2, 3)).backward()
+    both = [torch.empty_like(model.weight) for _ in range(2)]
+    dist.all_gather(both, model.weight.grad)
+    assert torch.equal(both[0], both[1])
+    del model
+    gc.collect()
+    assert not dist.is_initialized()
+    assert events(Path(tmp_path), me.rank) == [("end", "the run has ended")]
+
+
+@ranks(2, join=False)
+def test_one_session_after_another(me: RankContext) -> None:
+    """Each joins anew at the store that the launcher keeps, where the traces of the last one lie."""
+    for _ in range(3):
+        torch.manual_seed(me.rank)
+        with uneven.Session() as session:
+            model = nn.Linear(6, 3)
+            train(session, model)
+            table = [torch.empty_like(model.weight) for _ in range(2)]
+            dist.all_gather(table, model.weight.detach())
+            assert torch.equal(table[0], table[1])
+        assert not dist.is_initialized()
+
+
+@ranks(2)
+def test_a_group_that_the_user_made_is_left_alone(me: RankContext) -> None:
+    group = dist.group.WORLD
+    with uneven.Session() as session:
+        train(session, nn.Linear(6, 3))
+    assert dist.group.WORLD is group
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+
+
+def spawned(rank: int, port: int, answers: object) -> None:
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    with uneven.Session() as session:
+        answers.put((session.rank, session.world_size))  # type: ignore[attr-defined]
+        train(session, nn.Linear(6, 3))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_processes_that_the_user_spawned_are_no_loners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group without any launcher's variables: every process would else train a model of its own."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    processes = [context.Process(target=spawned, args=(rank, port, answers)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(90)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted(answers.get() for _ in processes) == [(0, 2), (1, 2)]
+    for process in processes:
+        process.close()
+    answers.close()
