@@ -50,7 +50,8 @@ class Session:
         sync: a synchronisation policy or its name.
         seed: with the epoch, decides the order of the samples.
         budget: share of an iteration that measuring and deciding may cost.
-        timeout_s: how long an exchange may wait for somebody.
+        timeout_s: how long an exchange may wait for somebody. A process group that exists already keeps its
+            own time-out for the gradients.
         nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first.
         journal: directory for the run's journal; under ``uneven run`` its run directory, else none.
 
@@ -146,7 +147,12 @@ class Session:
     ) -> Any:
         """Let the gradients of ``model`` be exchanged. Everything given is returned, the same objects.
 
-        Parameters are broadcast from rank 0. The model keeps its type and its state-dict keys.
+        Parameters are broadcast from rank 0. The model keeps its type and its state-dict keys; copies of it
+        (averaged or saved models) exchange nothing. Give it what ``torch.compile`` returned, or compile later.
+
+        An optimizer that decides by the loss that its closure returns (LBFGS) must be given the same loss on
+        every rank: the sum over ranks of loss · share / global batch. It can otherwise take another number of
+        passes on each rank, which would let the ranks wait for each other until the time-out.
 
         Args:
             optimizers: the optimizers of this model; their steps are checked, not changed.
@@ -165,7 +171,7 @@ class Session:
             carrier.owner = self  # the session lives as long as the model, whose hooks hold the carrier
             carrier.attach(model, find_unused_parameters, bucket_cap_mb)
             for optimizer in optimizers:
-                optimizer.register_step_pre_hook(lambda *_: carrier.check_step())
+                optimizer.register_step_pre_hook(carrier.check_step)
         return (model, *optimizers) if optimizers else model
 
     def loader(

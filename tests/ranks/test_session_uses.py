@@ -24,6 +24,7 @@ from uneven.core.apportion import proportional
 from uneven.core.records import StepRecord
 from uneven.core.views import BalanceView
 from uneven.data.order import epoch_order
+from uneven.errors import TrainingError
 from uneven.testing.ranks import RankContext, ranks
 
 N, X = 50, 12  # four full iterations and a last part of 2
@@ -329,6 +330,60 @@ def test_copies_of_the_model_are_nobodys_replicas(me: RankContext) -> None:
             again(tensors()[0]).sum().backward()
             assert_same(again, model, 0.0)
     assert_same(model, reference(1, net()))
+
+
+@pytest.mark.parametrize("when", ["before", "after", "in place"])
+@ranks(2)
+def test_a_compiled_model(me: RankContext, when: str) -> None:
+    """Without the code generator, which takes half a minute; the hooks meet the same graph."""
+    torch._dynamo.reset()
+    with uneven.Session(balance=Moving()) as session:
+        model = net()
+        compiled = torch.compile(model, backend="aot_eager") if when == "before" else model
+        session.setup(compiled)
+        if when == "after":
+            compiled = torch.compile(model, backend="aot_eager")
+        elif when == "in place":
+            model.compile(backend="aot_eager")
+        optimizer = sgd(model)
+        for x, y in session.loader(TensorDataset(*tensors()), X):
+            F.cross_entropy(compiled(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(model, reference(1, net()))
+
+
+@pytest.mark.parametrize("how", ["forward", "part", "compiled before"])
+@ranks(2)
+def test_a_forward_pass_past_the_hooks_is_noticed(me: RankContext, how: str) -> None:
+    """Nothing would be exchanged, and each rank would train a model of its own."""
+    torch._dynamo.reset()
+    model = net()
+    compiled = torch.compile(model, backend="eager")
+    if how == "compiled before":
+        for size in (50, 40, 30):  # now for any size; torch does not look for new hooks
+            compiled(tensors()[0][:size])
+    call = {"forward": model.forward, "part": lambda x: model[2](model[1](model[0](x))), "compiled before": compiled}
+    with uneven.Session() as session:
+        _, optimizer = session.setup(model, sgd(model))
+        x, y = next(iter(session.loader(TensorDataset(*tensors()), X)))
+        optimizer.step()  # without gradients it changes nothing
+        F.cross_entropy(call[how](x), y).backward()
+        with pytest.raises(TrainingError, match="no gradients were exchanged"):
+            optimizer.step()
+
+
+@ranks(2)
+def test_steps_on_the_same_gradients(me: RankContext) -> None:
+    with uneven.Session() as session:
+        model = net()
+        _, optimizer = session.setup(model, sgd(model))
+        for x, y in session.loader(TensorDataset(*tensors()), X):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.step()
+        with pytest.raises(TrainingError, match="no gradients were exchanged"):
+            optimizer.step()
 
 
 @ranks(2)

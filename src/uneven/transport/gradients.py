@@ -86,6 +86,8 @@ class GradientCarrier:
     _synchronise: bool = True
     _exchanging: bool = True
     _handles: list[RemovableHandle] = field(default_factory=list)
+    _exchanges: int = 0
+    _steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # by optimizer: exchanges seen, steps without
     _held: bool = False  # gradients of unsynchronised passes wait in .grad
 
     def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
@@ -153,17 +155,30 @@ class GradientCarrier:
         finally:
             self._synchronise = before
 
-    def check_step(self) -> None:
+    def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Refuse an optimizer step that would make the replicas differ.
 
+        One step without an exchange since the last one may be meant (the same gradients once more); a first
+        one, or a second in a row, is a forward pass that went past our hooks.
+
         Raises:
-            TrainingError: gradients of an unsynchronised pass are still waiting.
+            TrainingError: gradients of an unsynchronised pass are still waiting, or nothing was exchanged.
         """
         if self._held:
             raise TrainingError(
                 "optimizer.step() with gradients that were not exchanged: the last backward pass before a step "
                 "must run outside session.no_sync()"
             )
+        seen, missed = self._steps.get(id(optimizer), (0, 0))
+        closure = any(callable(value) for value in args[1:]) or kwargs.get("closure") is not None
+        missed = missed + 1 if seen == self._exchanges and self._exchanging and not closure else 0
+        if missed > (seen > 0) and any(p.grad is not None for p in self._parameters):
+            raise TrainingError(
+                f"iteration {self.iteration}: optimizer.step() but no gradients were exchanged: call the model that "
+                f"session.setup returned, model(x), not model.forward(x) or a part of it; and if torch.compile has "
+                f"compiled it before, pass what torch.compile returned to session.setup"
+            )
+        self._steps[id(optimizer)] = (self._exchanges, missed)
 
     def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         assert self._ddp is not None
@@ -232,6 +247,7 @@ class GradientCarrier:
         except RuntimeError as error:
             raise self._failure(error) from error
         self.roll.waiting = False
+        self._exchanges += 1
         self.observer.done()
         self._held = False
         self._report_nonfinite()
