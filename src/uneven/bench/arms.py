@@ -42,12 +42,13 @@ class ReadyMark:
 
     def __init__(self, model: nn.Module) -> None:
         self.ready_s = 0.0
+        self.worked_s = 0.0  # processor time of this process at that moment
         layer = next(layer for layer in model.modules() if list(layer.parameters(recurse=False)))
         for parameter in layer.parameters(recurse=False):
             parameter.register_post_accumulate_grad_hook(self._mark)
 
     def _mark(self, _: torch.Tensor) -> None:
-        self.ready_s = time.perf_counter()
+        self.ready_s, self.worked_s = time.perf_counter(), time.process_time()
 
 
 class Arm(ABC):

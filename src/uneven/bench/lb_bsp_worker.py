@@ -12,20 +12,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from uneven import rundir
-from uneven.bench.arms import Arm, Block, DDPArm, SessionArm, make_optimizer
+from uneven.bench.arms import Arm, Block, DDPArm, ReadyMark, SessionArm, make_optimizer
 from uneven.bench.workload import accuracy, first, images, loss_of, network
 from uneven.core.apportion import fastest_finish
 from uneven.core.cost import Affine
 from uneven.core.views import Limits
 from uneven.engine.connect import connect
+from uneven.measure.clock import HostClock
 from uneven.transport.base import Transport
 from uneven.world import discover
 
 PROGRESS = "progress.txt"
 RESULTS = "results.json"
+_EXCHANGES = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,11 @@ def main(directory: Path) -> None:
     data = images(task.data)
     rundir.mark_ready(directory, world.local_rank)
     costs = _gather(line, asdict(_profile(task, data.train))) if task.profile_s else []
+    if costs:
+        transfers_s = _gather(line, _transfer_s(task, data.train))
+        costs = [
+            {**one, "overhead_s": one["overhead_s"] + own_s} for one, own_s in zip(costs, transfers_s, strict=True)
+        ]
     oracle = _oracle(costs, task.global_batch) if costs else ()
     arms = {name: _make(name, spec, task, directory, data.train, oracle) for name, spec in task.arms.items()}
     blocks = _interleave(task, arms, directory, line)
@@ -151,6 +159,32 @@ def _profile(task: Task, train: TensorDataset) -> Affine:
     low, high = (statistics.fmean(found[1:]) for found in seconds.values())
     per_sample_s = max((high - low) / (large - small), 1e-9)
     return Affine(overhead_s=max(low - per_sample_s * small, 0.0), per_sample_s=per_sample_s)
+
+
+def _transfer_s(task: Task, train: TensorDataset) -> float:
+    """What this worker's own side of an exchange takes: the processor time that it used there, at its pace.
+
+    Part of the oracle's costs: a worker with a tenth of a core that is given what it can compute in time would be
+    late with the exchange.
+    """
+    model = network_for(task)
+    mark = ReadyMark(model)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = make_optimizer(model)
+    clock = HostClock()
+    x, y = (tensor[: task.global_batch // 16] for tensor in train.tensors)
+    found = []
+    for _ in range(_EXCHANGES):
+        begin = clock.mark()
+        loss_of(ddp, x, y).backward()
+        done = clock.mark()
+        optimizer.step()
+        optimizer.zero_grad()
+        end = clock.mark()
+        exchange_s, moved_s = done[0] - mark.ready_s, done[1] - mark.worked_s
+        pace = (clock.elapsed_s(begin, end) - exchange_s) / (clock.worked_s(begin, end) - moved_s)
+        found.append(min(exchange_s, moved_s * pace))
+    return statistics.fmean(found[2:])
 
 
 def _oracle(costs: list[dict[str, float]], total: int) -> tuple[int, ...]:

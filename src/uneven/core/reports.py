@@ -135,7 +135,7 @@ def _substitute(last: Observation | None) -> str:
     return f"its report of iteration {last.iteration} ({last.speed_per_s:.4g} samples/s) serves"
 
 
-_FIELDS = ("iteration", "samples", "local_s", "exchange_s", "transfer_s", "cpu", "memory")
+_FIELDS = ("iteration", "samples", "local_s", "iterations", "exchange_s", "transfer_s", "cpu", "memory")
 
 
 def _to_plain(seen: Observation) -> list[float | None]:

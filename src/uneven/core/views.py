@@ -19,6 +19,7 @@ class Observation:
     iteration: int  # the last iteration that it covers
     samples: int
     local_s: float  # data and compute time, without the exchange
+    iterations: int = 1  # that samples and times are sums over
     exchange_s: float = 0.0
     transfer_s: float = 0.0  # part of exchange_s in which its own bytes moved, where the carrier can tell
     cpu: float = float("nan")  # use of the machine, 0 … 1; NaN where unknown

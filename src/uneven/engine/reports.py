@@ -47,6 +47,7 @@ class Report(NamedTuple):
             iteration=_whole(self.iteration),
             samples=_whole(self.samples) if self.iterations else 0,
             local_s=self.local_s if self.iterations else _NO_TIME_S,
+            iterations=max(_whole(self.iterations), 1),
             exchange_s=self.exchange_s,
             transfer_s=self.transfer_s,
             cpu=self.cpu,

@@ -11,19 +11,24 @@ from uneven.predict.base import Predictor, measured
 _CLIP = 3.0  # standard deviations; a lone spike counts as this much and no more
 _SLACK = 0.5  # standard deviations that a report may be off without counting as a sign of change
 _ALARM = 6.0  # sum of signs that is a change: three clipped reports in a row, 3 · (3 − 0.5) > 6, but not two
-_MEMORY = 64  # reports after which the mean forgets, so that a slow drift is followed
-_PRIOR_SPREAD = 0.2  # relative standard deviation assumed at first, worth as much as _PRIOR_REPORTS reports
-_PRIOR_REPORTS = 4
+_MEMORY = 256  # iterations after which the mean forgets, so that a slow drift is followed
+_SAME_BATCH = 0.1  # relative difference up to which two batch sizes count as the same
+_KEPT = 1  # iterations that what was learnt at another batch size is worth
+_PRIOR_SPREAD = 0.2  # relative standard deviation assumed at first, worth as much as _PRIOR_ITERATIONS iterations
+_PRIOR_ITERATIONS = 4
 _LEAST_SPREAD = 0.01  # relative; a machine without noise must not take its first hiccup for a change
 
 
 class Steady(Predictor):
-    """Averages the seconds per sample over all reports since the worker's speed last changed for good (ours).
+    """Averages the seconds per sample over all iterations since the worker's speed last changed for good (ours).
 
     Between two changes a worker's speed is a constant with noise on it, and the best estimate of a constant is
     the mean of all of it; a moving average with α = 0.2 never knows more than nine reports. A two-sided CUSUM
     test (Page, 1954) over clipped residuals tells a lasting change from a spike: one bad report, or two, move
     the mean by a little; the third in a row starts it afresh from these three.
+
+    Part of a worker's time does not depend on its batch (the optimizer, the exchange), so its samples per second do:
+    when its batch changes by more than a tenth, what was learnt before counts as one report only.
 
     The mean is taken over seconds per sample, not over speeds, because it is times that the slowest worker of
     an iteration is chosen by, and the mean of x / t is larger than x over the mean of t.
@@ -35,6 +40,7 @@ class Steady(Predictor):
         self._variance = _PRIOR_SPREAD**2  # relative to the mean
         self._slower = 0.0
         self._faster = 0.0
+        self._batch = math.inf  # size at which the reports of the mean were measured
         self._run: list[float] = []  # reports since one of the two sums was last zero
 
     def observe(self, seen: Observation) -> None:
@@ -43,28 +49,38 @@ class Steady(Predictor):
         if speed is None:
             return
         per_sample_s = 1.0 / speed
+        self._follow_batch(seen.samples / seen.iterations)
         if self._count == 0:
-            self._mean_s, self._count = per_sample_s, 1
+            self._mean_s, self._count = per_sample_s, seen.iterations
             return
-        spread_s = self._mean_s * max(math.sqrt(self._variance), _LEAST_SPREAD)
+        spread_s = self._mean_s * max(math.sqrt(self._variance / seen.iterations), _LEAST_SPREAD)
         sign = max(-_CLIP, min(_CLIP, (per_sample_s - self._mean_s) / spread_s))
         self._slower = max(0.0, self._slower + sign - _SLACK)
         self._faster = max(0.0, self._faster - sign - _SLACK)
         self._run = [*self._run, per_sample_s] if max(self._slower, self._faster) > 0.0 else []
         if max(self._slower, self._faster) > _ALARM:
-            self._start_afresh()
+            self._start_afresh(seen.iterations)
         else:
-            self._refine(sign * spread_s)
+            self._refine(sign * spread_s, seen.iterations)
 
-    def _refine(self, residual_s: float) -> None:
-        self._count = min(self._count + 1, _MEMORY)
-        weight = 1.0 / (self._count + _PRIOR_REPORTS)
-        self._variance += weight * ((residual_s / self._mean_s) ** 2 - self._variance)
-        self._mean_s += residual_s / self._count
+    def _follow_batch(self, batch: float) -> None:
+        """What was learnt at another batch size counts for little: part of a worker's time is the same at any size."""
+        if not (1.0 - _SAME_BATCH) * self._batch <= batch <= (1.0 + _SAME_BATCH) * self._batch:
+            self._batch = batch
+            self._count = min(self._count, _KEPT)
+            self._slower = self._faster = 0.0
+            self._run = []
 
-    def _start_afresh(self) -> None:
+    def _refine(self, residual_s: float, iterations: int) -> None:
+        self._count = min(self._count + iterations, _MEMORY)
+        # The variance is that of one iteration; a report of several is their mean. Each report is one sample of it.
+        weight = min(1.0, 1.0 / (self._count / iterations + _PRIOR_ITERATIONS))
+        self._variance += weight * (iterations * (residual_s / self._mean_s) ** 2 - self._variance)
+        self._mean_s += residual_s * min(1.0, iterations / self._count)
+
+    def _start_afresh(self, iterations: int) -> None:
         newest = self._run[-3:]  # those before may still be from the time before the change
-        self._mean_s, self._count = math.fsum(newest) / len(newest), len(newest)
+        self._mean_s, self._count = math.fsum(newest) / len(newest), iterations * len(newest)
         self._slower = self._faster = 0.0
         self._run = []
 
@@ -81,6 +97,7 @@ class Steady(Predictor):
         return {
             "mean_s": self._mean_s if self._count else None,
             "count": self._count,
+            "batch": self._batch if self._count else None,
             "variance": self._variance,
             "slower": self._slower,
             "faster": self._faster,
@@ -91,6 +108,7 @@ class Steady(Predictor):
         """Inverse of :meth:`state_dict`."""
         self._mean_s = math.nan if state["mean_s"] is None else float(state["mean_s"])
         self._count = int(state["count"])
+        self._batch = math.inf if state["batch"] is None else float(state["batch"])
         self._variance = float(state["variance"])
         self._slower, self._faster = float(state["slower"]), float(state["faster"])
         self._run = [float(value) for value in state["run"]]

@@ -19,8 +19,5 @@ class ModelHook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs) if self._call is not None else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
-        return ModelHook()
-
     def __reduce__(self) -> tuple[type[ModelHook], tuple[()]]:
-        return ModelHook, ()
+        return ModelHook, ()  # serves copy.deepcopy and pickle alike

@@ -176,7 +176,7 @@ def test_doubtful_predictions_have_to_promise_more() -> None:
     for balancer in (LbBsp(), PresumeEqual(Proportional(), margin=0.05)):
         assert balancer.split(sure).shares == Proportional().split(uneven).shares
         assert balancer.split(unsure).shares == uneven.shares, "5 % and what chance promises, 5 % · √(2 ln 4), is more"
-    proportional = Hysteresis(Proportional(), fraction=0.06)
+    proportional = Hysteresis(Proportional(), fraction=0.074)
     assert proportional.split(sure).shares != uneven.shares
     assert proportional.split(unsure).shares == uneven.shares
 
