@@ -139,8 +139,8 @@ class FastLoop:
         entered_s = time.perf_counter()
         if self.carrier is None and len(self._members) > 1:
             raise ConfigError(
-                f"the loader is used on {len(self._members)} workers, but session.setup was not called: each would train "
-                f"a model of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
+                f"the loader is used on {len(self._members)} workers, but session.setup was not called: each would "
+                f"train a model of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
             )
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self._meter.pause()
@@ -161,6 +161,7 @@ class FastLoop:
         if part is None or self._slow is None:
             return
         self._steps += 1
+        self._control_s += self._scribe.take_spent_s()
         for timing in self._meter.timings():
             self._record(timing)
         load = self._load.sample(part.iteration)

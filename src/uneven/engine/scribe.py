@@ -11,7 +11,7 @@ from pathlib import Path
 
 from uneven.config import RunConfig
 from uneven.core.records import EventRecord, Record, RunRecord, ScalarRecord
-from uneven.journal import END, PLAN, Writer, plan_message, rank_path
+from uneven.journal import END, PLAN, BackgroundWriter, Writer, plan_message, rank_path
 from uneven.world import World
 
 _SPOKEN = 3
@@ -36,7 +36,9 @@ class Scribe:
         self.iteration = 0
         self._said: dict[str, int] = {}
         self._old = (sys.exception(), getattr(sys, "last_value", None))
-        self._writer = Writer(rank_path(Path(directory), world.rank)) if directory is not None else None
+        self._writer = None
+        if directory is not None:
+            self._writer = BackgroundWriter(Writer(rank_path(Path(directory), world.rank)))
         self.write(
             RunRecord(
                 run=Path(directory).name if directory is not None else "",
@@ -59,6 +61,10 @@ class Scribe:
         """Append a record."""
         if self._writer is not None:
             self._writer.write(record)
+
+    def take_spent_s(self) -> float:
+        """Processor time that writing has cost since the last call, in seconds."""
+        return self._writer.take_spent_s() if self._writer is not None else 0.0
 
     def scalar(self, name: str, value: float) -> None:
         """Append a number that the user logged."""

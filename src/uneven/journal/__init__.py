@@ -6,11 +6,13 @@
     RUN/journal/rank00000.jsonl     one JSON object per line, see uneven.core.records
     RUN/journal/rank00001.jsonl     …
 
-Each rank writes its own file with a :class:`Writer` and talks to nobody. Every face (terminal, report,
+Each rank writes its own file with a :class:`Writer` (in a run, through a :class:`BackgroundWriter`) and talks to
+nobody. Every face (terminal, report,
 trace, dashboard) reads them with :func:`read` or a :class:`Follower`, and ``journal.metrics`` joins the
 records of all ranks into iterations, which ``journal.summary`` sums up.
 """
 
+from uneven.journal.background import BackgroundWriter
 from uneven.journal.events import END, PLAN, plan_message, planned_iterations
 from uneven.journal.metrics import Iteration, Timing, iterations
 from uneven.journal.paths import newest_run, rank_path, rank_paths
@@ -21,6 +23,7 @@ from uneven.journal.writer import Writer
 __all__ = [
     "END",
     "PLAN",
+    "BackgroundWriter",
     "Follower",
     "Iteration",
     "Journal",

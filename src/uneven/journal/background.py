@@ -1,0 +1,60 @@
+"""Writes records beside the training, so that encoding them costs the loop nothing.
+
+Right after a step the caches hold the model, and encoding one record takes ten times as long as one of several.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from uneven.core.records import Record
+from uneven.journal.writer import Writer
+
+
+class BackgroundWriter:
+    """Hands records to a :class:`Writer` from a thread of its own, ``every_s`` seconds.
+
+    Killing the process loses what came in the last ``every_s`` seconds, also if it had been hanging for long.
+
+    Args:
+        writer: closed together with this.
+        every_s: seconds between two looks.
+    """
+
+    def __init__(self, writer: Writer, every_s: float = 0.5) -> None:
+        self._writer = writer
+        self._every_s = every_s
+        self._records: deque[Record] = deque()
+        self._closing = threading.Event()
+        self._spent_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="uneven-journal", daemon=True)
+        self._thread.start()
+
+    def write(self, record: Record) -> None:
+        """Take a record; it is in the file within ``every_s`` seconds."""
+        self._records.append(record)
+
+    def take_spent_s(self) -> float:
+        """Processor time that writing has cost since the last call, in seconds."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
+
+    def close(self) -> None:
+        """Write what is left and close the file. Closing twice does nothing."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join()
+            self._writer.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._every_s):
+            self._drain()
+        self._drain()
+
+    def _drain(self) -> None:
+        started_s = time.thread_time()
+        while self._records:
+            self._writer.write(self._records.popleft())
+        self._spent_s += time.thread_time() - started_s

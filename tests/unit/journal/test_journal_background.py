@@ -1,0 +1,52 @@
+"""A writer beside the training: nothing is lost but the last moment, and closing leaves nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from uneven.core.records import EventRecord
+from uneven.journal import BackgroundWriter, Writer, rank_path, read
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from uneven.core.records import EventRecord
+from uneven.journal import BackgroundWriter, Writer
+writer = BackgroundWriter(Writer(Path(sys.argv[1])), every_s=0.1)
+for number in range(1000):
+    writer.write(EventRecord(rank=0, iteration=number, at_s=0.0, event="x", message=""))
+print("hangs", flush=True)
+time.sleep(60)
+"""
+
+
+def _event(number: int) -> EventRecord:
+    return EventRecord(rank=0, iteration=number, at_s=0.0, event="x", message="")
+
+
+def test_everything_is_in_the_file_after_closing_in_order(tmp_path: Path) -> None:
+    writer = BackgroundWriter(Writer(rank_path(tmp_path, 0)), every_s=60.0)
+    for number in range(100):
+        writer.write(_event(number))
+    writer.close()
+    writer.close()
+    assert [record.iteration for record in read(tmp_path).ranks[0]] == list(range(100))
+    assert writer.take_spent_s() > 0.0
+    assert writer.take_spent_s() == 0.0
+    assert not [thread for thread in threading.enumerate() if thread.name == "uneven-journal"]
+
+
+def test_a_process_that_hangs_and_is_killed_has_written_what_came_before(tmp_path: Path) -> None:
+    path = rank_path(tmp_path, 0)
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        deadline = time.monotonic() + 20.0
+        while path.read_bytes().count(b"\n") < 1000 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        child.kill()
+    assert len(read(tmp_path).ranks[0]) == 1000
