@@ -139,6 +139,12 @@ def _control(run_directory: Path) -> list[float]:
     return shares
 
 
+def _weighted(result: dict[str, Any]) -> float:
+    """Share of its throughput that the group loses to measuring and deciding: each worker's, by its samples."""
+    batches = result["shares"][UNEVEN]
+    return sum(x * share for x, share in zip(batches, result["control"][UNEVEN], strict=True)) / sum(batches)
+
+
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
     """The keys that come from the unequal run."""
     wall = _walls(result)
@@ -163,7 +169,7 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
         "fractions_of_limit": {name: statistics.median(values) for name, values in of_limit.items()},
         "compute_floor_s": floor_s,
         "wait_share": {name: _wait_share(blocks) for name, blocks in result["blocks"].items()},
-        "control_share": statistics.fmean(result["control"][UNEVEN]),
+        "control_share": _weighted(result),
         "control_share_by_worker": result["control"][UNEVEN],
         "batches": {**result["shares"], "oracle": result["oracle"]},
         "same_accuracy": result["accuracy"],
@@ -178,7 +184,7 @@ def summarize_equal(result: dict[str, Any]) -> dict[str, Any]:
         "equal_workers_ratio": statistics.median(ratios),
         "equal_workers_spread": _pair(Spread.of(ratios)),
         "equal_workers_iteration_s": {name: statistics.median(seconds) for name, seconds in wall.items()},
-        "equal_workers_control_share": statistics.fmean(result["control"][UNEVEN]),
+        "equal_workers_control_share": _weighted(result),
         "equal_workers_control_share_by_worker": result["control"][UNEVEN],
         "equal_workers_batches": result["shares"][UNEVEN],
     }

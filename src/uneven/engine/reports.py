@@ -58,6 +58,10 @@ class Report(NamedTuple):
 class Spacing:
     """How many iterations from one gather to the next, so that the loop stays within its budget. Pure.
 
+    What counts is what the group loses. The time that a worker spends on deciding is missing for its samples, and
+    the balance hands these to the others: so costs are weighed by samples. On a worker with a tenth of a core a
+    gather takes ten times as long as elsewhere, but that worker has few of the samples.
+
     Args:
         size: number of workers.
         budget: share of the iteration time.
@@ -73,20 +77,24 @@ class Spacing:
         """Iterations, at least one, from reports that are the same on every rank."""
         self._gathers += 1
         self._still = min(2 * self._still, _IDLE_GAP) if quiet else 1
-        gap = 1
-        for rank, report in enumerate(reports):
-            if not report.believable:
-                continue
+        told = [(rank, report) for rank, report in enumerate(reports) if report.believable and report.iterations > 0]
+        for rank, report in told:
             # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
             self._cost_s[rank] += (0.2 if self._cost_s[rank] else 1.0) * (report.cost_s - self._cost_s[rank])
-            if report.iterations > 0:
-                gap = max(gap, self._needed(self._cost_s[rank], report))
-        return 1 if self._gathers <= _WARM_UP else gap * self._still
+        if self._gathers <= _WARM_UP or not told:
+            return 1
+        return self._needed(told) * self._still
 
-    def _needed(self, cost_s: float, report: Report) -> int:
-        allowed_s = self._budget * (report.local_s + report.exchange_s) / report.iterations
-        measuring_s = max(report.control_s - report.cost_s, 0.0) / report.iterations
-        return math.ceil(cost_s / max(allowed_s - measuring_s, allowed_s / 4))
+    def _needed(self, told: list[tuple[int, Report]]) -> int:
+        samples = math.fsum(report.samples for _, report in told)
+        cost_s = allowed_s = 0.0
+        for rank, report in told:
+            weight = report.samples / samples if samples > 0 else 1.0 / len(told)
+            each_s = (report.local_s + report.exchange_s) / report.iterations
+            measuring_s = max(report.control_s - report.cost_s, 0.0) / report.iterations
+            cost_s += weight * self._cost_s[rank]
+            allowed_s += weight * max(self._budget * each_s - measuring_s, self._budget * each_s / 4)
+        return max(1, math.ceil(cost_s / allowed_s)) if allowed_s > 0 else 1
 
 
 def _whole(value: float) -> int:
