@@ -68,16 +68,16 @@ class Spread:
 def unequal_task(quick: bool, data: str) -> Task:
     """DDP, balancers and oracle on four unequal workers."""
     return Task(
-        data=data, global_batch=256, width=64, arms=ARMS, block=5, warm_up=2 if quick else 3,
-        rounds=30, seconds=30.0 if quick else 240.0, profile_s=4.0 if quick else 8.0,
+        data=data, global_batch=256, width=64, arms=ARMS, block=4 if quick else 5, warm_up=4,
+        rounds=40, seconds=15.0 if quick else 240.0, profile_s=3.0 if quick else 8.0,
     )  # fmt: skip
 
 
 def equal_task(quick: bool, data: str) -> Task:
     """DDP and ours on four equal workers."""
     return Task(
-        data=data, global_batch=256, width=64, arms={"ddp": "ddp", UNEVEN: "lb-bsp"}, block=10, warm_up=2,
-        rounds=60, seconds=14.0 if quick else 90.0, profile_s=0.0,
+        data=data, global_batch=256, width=64, arms={"ddp": "ddp", UNEVEN: "lb-bsp"}, block=8, warm_up=2,
+        rounds=80, seconds=7.0 if quick else 120.0, profile_s=0.0,
     )  # fmt: skip
 
 

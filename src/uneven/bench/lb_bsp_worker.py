@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from uneven import rundir
 from uneven.bench.arms import Arm, Block, DDPArm, ReadyMark, SessionArm, make_optimizer
@@ -29,6 +29,8 @@ from uneven.world import discover
 PROGRESS = "progress.txt"
 RESULTS = "results.json"
 _EXCHANGES = 14
+_FIXED = ("ddp", "oracle")
+"""Arms on plain DDP, whose split never moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,46 +73,50 @@ def main(directory: Path) -> None:
     connection = connect(world, timeout_s=120.0)
     line = connection.transport
     data = images(task.data)
-    rundir.mark_ready(directory, world.local_rank)
-    costs = _gather(line, asdict(_profile(task, data.train))) if task.profile_s else []
-    if costs:
-        transfers_s = _gather(line, _transfer_s(task, data.train))
-        costs = [
-            {**one, "overhead_s": one["overhead_s"] + own_s} for one, own_s in zip(costs, transfers_s, strict=True)
-        ]
-    oracle = _oracle(costs, task.global_batch) if costs else ()
-    arms = {name: _make(name, spec, task, directory, data.train, oracle) for name, spec in task.arms.items()}
+    sessions = {
+        name: SessionArm(network_for(task), _dataset(task), task.global_batch, spec, directory / name)
+        for name, spec in task.arms.items()
+        if spec not in _FIXED
+    }
+    rundir.mark_ready(directory, world.local_rank)  # from here on this worker gets its share of a core
+    costs = _costs(task, data.train, line) if task.profile_s else []
+    splits = {"ddp": _even(task), "oracle": _oracle(costs, task.global_batch) if costs else ()}
+    fixed = {n: DDPArm(network_for(task), _dataset(task), splits[s]) for n, s in task.arms.items() if s in _FIXED}
+    arms: dict[str, Arm] = {name: sessions.get(name) or fixed[name] for name in task.arms}
     blocks = _interleave(task, arms, directory, line)
     result = {
         "costs": costs,
-        "oracle": list(oracle),
+        "oracle": list(splits["oracle"]),
         "blocks": {name: _gather(line, [asdict(one) for one in some]) for name, some in blocks.items()},
-        "accuracy": {name: accuracy(arm.model, data.test) for name, arm in arms.items()},
-        "shares": {name: list(arm.session.newest_shares) for name, arm in arms.items() if isinstance(arm, SessionArm)},
+        "shares": {name: list(arm.session.newest_shares) for name, arm in sessions.items()},
     }
+    if world.rank == 0:
+        result["accuracy"] = {name: accuracy(arm.model, data.test) for name, arm in arms.items()}
+        (directory / RESULTS).write_text(json.dumps(result))
     for arm in arms.values():
         arm.close()
-    if world.rank == 0:
-        (directory / RESULTS).write_text(json.dumps(result))
     connection.close()
+
+
+def _costs(task: Task, train: TensorDataset, line: Transport) -> list[dict[str, float]]:
+    """Every worker's cost, its own side of an exchange included."""
+    computing = _gather(line, asdict(_profile(task, train)))
+    exchanging_s = _gather(line, _transfer_s(task, train))
+    return [{**cost, "overhead_s": cost["overhead_s"] + s} for cost, s in zip(computing, exchanging_s, strict=True)]
 
 
 def _gather(line: Transport, value: Any) -> list[Any]:
     return [json.loads(text) for text in line.gather_text(json.dumps(value))]
 
 
-def _make(
-    name: str, spec: str, task: Task, directory: Path, train: TensorDataset, oracle: tuple[int, ...]
-) -> Arm:
-    model = network_for(task)
-    dataset = first(train, task.block * task.global_batch)
+def _dataset(task: Task) -> Dataset[Any]:
+    return first(images(task.data).train, task.block * task.global_batch)
+
+
+def _even(task: Task) -> tuple[int, ...]:
     size = dist.get_world_size()
-    if spec == "ddp":
-        each, rest = divmod(task.global_batch, size)
-        return DDPArm(model, dataset, tuple(each + (rank < rest) for rank in range(size)))
-    if spec == "oracle":
-        return DDPArm(model, dataset, oracle)
-    return SessionArm(model, dataset, task.global_batch, spec, directory / name)
+    each, rest = divmod(task.global_batch, size)
+    return tuple(each + (rank < rest) for rank in range(size))
 
 
 def network_for(task: Task) -> torch.nn.Module:
@@ -122,8 +128,9 @@ def _interleave(task: Task, arms: dict[str, Arm], directory: Path, line: Transpo
     blocks: dict[str, list[Block]] = {name: [] for name in arms}
     names = list(arms)
     for number in range(task.warm_up):
-        for arm in arms.values():
-            arm.block()
+        for name, arm in arms.items():
+            if number == 0 or task.arms[name] not in (*_FIXED, "even"):  # those have nothing to learn
+                arm.block()
         _progress(directory, line, number - task.warm_up, 0.0)
     started_s = time.monotonic()
     for number in range(task.rounds):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,6 +15,7 @@ from uneven.errors import UnknownNameError
 DATA = {"digits": digits, "fashion-mnist": fashion_mnist}
 
 
+@lru_cache(maxsize=1)
 def images(name: str) -> ImageData:
     """"digits" (ships with scikit-learn) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
 

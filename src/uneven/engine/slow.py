@@ -12,6 +12,8 @@ space the gathers alike.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable
@@ -111,6 +113,7 @@ class SlowLoop:
         self._warm = False
         self._launched = 0
         first = balancer.split(self._view(0, (None,) * transport.size, self._even()))
+        _rehearse(balancer, self._view(0, (None,) * transport.size, first.shares))
         self._splits = deque([(0, first.shares)], maxlen=_REMEMBERED)
         self.newest = first.shares
 
@@ -263,3 +266,9 @@ def _fingerprint(shares: tuple[int, ...]) -> float:
     for share in shares:
         value = (value * 1_000_003 + share) % (2**48)  # exact in a float64
     return float(value)
+
+
+def _rehearse(balancer: Balancer, view: BalanceView) -> None:
+    """Decide once on a copy, so that what Python does at first use is not done between two steps of the training."""
+    ones = (1.0,) * len(view.members)
+    copy.deepcopy(balancer).split(dataclasses.replace(view, predicted_per_s=ones, doubts=ones))
