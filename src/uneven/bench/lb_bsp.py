@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import journal, launch
@@ -213,14 +214,15 @@ def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     unequal = Table(
         title=f"{result['workers']} workers with {', '.join(map(str, result['shares']))} of a core, "
-        f"global batch {result['global_batch']}, {result['rounds']} rounds"
+        f"global batch {result['global_batch']}, {result['rounds']} rounds",
+        box=SIMPLE_HEAD,
     )
-    for heading in ("", "ms per iteration", "speed-up over DDP", "fraction of the limit", "waiting", "accuracy"):
+    for heading in ("", "ms per iteration", "speed-up", "of limit", "waiting", "accuracy"):
         unequal.add_column(heading, justify="right" if heading else "left")
     for name, seconds in result["iteration_s"].items():
         low, high = result["iteration_spread_s"][name]
         unequal.add_row(
-            f"[bold]{name}[/bold] (ours)" if name == UNEVEN else name,
+            f"[bold]{name}[/bold]" if name == UNEVEN else name,
             f"{seconds * 1e3:.1f} [{low * 1e3:.1f} … {high * 1e3:.1f}]".replace("[", r"\["),
             f"{result['speedups_vs_ddp'][name]:.2f}",
             f"{result['fractions_of_limit'][name]:.3f}",
@@ -228,7 +230,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             f"{result['same_accuracy'][name]:.3f}",
         )
     low, high = result["equal_workers_spread"]
-    costs = Table(title="What it costs")
+    costs = Table(title="What it costs", box=SIMPLE_HEAD)
     costs.add_column("")
     costs.add_column("measured", justify="right")
     costs.add_row("equal workers, ours ÷ DDP", f"{result['equal_workers_ratio']:.3f} \\[{low:.3f} … {high:.3f}]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -105,7 +106,7 @@ def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
 
 def show(phases: list[Phase], report: Path, console: Console) -> None:
     """The table on the terminal and the page in ``report``."""
-    table = Table(title=f"The same training on workers with {', '.join(map(str, SHARES))} of a core")
+    table = Table(title=f"The same training on workers with {', '.join(map(str, SHARES))} of a core", box=SIMPLE_HEAD)
     for position, heading in enumerate(_COLUMNS):
         table.add_column(heading, justify="right" if position else "left")
     for row in rows(phases):
