@@ -106,7 +106,7 @@ def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
 
 def show(phases: list[Phase], report: Path, console: Console) -> None:
     """The table on the terminal and the page in ``report``."""
-    table = Table(title=f"The same training on workers with {', '.join(map(str, SHARES))} of a core", box=SIMPLE_HEAD)
+    table = Table(title=f"The same training on workers with {', '.join(map(str, SHARES))} of a core", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for position, heading in enumerate(_COLUMNS):
         table.add_column(heading, justify="right" if position else "left")
     for row in rows(phases):

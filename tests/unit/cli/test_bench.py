@@ -57,3 +57,20 @@ def test_bad_input_is_refused_before_a_worker_starts(
     assert uneven(*arguments) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_closed_loops_give_the_same_figures_every_time() -> None:
+    from uneven.bench import closed_loop
+
+    steps: list[float] = []
+    first = closed_loop.run(quick=True, data="digits", progress=lambda phase, state, done: steps.append(done))
+    assert first == closed_loop.run(quick=True, data="digits", progress=lambda *_: None)
+    assert steps == sorted(steps)
+    assert all(
+        0.3 < reached <= 1.0
+        for rows in first["of_best"].values()
+        for row in rows.values()
+        for reached in row.values()
+    )
+    assert first["of_best"]["unequal"]["0.12"]["steady"] > first["of_best"]["unequal"]["0.12"]["last"]
+    assert len(closed_loop.tables(first)) == 1
