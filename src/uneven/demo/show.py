@@ -106,14 +106,20 @@ def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
 
 def show(phases: list[Phase], report: Path, console: Console) -> None:
     """The table on the terminal and the page in ``report``."""
-    table = Table(title=f"The same training on workers with {', '.join(map(str, SHARES))} of a core", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    shares = ", ".join(map(str, SHARES))
+    table = Table(
+        title=f"The same training on workers with {shares} of a core",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     for position, heading in enumerate(_COLUMNS):
         table.add_column(heading, justify="right" if position else "left")
     for row in rows(phases):
         table.add_row(*row)
     console.print(table)
     lead = (
-        f"Four local workers with {', '.join(map(str, SHARES))} of a core train one network on the same samples: "
+        f"Four local workers with {shares} of a core train one network on the same samples: "
         f"first with equal batches under DistributedDataParallel, then with batches that follow each worker's "
         f"speed. Medians leave out the first {SETTLE} iterations; the pictures show them."
     )
