@@ -114,7 +114,7 @@ def _run(
     if code:
         raise LaunchError(f"a worker of the {directory.name} run died:\n{log.read_text()[-3000:]}", code)
     result: dict[str, Any] = json.loads((directory / RESULTS).read_text())
-    result["control"] = {name: _control(directory / name) for name in task.arms if (directory / name).is_dir()}
+    result["control"] = _control(directory / UNEVEN, task.warm_up * task.block)
     result["task"] = task
     return result
 
@@ -130,11 +130,11 @@ def _report(directory: Path, task: Task, progress: Progress) -> None:
     progress(f"{directory.name} workers", state, min(float(share), 1.0))
 
 
-def _control(run_directory: Path) -> list[float]:
-    """Share of the iteration time that measuring and deciding took, on each worker."""
+def _control(run_directory: Path, first: int) -> list[float]:
+    """Share of the iteration time that measuring and deciding took, on each worker, from iteration ``first`` on."""
     shares = []
     for records in journal.read(run_directory).ranks.values():
-        steps = [record for record in records if isinstance(record, StepRecord) and record.iteration > 0]
+        steps = [record for record in records if isinstance(record, StepRecord) and record.iteration >= first]
         total_s = sum(step.data_s + step.compute_s + step.exchange_s for step in steps)
         shares.append(sum(step.control_s for step in steps) / total_s)
     return shares
@@ -143,7 +143,7 @@ def _control(run_directory: Path) -> list[float]:
 def _weighted(result: dict[str, Any]) -> float:
     """Share of its throughput that the group loses to measuring and deciding: each worker's, by its samples."""
     batches = result["shares"][UNEVEN]
-    return sum(x * share for x, share in zip(batches, result["control"][UNEVEN], strict=True)) / sum(batches)
+    return sum(x * share for x, share in zip(batches, result["control"], strict=True)) / sum(batches)
 
 
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
         "compute_floor_s": floor_s,
         "wait_share": {name: _wait_share(blocks) for name, blocks in result["blocks"].items()},
         "control_share": _weighted(result),
-        "control_share_by_worker": result["control"][UNEVEN],
+        "control_share_by_worker": result["control"],
         "batches": {**result["shares"], "oracle": result["oracle"]},
         "same_accuracy": result["accuracy"],
     }
@@ -186,7 +186,7 @@ def summarize_equal(result: dict[str, Any]) -> dict[str, Any]:
         "equal_workers_spread": _pair(Spread.of(ratios)),
         "equal_workers_iteration_s": {name: statistics.median(seconds) for name, seconds in wall.items()},
         "equal_workers_control_share": _weighted(result),
-        "equal_workers_control_share_by_worker": result["control"][UNEVEN],
+        "equal_workers_control_share_by_worker": result["control"],
         "equal_workers_batches": result["shares"][UNEVEN],
     }
 
