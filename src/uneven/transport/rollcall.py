@@ -19,8 +19,9 @@ from torch.distributed import distributed_c10d as c10d
 from uneven.errors import PeerError
 from uneven.transport.patience import within
 
-_GRACE_S = 3.0
-"""How long one waits for signs of life; also a worker with a tenth of a core has answered by then."""
+_GRACE_S = 6.0
+"""How long one waits for signs of life: a worker with a tenth of a core has answered by then, also one whose
+connection to the store took five seconds, as happens where names are looked up in vain."""
 
 _ASLEEP = timedelta(days=20)
 """The longest wait that the store's clock can hold; a thread that gives up then is missed by nobody but us."""
