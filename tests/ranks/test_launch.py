@@ -222,7 +222,7 @@ def test_a_given_port_is_used(tmp_path: Path) -> None:
     options = launch.Launch(target=(target,), nproc="2", master_port=port)
     with launch.start(options, run_directory=tmp_path / "run", output=output) as launcher:
         assert launcher.wait(60) == 0, output.read_text()
-    assert output.read_text().count(f"port {port}\n") == 2
+    assert output.read_text().count(str(port)) == 2  # the lines of two workers may run into each other
 
 
 def test_two_machines_meet(tmp_path: Path) -> None:
