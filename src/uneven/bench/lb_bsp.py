@@ -69,7 +69,7 @@ class Spread:
 def unequal_task(quick: bool, data: str) -> Task:
     """DDP, balancers and oracle on four unequal workers."""
     return Task(
-        data=data, global_batch=256, width=64, arms=ARMS, block=4 if quick else 5, warm_up=4,
+        data=data, global_batch=256, width=64, arms=ARMS, block=4 if quick else 5, warm_up=2 if quick else 4,
         rounds=40, seconds=15.0 if quick else 240.0, profile_s=3.0 if quick else 8.0,
     )  # fmt: skip
 

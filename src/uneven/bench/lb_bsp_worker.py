@@ -128,9 +128,8 @@ def _interleave(task: Task, arms: dict[str, Arm], directory: Path, line: Transpo
     blocks: dict[str, list[Block]] = {name: [] for name in arms}
     names = list(arms)
     for number in range(task.warm_up):
-        for name, arm in arms.items():
-            if number == 0 or task.arms[name] not in (*_FIXED, "even"):  # those have nothing to learn
-                arm.block()
+        for arm in arms.values():  # all alike, or their accuracies would be those of unequal trainings
+            arm.block()
         _progress(directory, line, number - task.warm_up, 0.0)
     started_s = time.monotonic()
     for number in range(task.rounds):
