@@ -202,6 +202,35 @@ def test_shares_hold_from_the_moment_a_worker_is_ready(tmp_path: Path) -> None:
     assert used[1] <= 0.1 * took * 1.05 + 0.02
 
 
+THROUGH = """
+from uneven import rundir
+from pathlib import Path
+rundir.mark_ready(Path(run), int(rank))
+while not os.path.exists(os.path.join(run, "enough")): time.sleep(0.01)
+rundir.mark_through(Path(run), int(rank))
+while True: pass
+"""
+
+
+def test_a_worker_that_is_through_is_not_throttled_any_more(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = launch.Launch(target=(script(tmp_path, THROUGH),), shares=(0.05, 0.05), wait_ready=True)
+    with launch.start(options, run_directory=run) as launcher:
+        pids = [int(str(worker["pid"])) for worker in reports(run, 2)]
+        below = descendants(launcher.pid)
+        assert any("uneven.cluster.throttle_loop" in psutil.Process(pid).cmdline() for pid in below)
+        (run / "enough").touch()
+        assert until(lambda: not any((run / f"ready-{rank}").exists() for rank in range(2)))
+        time.sleep(0.5)  # the launcher looks five times a second
+
+        def used_s() -> float:
+            return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+        before_s = used_s()
+        assert until(lambda: used_s() - before_s > 1.0, 10)  # at its share it would take ten seconds of two workers
+        assert not any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids for _ in range(50))
+
+
 def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
     script(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -56,6 +56,7 @@ class Arm(ABC):
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.blocks = 0
         self._mark = ReadyMark(model)
 
     @abstractmethod
@@ -68,6 +69,7 @@ class Arm(ABC):
 
     def block(self) -> Block:
         """Train one epoch. All ranks start together; the block ends when the last of them is through."""
+        self.blocks += 1
         exposed = []
         dist.barrier()
         started_s = time.perf_counter()
@@ -82,6 +84,11 @@ class Arm(ABC):
 
     optimizer: torch.optim.Optimizer
 
+    @property
+    def settles(self) -> bool:
+        """Whether its split has to be found while it runs."""
+        return False
+
     def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
         """Let go of what the arm opened."""
 
@@ -92,17 +99,18 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class FixedSampler(Sampler[list[int]]):
-    """This rank's slice of each global batch under a split that never moves; the order is uneven's own."""
+    """This rank's slice of each global batch under a split that it is given; the order is uneven's own."""
 
     def __init__(self, length: int, shares: tuple[int, ...], rank: int) -> None:
-        self._length, self._shares, self._rank, self._epoch = length, shares, rank, 0
+        self.shares = shares
+        self._length, self._rank, self._epoch = length, rank, 0
 
     def __iter__(self) -> Any:
         order = epoch_order(length=self._length, seed=0, epoch=self._epoch)
         self._epoch += 1
-        offset, total = sum(self._shares[: self._rank]), sum(self._shares)
+        offset, total = sum(self.shares[: self._rank]), sum(self.shares)
         for start in range(0, self._length, total):
-            yield order[start + offset : start + offset + self._shares[self._rank]].tolist()
+            yield order[start + offset : start + offset + self.shares[self._rank]].tolist()
 
 
 class DDPArm(Arm):
@@ -115,11 +123,21 @@ class DDPArm(Arm):
 
     def __init__(self, model: nn.Module, dataset: Dataset[Any], shares: tuple[int, ...]) -> None:
         super().__init__(model)
-        rank = dist.get_rank()
         self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.optimizer = make_optimizer(model)
-        self._scale = len(shares) * shares[rank] / sum(shares)
-        self._loader = DataLoader(dataset, batch_sampler=FixedSampler(len(dataset), shares, rank))  # type: ignore[arg-type]
+        self._sampler = FixedSampler(len(dataset), shares, dist.get_rank())  # type: ignore[arg-type]
+        self._loader = DataLoader(dataset, batch_sampler=self._sampler)
+        self.take(shares)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The split."""
+        return self._sampler.shares
+
+    def take(self, shares: tuple[int, ...]) -> None:
+        """Split by ``shares`` from the next block on."""
+        self._sampler.shares = shares
+        self._scale = len(shares) * shares[dist.get_rank()] / sum(shares)
 
     def batches(self) -> Iterable[Any]:
         return self._loader
@@ -134,9 +152,14 @@ class SessionArm(Arm):
 
     def __init__(self, model: nn.Module, dataset: Dataset[Any], batch_size: int, balance: str, journal: Path) -> None:
         super().__init__(model)
+        self._balance = balance
         self.session = uneven.Session(balance=balance, journal=journal)
         self.model, self.optimizer = self.session.setup(model, make_optimizer(model))
         self._loader = self.session.loader(dataset, batch_size=batch_size)
+
+    @property
+    def settles(self) -> bool:
+        return self._balance != "even"
 
     def batches(self) -> Iterable[Any]:
         return self._loader

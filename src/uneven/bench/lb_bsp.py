@@ -69,16 +69,16 @@ class Spread:
 def unequal_task(quick: bool, data: str) -> Task:
     """DDP, balancers and oracle on four unequal workers."""
     return Task(
-        data=data, global_batch=256, width=64, arms=ARMS, block=4 if quick else 5, warm_up=2 if quick else 4,
-        rounds=40, seconds=15.0 if quick else 240.0, profile_s=3.0 if quick else 8.0,
+        data=data, global_batch=256, width=64, arms=ARMS, block=4 if quick else 5, settling=5 if quick else 8,
+        rare_every=3 if quick else 1, rounds=40, seconds=22.0 if quick else 240.0, profile_s=3.0 if quick else 8.0,
     )  # fmt: skip
 
 
 def equal_task(quick: bool, data: str) -> Task:
     """DDP and ours on four equal workers."""
     return Task(
-        data=data, global_batch=256, width=64, arms={"ddp": "ddp", UNEVEN: "lb-bsp"}, block=8, warm_up=2,
-        rounds=80, seconds=7.0 if quick else 120.0, profile_s=0.0,
+        data=data, global_batch=256, width=64, arms={"ddp": "ddp", UNEVEN: "lb-bsp"}, block=8, settling=2,
+        rounds=80, seconds=8.0 if quick else 120.0, profile_s=0.0,
     )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def _run(
     if code:
         raise LaunchError(f"a worker of the {directory.name} run died:\n{log.read_text()[-3000:]}", code)
     result: dict[str, Any] = json.loads((directory / RESULTS).read_text())
-    result["control"] = _control(directory / UNEVEN, task.warm_up * task.block)
+    result["control"] = _control(directory / UNEVEN, task.settling * task.block)
     result["task"] = task
     return result
 
@@ -126,7 +126,7 @@ def _report(directory: Path, task: Task, progress: Progress) -> None:
         progress(f"{directory.name} workers", "starting", 0.0)
         return
     rounds, share = text.split()
-    state = "warming up" if int(rounds) < 0 else f"round {rounds}"
+    state = "settling" if int(rounds) < 0 else f"round {rounds}"
     progress(f"{directory.name} workers", state, min(float(share), 1.0))
 
 
@@ -149,8 +149,8 @@ def _weighted(result: dict[str, Any]) -> float:
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
     """The keys that come from the unequal run."""
     wall = _walls(result)
-    ratio = {name: [a / b for a, b in zip(wall["ddp"], seconds, strict=True)] for name, seconds in wall.items()}
-    of_limit = {name: [a / b for a, b in zip(wall["oracle"], seconds, strict=True)] for name, seconds in wall.items()}
+    ratio = {name: _ratios(wall["ddp"], seconds) for name, seconds in wall.items()}
+    of_limit = {name: _ratios(wall["oracle"], seconds) for name, seconds in wall.items()}
     floor_s = max(
         cost["overhead_s"] + cost["per_sample_s"] * share
         for cost, share in zip(result["costs"], result["oracle"], strict=True)
@@ -159,9 +159,9 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
         "workers": len(SHARES),
         "shares": list(SHARES),
         "global_batch": result["task"].global_batch,
-        "rounds": len(wall["ddp"]),
-        "iteration_s": {name: statistics.median(seconds) for name, seconds in wall.items()},
-        "iteration_spread_s": {name: _pair(Spread.of(seconds)) for name, seconds in wall.items()},
+        "rounds": {name: len(seconds) for name, seconds in wall.items()},
+        "iteration_s": {name: statistics.median(seconds.values()) for name, seconds in wall.items()},
+        "iteration_spread_s": {name: _pair(Spread.of([*seconds.values()])) for name, seconds in wall.items()},
         "speedup_vs_ddp": statistics.median(ratio[UNEVEN]),
         "speedups_vs_ddp": {name: statistics.median(values) for name, values in ratio.items()},
         "speedup_spread": _pair(Spread.of(ratio[UNEVEN])),
@@ -180,26 +180,35 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
 def summarize_equal(result: dict[str, Any]) -> dict[str, Any]:
     """The keys that come from the equal run."""
     wall = _walls(result)
-    ratios = [ours / ddp for ours, ddp in zip(wall[UNEVEN], wall["ddp"], strict=True)]
+    ratios = _ratios(wall[UNEVEN], wall["ddp"])
     return {
         "equal_workers_ratio": statistics.median(ratios),
         "equal_workers_spread": _pair(Spread.of(ratios)),
-        "equal_workers_iteration_s": {name: statistics.median(seconds) for name, seconds in wall.items()},
+        "equal_workers_iteration_s": {name: statistics.median(seconds.values()) for name, seconds in wall.items()},
         "equal_workers_control_share": _weighted(result),
         "equal_workers_control_share_by_worker": result["control"],
         "equal_workers_batches": result["shares"][UNEVEN],
     }
 
 
-def _walls(result: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds per iteration of every block, by arm; rank 0's clock, started and stopped at a barrier."""
-    return {name: [block["wall_s"] for block in blocks[0]] for name, blocks in result["blocks"].items()}
+def _walls(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Arm → round → seconds per iteration; rank 0's clock, started and stopped at a barrier."""
+    walls = {}
+    for name, ranks in result["blocks"].items():
+        walls[name] = {number: block["wall_s"] for number, block in ranks[0].items()}
+    return walls
 
 
-def _wait_share(blocks: list[list[dict[str, Any]]]) -> float:
+def _ratios(above: dict[str, float], below: dict[str, float]) -> list[float]:
+    """Of the rounds in which both took part: what changes on the machine changes for both."""
+    return [above[number] / below[number] for number in above if number in below]
+
+
+def _wait_share(ranks: list[dict[str, dict[str, Any]]]) -> float:
     """Time spent waiting ÷ time, of all workers: who arrives last waits for nobody."""
     waited_s = total_s = 0.0
-    for same_block in zip(*blocks, strict=True):
+    for number in ranks[0]:
+        same_block = [blocks[number] for blocks in ranks]
         for same_iteration in zip(*(block["exposed_s"] for block in same_block), strict=True):
             waited_s += sum(exposed - min(same_iteration) for exposed in same_iteration)
         total_s += sum(block["wall_s"] * len(block["exposed_s"]) for block in same_block)
@@ -214,15 +223,16 @@ def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     unequal = Table(
         title=f"{result['workers']} workers with {', '.join(map(str, result['shares']))} of a core, "
-        f"global batch {result['global_batch']}, {result['rounds']} rounds",
+        f"global batch {result['global_batch']}",
         box=SIMPLE_HEAD,
     )
-    for heading in ("", "ms per iteration", "speed-up", "of limit", "waiting", "accuracy"):
+    for heading in ("", "rounds", "ms per iteration", "speed-up", "of limit", "waiting", "accuracy"):
         unequal.add_column(heading, justify="right" if heading else "left")
     for name, seconds in result["iteration_s"].items():
         low, high = result["iteration_spread_s"][name]
         unequal.add_row(
             f"[bold]{name}[/bold]" if name == UNEVEN else name,
+            str(result["rounds"][name]),
             f"{seconds * 1e3:.1f} [{low * 1e3:.1f} … {high * 1e3:.1f}]".replace("[", r"\["),
             f"{result['speedups_vs_ddp'][name]:.2f}",
             f"{result['fractions_of_limit'][name]:.3f}",

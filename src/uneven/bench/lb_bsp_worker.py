@@ -32,6 +32,9 @@ _EXCHANGES = 14
 _FIXED = ("ddp", "oracle")
 """Arms on plain DDP, whose split never moves."""
 
+_RARE = ("ddp", "even", "static")
+"""Arms that are slow, and far from what the others are compared with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -40,6 +43,8 @@ class Task:
     Attributes:
         arms: name → balancer specification, or "ddp" or "oracle".
         block: iterations of a block.
+        settling: blocks that do not count, in which an arm finds its split.
+        rare_every: of so many rounds, the slow arms (``_RARE``) take part in the first one only.
         seconds: stop starting new rounds after so long.
         rounds: most rounds.
         profile_s: how long each worker measures its own cost for the oracle; 0 if there is none.
@@ -50,7 +55,8 @@ class Task:
     width: int
     arms: dict[str, str]
     block: int
-    warm_up: int
+    settling: int
+    rare_every: int = 1
     rounds: int
     seconds: float
     profile_s: float
@@ -78,16 +84,26 @@ def main(directory: Path) -> None:
         for name, spec in task.arms.items()
         if spec not in _FIXED
     }
+    fixed = {n: DDPArm(network_for(task), _dataset(task), _even(task)) for n, s in task.arms.items() if s in _FIXED}
+    arms: dict[str, Arm] = {name: sessions.get(name) or fixed[name] for name in task.arms}
     rundir.mark_ready(directory, world.local_rank)  # from here on this worker gets its share of a core
     costs = _costs(task, data.train, line) if task.profile_s else []
-    splits = {"ddp": _even(task), "oracle": _oracle(costs, task.global_batch) if costs else ()}
-    fixed = {n: DDPArm(network_for(task), _dataset(task), splits[s]) for n, s in task.arms.items() if s in _FIXED}
-    arms: dict[str, Arm] = {name: sessions.get(name) or fixed[name] for name in task.arms}
+    if costs:
+        fixed["oracle"].take(_oracle(costs, task.global_batch))
+    _progress(directory, line, -1, 0.0)
+    for _ in range(task.settling):
+        for arm in arms.values():
+            if arm.settles:
+                arm.block()
     blocks = _interleave(task, arms, directory, line)
+    rundir.mark_through(directory, world.local_rank)
+    _catch_up(list(arms.values()))
     result = {
         "costs": costs,
-        "oracle": list(splits["oracle"]),
-        "blocks": {name: _gather(line, [asdict(one) for one in some]) for name, some in blocks.items()},
+        "oracle": list(fixed["oracle"].shares) if costs else [],
+        "blocks": {
+            name: _gather(line, {number: asdict(one) for number, one in some.items()}) for name, some in blocks.items()
+        },
         "shares": {name: list(arm.session.newest_shares) for name, arm in sessions.items()},
     }
     if world.rank == 0:
@@ -124,22 +140,28 @@ def network_for(task: Task) -> torch.nn.Module:
     return network(images(task.data), task.width)
 
 
-def _interleave(task: Task, arms: dict[str, Arm], directory: Path, line: Transport) -> dict[str, list[Block]]:
-    blocks: dict[str, list[Block]] = {name: [] for name in arms}
+def _interleave(task: Task, arms: dict[str, Arm], directory: Path, line: Transport) -> dict[str, dict[int, Block]]:
+    """Arm → round → block."""
+    blocks: dict[str, dict[int, Block]] = {name: {} for name in arms}
     names = list(arms)
-    for number in range(task.warm_up):
-        for arm in arms.values():  # all alike, or their accuracies would be those of unequal trainings
-            arm.block()
-        _progress(directory, line, number - task.warm_up, 0.0)
     started_s = time.monotonic()
     for number in range(task.rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            blocks[name].append(arms[name].block())
+            if name not in _RARE or number % task.rare_every == 0:
+                blocks[name][number] = arms[name].block()
         share = _gather(line, (time.monotonic() - started_s) / task.seconds)[0]
         _progress(directory, line, number + 1, max(share, (number + 1) / task.rounds))
         if share >= 1.0:
             break
     return blocks
+
+
+def _catch_up(arms: list[Arm]) -> None:
+    """Train every arm as long as the one that has been trained longest, or their accuracies could not be compared."""
+    most = max(arm.blocks for arm in arms)
+    for arm in arms:
+        while arm.blocks < most:
+            arm.block()
 
 
 def _progress(directory: Path, line: Transport, done: int, share: float) -> None:

@@ -13,6 +13,13 @@ _WARM_UP = 4
 _IDLE_GAP = 4
 """While nothing changes, gathers are up to so many times rarer than the budget would allow."""
 
+_AIM = 0.7
+"""Part of the budget that is spent: it is a bound, and what a short run measures scatters around the mean."""
+
+_SAVED = 1
+_OWED = 4
+"""Most that can be saved for later, and that can be owed, in gathers: neither a burst nor a long silence."""
+
 _NO_TIME_S = 1e-9
 """Local time in a report of no samples, which the referee takes for "took part, says nothing"."""
 
@@ -62,14 +69,18 @@ class Spacing:
     the balance hands these to the others: so costs are weighed by samples. On a worker with a tenth of a core a
     gather takes ten times as long as elsewhere, but that worker has few of the samples.
 
+    The share is met over time, as a throttle meets its own: what measuring and deciding took beyond the budget is
+    owed, and the next gather waits until it is paid back.
+
     Args:
         size: number of workers.
         budget: share of the iteration time.
     """
 
     def __init__(self, size: int, budget: float) -> None:
-        self._budget = budget
+        self._aim = _AIM * budget
         self._cost_s = [0.0] * size
+        self._owed_s = 0.0
         self._gathers = 0
         self._still = 1
 
@@ -87,14 +98,16 @@ class Spacing:
 
     def _needed(self, told: list[tuple[int, Report]]) -> int:
         samples = math.fsum(report.samples for _, report in told)
-        cost_s = allowed_s = 0.0
+        cost_s = allowed_s = over_s = 0.0
         for rank, report in told:
             weight = report.samples / samples if samples > 0 else 1.0 / len(told)
-            each_s = (report.local_s + report.exchange_s) / report.iterations
-            measuring_s = max(report.control_s - report.cost_s, 0.0) / report.iterations
+            budget_s = self._aim * (report.local_s + report.exchange_s)
             cost_s += weight * self._cost_s[rank]
-            allowed_s += weight * max(self._budget * each_s - measuring_s, self._budget * each_s / 4)
-        return max(1, math.ceil(cost_s / allowed_s)) if allowed_s > 0 else 1
+            allowed_s += weight * budget_s / report.iterations
+            over_s += weight * (report.control_s - budget_s)
+        if self._gathers > _WARM_UP + 1:  # the first report after it still covers iterations of the warm-up
+            self._owed_s = min(max(self._owed_s + over_s, -_SAVED * cost_s), _OWED * cost_s)
+        return max(1, math.ceil((cost_s + self._owed_s) / allowed_s)) if allowed_s > 0 else 1
 
 
 def _whole(value: float) -> int:

@@ -30,7 +30,7 @@ class Workers:
         run_id: what the launcher calls the run; every worker has it in its environment.
         count: how many workers there will be on this machine.
         throttle: the throttle and the share of each local rank, if they are unequal on purpose.
-        ready: whether a local rank may be throttled yet.
+        ready: whether a local rank is to be throttled now.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Workers:
         self._ready = ready
         self._alive: dict[int, Process] = {}
         self._unthrottled: dict[int, int] = {}
+        self._throttled: dict[int, int] = {}
         self._seen: set[int] = set()
         self._ended_s: dict[int, float] = {}
         self._over = threading.Event()
@@ -72,6 +73,7 @@ class Workers:
         while not self._over.is_set():
             self._find()
             self._slow_down()
+            self._let_go()
             if not self._alive:
                 self._over.wait(_LOOK_EVERY_S)
                 continue
@@ -101,7 +103,7 @@ class Workers:
         for pid, local_rank in list(self._unthrottled.items()):
             if not self._ready(local_rank):
                 continue
-            del self._unthrottled[pid]
+            self._throttled[pid] = self._unthrottled.pop(pid)
             try:
                 throttle.limit(pid, shares[local_rank])
             except ConfigError:
@@ -111,12 +113,23 @@ class Workers:
                 self._throttle = None
                 return
 
+    def _let_go(self) -> None:
+        """A worker that says it is through may use what it can get."""
+        if self._throttle is None:
+            return
+        for pid, local_rank in list(self._throttled.items()):
+            if not self._ready(local_rank):
+                del self._throttled[pid]
+                with suppress(LaunchError):  # the throttle has died, so nobody is throttled any more
+                    self._throttle[0].release(pid)
+
     def _bury(self, wait_s: float) -> None:
         """Wait for an end, note it, and forget the process."""
         for pid in _wait(self._alive, wait_s, self._over):
             self._ended_s[pid] = time.time()
             self._alive.pop(pid).close()
             self._unthrottled.pop(pid, None)
+            self._throttled.pop(pid, None)
 
 
 def _wait(processes: dict[int, Process], wait_s: float, over: threading.Event) -> list[int]:

@@ -1,0 +1,70 @@
+"""How far apart the slow loop's gathers are."""
+
+import random
+
+import pytest
+
+from uneven.engine.reports import Report, Spacing
+
+ITERATION_S = 0.1
+SAMPLES = (60, 40, 20)
+
+
+def report(iterations: int, samples: int, control_s: float, cost_s: float) -> Report:
+    return Report(
+        iteration=0, iterations=iterations, samples=iterations * samples, local_s=iterations * ITERATION_S,
+        exchange_s=0.0, transfer_s=0.0, control_s=control_s, cost_s=cost_s, cpu=0.0, memory=0.0, split=0.0,
+    )  # fmt: skip
+
+
+def spent(spacing: Spacing, cost_s: float, measuring_s: float, iterations: int, seed: int = 1) -> tuple[float, int]:
+    """Share of the time spent, after a start that does not count, when costs vary as they do on a shared machine."""
+    rng = random.Random(seed)
+    done = gathers = 0
+    counted_s = 0.0
+    window, costs = 1, [cost_s] * len(SAMPLES)
+    while done < iterations:
+        measured = [window * measuring_s * rng.expovariate(1.0) for _ in SAMPLES]
+        rows = tuple(
+            report(window, SAMPLES[rank], measured[rank] + costs[rank], costs[rank]) for rank in range(len(SAMPLES))
+        )
+        if gathers > 5:
+            counted_s += sum(row.samples * row.control_s / row.iterations for row in rows) / sum(SAMPLES)
+            done += window
+        window = spacing.gap(rows, quiet=False)
+        # Most costs are alike; now and then the process is stopped in the middle of one.
+        costs = [cost_s * (20.0 if rng.random() < 0.1 else rng.uniform(0.5, 1.5)) for _ in SAMPLES]
+        gathers += 1
+    return counted_s / (done * ITERATION_S), gathers
+
+
+@pytest.mark.parametrize("cost_s", [1e-4, 1e-3, 5e-3])
+@pytest.mark.parametrize("measuring_s", [1e-5, 2e-4])
+def test_the_budget_is_met_over_time(cost_s: float, measuring_s: float) -> None:
+    share, gathers = spent(Spacing(3, 0.005), cost_s, measuring_s, iterations=20_000)
+    assert share <= 0.005 * 0.75
+    assert gathers > 30  # it does not stay within the budget by falling silent
+
+
+def test_a_burst_is_paid_back_and_then_forgotten() -> None:
+    spacing = Spacing(3, 0.005)
+
+    def gap(window: int, control_s: float) -> int:
+        return spacing.gap(tuple(report(window, samples, control_s, 1e-3) for samples in SAMPLES), quiet=False)
+
+    gaps = [1]
+    for _ in range(20):
+        gaps.append(gap(gaps[-1], 1e-3))
+    assert gaps[-1] == 3  # 1 ms of 3 * 100 ms
+    after = [gap(gaps[-1], 50e-3)]
+    assert after[0] == 15  # 1 ms, and the most that can be owed
+    for _ in range(5):
+        after.append(gap(after[-1], 1e-3))
+    assert after[-1] == 3
+
+
+def test_the_start_does_not_mind_the_budget() -> None:
+    spacing = Spacing(3, 0.005)
+    dear = tuple(report(1, samples, 0.1, 0.1) for samples in SAMPLES)
+    assert [spacing.gap(dear, quiet=False) for _ in range(4)] == [1, 1, 1, 1]
+    assert spacing.gap(dear, quiet=False) > 1
