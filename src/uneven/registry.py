@@ -109,3 +109,9 @@ def _scalar(text: str) -> Scalar:
         except ValueError:
             continue
     return text
+
+
+def describe(plugin: object) -> str:
+    """An object in words, for messages, the journal and the comparison of the ranks."""
+    text = repr(plugin)
+    return type(plugin).__name__ if " at 0x" in text else text

@@ -17,6 +17,7 @@ from torch import nn
 
 from uneven.balance import Balancer
 from uneven.config import RunConfig
+from uneven.control import Decider
 from uneven.core.records import SplitRecord, StepRecord
 from uneven.core.views import Limits, SyncView
 from uneven.data.loader import BalancedLoader
@@ -106,13 +107,17 @@ class FastLoop:
             upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
         )
         limits.check(loader.batch_size)
-        self._slow = SlowLoop(
-            self._connection.transport,
+        decider = Decider(
             balancer,
+            self._members,
             limits,
             global_batch=loader.batch_size,
             lookahead=max(one["_lookahead"] for one in said),
             budget=self._config.budget,
+        )
+        self._slow = SlowLoop(
+            self._connection.transport,
+            decider,
             on_split=self._split,
             on_complaint=self._complain,
         )

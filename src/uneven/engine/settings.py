@@ -7,6 +7,7 @@ from typing import Any
 
 from uneven import rundir
 from uneven.config import Conflict, RunConfig, merge
+from uneven.registry import describe
 from uneven.world import World
 
 
@@ -29,9 +30,3 @@ def decide_settings(world: World, given: dict[str, Any]) -> Settings:
     code = {key: describe(value) if key in objects else value for key, value in given.items()}
     config, conflicts = merge({"Session(...)": code, **rundir.load_layers(world.run_directory)})
     return Settings(config, conflicts, objects)
-
-
-def describe(plugin: object) -> str:
-    """An object in words, for messages, the journal and the comparison of the ranks."""
-    text = repr(plugin)
-    return type(plugin).__name__ if " at 0x" in text else text

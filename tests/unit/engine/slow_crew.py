@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from uneven.balance import Balancer, balancers
+from uneven.control import Decider
 from uneven.core.records import SplitRecord
 from uneven.core.views import Limits
 from uneven.engine.slow import Load, SlowLoop
@@ -53,11 +54,14 @@ class Crew:
         self.loops = [
             SlowLoop(
                 Lying(hub, rank, lies[rank]) if rank in lies else hub.endpoint(rank),
-                balancers.resolve(balance) if isinstance(balance, str) else balance(rank),
-                Limits(lower=(1,) * self.n, upper=(X,) * self.n),
-                global_batch=X,
-                lookahead=lookahead,
-                budget=budget,
+                Decider(
+                    balancers.resolve(balance) if isinstance(balance, str) else balance(rank),
+                    tuple(range(self.n)),
+                    Limits(lower=(1,) * self.n, upper=(X,) * self.n),
+                    global_batch=X,
+                    lookahead=lookahead,
+                    budget=budget,
+                ),
                 on_split=self.splits[rank].append,
                 on_complaint=lambda *told, rank=rank: self.complaints[rank].append(told),
             )

@@ -11,10 +11,10 @@ import pytest
 from slow_crew import Crew, X
 
 from uneven.balance import Balancer
+from uneven.control.reports import Report
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
-from uneven.engine.reports import Report
 from uneven.engine.slow import Load
 from uneven.errors import ConflictError, PeerError
 

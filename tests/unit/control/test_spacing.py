@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from uneven.engine.reports import Report, Spacing
+from uneven.control.reports import Report, Spacing
 
 ITERATION_S = 0.1
 SAMPLES = (60, 40, 20)

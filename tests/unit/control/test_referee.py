@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from uneven.core.reports import Complaint, Referee
+from uneven.control.referee import Complaint, Referee
 from uneven.core.views import Observation
 
 MEMBERS = (0, 1, 2, 3)
