@@ -67,7 +67,12 @@ class Elastic:
 
 @dataclass(frozen=True, slots=True)
 class BlockMomentum:
-    """Treat the mean movement of a block as a gradient: Δ = μ Δ + η G, x̃ += Δ."""
+    """Treat the mean movement of a block as a gradient: Δ = μ Δ + η G, x̃ += Δ; the next block starts at x̃.
+
+    G is the mean, weighted by samples, of the replicas less the point where the block started. With ``nesterov``
+    the next block starts at x̃ + μ Δ instead. The starting points are then those of SGD with momentum μ, rate η and
+    gradient −G as torch defines it, Nesterov or not. Δ starts at zero.
+    """
 
     momentum: float
     learning_rate: float = 1.0
