@@ -82,7 +82,10 @@ class GradientCarrier:
     _parameters: list[nn.Parameter] = field(default_factory=list)
     _statistics: BatchStatistics | None = None
     _flights: list[_Flight] = field(default_factory=list)
+    _group: Any = None
+    _weight_on_device: tuple[float, torch.Tensor] | None = None
     _nonfinite: torch.Tensor | None = None
+    _flag: Any = None  # the same memory as _nonfinite where the host can read it, without going through torch
     _synchronise: bool = True
     _exchanging: bool = True
     _handles: list[RemovableHandle] = field(default_factory=list)
@@ -108,7 +111,9 @@ class GradientCarrier:
             dist.broadcast(buffer, src=0)
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
         self._statistics = BatchStatistics.of(model)
-        self._nonfinite = torch.zeros((), device=self._parameters[0].device)
+        self._nonfinite = torch.zeros(1, device=self._parameters[0].device)
+        self._flag = self._nonfinite.numpy() if self._nonfinite.device.type == "cpu" else None
+        self._group = dist.group.WORLD
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ModelHook(self._after_forward)),
@@ -215,11 +220,10 @@ class GradientCarrier:
 
     def _reduce(self, gradients: torch.Tensor) -> dist.Work:
         try:
-            work = dist.all_reduce(gradients, async_op=True)
+            # The group's own method: dist.all_reduce around it takes as long again, and this runs for every bucket.
+            return self._group.allreduce([gradients])
         except RuntimeError as error:
             raise self._failure(error) from error
-        assert work is not None
-        return work
 
     def _scale(self, gradients: torch.Tensor) -> None:
         if self.weight == 0.0:
@@ -227,13 +231,18 @@ class GradientCarrier:
         elif gradients.dtype == torch.float32:
             # One pass that scales and looks for NaN and infinity, without waiting for the device.
             assert self._nonfinite is not None
-            scale = torch.tensor(self.weight, device=gradients.device)
-            torch._amp_foreach_non_finite_check_and_unscale_([gradients], self._nonfinite, scale)
+            torch._amp_foreach_non_finite_check_and_unscale_([gradients], self._nonfinite, self._scale_by(gradients))
         else:
             gradients.mul_(self.weight)
             # The sum of finite float16 gradients may leave their range, so it is taken in a wider one.
             wide = torch.float64 if gradients.dtype == torch.float64 else torch.float32
             self._nonfinite += ~torch.isfinite(gradients.sum(dtype=wide))  # type: ignore[operator]
+
+    def _scale_by(self, gradients: torch.Tensor) -> torch.Tensor:
+        """The weight as a tensor on the gradients' device; it is the same for many iterations."""
+        if self._weight_on_device is None or self._weight_on_device[0] != self.weight:
+            self._weight_on_device = self.weight, torch.tensor(self.weight, device=gradients.device)
+        return self._weight_on_device[1]
 
     def _land(self) -> None:
         flights, self._flights = self._flights, []
@@ -253,14 +262,13 @@ class GradientCarrier:
         self._report_nonfinite()
 
     def _report_nonfinite(self) -> None:
-        assert self._nonfinite is not None
-        if self._nonfinite.device.type == "cpu" and self._nonfinite.item():
-            self._nonfinite.zero_()
+        if self._flag is not None and self._flag[0]:
+            self._flag[0] = 0.0
             self.on_nonfinite()
 
     def poll_nonfinite(self) -> None:
         """On an accelerator, look at the flag now; it makes the host wait, so do it rarely."""
-        if self._nonfinite is not None and self._nonfinite.device.type != "cpu" and self._nonfinite.item():
+        if self._nonfinite is not None and self._flag is None and self._nonfinite.item():
             self._nonfinite.zero_()
             self.on_nonfinite()
 
