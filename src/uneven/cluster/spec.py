@@ -7,100 +7,22 @@ The same object is emulated with real processes (:mod:`uneven.emulate`), simulat
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from itertools import pairwise
 
+from uneven.cluster.checks import not_negative, once, positive
+from uneven.cluster.curves import Measured as Measured
+from uneven.cluster.curves import Saturating as Saturating
+from uneven.cluster.curves import check_cost
+from uneven.cluster.trace import Trace as Trace
+from uneven.cluster.trace import steady as steady
 from uneven.core.cost import Affine, Cost
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, UnknownNameError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A quantity over time: one value for each step of time, from the start again when it is over.
-
-    Attributes:
-        values: at least one.
-        step_s: seconds that each value lasts, as recorded; infinite for what never changes.
-        speedup: how many times faster than recorded it is replayed.
-        source: where it comes from, for messages and reports.
-    """
-
-    values: tuple[float, ...]
-    step_s: float = math.inf
-    speedup: float = 1.0
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.values or not all(math.isfinite(value) and value >= 0 for value in self.values):
-            raise ConfigError(f"trace {self.source or self.values}: it needs values, none of them negative or infinite")
-        if not (self.step_s > 0 and self.speedup > 0):
-            raise ConfigError(
-                f"trace {self.source or self.values}: step_s = {self.step_s} and speedup = {self.speedup}: "
-                f"both must be positive"
-            )
-
-    @property
-    def constant(self) -> bool:
-        """Whether it never changes."""
-        return math.isinf(self.step_s) or len(set(self.values)) == 1
-
-    def at(self, time_s: float) -> float:
-        """The value at a time, in seconds from the start."""
-        if self.constant:
-            return self.values[0]
-        return self.values[int(time_s * self.speedup / self.step_s) % len(self.values)]
-
-    def next_change_s(self, time_s: float) -> float:
-        """The first time after ``time_s`` at which another step begins; infinite for a constant."""
-        if self.constant:
-            return math.inf
-        lasts_s = self.step_s / self.speedup
-        steps = math.floor(time_s / lasts_s) + 1
-        return steps * lasts_s if steps * lasts_s > time_s else (steps + 1) * lasts_s
-
-
-def steady(value: float) -> Trace:
-    """What never changes."""
-    return Trace(values=(value,))
-
-
-@dataclass(frozen=True, slots=True)
-class Saturating:
-    """Γ(x) = max(floor, overhead + x · per_sample): below saturation a smaller batch gains nothing.
-
-    The curve of LB-BSP's 2018 poster (specification §1.1, §1.8); its fitted form there is ours.
-    """
-
-    floor_s: float
-    overhead_s: float
-    per_sample_s: float
-
-    def seconds(self, samples: int) -> float:
-        """Local time for a batch of ``samples``."""
-        return max(self.floor_s, self.overhead_s + self.per_sample_s * samples)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Γ through measured points, straight between them and on from the last two; flat before the first.
-
-    Attributes:
-        samples: batch sizes, ascending, at least two.
-        seconds_each: local time at each of them, not descending.
-    """
-
-    samples: tuple[int, ...]
-    seconds_each: tuple[float, ...]
-
-    def seconds(self, samples: int) -> float:
-        """Local time for a batch of ``samples``."""
-        if samples <= self.samples[0]:
-            return self.seconds_each[0]
-        right = min(bisect_right(self.samples, samples), len(self.samples) - 1)
-        x0, x1 = self.samples[right - 1], self.samples[right]
-        y0, y1 = self.seconds_each[right - 1], self.seconds_each[right]
-        return y0 + (y1 - y0) * (samples - x0) / (x1 - x0)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +30,11 @@ class Node:
     """A machine with one worker on it.
 
     Attributes:
+        name: letters, digits, ``.``, ``_`` and ``-``.
         cores: processor capacity that the worker has while nothing else runs; 0.6 is a share of one core.
         share: part of ``cores`` that is there, over time, 0 … 1.
-        load: competing processes that are always busy, over time; they take their fair part of ``cores``.
+        load: competing processes that are always busy, over time; they take their fair part of ``cores``. A fraction
+            is a process that is busy for that part of the time.
         memory_bytes: limit; None is no limit.
         up_bit_per_s, down_bit_per_s: of its link, over time; None is not limited.
         latency_s: one way, between this node and the switch that it hangs on.
@@ -119,6 +43,9 @@ class Node:
             workload's core-seconds.
         jitter: relative standard deviation of single compute times, log-normal, for the simulator.
         memory_samples: largest batch that fits its device; None is no limit.
+
+    Raises:
+        ConfigError: a value out of its range, naming node and attribute.
     """
 
     name: str
@@ -134,17 +61,39 @@ class Node:
     jitter: float = 0.0
     memory_samples: int | None = None
 
-    def available(self, time_s: float) -> float:
-        """Part of this node's full speed that one worker gets at a time, 0 … 1.
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"node {self.name!r}: a name has letters, digits, '.', '_' and '-', as in 'gpu-0'")
+        where = f"node {self.name!r}"
+        positive(where, "cores", self.cores)
+        not_negative(where, "latency_s", self.latency_s)
+        not_negative(where, "jitter", self.jitter)
+        for key in ("memory_bytes", "memory_samples", "up_bit_per_s", "down_bit_per_s", "share"):
+            value = getattr(self, key)
+            if value is not None:
+                positive(where, key, max(value.values) if isinstance(value, Trace) else value)
+        if max(self.share.values) > 1:
+            raise ConfigError(
+                f"{where}: share reaches {max(self.share.values)!r}: it is a part of cores and at most 1; "
+                f"for a larger machine raise cores"
+            )
+        if self.cost is not None:
+            check_cost(self.cost)
 
-        Of the capacity that is there, every busy process has the same part, and none can use more than a core
-        of it (the worker is taken to compute in one thread unless it has several cores to itself).
+    @property
+    def threads(self) -> int:
+        """In how many threads its worker is taken to compute: as many as it has cores, rounded up."""
+        return math.ceil(self.cores)
+
+    def available(self, time_s: float) -> float:
+        """Part of this node's full speed that its worker gets at a time, 0 … 1.
+
+        The scheduler gives every busy thread of the node the same part of the capacity that is there. The worker has
+        ``threads`` of them and each process of the load has one.
         """
-        capacity = self.cores * self.share.at(time_s)
         rivals = self.load.at(time_s)
-        if rivals <= 0:
-            return capacity / self.cores
-        return min(capacity / (1 + rivals), max(1.0, self.cores - rivals)) / self.cores
+        share = self.share.at(time_s)
+        return share * self.threads / (self.threads + rivals) if rivals else share
 
     def next_change_s(self, time_s: float) -> float:
         """When :meth:`available` may change next."""
@@ -158,7 +107,10 @@ class Do(Enum):
     CUT_LINK = "cut_link"  # its bandwidth, both ways, is multiplied by ``factor`` or becomes ``bit_per_s``
     KILL = "kill"  # its worker dies without a word
     LEAVE = "leave"  # its worker goes, and says so
-    JOIN = "join"  # a worker starts there; before its first join a node that has one is not a member
+    JOIN = "join"  # a worker starts there; a node whose first such event is a join is not a member before it
+
+
+_COMINGS_AND_GOINGS = frozenset({Do.KILL, Do.LEAVE, Do.JOIN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +118,13 @@ class Event:
     """Something that happens to one node, at a time or when an iteration starts.
 
     Attributes:
+        at_s, at_iteration: one of them.
+        factor: for ``slow`` and ``cut_link``: what is left, above 0 and at most 1.
+        bit_per_s: for ``cut_link``: what is left, instead of a factor.
         for_s: how long a slow-down or a cut lasts; infinite is for good.
+
+    Raises:
+        ConfigError: values that do not go together.
     """
 
     do: Do
@@ -177,6 +135,30 @@ class Event:
     bit_per_s: float | None = None
     for_s: float = math.inf
 
+    def __post_init__(self) -> None:
+        where = f"event {self.do.value!r} of node {self.node!r}"
+        if (self.at_s is None) == (self.at_iteration is None):
+            what = "neither at_s nor at_iteration" if self.at_s is None else "both at_s and at_iteration"
+            raise ConfigError(f"{where} has {what}: say one, as at_s = 30 or at_iteration = 150")
+        not_negative(where, "at_s", self.at_s or 0.0)
+        not_negative(where, "at_iteration", self.at_iteration or 0)
+        given = {key for key in ("factor", "bit_per_s") if getattr(self, key) is not None}
+        if math.isfinite(self.for_s):
+            given.add("for_s")
+        fits = {Do.SLOW: {"factor", "for_s"}, Do.CUT_LINK: {"factor", "bit_per_s", "for_s"}}.get(self.do, set())
+        if given - fits:
+            raise ConfigError(f"{where}: {', '.join(sorted(given - fits))} does not go with it: leave it out")
+        if fits and len(given - {"for_s"}) != 1:
+            raise ConfigError(
+                f"{where} needs {' or '.join(sorted(fits - {'for_s'}))}: how much is left, as factor = 0.5"
+            )
+        if self.factor is not None and not 0 < self.factor <= 1:
+            raise ConfigError(f"{where}: factor = {self.factor!r}: it is what is left, above 0 and at most 1")
+        if self.bit_per_s is not None:
+            positive(where, "bit_per_s", self.bit_per_s)
+        if not self.for_s > 0:
+            raise ConfigError(f"{where}: for_s = {self.for_s!r}: it must be positive seconds; leave it out for good")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteLink:
@@ -185,6 +167,13 @@ class SiteLink:
     between: tuple[str, str]
     bit_per_s: Trace
     latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        where = f"link between {self.between[0]!r} and {self.between[1]!r}"
+        if self.between[0] == self.between[1]:
+            raise ConfigError(f"{where}: it must join two different sites; inside a site the nodes' own links count")
+        positive(where, "bit_per_s", max(self.bit_per_s.values))
+        not_negative(where, "latency_s", self.latency_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +198,15 @@ class Workload:
     hidden: float = 0.5
     epoch_samples: int = 50_000
 
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not isinstance(value, (int, float)):
+                continue
+            not_negative("workload", one.name, value)
+        for key in ("global_batch", "epoch_samples"):
+            positive("workload", key, getattr(self, key))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
@@ -216,6 +214,10 @@ class ClusterSpec:
 
     Attributes:
         assumptions: what in it is not known but taken to be so, in sentences, with where it comes from.
+
+    Raises:
+        ConfigError: parts that do not fit together.
+        UnknownNameError: an event or a link names what does not exist.
     """
 
     name: str
@@ -226,8 +228,67 @@ class ClusterSpec:
     workload: Workload = field(default_factory=Workload)
     assumptions: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ConfigError(f"cluster {self.name!r} has no nodes: give at least one")
+        once("node", (node.name for node in self.nodes))
+        self._check_links()
+        self._check_events()
+        if not self.initial_members:
+            raise ConfigError(f"cluster {self.name!r}: every node joins later, so nobody is there at the start")
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites of the nodes, each once, in the order of the nodes."""
+        return tuple(dict.fromkeys(node.site for node in self.nodes))
+
+    @property
+    def initial_members(self) -> tuple[str, ...]:
+        """Names of the nodes that are there at the start: all but those whose comings and goings begin with a join."""
+        first: dict[str, Do] = {}
+        for event in self.events:
+            if event.do in _COMINGS_AND_GOINGS:
+                first.setdefault(event.node, event.do)
+        return tuple(node.name for node in self.nodes if first.get(node.name) is not Do.JOIN)
+
     def cost(self, node: Node) -> Cost:
         """Γ(x) of a node with all of its cores."""
         if node.cost is not None:
             return node.cost
         return Affine(self.workload.overhead_core_s / node.cores, self.workload.per_sample_core_s / node.cores)
+
+    def _check_links(self) -> None:
+        for link in self.links:
+            for site in link.between:
+                if site not in self.sites:
+                    raise UnknownNameError("site in a link:", site, self.sites)
+        once("link", (" and ".join(sorted(link.between)) for link in self.links))
+
+    def _check_events(self) -> None:
+        nodes = {node.name: node for node in self.nodes}
+        changes: dict[str, list[Event]] = {}
+        for event in self.events:
+            if event.node not in nodes:
+                raise UnknownNameError(f"node in event {event.do.value!r}:", event.node, nodes)
+            node = nodes[event.node]
+            if event.do is Do.CUT_LINK and event.factor and node.up_bit_per_s is None and node.down_bit_per_s is None:
+                raise ConfigError(
+                    f"event 'cut_link' of node {node.name!r}: factor = {event.factor} of a link without a limit; "
+                    f"give bit_per_s instead, or give the node up_bit_per_s and down_bit_per_s"
+                )
+            if event.do in _COMINGS_AND_GOINGS:
+                changes.setdefault(event.node, []).append(event)
+        for name, its in changes.items():
+            for problem in _disorder(its):
+                raise ConfigError(f"events of node {name!r}: {problem}")
+
+
+def _disorder(events: list[Event]) -> Iterator[str]:
+    """What is wrong with the comings and goings of one node; they are listed as they happen."""
+    for before, after in pairwise(events):
+        if (before.do is Do.JOIN) == (after.do is Do.JOIN):
+            yield f"{after.do.value!r} follows {before.do.value!r}: a node joins and goes by turns"
+    for key in ("at_s", "at_iteration"):
+        times = [time for event in events if (time := getattr(event, key)) is not None]
+        if any(left >= right for left, right in pairwise(times)):
+            yield f"{key} is {times}: list its join, leave and kill in the order in which they happen"

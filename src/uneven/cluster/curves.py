@@ -1,0 +1,95 @@
+"""Cost curves Γ(x) of devices that are not straight lines. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+
+from uneven.core.cost import Affine, Cost
+from uneven.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Saturating:
+    """Γ(x) = max(floor, overhead + x · per_sample): below saturation a smaller batch gains nothing.
+
+    The curve of LB-BSP's 2018 poster (specification §1.1, §1.8); its fitted form there is ours.
+
+    Raises:
+        ConfigError: a parameter that is negative or not finite.
+    """
+
+    floor_s: float
+    overhead_s: float
+    per_sample_s: float
+
+    def __post_init__(self) -> None:
+        _check_parameters("saturating", self.floor_s, self.overhead_s, self.per_sample_s)
+
+    def seconds(self, samples: int) -> float:
+        """Local time for a batch of ``samples``."""
+        return max(self.floor_s, self.overhead_s + self.per_sample_s * samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Γ through measured points, straight between them and on from the last two; flat before the first.
+
+    Attributes:
+        samples: batch sizes, ascending, at least two.
+        seconds_each: local time at each of them, not descending.
+
+    Raises:
+        ConfigError: points that make no curve, or a curve that falls.
+    """
+
+    samples: tuple[int, ...]
+    seconds_each: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.samples) != len(self.seconds_each) or len(self.samples) < 2:
+            raise ConfigError(
+                f"a measured cost has {len(self.samples)} batch sizes and {len(self.seconds_each)} times: "
+                f"give at least two points of both"
+            )
+        if self.samples[0] < 0 or any(left >= right for left, right in pairwise(self.samples)):
+            raise ConfigError(f"a measured cost has the batch sizes {list(self.samples)}: they must ascend from 0 or 1")
+        if not all(math.isfinite(one) and one > 0 for one in self.seconds_each):
+            raise ConfigError(f"a measured cost has the times {list(self.seconds_each)}: each must be positive seconds")
+        points = list(zip(self.samples, self.seconds_each, strict=True))
+        for (x0, y0), (x1, y1) in pairwise(points):
+            if y1 < y0:
+                raise ConfigError(
+                    f"a measured cost falls from {y0} s for {x0} samples to {y1} s for {x1}: a larger batch cannot "
+                    f"take less time; take medians of several runs, or leave the point out"
+                )
+
+    def seconds(self, samples: int) -> float:
+        """Local time for a batch of ``samples``."""
+        if samples <= self.samples[0]:
+            return self.seconds_each[0]
+        right = min(bisect_right(self.samples, samples), len(self.samples) - 1)
+        x0, x1 = self.samples[right - 1], self.samples[right]
+        y0, y1 = self.seconds_each[right - 1], self.seconds_each[right]
+        return y0 + (y1 - y0) * (samples - x0) / (x1 - x0)
+
+
+def check_cost(cost: Cost) -> None:
+    """Refuse a curve that the simulator cannot use.
+
+    Raises:
+        ConfigError: a negative parameter, or a batch that takes no time.
+    """
+    if isinstance(cost, Affine):
+        _check_parameters("affine", 0.0, cost.overhead_s, cost.per_sample_s)
+    if not cost.seconds(1) > 0:
+        raise ConfigError(f"{cost}: a batch of one sample takes no time; per_sample_s must be positive")
+
+
+def _check_parameters(kind: str, floor_s: float, overhead_s: float, per_sample_s: float) -> None:
+    named = {"floor_s": floor_s, "overhead_s": overhead_s, "per_sample_s": per_sample_s}
+    for key, value in named.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{kind} cost: {key} = {value!r}: it must be zero or more seconds")

@@ -1,0 +1,153 @@
+"""A cluster description as TOML, in and out. Pure: :mod:`uneven.cluster.files` reads the files.
+
+The keys of a table are the attributes of the class in :mod:`uneven.cluster.spec` that it becomes; the how-to
+"Describe a cluster" lists them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from uneven.cluster.quantities import ReadTrace, cost, trace
+from uneven.cluster.spec import ClusterSpec, Do, Event, Node, SiteLink, Workload
+from uneven.cluster.tables import Table, integer, items, known, located, number, required, table, text
+from uneven.cluster.write import to_toml as to_toml
+from uneven.errors import ConfigError, UnknownNameError
+
+_TOP = ("name", "about", "assumptions", "workload", "defaults", "nodes", "events", "links")
+
+_Part = TypeVar("_Part", Node, Event, SiteLink, Workload)
+
+
+def from_toml(text: str, source: str, read_trace: ReadTrace) -> ClusterSpec:
+    """The cluster that a TOML document describes.
+
+    Args:
+        text: the document.
+        source: its name, for messages.
+        read_trace: reads the recorded series that it names.
+
+    Raises:
+        ConfigError: a mistake, with source, table, key and value; for what is no TOML, the line.
+        UnknownNameError: a key or a name that does not exist, with the nearest one that does.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}") from error
+    with located(source):
+        return from_table(document, read_trace)
+
+
+def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
+    """The cluster in a plain mapping, as :func:`from_toml` but without the source in messages."""
+    known(document, _TOP)
+    reader = _Reader(read_trace)
+    with located("name"):
+        name = text(required(document, "name"))
+    with located("about"):
+        about = text(document.get("about", ""))
+    with located("assumptions"):
+        assumptions = items(document.get("assumptions", []), text)
+    return ClusterSpec(
+        name=name,
+        about=about,
+        assumptions=assumptions,
+        workload=reader.part(Workload, _table(document, "workload"), "[workload]"),
+        nodes=tuple(_nodes(document, read_trace)),
+        events=tuple(reader.part(Event, one, where) for one, where in _tables(document, "events")),
+        links=tuple(reader.part(SiteLink, one, where) for one, where in _tables(document, "links")),
+    )
+
+
+def _table(document: Table, key: str) -> Table:
+    with located(key):
+        return table(document.get(key, {}))
+
+
+def _tables(document: Table, key: str) -> Iterator[tuple[Table, str]]:
+    """The tables of an array of tables, each with its place for messages."""
+    value = document.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ConfigError(f"{key} must be tables, each under a line [[{key}]] in two pairs of brackets")
+    for place, one in enumerate(value, start=1):
+        yield one, f"[[{key}]] number {place}"
+
+
+def _nodes(document: Table, read_trace: ReadTrace) -> Iterator[Node]:
+    defaults = _table(document, "defaults")
+    with located("[defaults]"):
+        known(defaults, [key for key in _keys(Node) if key != "name"])
+    for own, place in _tables(document, "nodes"):
+        where = f"[[nodes]] {own['name']!r}" if isinstance(own.get("name"), str) else place
+        with located(where):
+            known(own, [*_keys(Node), "count"])
+            name = text(required(own, "name"))
+            count = integer(own.get("count", 1))
+            if count < 1:
+                raise ConfigError(f"count = {count}: it must be 1 or more")
+        values = {**defaults, **{key: value for key, value in own.items() if key != "count"}}
+        for copy in range(count):
+            values["name"] = f"{name}{copy}" if "count" in own else name
+            yield _Reader(read_trace, copy, count).part(Node, values, where, inherited=defaults.keys() - own)
+
+
+class _Reader:
+    """Makes parts of a description from tables, after the declared types of their attributes.
+
+    Args:
+        read_trace: reads recorded series.
+        copy, copies: which of how many nodes of one table it works for.
+    """
+
+    def __init__(self, read_trace: ReadTrace, copy: int = 0, copies: int = 1) -> None:
+        self._read_trace = read_trace
+        self._copy, self._copies = copy, copies
+
+    def part(self, kind: type[_Part], values: Table, where: str, inherited: Collection[str] = ()) -> _Part:
+        """An object of ``kind``; the ``inherited`` keys stand in the table of defaults."""
+        with located(where):
+            known(values, _keys(kind))
+        made = {}
+        for key, value in values.items():
+            with located(f"{'[defaults]' if key in inherited else where} {key}"):
+                made[key] = self._convert(_keys(kind)[key], value)
+        with located(where):
+            for one in fields(kind):
+                if one.init and one.default is MISSING and one.default_factory is MISSING:
+                    required(made, one.name)
+            return kind(**made)
+
+    def _convert(self, declared: str, value: Any) -> Any:
+        if declared.startswith("Trace"):
+            return trace(value, self._read_trace, self._copy, self._copies)
+        return _CONVERT[declared.removesuffix(" | None")](value)
+
+
+def _do(value: Any) -> Do:
+    name = text(value)
+    names = {one.value: one for one in Do}
+    if name not in names:
+        raise UnknownNameError("event", name, names)
+    return names[name]
+
+
+def _pair(value: Any) -> tuple[str, str]:
+    pair = items(value, text)
+    if len(pair) != 2:
+        raise ConfigError(f'{value!r} names {len(pair)} sites; it must name two, as ["eu", "us"]')
+    return pair[0], pair[1]
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "float": number, "int": integer, "str": text, "Cost": cost, "Do": _do, "tuple[str, str]": _pair,
+}  # fmt: skip
+"""How a TOML value becomes an attribute of the declared type."""
+
+
+def _keys(kind: type) -> dict[str, str]:
+    """The keys of a table: attribute → declared type."""
+    return {one.name: str(one.type) for one in fields(kind) if one.init}

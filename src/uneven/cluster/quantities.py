@@ -1,0 +1,136 @@
+"""What stands for a quantity or a cost in TOML, as traces and curves. Pure; trace files are read by the caller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uneven.cluster.curves import Measured, Saturating
+from uneven.cluster.tables import integer, items, known, located, number, required, table, text
+from uneven.cluster.trace import Trace, steady
+from uneven.core.cost import Affine, Cost
+from uneven.errors import ConfigError, UnknownNameError
+
+_INLINE = ("values", "step_s", "speedup", "rotate", "source")
+_RECORDED = ("file", "key", "row", "rows", "column", "step_s", "speedup", "scale", "offset", "least", "most", "rotate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One recorded series in a file.
+
+    Attributes:
+        file: path of a ``.npy``, ``.npz`` or ``.csv`` file, as the description names it.
+        key: of the array, in a ``.npz`` file with several.
+        row: of a two-dimensional array.
+        column: number of a column of an array; name or number of a column of a CSV file.
+    """
+
+    file: str
+    key: str | None = None
+    row: int | None = None
+    column: int | str | None = None
+
+    def __str__(self) -> str:
+        parts = {"key": self.key, "row": self.row, "column": self.column}
+        return ", ".join([self.file, *(f"{name} {value}" for name, value in parts.items() if value is not None)])
+
+
+ReadTrace = Callable[[Recorded], tuple[float, ...]]
+"""Reads a recorded series, or raises ConfigError."""
+
+
+def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
+    """A number, or a table with ``values`` or ``file``.
+
+    Args:
+        value: what stands in the TOML document.
+        read: reads recorded series.
+        copy, copies: which of how many nodes of one table it is for.
+
+    Raises:
+        ConfigError: it stands for no quantity.
+    """
+    if not isinstance(value, dict):
+        return steady(number(value))
+    if ("values" in value) == ("file" in value):
+        raise ConfigError('a quantity over time is a table with either values = [...] or file = "..."')
+    if "values" in value:
+        known(value, _INLINE)
+        values = items(value["values"], number)
+        source = text(value.get("source", ""))
+    else:
+        known(value, _RECORDED)
+        series = _series(value, copy, copies)
+        values = _rescaled(value, read(series))
+        source = str(series)
+    if len(values) > 1 and "step_s" not in value:
+        raise ConfigError(f"there are {len(values)} values but no step_s: say how many seconds each lasts")
+    timing = {key: number(value[key]) for key in ("step_s", "speedup") if key in value}
+    turn = integer(value.get("rotate", 0)) * copy % max(len(values), 1)
+    return Trace(values=values[turn:] + values[:turn], source=source, **timing)
+
+
+def _series(value: Mapping[str, Any], copy: int, copies: int) -> Recorded:
+    column = value.get("column")
+    if "row" in value and "rows" in value:
+        raise ConfigError("give either row or rows")
+    row = integer(value["row"]) if "row" in value else None
+    if "rows" in value:
+        rows = items(value["rows"], integer)
+        if len(rows) != copies:
+            raise ConfigError(f"rows has {len(rows)} entries for {copies} node(s): give one for each of count")
+        row = rows[copy]
+    return Recorded(
+        file=text(value["file"]),
+        key=text(value["key"]) if "key" in value else None,
+        row=row,
+        column=column if column is None or isinstance(column, str) else integer(column),
+    )
+
+
+def _rescaled(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[float, ...]:
+    scale, offset = number(value.get("scale", 1.0)), number(value.get("offset", 0.0))
+    least, most = number(value.get("least", 0.0)), number(value.get("most", math.inf))
+    if least > most:
+        raise ConfigError(f"least = {least} is above most = {most}")
+    return tuple(min(max(offset + scale * one, least), most) for one in recorded)
+
+
+_COSTS: dict[str, tuple[Callable[..., Cost], tuple[str, ...]]] = {
+    "affine": (Affine, ("overhead_s", "per_sample_s")),
+    "saturating": (Saturating, ("floor_s", "overhead_s", "per_sample_s")),
+}
+
+
+def cost(value: Any) -> Cost:
+    """A table with a ``kind``: affine, saturating or measured.
+
+    Raises:
+        ConfigError: it stands for no cost curve.
+    """
+    given = dict(table(value))
+    kind = text(required(given, "kind"))
+    del given["kind"]
+    if kind == "measured":
+        known(given, ["points"])
+        points = items(required(given, "points"), _point)
+        return Measured(tuple(x for x, _ in points), tuple(y for _, y in points))
+    if kind not in _COSTS:
+        raise UnknownNameError("kind of cost", kind, [*_COSTS, "measured"])
+    make, keys = _COSTS[kind]
+    known(given, keys)
+    parameters = {}
+    for key in keys:
+        with located(key):
+            parameters[key] = number(required(given, key))
+    return make(**parameters)
+
+
+def _point(value: Any) -> tuple[int, float]:
+    pair = items(value)
+    if len(pair) != 2:
+        raise ConfigError(f"{value!r} is not a point: write [samples, seconds], as [32, 0.02]")
+    return integer(pair[0]), number(pair[1])

@@ -1,0 +1,92 @@
+"""A cluster description as TOML text. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from typing import Any
+
+from uneven.cluster.curves import Measured, Saturating
+from uneven.cluster.spec import ClusterSpec, Event, Node, SiteLink, Workload
+from uneven.cluster.trace import Trace, steady
+from uneven.core.cost import Affine
+from uneven.errors import ConfigError
+
+
+def to_toml(spec: ClusterSpec) -> str:
+    """Inverse of :func:`uneven.cluster.parse.from_toml`, with recorded series written out.
+
+    What has its default value is left out.
+
+    Raises:
+        ConfigError: a node has a cost of a kind that TOML cannot say.
+    """
+    top = [f"{key} = {_value(getattr(spec, key))}" for key in ("name", "about", "assumptions") if getattr(spec, key)]
+    parts = ["\n".join(top)]
+    if spec.workload != Workload():
+        parts.append(_part("[workload]", spec.workload))
+    parts += [_part("[[nodes]]", node) for node in spec.nodes]
+    parts += [_part("[[links]]", link) for link in spec.links]
+    parts += [_part("[[events]]", event) for event in spec.events]
+    return "\n\n".join(parts) + "\n"
+
+
+def _part(header: str, part: Node | Event | SiteLink | Workload) -> str:
+    return "\n".join([header, *_lines(part)])
+
+
+def _lines(part: Node | Event | SiteLink | Workload) -> Iterator[str]:
+    for one in fields(part):
+        value = getattr(part, one.name)
+        if one.init and value != _default(one):
+            yield f"{one.name} = {_value(value)}"
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def _value(value: Any) -> str:
+    match value:
+        case str():
+            return _text(value)
+        case Enum():
+            return _text(value.value)
+        case int() | float():
+            return repr(value)
+        case tuple() | list():
+            return f"[{', '.join(_value(one) for one in value)}]"
+        case Trace():
+            return _trace(value)
+        case Affine(overhead_s=overhead_s, per_sample_s=per_sample_s):
+            return _table(kind="affine", overhead_s=overhead_s, per_sample_s=per_sample_s)
+        case Saturating(floor_s=floor_s, overhead_s=overhead_s, per_sample_s=per_sample_s):
+            return _table(kind="saturating", floor_s=floor_s, overhead_s=overhead_s, per_sample_s=per_sample_s)
+        case Measured(samples=samples, seconds_each=seconds_each):
+            return _table(kind="measured", points=list(zip(samples, seconds_each, strict=True)))
+    raise ConfigError(f"{value!r} cannot be written as TOML: use an affine, saturating or measured cost")
+
+
+def _trace(trace: Trace) -> str:
+    if trace == steady(trace.values[0]):
+        return repr(trace.values[0])
+    rest: dict[str, Any] = {}
+    if len(trace.values) > 1 or math.isfinite(trace.step_s):
+        rest["step_s"] = trace.step_s
+    if trace.speedup != 1.0:
+        rest["speedup"] = trace.speedup
+    if trace.source:
+        rest["source"] = trace.source
+    return _table(values=trace.values, **rest)
+
+
+def _table(**values: Any) -> str:
+    return f"{{ {', '.join(f'{key} = {_value(value)}' for key, value in values.items())} }}"
+
+
+def _text(value: str) -> str:
+    # A JSON string is a TOML string too, but for the delete character, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
