@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.config import checked, from_toml, to_toml
-from uneven.errors import ConfigError, ConflictError, JournalError
+from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError
 
 Layers = dict[str, dict[str, Any]]
 """Where it was said → key → value, strongest first."""
@@ -108,6 +108,7 @@ def file_layer(path: Path | None) -> Layers:
     """The settings in ``path``, or in ``uneven.toml`` of the working directory if there is one.
 
     Raises:
+        UnknownNameError: it does not exist, offering the nearest one.
         ConfigError: it cannot be understood.
         JournalError: it cannot be read.
     """
@@ -115,6 +116,8 @@ def file_layer(path: Path | None) -> Layers:
         path = Path(FILE)
         if not path.is_file():
             return {}
+    elif not path.is_file():
+        raise UnknownNameError("settings file", str(path), map(str, path.parent.glob("*.toml")))
     return {str(path): from_toml(_read(path), str(path))}
 
 

@@ -18,7 +18,7 @@ from uneven.data.order import Part
 from uneven.engine.connect import Connection, compare, connect, identity, joined, versions
 from uneven.engine.fast import FastLoop, check_carried
 from uneven.engine.scribe import Scribe
-from uneven.engine.settings import decide_settings
+from uneven.engine.settings import CODE, decide_settings
 from uneven.engine.state import pack, unpack
 from uneven.errors import ConfigError
 from uneven.sync import SyncPolicy, policies
@@ -88,8 +88,8 @@ class Session:
             directory = journal if journal is not None else self.world.run_directory
             self._scribe = Scribe(self.world, directory, self.config, versions())
             undo.pop_all()
-        for conflict in settings.conflicts:
-            self._scribe.event("conflict", str(conflict), warn=self.rank == 0)
+        for conflict in settings.conflicts:  # the launcher has told those between command line and file
+            self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner == CODE)
         self._loop = FastLoop(connection, self._scribe, self.config, self._policy)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)

@@ -43,7 +43,7 @@ def run(
         typer.Option(
             metavar="0.6,0.4,…",
             rich_help_panel=_WORKERS,
-            help="Slow each worker down to a share of one core.",
+            help="Slow each worker down to so many cores, for instance a tenth of one.",
         ),
     ] = None,
     max_restarts: Annotated[

@@ -35,7 +35,7 @@ def watch(
     from uneven.report import terminal
     from uneven.rundir import SETTINGS
 
-    run = run if run is not None else newest_run()
+    run = run if run is not None else newest_run(started_by=SETTINGS)
     started = (run / SETTINGS).is_file()  # by `uneven run`; its workers may not have written anything yet
     if run.is_dir() and not started and not rank_paths(run):
         below = sorted(path.name for path in run.iterdir() if path.is_dir() and rank_paths(path))

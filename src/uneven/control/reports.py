@@ -10,7 +10,7 @@ from uneven.core.views import Observation
 _WARM_UP = 4
 """Gathers at the start that do not mind the budget: the first split should come soon."""
 
-_IDLE_GAP = 4
+_IDLE_GAP = 8
 """While nothing changes, gathers are up to so many times rarer than the budget would allow."""
 
 _AIM = 0.7

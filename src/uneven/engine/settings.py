@@ -10,6 +10,9 @@ from uneven.config import Conflict, RunConfig, merge
 from uneven.registry import describe
 from uneven.world import World
 
+CODE = "Session(...)"
+"""Where it was said, for what the code gives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -28,5 +31,5 @@ def decide_settings(world: World, given: dict[str, Any]) -> Settings:
     """
     objects = {key: value for key, value in given.items() if key in ("balance", "sync") and not isinstance(value, str)}
     code = {key: describe(value) if key in objects else value for key, value in given.items()}
-    config, conflicts = merge({"Session(...)": code, **rundir.load_layers(world.run_directory)})
+    config, conflicts = merge({CODE: code, **rundir.load_layers(world.run_directory)})
     return Settings(config, conflicts, objects)

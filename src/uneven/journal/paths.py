@@ -28,15 +28,21 @@ def rank_paths(run: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
-def newest_run(root: Path = Path("runs")) -> Path:
+def newest_run(root: Path = Path("runs"), started_by: str | None = None) -> Path:
     """The run below ``root`` whose journal was written to last.
+
+    Args:
+        started_by: name of a file with which a run starts, before there is a journal; it counts too.
 
     Raises:
         JournalError: there is none.
     """
     newest: tuple[float, Path] | None = None
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        written = [path.stat().st_mtime for path in rank_paths(folder).values()] if folder.is_dir() else []
+        files = list(rank_paths(folder).values()) if folder.is_dir() else []
+        if started_by is not None and (folder / started_by).is_file():
+            files.append(folder / started_by)
+        written = [path.stat().st_mtime for path in files]
         if written and (newest is None or max(written) > newest[0]):
             newest = (max(written), folder)
     if newest is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from uneven import rundir
-from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError
+from uneven.errors import ConfigError, ConflictError, UnknownNameError
 
 
 def test_layers_come_back_strongest_first(tmp_path: Path) -> None:
@@ -42,7 +42,8 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="'sed'; did you mean 'seed'"):
         rundir.create(tmp_path / "other", {"command line": {"sed": 1}})
     assert not (tmp_path / "other").exists()
-    with pytest.raises(JournalError, match=r"cannot read .*none\.toml"):
+    (tmp_path / "some.toml").touch()
+    with pytest.raises(UnknownNameError, match=r"none\.toml.*did you mean .*some\.toml"):
         rundir.file_layer(tmp_path / "none.toml")
     (tmp_path / "run" / "run.toml").write_text("[[layer")
     with pytest.raises(ConfigError, match=r"run\.toml"):

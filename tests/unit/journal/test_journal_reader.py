@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,12 +75,16 @@ def test_newest_run(tmp_path: Path) -> None:
         newest_run(tmp_path)
     for name in ("b", "a"):
         SampleRun(iterations=2).write(tmp_path / name)
-    import os
 
     for path in (tmp_path / "a" / "journal").iterdir():
         os.utime(path, (1, 1))
     (tmp_path / "not-a-run").mkdir()
     assert newest_run(tmp_path) == tmp_path / "b"
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "run.toml").touch()
+    os.utime(tmp_path / "c" / "run.toml", (4e9, 4e9))
+    assert newest_run(tmp_path) == tmp_path / "b"
+    assert newest_run(tmp_path, started_by="run.toml") == tmp_path / "c"
 
 
 def test_plan_says_how_long() -> None:
