@@ -121,26 +121,30 @@ def file_layer(path: Path | None) -> Layers:
     return {str(path): from_toml(_read(path), str(path))}
 
 
-def mark_ready(run_directory: Path, local_rank: int) -> None:
-    """Say that this worker has imported what it needs; a launcher that waits for it throttles it now."""
-    _ready(run_directory, local_rank).touch()
+def mark_ready(run_directory: Path, rank: int) -> None:
+    """Say that this worker has imported what it needs; a launcher that waits for it throttles it now.
+
+    A session says so by itself when its loader is first iterated, if the launcher waits for it
+    (:attr:`uneven.world.World.awaited`).
+    """
+    _ready(run_directory, rank).touch()
 
 
-def mark_through(run_directory: Path, local_rank: int) -> None:
+def mark_through(run_directory: Path, rank: int) -> None:
     """Say that this worker's speed no longer matters; a launcher that throttled it lets it go on freely.
 
     For what comes after the part that is measured: evaluating and ending take ten times as long on a tenth of a core.
     """
-    _ready(run_directory, local_rank).unlink(missing_ok=True)
+    _ready(run_directory, rank).unlink(missing_ok=True)
 
 
-def is_ready(run_directory: Path, local_rank: int) -> bool:
+def is_ready(run_directory: Path, rank: int) -> bool:
     """Whether the worker is to be throttled: it is ready, and not yet through."""
-    return _ready(run_directory, local_rank).exists()
+    return _ready(run_directory, rank).exists()
 
 
-def _ready(run_directory: Path, local_rank: int) -> Path:
-    return run_directory / f"ready-{local_rank}"
+def _ready(run_directory: Path, rank: int) -> Path:
+    return run_directory / f"ready-{rank}"
 
 
 def _layer(source: str, values: Mapping[str, Any]) -> str:

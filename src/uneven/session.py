@@ -21,6 +21,7 @@ from uneven.engine.scribe import Scribe
 from uneven.engine.settings import CODE, decide_settings
 from uneven.engine.state import pack, unpack
 from uneven.errors import ConfigError
+from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy, policies
 from uneven.world import discover, report_failures
 
@@ -95,6 +96,7 @@ class Session:
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
         self._loader: BalancedLoader | None = None
         self._loaded: dict[str, Any] | None = None
+        self._awaited = self.world.awaited and self.world.run_directory is not None
 
     @property
     def rank(self) -> int:
@@ -262,6 +264,10 @@ class Session:
 
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
     def _begin(self, part: Part) -> None:
+        if self._awaited:  # a launcher slows workers down from here on, not while they import torch
+            self._awaited = False
+            assert self.world.run_directory is not None
+            mark_ready(self.world.run_directory, self.rank)
         self._loop.begin(part)
 
     def _end(self) -> None:

@@ -18,6 +18,15 @@ from uneven.errors import ConfigError
 RUN_VARIABLE = "UNEVEN_RUN"
 """Set by ``uneven run``: the run directory, which holds the command line's settings and the journal."""
 
+READY_VARIABLE = "UNEVEN_READY"
+"""Set to 1 by a launcher that waits for every worker to say that its training starts."""
+
+WORLD_VARIABLE = "UNEVEN_WORLD"
+"""Set by ``uneven emulate`` to "emulated"; the journal says so then."""
+
+NODE_VARIABLE = "UNEVEN_NODE"
+"""Set by ``uneven emulate``: the name of the node that this worker runs on, in place of the machine's."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -27,6 +36,8 @@ class World:
         rank: 0 … size−1.
         local_rank: position among the workers of this machine, which is also its CUDA device.
         run_directory: where the launcher wants the journal, if it said so.
+        awaited: whether the launcher waits to be told that the training starts, see ``rundir.mark_ready``.
+        kind: "real" or "emulated".
     """
 
     rank: int = 0
@@ -35,6 +46,8 @@ class World:
     local_size: int = 1
     host: str = "localhost"
     run_directory: Path | None = None
+    awaited: bool = False
+    kind: str = "real"
 
     @property
     def alone(self) -> bool:
@@ -55,8 +68,10 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         size=_integer(env, "WORLD_SIZE", 1),
         local_rank=_integer(env, "LOCAL_RANK", 0),
         local_size=_integer(env, "LOCAL_WORLD_SIZE", 1),
-        host=socket.gethostname(),
+        host=env.get(NODE_VARIABLE) or socket.gethostname(),
         run_directory=Path(run) if run else None,
+        awaited=env.get(READY_VARIABLE) == "1",
+        kind=env.get(WORLD_VARIABLE) or "real",
     )
     if not 0 <= world.rank < world.size:
         raise ConfigError(

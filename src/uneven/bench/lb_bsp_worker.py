@@ -86,7 +86,7 @@ def main(directory: Path) -> None:
     }
     fixed = {n: DDPArm(network_for(task), _dataset(task), _even(task)) for n, s in task.arms.items() if s in _FIXED}
     arms: dict[str, Arm] = {name: sessions.get(name) or fixed[name] for name in task.arms}
-    rundir.mark_ready(directory, world.local_rank)  # from here on this worker gets its share of a core
+    rundir.mark_ready(directory, world.rank)  # from here on this worker gets its share of a core
     costs = _costs(task, data.train, line) if task.profile_s else []
     if costs:
         fixed["oracle"].take(_oracle(costs, task.global_batch))
@@ -96,7 +96,7 @@ def main(directory: Path) -> None:
             if arm.settles:
                 arm.block()
     blocks = _interleave(task, arms, directory, line)
-    rundir.mark_through(directory, world.local_rank)
+    rundir.mark_through(directory, world.rank)
     _catch_up(list(arms.values()))
     result = {
         "costs": costs,

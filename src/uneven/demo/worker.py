@@ -106,7 +106,7 @@ def ready() -> None:
     """Everything is imported: from here on this worker gets its share of a core."""
     world = discover()
     if world.run_directory is not None:
-        rundir.mark_ready(world.run_directory, world.local_rank)
+        rundir.mark_ready(world.run_directory, world.rank)
     if not world.alone:
         dist.barrier()
 

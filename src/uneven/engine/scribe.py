@@ -47,6 +47,7 @@ class Scribe:
                 host=world.host,
                 pid=os.getpid(),
                 started_at_s=time.time(),
+                world=world.kind,
                 settings=asdict(config),
                 versions=versions,
             )

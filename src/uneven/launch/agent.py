@@ -24,16 +24,16 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
-from uneven.errors import ConfigError, LaunchError, PeerError
+from uneven.errors import ConfigError, LaunchError
+from uneven.launch.failure import Death, blame, told_by
 from uneven.launch.spec import Launch, run_id
 from uneven.launch.workers import Workers
 from uneven.rundir import is_ready
-from uneven.world import RUN_VARIABLE
+from uneven.world import READY_VARIABLE, RUN_VARIABLE
 
 _DEFAULT_PORT = 29500  # torchrun's
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
 _SHUTDOWN_WITHIN_S = "10"
-_CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
 def run(launch: Launch, run_directory: Path | None) -> None:
@@ -140,6 +140,8 @@ def _refuse_used_port(endpoint: str) -> None:
 def _variables(launch: Launch, count: int, run_directory: Path | None) -> dict[str, str]:
     """What the workers find in their environment on top of the user's own and torch's."""
     variables = {} if run_directory is None else {RUN_VARIABLE: str(run_directory)}
+    if launch.wait_ready:
+        variables[READY_VARIABLE] = "1"
     if "OMP_NUM_THREADS" not in os.environ:
         # More threads than cores cost more than they bring.
         variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
@@ -185,8 +187,8 @@ def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) 
         if launch.shares:
             throttle = (stack.enter_context(Throttle(period_s=launch.throttle_period_s)), launch.shares)
 
-        def ready(local_rank: int) -> bool:
-            return not launch.wait_ready or run_directory is None or is_ready(run_directory, local_rank)
+        def ready(rank: int) -> bool:
+            return not launch.wait_ready or run_directory is None or is_ready(run_directory, rank)
 
         workers = Workers(name, count, throttle=throttle, ready=ready)
         try:
@@ -199,43 +201,16 @@ def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) 
 
 def _worker_died(error: ChildFailedError, ended_s: Mapping[int, float]) -> LaunchError:
     """One line instead of torch's sixty, about the worker that died first."""
-    rank, failure = min(error.failures.items(), key=lambda item: _cause_first(item[1], ended_s))
-    trace = str(_written(failure).get("py_callstack", "")).rstrip()
-    if trace and failure.exitcode < 0:
-        # Its end after the exception took long, so that the launcher ended it, or gloo's threads aborted it.
-        how, code = "ended with an uncaught exception", 1
-    elif failure.exitcode < 0:
-        how, code = f"was killed by {failure.signal_name()}", 128 - failure.exitcode
-    else:
-        how, code = f"ended with exit code {failure.exitcode}", failure.exitcode
-    message = f"rank {rank} (process {failure.pid}) {how}, so the run has been ended"
-    if trace:
-        message += f"; its traceback:\n{trace}"
-    elif failure.exitcode == -signal.SIGKILL:
-        message += "; if nobody did that by hand, the machine was out of memory (see `dmesg`)"
-    else:
-        message += "; what it had to say is above"
-    return LaunchError(message, code)
+    deaths = [_death(rank, failure, ended_s) for rank, failure in error.failures.items()]
+    return blame(deaths, first_s=min(ended_s.values(), default=0.0), shutdown_within_s=_shutdown_within_s())
 
 
-def _cause_first(failure: ProcessFailure, ended_s: Mapping[int, float]) -> tuple[bool, bool, float]:
-    """Sorts the failures of one run so that the cause of the others comes first.
-
-    Whoever complains about a peer is a consequence, and whoever crashed or was killed is not, unless the
-    launcher itself killed it, much later. Then the time counts: that of the exception if the worker wrote it
-    down, else that of its end.
-    """
-    first_s = min(ended_s.values(), default=0.0)
-    end_s = ended_s.get(failure.pid, float("inf"))
-    written = _written(failure)
-    crashed = -failure.exitcode in _CRASHES and end_s - first_s < _shutdown_within_s() / 2
-    began_s = min(float(written.get("timestamp", end_s)), end_s)
-    return written.get("error") == PeerError.__name__, not crashed, began_s
-
-
-def _written(failure: ProcessFailure) -> dict[str, Any]:
-    """What the worker itself wrote about its end, see :func:`uneven.world.report_failures`."""
+def _death(rank: int, failure: ProcessFailure, ended_s: Mapping[int, float]) -> Death:
     data: Any = failure.error_file_data
-    message = data.get("message") if isinstance(data, dict) else None
-    extra = message.get("extraInfo") if isinstance(message, dict) else None
-    return extra if isinstance(extra, dict) else {}
+    return Death(
+        rank=rank,
+        pid=failure.pid,
+        exit_code=failure.exitcode,
+        ended_s=ended_s.get(failure.pid, float("inf")),
+        told=told_by(data.get("message") if isinstance(data, dict) else None),
+    )

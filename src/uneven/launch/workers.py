@@ -30,7 +30,7 @@ class Workers:
         run_id: what the launcher calls the run; every worker has it in its environment.
         count: how many workers there will be on this machine.
         throttle: the throttle and the share of each local rank, if they are unequal on purpose.
-        ready: whether a local rank is to be throttled now.
+        ready: whether a rank is to be throttled now.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class Workers:
         count: int,
         *,
         throttle: tuple[Throttle, tuple[float, ...]] | None = None,
-        ready: Callable[[int], bool] = lambda local_rank: True,
+        ready: Callable[[int], bool] = lambda rank: True,
     ) -> None:
         self._run_id = run_id
         self._count = count
         self._throttle = throttle
         self._ready = ready
         self._alive: dict[int, Process] = {}
-        self._unthrottled: dict[int, int] = {}
-        self._throttled: dict[int, int] = {}
+        self._unthrottled: dict[int, tuple[int, int]] = {}  # process → its rank and local rank
+        self._throttled: dict[int, tuple[int, int]] = {}
         self._seen: set[int] = set()
         self._ended_s: dict[int, float] = {}
         self._over = threading.Event()
@@ -93,15 +93,15 @@ class Workers:
             except (psutil.Error, OSError):
                 continue
             self._seen.add(child.pid)
-            self._unthrottled[child.pid] = int(environment["LOCAL_RANK"])
+            self._unthrottled[child.pid] = int(environment["RANK"]), int(environment["LOCAL_RANK"])
 
     def _slow_down(self) -> None:
         if self._throttle is None:
             self._unthrottled.clear()
             return
         throttle, shares = self._throttle
-        for pid, local_rank in list(self._unthrottled.items()):
-            if not self._ready(local_rank):
+        for pid, (rank, local_rank) in list(self._unthrottled.items()):
+            if not self._ready(rank):
                 continue
             self._throttled[pid] = self._unthrottled.pop(pid)
             try:
@@ -117,8 +117,8 @@ class Workers:
         """A worker that says it is through may use what it can get."""
         if self._throttle is None:
             return
-        for pid, local_rank in list(self._throttled.items()):
-            if not self._ready(local_rank):
+        for pid, (rank, _) in list(self._throttled.items()):
+            if not self._ready(rank):
                 del self._throttled[pid]
                 with suppress(LaunchError):  # the throttle has died, so nobody is throttled any more
                     self._throttle[0].release(pid)
