@@ -3,6 +3,10 @@
 A specification is a name, then optionally a colon and ``key=value`` pairs separated by commas. A value is
 a number, ``true``/``false``, a word, or a list of these separated by slashes. An object in place of a name
 is passed through, so every place that takes a name takes an object too.
+
+A wrapper, that is a maker with a parameter named ``inner``, is followed by the specification of what it holds,
+after its own options if it has any: ``"shadow:easgd:alpha=0.3"`` is ``Shadow("easgd:alpha=0.3")``, and
+``"shuffle:groups=digits:ma"`` puts ``ma`` into ``shuffle``. Wrappers can hold wrappers.
 """
 
 from __future__ import annotations
@@ -52,8 +56,11 @@ class Registry(Mapping[str, Callable[..., T]]):
     def __len__(self) -> int:
         return len(self._makers)
 
-    def resolve(self, spec: str | T) -> T:
+    def resolve(self, spec: str | T, **presets: Value) -> T:
         """The object that ``spec`` stands for.
+
+        Args:
+            presets: options that count where the specification leaves them open and its name knows them.
 
         Raises:
             UnknownNameError: no such name, or no such key for this name.
@@ -66,16 +73,48 @@ class Registry(Mapping[str, Callable[..., T]]):
                 f"a {self.kind} is a name ({', '.join(self._makers)}) or an instance of "
                 f"{self.base.__name__}, not {type(spec).__name__}"
             )
-        name, keywords = parse_spec(spec)
+        name, _, rest = (part.strip() for part in spec.partition(":"))
+        known = set(inspect.signature(self[name]).parameters)
+        inner = ""
+        if "inner" in known:
+            rest, inner = _split_inner(rest)
+        elif rest.partition(":")[0].strip() in self._makers:
+            raise ConfigError(f"{spec!r}: {name!r} holds no other {self.kind}; these do: {self._wrappers() or 'none'}")
+        _, keywords = parse_spec(f"{name}:{rest}")
+        if "inner" in keywords:
+            raise ConfigError(f"{spec!r}: write what {name!r} holds after a colon, as in {name}:NAME:key=value")
+        keywords = {**{key: value for key, value in presets.items() if key in known}, **keywords}
+        if inner:
+            keywords["inner"] = inner
+        return self.make(name, keywords, spec)
+
+    def make(self, name: str, keywords: Mapping[str, Value], spec: str | None = None) -> T:
+        """What ``name`` stands for, made with ``keywords``; ``spec`` is how the user wrote it, for messages.
+
+        Raises:
+            UnknownNameError: no such name, or no such key for this name.
+            ConfigError: the maker does not take them so.
+        """
         maker = self[name]
         known = set(inspect.signature(maker).parameters)
         for key in keywords:
             if key not in known:
-                raise UnknownNameError(f"key for {self.kind} {name!r}:", key, known)
+                hint = f" (options of what it holds follow the inner name, as in {name}:NAME:{key}=…)"
+                what = f"key for {self.kind} {name!r}{hint if 'inner' in known else ''}:"
+                raise UnknownNameError(what, key, known - {"inner"})
         try:
             return maker(**keywords)
         except TypeError as error:
-            raise ConfigError(f"{self.kind} {spec!r}: {error}") from error
+            raise ConfigError(f"{self.kind} {spec or name!r}: {error}") from error
+
+    def _wrappers(self) -> str:
+        return ", ".join(name for name, maker in self._makers.items() if "inner" in inspect.signature(maker).parameters)
+
+
+def _split_inner(rest: str) -> tuple[str, str]:
+    """A wrapper's own options, and the specification of what it holds; either may be empty."""
+    options, _, inner = rest.partition(":")
+    return (options, inner.strip()) if "=" in options else ("", rest.strip())
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Value]]:

@@ -22,7 +22,7 @@ from uneven.engine.settings import CODE, decide_settings
 from uneven.engine.state import pack, unpack
 from uneven.errors import ConfigError
 from uneven.rundir import mark_ready
-from uneven.sync import SyncPolicy, policies
+from uneven.sync import SyncPolicy, compatible, policies
 from uneven.world import discover, report_failures
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -82,6 +82,8 @@ class Session:
         self._balancer = balancers.resolve(settings.objects.get("balance", self.config.balance))
         self._policy = policies.resolve(settings.objects.get("sync", self.config.sync))
         check_carried(self._policy, self.world.size)
+        if senseless := compatible(self._policy, self._balancer):
+            raise ConfigError(senseless)
         connection = connect(self.world, self.config.timeout_s)
         with ExitStack() as undo:
             undo.callback(connection.close, failed=True)

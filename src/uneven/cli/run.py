@@ -13,7 +13,7 @@ from uneven import config, launch, rundir
 from uneven.balance import balancers
 from uneven.errors import ConfigError
 from uneven.journal.paths import rank_paths
-from uneven.sync import policies
+from uneven.sync import carried, policies
 
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
@@ -149,17 +149,20 @@ def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
     """What the command line and the file say, checked before any process starts; conflicts are printed.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is wrong, or a policy that a real run cannot carry.
         UnknownNameError: a balancer, policy or key that does not exist, offering the nearest one.
     """
     said = {key: value for key, value in asked.items() if value is not None}
     layers = {rundir.COMMAND_LINE: said, **rundir.file_layer(config_file)}
-    _, conflicts = config.merge(layers)
+    settings, conflicts = config.merge(layers)
     for values in layers.values():
         if "balance" in values:
             balancers.resolve(values["balance"])
         if "sync" in values:
             policies.resolve(values["sync"])
+    refusal = carried(settings.sync)
+    if refusal:
+        raise ConfigError(refusal)
     for conflict in conflicts:
         print(f"uneven: {conflict}", file=sys.stderr)
     return layers

@@ -29,7 +29,7 @@ from uneven.errors import ConfigError, NonFiniteError
 from uneven.measure.clock import HostClock, clock_for
 from uneven.measure.load import LoadMeter
 from uneven.measure.meter import Meter
-from uneven.sync import SyncPolicy
+from uneven.sync import SyncPolicy, carried
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
 
@@ -262,6 +262,9 @@ def check_carried(policy: SyncPolicy, size: int) -> None:
     Raises:
         ConfigError: naming the policy and the exchange.
     """
+    refusal = carried(policy)
+    if refusal:
+        raise ConfigError(refusal)
     plan = policy.plan(SyncView(rank=0, clock=0, members=tuple(range(size))))
     for exchange in plan.exchanges:
         if not GradientCarrier.carries(exchange, size):

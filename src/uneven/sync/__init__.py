@@ -1,8 +1,60 @@
-"""When, and with whom, replicas agree. Pure."""
+"""When, and with whom, replicas agree? Pure.
 
-from uneven.sync.base import Evaluated, SyncPolicy, policies
+Every name is a policy with defaults; ``uneven.registry`` says how options and wrappers are written, as in
+``"ssp:staleness=3"``, ``"shadow:easgd:alpha=0.3"`` or ``"shuffle:groups=digits,base=2:ma"``.
+"""
+
+from uneven.sync.asp import ASP, SSP
+from uneven.sync.backup import Backup
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, policies
+from uneven.sync.block import BMUF, DiLoCo
 from uneven.sync.bsp import BSP
+from uneven.sync.elastic import EASGD
+from uneven.sync.fits import carried, compatible
+from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
+from uneven.sync.hierarchical import Hierarchical
+from uneven.sync.local import MA, LocalSGD
+from uneven.sync.shadow import Shadow
+from uneven.sync.shuffle import Shuffle, ds_sync
 
 policies.register("bsp", BSP)
+policies.register("asp", ASP)
+policies.register("ssp", SSP)
+policies.register("backup", Backup)
+policies.register("local", LocalSGD)
+policies.register("diloco", DiLoCo)
+policies.register("easgd", EASGD)
+policies.register("ma", MA)
+policies.register("bmuf", BMUF)
+policies.register("shuffle", ds_sync)
+policies.register("hierarchical", Hierarchical)
+policies.register("shadow", Shadow)
 
-__all__ = ["BSP", "Evaluated", "SyncPolicy", "policies"]
+__all__ = [
+    "ASP",
+    "BMUF",
+    "BSP",
+    "EASGD",
+    "MA",
+    "SSP",
+    "Backup",
+    "DiLoCo",
+    "Digits",
+    "Evaluated",
+    "Facts",
+    "Grid",
+    "Grouping",
+    "Hierarchical",
+    "LocalSGD",
+    "Pace",
+    "RandomGroups",
+    "Shadow",
+    "Shuffle",
+    "Sites",
+    "SyncPolicy",
+    "carried",
+    "compatible",
+    "ds_sync",
+    "groupings",
+    "policies",
+]

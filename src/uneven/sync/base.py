@@ -1,12 +1,14 @@
-"""The interface of synchronisation policies. Pure."""
+"""The interface of synchronisation policies, and what each says about itself. Pure."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from uneven.core.actions import StepPlan
+from uneven.core.actions import Payload, StepPlan
 from uneven.core.views import SyncView
 from uneven.registry import Registry
 
@@ -16,7 +18,39 @@ class Evaluated(Enum):
 
     REPLICA = "replica"  # any worker's own; they are equal
     MEAN = "mean"  # the mean of the replicas
-    CENTRE = "centre"  # the shared copy
+    CENTRE = "centre"  # the shared copy; where replicas meet among themselves, the point they last started from
+
+
+class Pace(Enum):
+    """Whom a worker waits for, and so what sets its speed."""
+
+    TOGETHER = "together"  # for all, whenever they meet: the slowest sets the pace
+    GROUPS = "groups"  # for its group of the moment: a delay spreads from group to group
+    QUORUM = "quorum"  # for the first so many; the rest is left behind
+    BOUNDED = "bounded"  # for nobody until it leads by a bound
+    OWN = "own"  # for nobody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a policy says about itself, for ``uneven plan``, for messages and for checks before a run.
+
+    Attributes:
+        payloads: everything that may ever travel.
+        every: steps between two exchanges of a worker.
+        pace: whom a worker waits for.
+        stops: whether the others stop when one worker dies.
+        moves, waits, stale, lost_when_one_dies: the same and more in words, without a full stop.
+    """
+
+    payloads: tuple[Payload, ...]
+    every: int = 1
+    pace: Pace
+    stops: bool
+    moves: str
+    waits: str
+    stale: str
+    lost_when_one_dies: str
 
 
 class SyncPolicy(ABC):
@@ -29,6 +63,8 @@ class SyncPolicy(ABC):
     Compose by wrapping: a policy that holds another one asks it for its plan and changes the exchanges
     (``dataclasses.replace``), so wrappers work with policies that they have never heard of.
 
+    A constructor keeps each argument in an attribute of the same name; ``repr`` shows them, and ranks compare it.
+
     Attributes:
         evaluated: which model the session offers for evaluation and checkpoints.
     """
@@ -39,12 +75,21 @@ class SyncPolicy(ABC):
     def plan(self, view: SyncView) -> StepPlan:
         """What this worker does around its next step. The same view always gets the same answer."""
 
+    @property
+    def facts(self) -> Facts | None:
+        """What it says about itself; None for a policy that says nothing, which some wrappers then refuse."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Anything that has to survive a restart, as plain JSON-able data."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing kept, nothing to load
         """Inverse of :meth:`state_dict`."""
+
+    def __repr__(self) -> str:
+        names = [name for name in inspect.signature(type(self)).parameters if hasattr(self, name)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 policies: Registry[SyncPolicy] = Registry("synchronisation policy", SyncPolicy)  # type: ignore[type-abstract]

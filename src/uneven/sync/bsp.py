@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
-from uneven.sync.base import SyncPolicy
+from uneven.sync.base import Facts, Pace, SyncPolicy
+from uneven.sync.parts import Kept, Members
+
+
+def gradient_mean(members: Members) -> Exchange:
+    """The mean of this step's gradients over all members, weighted by samples, under the backward pass."""
+    return Exchange(payload=Payload.GRADIENT, members=members, merge=Mean(), moment=Moment.BACKWARD)
+
+
+def bsp_plan(members: Members) -> StepPlan:
+    """A step of BSP."""
+    return StepPlan(exchanges=(gradient_mean(members),))
 
 
 class BSP(SyncPolicy):
-    """Mean of the gradients over all members, weighted by samples, before every step.
+    """Mean of the gradients over all members, weighted by samples, before every step: x −= η Σ_i (x_i / X) ḡ_i.
 
-    Moves: the gradient, once per step. Waits: everybody for the slowest. Stale: nothing. Lost when a worker
-    dies: nothing but the run, which stops with a message. Evaluated: any replica, they are equal bit for bit.
+    Evaluated: any replica, they are equal bit for bit.
     """
+
+    def __init__(self) -> None:
+        self._plan = Kept(bsp_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
         """One exchange that overlaps the backward pass."""
-        return _plan(view.members)
+        return self._plan(view.members)
 
-
-@lru_cache(maxsize=8)  # asked on every step, and the answer changes only when somebody leaves or joins
-def _plan(members: tuple[int, ...]) -> StepPlan:
-    mean = Exchange(payload=Payload.GRADIENT, members=members, merge=Mean(), moment=Moment.BACKWARD)
-    return StepPlan(exchanges=(mean,))
+    @property
+    def facts(self) -> Facts:
+        """Nothing is stale, and everybody waits."""
+        return Facts(
+            payloads=(Payload.GRADIENT,),
+            pace=Pace.TOGETHER,
+            stops=True,
+            moves="the gradient, every step, under the backward pass",
+            waits="everybody for the slowest, every step",
+            stale="nothing",
+            lost_when_one_dies="no update: the replicas are equal; the others stop at once",
+        )

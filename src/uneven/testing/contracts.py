@@ -14,6 +14,7 @@ and pytest runs the whole suite on it. The examples are the same in every run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from abc import ABC, abstractmethod
@@ -24,10 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from uneven.balance import Balancer
-from uneven.core.actions import Via
+from uneven.core.actions import Moment, Payload, Via
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.predict import Predictor, predictors
-from uneven.sync import SyncPolicy
+from uneven.sync import Pace, SyncPolicy
 from uneven.transport.base import Transport
 
 Test = Callable[..., None]
@@ -232,64 +233,109 @@ class SyncPolicyContract(ABC):
     """What every synchronisation policy promises.
 
     Attributes:
-        workers: number of workers that ``make()`` is for.
+        members: ranks of the run; as after some have left, they are not 0 … n − 1.
+        sites: where they are; a policy that does not look at sites does not mind.
+        steps: of a run, at least two periods of the policy.
     """
 
-    workers: ClassVar[int] = 4
+    members: ClassVar[tuple[int, ...]] = (1, 2, 5, 9)
+    sites: ClassVar[dict[int, str]] = {1: "east", 2: "west", 5: "east", 9: "west"}
+    steps: ClassVar[int] = 24
 
     @abstractmethod
     def make(self) -> SyncPolicy:
         """A new policy, the same each time."""
 
-    def views(self, members: tuple[int, ...], steps: int = 12) -> list[SyncView]:
+    def views(self, members: tuple[int, ...] | None = None, **rest: Any) -> list[SyncView]:
         """What one member after the other is shown while all of them take ``steps`` steps together."""
+        here = self.members if members is None else members
+        rest = {"sites": self.sites, **rest}
         return [
-            SyncView(rank=rank, clock=clock, members=members, clocks=dict.fromkeys(members, clock))
-            for clock in range(steps)
-            for rank in members
+            SyncView(rank=rank, clock=clock, members=here, clocks=dict.fromkeys(here, clock), **rest)
+            for clock in range(self.steps)
+            for rank in here
         ]
+
+    def runs(self) -> list[list[SyncView]]:
+        """The whole run; then with some gone, with one alone, with one who joined, and with everybody at one place."""
+        joined = (*self.members, max(self.members) + 4)
+        fewer = (self.members[1:], self.members[:-1], self.members[:1])
+        return [self.views(), *map(self.views, (*fewer, joined)), self.views(sites={}), self.views(joined, sites={})]
 
     def test_the_same_view_gets_the_same_plan(self) -> None:
         here, there = self.make(), self.make()
-        for view in self.views(tuple(range(self.workers))):
+        for view in self.views():
             assert here.plan(view) == here.plan(view) == there.plan(view)
 
+    def test_the_plan_depends_on_the_view_only(self) -> None:
+        """Not on what was asked before: workers ask in any order, and members come and go between two questions."""
+        views = [view for run in self.runs() for view in run]
+        asked = self.make()
+        for view in [*views, *reversed(views), *views[::7]]:
+            assert asked.plan(view) == self.make().plan(dataclasses.replace(view, members=(*view.members,)))
+
     def test_a_worker_talks_only_to_the_living_and_is_one_of_them(self) -> None:
-        members = tuple(range(self.workers))
-        for alive in (members, members[1:], members[:-1]):
+        for run in self.runs():
             policy = self.make()
-            for view in self.views(alive):
+            for view in run:
                 plan = policy.plan(view)
                 for exchange in plan.exchanges:
                     assert view.rank in exchange.members
-                    assert set(exchange.members) <= set(alive)
+                    assert set(exchange.members) <= set(view.members)
+                    assert list(exchange.members) == sorted(set(exchange.members)), "ascending, each rank once"
                 for wait in plan.waits:
-                    assert set(wait.members) <= set(alive)
+                    assert set(wait.members) <= set(view.members)
 
     def test_members_of_a_group_name_the_same_group(self) -> None:
         """Or each would wait for somebody who is waiting for somebody else."""
-        members = tuple(range(self.workers))
-        policy = self.make()
-        for clock in range(12):
-            clocks = dict.fromkeys(members, clock)
-            plans = {
-                rank: policy.plan(SyncView(rank=rank, clock=clock, members=members, clocks=clocks))
-                for rank in members
-            }
-            for plan in plans.values():
-                for exchange in plan.exchanges:
-                    if exchange.via is Via.GROUP:
-                        assert all(exchange in plans[other].exchanges for other in exchange.members)
+        for run in self.runs():
+            policy = self.make()
+            for clock, views in itertools.groupby(run, key=lambda view: view.clock):
+                plans = {view.rank: policy.plan(view) for view in views}
+                groups: dict[tuple[Payload, int], tuple[int, ...]] = {}
+                for rank, plan in plans.items():
+                    for exchange in (one for one in plan.exchanges if one.via is Via.GROUP):
+                        assert all(exchange in plans[other].exchanges for other in exchange.members), f"clock {clock}"
+                        before = groups.setdefault((exchange.payload, rank), exchange.members)
+                        assert before == exchange.members, "two groups at once for one worker and payload"
 
     def test_nobody_waits_for_a_clock_that_cannot_come(self) -> None:
         policy = self.make()
-        for view in self.views(tuple(range(self.workers))):
+        for view in self.views():
             for wait in policy.plan(view).waits:
                 assert wait.clock <= view.clock, "all are at this clock, and the slowest would wait for itself"
 
+    def test_its_facts_are_true(self) -> None:
+        policy = self.make()
+        facts = policy.facts
+        if facts is None:
+            return
+        seen: dict[Payload, list[int]] = {}
+        for view in self.views():
+            plan = policy.plan(view)
+            for exchange in plan.exchanges:
+                seen.setdefault(exchange.payload, []).append(view.clock)
+                alone = exchange.moment is Moment.BACKGROUND or (exchange.via is Via.SERVER and not exchange.quorum)
+                assert alone == (facts.pace in (Pace.OWN, Pace.BOUNDED)), f"{facts.pace} and {exchange}"
+                assert (exchange.quorum is not None) == (facts.pace is Pace.QUORUM)
+                assert not exchange.quorum or exchange.quorum <= len(view.members)
+            assert not plan.waits or facts.pace is Pace.BOUNDED
+        assert tuple(payload for payload in Payload if payload in seen) == facts.payloads
+        # Beside parameters, gradients keep a part of the workers in step: all in the warm-up, or those of a site.
+        clocks = sorted(set(seen.get(Payload.PARAMETERS) or next(iter(seen.values()))))
+        assert all(after - before == facts.every for before, after in itertools.pairwise(clocks)), clocks
+        for words in (facts.moves, facts.waits, facts.stale, facts.lost_when_one_dies):
+            assert words.strip()
+            assert not words.endswith(".")
+
+    def test_it_is_told_apart_by_its_repr(self) -> None:
+        """Ranks compare it, so it says the same on all of them."""
+        assert repr(self.make()) == repr(self.make())
+        assert " at 0x" not in repr(self.make())
+
     def test_its_state_survives_a_restart(self) -> None:
         old, new = self.make(), self.make()
-        views = self.views(tuple(range(self.workers)))
+        views = self.views()
         for view in views[: len(views) // 2]:
             old.plan(view)
         new.load_state_dict(_through_json(old.state_dict()))

@@ -1,0 +1,227 @@
+"""Who meets whom in each exchange, so that all agree over several of them: the groups of DS-Sync. Pure.
+
+A grouping cuts the members into disjoint groups for each turn, the same on every worker. Equal weights keep the
+mean of all in every turn; a full grid or hypercube comes to it exactly once each axis has had its turn. Groups
+that never change would drift apart without bound.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from random import Random
+
+from uneven.core.views import SyncView
+from uneven.registry import Registry
+from uneven.sync.parts import Members, whole
+
+Groups = tuple[Members, ...]
+
+
+class Grouping(ABC):
+    """How the members are divided, turn by turn.
+
+    Attributes:
+        reach: in words, how many exchanges it takes until news of everybody can have reached everybody.
+        looks_at_sites: whether the groups depend on ``view.sites``.
+    """
+
+    reach: str
+    looks_at_sites: bool = False
+
+    @abstractmethod
+    def phase(self, members: int, turn: int) -> int:
+        """What of the turn (the number of exchanges so far) decides the groups of so many members."""
+
+    @abstractmethod
+    def groups(self, view: SyncView, phase: int) -> Groups:
+        """Disjoint groups of ``view.members``, together all of them; a function of members, sites and phase only."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in vars(self).items())})"
+
+
+class Grid(Grouping):
+    """Rows of a grid, then its columns. On a full grid two turns give the exact mean (DS-Sync's own N = 4 is 2 × 2).
+
+    Args:
+        columns: members of a row. None looks for a full grid that is at most about four times as long as wide, and
+            takes nearly a square otherwise (our choice). Up to three members are one row.
+
+    Raises:
+        ConfigError: columns is no whole number of at least 2.
+    """
+
+    reach = "2 exchanges"
+
+    def __init__(self, *, columns: int | None = None) -> None:
+        self.columns = None if columns is None else whole("grid", "columns", columns, least=2)
+
+    def groups(self, view: SyncView, phase: int) -> Groups:
+        """Rows in phase 0, columns in phase 1; of an incomplete grid, rows of nearly equal length."""
+        size = len(view.members)
+        columns = self.columns or _columns(size)
+        if columns >= size:
+            return (view.members,)
+        if phase == 0:
+            return _cut(view.members, math.ceil(size / columns))
+        return _by(view.members, lambda place: place % columns)
+
+    def phase(self, members: int, turn: int) -> int:
+        """Two of them."""
+        return turn % 2
+
+
+class Digits(Grouping):
+    """Places written as digits: in each turn meet those who differ in one digit only. In base 2, a hypercube.
+
+    With base^d members, d turns give the exact mean. Moshpit's grid is the same object.
+
+    Args:
+        base: members of a group.
+
+    Raises:
+        ConfigError: base is no whole number of at least 2.
+    """
+
+    reach = "as many exchanges as the number of workers has digits"
+
+    def __init__(self, *, base: int = 2) -> None:
+        self.base = whole("digits", "base", base, least=2)
+
+    def groups(self, view: SyncView, phase: int) -> Groups:
+        """Everybody whose other digits are the same."""
+        weight = self.base**phase
+        return _by(view.members, lambda place: (place // (weight * self.base), place % weight))
+
+    def phase(self, members: int, turn: int) -> int:
+        """One for each digit."""
+        digits = 1
+        while self.base**digits < members:
+            digits += 1
+        return turn % digits
+
+
+class RandomGroups(Grouping):
+    """Random groups, others in every turn, drawn from seed and turn and so the same on every worker.
+
+    Args:
+        size: members of a group; None is about the square root of their number. Where it does not divide the
+            members, groups are one larger or more, never smaller.
+        seed: of the draw.
+
+    Raises:
+        ConfigError: size is below 2, or seed below 0.
+    """
+
+    reach = "a few exchanges, as chance will have it"
+
+    def __init__(self, *, size: int | None = None, seed: int = 0) -> None:
+        self.size = None if size is None else whole("random", "size", size, least=2)
+        self.seed = whole("random", "seed", seed, least=0)
+
+    def groups(self, view: SyncView, phase: int) -> Groups:
+        """Members in the order of a random number of each, cut into nearly equal parts."""
+        members = view.members
+        # Of random.Random, random() alone promises the same numbers in every version of Python.
+        draw = Random(_mixed(self.seed, phase)).random
+        shuffled = tuple(rank for _, rank in sorted((draw(), rank) for rank in members))
+        size = self.size or max(2, round(len(members) ** 0.5))
+        parts = _cut(shuffled, max(1, len(members) // size))
+        return tuple(tuple(sorted(part)) for part in parts)
+
+    def phase(self, members: int, turn: int) -> int:
+        """Every turn is new."""
+        return turn
+
+
+class Sites(Grouping):
+    """Groups that respect a bottleneck: ``inside`` turns within each site, then one across all sites.
+
+    In the turn across there are as many groups as the smallest site has members, each with members of every site,
+    and as many of each as the sizes of the sites allow. Where these are multiples of the smallest one, a turn inside
+    and a turn across give the exact mean. ``inside = 1`` alternates as DS-Sync does; more suits a slow line. That
+    no group should cross a bottleneck is from DS-Sync's second version; this rule is ours.
+
+    Args:
+        inside: turns within sites between two across.
+
+    Raises:
+        ConfigError: inside is no whole number of at least 1.
+    """
+
+    looks_at_sites = True
+
+    def __init__(self, *, inside: int = 1) -> None:
+        self.inside = whole("sites", "inside", inside, least=1)
+
+    @property
+    def reach(self) -> str:  # type: ignore[override]
+        """A turn across, with the turns inside before or after it."""
+        return f"{self.inside + 1} exchanges"
+
+    def groups(self, view: SyncView, phase: int) -> Groups:
+        """Sites, or groups across them; everybody where there is one site only."""
+        homes = by_site(view)
+        if len(homes) == 1 or phase == 0:
+            return homes
+        across: list[list[int]] = [[] for _ in range(min(map(len, homes)))]
+        for home in homes:
+            for place, rank in enumerate(home):
+                across[place % len(across)].append(rank)
+        return tuple(tuple(sorted(group)) for group in across)
+
+    def phase(self, members: int, turn: int) -> int:
+        """Inside or across."""
+        return int(turn % (self.inside + 1) == self.inside)
+
+
+def by_site(view: SyncView) -> Groups:
+    """The members of each site, by the site's name; whoever has none counts to the site ``""``."""
+    homes: dict[str, list[int]] = {}
+    for rank in view.members:
+        homes.setdefault(view.sites.get(rank, ""), []).append(rank)
+    return tuple(tuple(homes[name]) for name in sorted(homes))
+
+
+def _columns(size: int) -> int:
+    if size <= 3:
+        return max(1, size)
+    root = math.isqrt(size)
+    for rows in range(root, max(2, math.ceil(root / 2)) - 1, -1):
+        if size % rows == 0:
+            return size // rows
+    return math.ceil(math.sqrt(size))
+
+
+def _cut(members: Members, parts: int) -> Groups:
+    """Neighbours in so many parts, of which none has two members more than another."""
+    size = len(members)
+    return tuple(members[size * part // parts : size * (part + 1) // parts] for part in range(parts))
+
+
+def _by(members: Members, key: Callable[[int], Hashable]) -> Groups:
+    """Members whose places have the same key."""
+    found: dict[Hashable, list[int]] = {}
+    for place, rank in enumerate(members):
+        found.setdefault(key(place), []).append(rank)
+    return tuple(map(tuple, found.values()))
+
+
+def _mixed(seed: int, turn: int) -> int:
+    """A seed for one turn; far apart for neighbours (the finalizer of splitmix64)."""
+    mask = (1 << 64) - 1
+    z = (seed * 0x9E3779B97F4A7C15 + turn + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+groupings: Registry[Grouping] = Registry("grouping", Grouping)  # type: ignore[type-abstract]
+"""Ways to divide the members, by name."""
+
+groupings.register("grid", Grid)
+groupings.register("digits", Digits)
+groupings.register("random", RandomGroups)
+groupings.register("sites", Sites)

@@ -1,0 +1,108 @@
+"""Local steps, then a mean of the parameters over everybody: local SGD, model averaging. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from uneven.core.actions import Exchange, Mean, Merge, Moment, Payload, StepPlan
+from uneven.core.views import SyncView
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
+from uneven.sync.bsp import bsp_plan
+from uneven.sync.parts import NOTHING, Kept, Members, flag, whole
+
+
+class Blocks(SyncPolicy):
+    """Every so many steps, all merge their parameters; what the policies below have in common."""
+
+    evaluated = Evaluated.MEAN
+
+    def __init__(self, *, every: int, merge: Merge, name: str) -> None:
+        self.every = whole(name, "every", every, least=1)
+        self._merge = merge
+        self._plan = Kept(self._make_plan)
+
+    def plan(self, view: SyncView) -> StepPlan:
+        """One exchange after the last step of each block."""
+        return NOTHING if (view.clock + 1) % self.every else self._plan(view.members)
+
+    @property
+    def facts(self) -> Facts:
+        """Nobody waits inside a block."""
+        return Facts(
+            payloads=(Payload.PARAMETERS,),
+            every=self.every,
+            pace=Pace.TOGETHER,
+            stops=True,
+            moves=f"the parameters, {often(self.every)}, after the optimizer",
+            waits=f"everybody for the slowest, {often(self.every)}",
+            stale=f"the others' steps of the running block, up to {self.every - 1}" if self.every > 1 else "nothing",
+            lost_when_one_dies=f"its steps since the last exchange, up to {self.every}; the others stop at the next",
+        )
+
+    def _make_plan(self, members: Members) -> StepPlan:
+        merge = Exchange(payload=Payload.PARAMETERS, members=members, merge=self._merge, moment=Moment.STEP)
+        return StepPlan(exchanges=(merge,))
+
+
+def often(every: int) -> str:
+    """"every step", "every 8 steps"."""
+    return "every step" if every == 1 else f"every {every} steps"
+
+
+class LocalSGD(Blocks):
+    """x_i ← mean of the replicas, weighted by samples, every so many steps; after a warm-up of BSP (post-local SGD).
+
+    Optimizer state stays with its worker. One step per block is BSP for plain SGD and for SGD with momentum, both
+    of which are linear in the gradient; not for Adam, nor with clipping.
+
+    Args:
+        every: steps of a block.
+        warmup: steps of BSP at the start; the blocks are counted from their end.
+
+    Raises:
+        ConfigError: every or warmup out of range.
+    """
+
+    def __init__(self, *, every: int = 8, warmup: int = 0) -> None:
+        super().__init__(every=every, merge=Mean(), name="local")
+        self.warmup = whole("local", "warmup", warmup, least=0)
+        self._warm = Kept(bsp_plan)
+
+    def plan(self, view: SyncView) -> StepPlan:
+        """BSP's plan while it warms up, then one exchange after the last step of each block."""
+        step = view.clock - self.warmup
+        if step < 0:
+            return self._warm(view.members)
+        return NOTHING if (step + 1) % self.every else self._plan(view.members)
+
+    @property
+    def facts(self) -> Facts:
+        """Nobody waits inside a block."""
+        facts = super().facts
+        if not self.warmup:
+            return facts
+        return replace(
+            facts,
+            payloads=(Payload.GRADIENT, Payload.PARAMETERS),
+            moves=f"the gradient for {self.warmup} steps, then {facts.moves}",
+            waits=f"everybody for the slowest: every step for {self.warmup} steps, then {often(self.every)}",
+        )
+
+
+class MA(Blocks):
+    """Model averaging: x_i ← mean of the replicas, weighted by samples, every so many steps.
+
+    The rule of local SGD without its warm-up, under the name that ShadowSync uses: alone it is the fixed-rate
+    twin in the foreground, ``Shadow("ma")`` is S-MA. In groups that change it is DS-Sync, ``Shuffle("ma")``.
+
+    Args:
+        every: steps between two means.
+        by_samples: False counts all replicas the same, however many samples they took, as ShadowSync does.
+
+    Raises:
+        ConfigError: every or by_samples makes no sense.
+    """
+
+    def __init__(self, *, every: int = 8, by_samples: bool = True) -> None:
+        self.by_samples = flag("ma", "by_samples", by_samples)
+        super().__init__(every=every, merge=Mean(by_samples=self.by_samples), name="ma")

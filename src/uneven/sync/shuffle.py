@@ -1,0 +1,119 @@
+"""DS-Sync: any mean of the parameters, but in groups that change from one exchange to the next. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from uneven.core.actions import Mean, Payload, StepPlan, Via
+from uneven.core.views import SyncView
+from uneven.errors import ConfigError
+from uneven.registry import Value
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, policies
+from uneven.sync.groups import Grouping, groupings
+from uneven.sync.local import often
+from uneven.sync.parts import NOTHING, Members, PerRank
+
+
+class Shuffle(SyncPolicy):
+    """The exchange of ``inner``, within a group of the moment only (DS-Sync, Wang et al. 2020, with ``MA(every=1)``).
+
+    A smaller barrier, and over several exchanges all agree: two on a full grid, d on a hypercube. Weighted by
+    samples, as in ``MA``, a group keeps the weighted mean of its replicas, and so does the whole, as long as the
+    shares stay; then every sample counts the same. Two turns of a grid are exact where shares are equal, or with
+    ``MA(by_samples=False)``, which keeps the plain mean.
+
+    It is no cure for a worker that is slow for good, who meets everybody within a few exchanges.
+
+    Args:
+        inner: what is exchanged: a policy that replaces the parameters of all by their mean. A name stands for that
+            policy with ``every=1`` unless it says otherwise.
+        groups: who meets whom, a :class:`uneven.sync.Grouping` or its name.
+
+    Raises:
+        ConfigError: ``inner`` exchanges something else.
+        UnknownNameError: no such policy or grouping.
+    """
+
+    evaluated = Evaluated.MEAN
+
+    def __init__(self, inner: str | SyncPolicy = "ma", groups: str | Grouping = "grid") -> None:
+        self.inner = policies.resolve(inner, every=1)
+        self.groups = groupings.resolve(groups)
+        self._facts = _checked(self.inner)
+        self._group = PerRank(self._make_groups, looks_at_sites=self.groups.looks_at_sites)
+
+    def plan(self, view: SyncView) -> StepPlan:
+        """The plan of ``inner`` as if there were nobody but the group; nothing for who is alone in it."""
+        turn = view.clock // self._facts.every
+        group = self._group(view, self.groups.phase(len(view.members), turn))
+        return NOTHING if len(group) == 1 else self.inner.plan(replace(view, members=group))
+
+    @property
+    def facts(self) -> Facts:
+        """Those of ``inner``, but only a group waits, and news takes several exchanges."""
+        inner = self._facts
+        return replace(
+            inner,
+            pace=Pace.GROUPS,
+            moves=f"{inner.moves}, within a group of the moment",
+            waits=f"everybody for the slowest of its group, {often(inner.every)}; delays spread from group to group",
+            stale=f"what others did before it has come through the groups, which takes {self.groups.reach}",
+            lost_when_one_dies=f"its steps since the last exchange, up to {inner.every}; its group stops at the next "
+            "one, then the others",
+        )
+
+    def _make_groups(self, view: SyncView, phase: int) -> dict[int, Members]:
+        return {rank: group for group in self.groups.groups(view, phase) for rank in group}
+
+
+def ds_sync(
+    inner: str | SyncPolicy = "ma",
+    *,
+    groups: str = "grid",
+    columns: int | None = None,
+    base: int | None = None,
+    size: int | None = None,
+    seed: int | None = None,
+    inside: int | None = None,
+) -> Shuffle:
+    """:class:`Shuffle` from a text: the options of the grouping stand beside its name.
+
+    Args:
+        groups: grid (columns), digits (base), random (size, seed) or sites (inside).
+
+    Raises:
+        ConfigError: an option out of range, or ``inner`` exchanges something else.
+        UnknownNameError: no such policy or grouping, or an option of another grouping.
+    """
+    given: dict[str, int | None] = {"columns": columns, "base": base, "size": size, "seed": seed, "inside": inside}
+    options: dict[str, Value] = {key: value for key, value in given.items() if value is not None}
+    return Shuffle(inner, groupings.make(groups, options))
+
+
+def _checked(inner: SyncPolicy) -> Facts:
+    """The facts of a policy that can be shuffled.
+
+    Raises:
+        ConfigError: naming the policy, and why it cannot.
+    """
+    facts = inner.facts
+    if facts is None:
+        raise ConfigError(f"shuffle: {inner!r} states no facts, so how often it exchanges is unknown: give it `facts`")
+    if Payload.GRADIENT in facts.payloads:
+        raise ConfigError(
+            f"shuffle: {inner!r} exchanges gradients, and replicas that take steps on the gradients of other groups "
+            f"drift apart: use shuffle:ma, which averages the parameters"
+        )
+    if facts.pace is not Pace.TOGETHER:
+        raise ConfigError(
+            f"shuffle: under {inner!r} workers do not meet, so there is no group to divide: use shuffle:ma:every="
+            f"{facts.every}"
+        )
+    probe = SyncView(rank=0, clock=facts.every - 1, members=(0, 1))
+    for exchange in inner.plan(probe).exchanges:
+        if exchange.via is not Via.GROUP or not isinstance(exchange.merge, Mean):
+            raise ConfigError(
+                f"shuffle: {inner!r} keeps a copy or a momentum that all share ({type(exchange.merge).__name__}), and "
+                f"changing groups would tear it apart: use shuffle:ma:every={facts.every}"
+            )
+    return facts
