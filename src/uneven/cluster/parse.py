@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from uneven.cluster.quantities import ReadTrace, cost, trace
+from uneven.cluster.quantities import ReadTrace, comings_and_goings, cost, trace
 from uneven.cluster.spec import ClusterSpec, Do, Event, Node, SiteLink, Workload
 from uneven.cluster.tables import Table, integer, items, known, located, number, required, table, text
 from uneven.cluster.write import to_toml as to_toml
@@ -52,13 +52,15 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
         about = text(document.get("about", ""))
     with located("assumptions"):
         assumptions = items(document.get("assumptions", []), text)
+    nodes, events = _nodes(document, read_trace)
+    events += [reader.part(Event, one, where) for one, where in _tables(document, "events")]
     return ClusterSpec(
         name=name,
         about=about,
         assumptions=assumptions,
         workload=reader.part(Workload, _table(document, "workload"), "[workload]"),
-        nodes=tuple(_nodes(document, read_trace)),
-        events=tuple(reader.part(Event, one, where) for one, where in _tables(document, "events")),
+        nodes=tuple(nodes),
+        events=tuple(events),
         links=tuple(reader.part(SiteLink, one, where) for one, where in _tables(document, "links")),
     )
 
@@ -77,22 +79,30 @@ def _tables(document: Table, key: str) -> Iterator[tuple[Table, str]]:
         yield one, f"[[{key}]] number {place}"
 
 
-def _nodes(document: Table, read_trace: ReadTrace) -> Iterator[Node]:
+def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Event]]:
+    """The nodes, and the comings and goings that their key ``present`` makes, in order of time."""
+    nodes: list[Node] = []
+    events: list[Event] = []
     defaults = _table(document, "defaults")
     with located("[defaults]"):
         known(defaults, [key for key in _keys(Node) if key != "name"])
     for own, place in _tables(document, "nodes"):
         where = f"[[nodes]] {own['name']!r}" if isinstance(own.get("name"), str) else place
         with located(where):
-            known(own, [*_keys(Node), "count"])
+            known(own, [*_keys(Node), "count", "present"])
             name = text(required(own, "name"))
             count = integer(own.get("count", 1))
             if count < 1:
                 raise ConfigError(f"count = {count}: it must be 1 or more")
-        values = {**defaults, **{key: value for key, value in own.items() if key != "count"}}
+        values = {**defaults, **{key: value for key, value in own.items() if key not in ("count", "present")}}
         for copy in range(count):
             values["name"] = f"{name}{copy}" if "count" in own else name
-            yield _Reader(read_trace, copy, count).part(Node, values, where, inherited=defaults.keys() - own)
+            node = _Reader(read_trace, copy, count).part(Node, values, where, inherited=defaults.keys() - own)
+            nodes.append(node)
+            if "present" in own:
+                with located(f"{where} present"):
+                    events += comings_and_goings(node.name, trace(own["present"], read_trace, copy, count), copy)
+    return nodes, sorted(events, key=lambda event: event.at_s or 0.0)
 
 
 class _Reader:

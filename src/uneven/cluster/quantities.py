@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from uneven.cluster.curves import Measured, Saturating
+from uneven.cluster.spec import Do, Event
 from uneven.cluster.tables import integer, items, known, located, number, required, table, text
 from uneven.cluster.trace import Trace, steady
 from uneven.core.cost import Affine, Cost
 from uneven.errors import ConfigError, UnknownNameError
 
 _INLINE = ("values", "step_s", "speedup", "rotate", "source")
-_RECORDED = ("file", "key", "row", "rows", "column", "step_s", "speedup", "scale", "offset", "least", "most", "rotate")
+_RECORDED = (
+    *("file", "key", "row", "rows", "column", "first", "steps", "scale", "offset", "least", "most"),
+    *("step_s", "speedup", "rotate"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,7 @@ def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
     else:
         known(value, _RECORDED)
         series = _series(value, copy, copies)
-        values = _rescaled(value, read(series))
+        values = _rescaled(value, _window(value, read(series)))
         source = str(series)
     if len(values) > 1 and "step_s" not in value:
         raise ConfigError(f"there are {len(values)} values but no step_s: say how many seconds each lasts")
@@ -91,12 +96,34 @@ def _series(value: Mapping[str, Any], copy: int, copies: int) -> Recorded:
     )
 
 
+def _window(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[float, ...]:
+    first = integer(value.get("first", 0))
+    steps = integer(value.get("steps", len(recorded) - first))
+    if first < 0 or steps < 1 or first + steps > len(recorded):
+        raise ConfigError(f"first = {first} and steps = {steps} do not fit the {len(recorded)} recorded values")
+    return recorded[first : first + steps]
+
+
 def _rescaled(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[float, ...]:
     scale, offset = number(value.get("scale", 1.0)), number(value.get("offset", 0.0))
     least, most = number(value.get("least", 0.0)), number(value.get("most", math.inf))
     if least > most:
         raise ConfigError(f"least = {least} is above most = {most}")
     return tuple(min(max(offset + scale * one, least), most) for one in recorded)
+
+
+def comings_and_goings(node: str, there: Trace, fewer: int = 0) -> Iterator[Event]:
+    """The joins and leaves of a node that is there while ``there`` is above ``fewer``; the trace is used once.
+
+    Raises:
+        ConfigError: it is never there.
+    """
+    here = [value > fewer for value in there.values]
+    if not any(here):
+        raise ConfigError(f"node {node!r} is never there: no value is above {fewer}; leave the node out")
+    for step, (before, now) in enumerate(pairwise(here), start=1):
+        if before != now:
+            yield Event(do=Do.JOIN if now else Do.LEAVE, node=node, at_s=step * there.lasts_s)
 
 
 _COSTS: dict[str, tuple[Callable[..., Cost], tuple[str, ...]]] = {

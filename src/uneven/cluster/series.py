@@ -64,17 +64,18 @@ class SeriesFiles:
 
 def _array(path: Path, key: str | None) -> npt.NDArray[np.generic]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            if key is not None:
-                raise ConfigError(f"{path} holds one array without a name: leave out key = {key!r}")
-            return loaded
-        with loaded:
-            return np.asarray(loaded[_key(path, key, loaded.files)])
+        with path.open("rb") as file:  # not left to NumPy, which does not close a file that it cannot read
+            loaded = np.load(file, allow_pickle=False)
+            if not isinstance(loaded, np.ndarray):
+                with loaded:
+                    return np.asarray(loaded[_key(path, key, loaded.files)])
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cannot read {path}: {error}") from error
+    if key is not None:
+        raise ConfigError(f"{path} holds one array without a name: leave out key = {key!r}")
+    return loaded
 
 
 def _key(path: Path, key: str | None, names: list[str]) -> str:

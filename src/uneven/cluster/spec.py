@@ -93,7 +93,7 @@ class Node:
         """
         rivals = self.load.at(time_s)
         share = self.share.at(time_s)
-        return share * self.threads / (self.threads + rivals) if rivals else share
+        return share * (self.threads / (self.threads + rivals))
 
     def next_change_s(self, time_s: float) -> float:
         """When :meth:`available` may change next."""
@@ -185,8 +185,12 @@ class Workload:
         gradient_bytes: what an exchange of the whole model moves, before any compression.
         overhead_core_s, per_sample_core_s: core-seconds of an iteration, Γ(x) on one core; for nodes without ``cost``.
         exchange_core_s: core-seconds that a worker's own side of an exchange takes.
-        hidden: part of the compute time under which an exchange can hide; about two thirds of it is the backward
-            pass, and the first bucket is ready only some way into that.
+        backward: part of the compute time that is the backward pass; gradients become ready evenly over it, so an
+            exchange can hide under it. Two thirds is usual: it is about twice the work of the forward pass.
+        first_bucket_bytes, bucket_bytes: gradients travel in buckets, the first of them smaller; the values are those
+            of DistributedDataParallel, 1 MiB and 25 MiB.
+        significant: part of the entries that a filter for significant ones lets through, for as long as no gradients
+            are computed that could tell. Ours.
         epoch_samples: length of the data set.
     """
 
@@ -195,7 +199,10 @@ class Workload:
     overhead_core_s: float = 0.005
     per_sample_core_s: float = 0.0005
     exchange_core_s: float = 0.0
-    hidden: float = 0.5
+    backward: float = 2 / 3
+    first_bucket_bytes: int = 2**20
+    bucket_bytes: int = 25 * 2**20
+    significant: float = 0.1
     epoch_samples: int = 50_000
 
     def __post_init__(self) -> None:
@@ -204,8 +211,11 @@ class Workload:
             if not isinstance(value, (int, float)):
                 continue
             not_negative("workload", one.name, value)
-        for key in ("global_batch", "epoch_samples"):
+        for key in ("global_batch", "epoch_samples", "first_bucket_bytes", "bucket_bytes"):
             positive("workload", key, getattr(self, key))
+        for key in ("backward", "significant"):
+            if getattr(self, key) > 1:
+                raise ConfigError(f"workload: {key} = {getattr(self, key)!r}: it is a part, at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +239,8 @@ class ClusterSpec:
     assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a cluster needs a name that is not empty")
         if not self.nodes:
             raise ConfigError(f"cluster {self.name!r} has no nodes: give at least one")
         once("node", (node.name for node in self.nodes))
