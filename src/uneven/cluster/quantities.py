@@ -15,11 +15,12 @@ from uneven.cluster.trace import Trace, steady
 from uneven.core.cost import Affine, Cost
 from uneven.errors import ConfigError, UnknownNameError
 
-_INLINE = ("values", "step_s", "speedup", "rotate", "source")
-_RECORDED = (
+INLINE_KEYS = ("values", "step_s", "speedup", "rotate", "source")
+RECORDED_KEYS = (
     *("file", "key", "row", "rows", "column", "first", "steps", "scale", "offset", "least", "most"),
     *("step_s", "speedup", "rotate"),
 )
+"""Keys of a quantity over time whose values stand in the description, and of one that was recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +64,11 @@ def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
     if ("values" in value) == ("file" in value):
         raise ConfigError('a quantity over time is a table with either values = [...] or file = "..."')
     if "values" in value:
-        known(value, _INLINE)
+        known(value, INLINE_KEYS)
         values = items(value["values"], number)
         source = text(value.get("source", ""))
     else:
-        known(value, _RECORDED)
+        known(value, RECORDED_KEYS)
         series = _series(value, copy, copies)
         values = _rescaled(value, _window(value, read(series)))
         source = str(series)
