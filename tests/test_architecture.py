@@ -22,7 +22,7 @@ PURE = (
     *("uneven.balance", "uneven.balance.*", "uneven.sync", "uneven.sync.*"),
     *("uneven.config", "uneven.errors", "uneven.registry"),
     *("uneven.data.order", "uneven.journal.metrics", "uneven.cluster.throttle_rule"),
-    *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "checks")),
+    *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),
 )
 

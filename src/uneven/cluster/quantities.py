@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from uneven.cluster.curves import Measured, Saturating
-from uneven.cluster.spec import Do, Event
+from uneven.cluster.events import Do, Event
 from uneven.cluster.tables import integer, items, known, located, number, required, table, text
 from uneven.cluster.trace import Trace, steady
 from uneven.core.cost import Affine, Cost
