@@ -1,0 +1,156 @@
+"""Names for policies, names that hold names, and what goes together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import uneven
+from uneven.balance import Even, LbBsp, balancers
+from uneven.cli.run import layers_of
+from uneven.core.actions import StepPlan
+from uneven.core.views import SyncView
+from uneven.engine.fast import check_carried
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.sync import BSP, MA, Facts, Pace, Shadow, Shuffle, SyncPolicy, carried, compatible, policies
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("ssp:staleness=3", "SSP(staleness=3, scale=None)"),
+        ("shadow", "Shadow(inner=EASGD(alpha=None, every=1))"),
+        ("shadow:easgd:alpha=0.3", "Shadow(inner=EASGD(alpha=0.3, every=1))"),
+        (" shadow : easgd : alpha = 0.3 , every = 2 ", "Shadow(inner=EASGD(alpha=0.3, every=2))"),
+        ("shadow:diloco:outer-lr=0.5", "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9))"),
+        ("shadow:shadow:asp", "Shadow(inner=Shadow(inner=ASP(scale=None)))"),
+        ("shuffle:columns=3", "Shuffle(inner=MA(every=1, by_samples=True), groups=Grid(columns=3))"),
+        ("shuffle:local:every=4", "Shuffle(inner=LocalSGD(every=4, warmup=0), groups=Grid(columns=None))"),
+        (
+            "shuffle:groups=random,size=4,seed=7:ma:by-samples=false",
+            "Shuffle(inner=MA(every=1, by_samples=False), groups=RandomGroups(size=4, seed=7))",
+        ),
+    ],
+)
+def test_a_specification_is_read(spec: str, said: str) -> None:
+    assert repr(policies.resolve(spec)) == said
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "words"),
+    [
+        ("shufle", UnknownNameError, "unknown synchronisation policy 'shufle'; did you mean 'shuffle'"),
+        ("shadow:esgd:alpha=1", UnknownNameError, "'esgd'; did you mean 'easgd'"),
+        ("shadow:easgd:alhpa=1", UnknownNameError, "policy 'easgd': 'alhpa'; did you mean 'alpha'"),
+        ("shadow:alpha=0.3", UnknownNameError, r"as in shadow:NAME:alpha=….*'alpha' \(known: none\)"),
+        ("shadow:every=2:ma", UnknownNameError, "as in shadow:NAME:every=…"),
+        ("shadow:inner=ma", ConfigError, "write what 'shadow' holds after a colon"),
+        ("shadow:easgd,alpha=1", ConfigError, "expected key=value after the colon, found 'easgd'"),
+        ("easgd:ma", ConfigError, "'easgd' holds no other synchronisation policy; these do: shuffle, shadow"),
+        ("bsp:shadow:ma", ConfigError, "'bsp' holds no other"),
+        ("backup:2", ConfigError, "expected key=value after the colon, found '2'"),
+        ("shuffle:groups=gird", UnknownNameError, "unknown grouping 'gird'; did you mean 'grid'"),
+        ("shuffle:groups=digits,columns=2", UnknownNameError, r"key for grouping 'digits': 'columns' \(known: base\)"),
+        ("shuffle:colums=2", UnknownNameError, "'colums'; did you mean 'columns'"),
+    ],
+)
+def test_a_mistake_is_named_with_the_way_out(spec: str, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        policies.resolve(spec)
+
+
+def test_a_value_may_still_be_a_specification_of_another_kind() -> None:
+    assert balancers.resolve("proportional:predictor=ema:alpha=0.5").predictor == "ema:alpha=0.5"
+    with pytest.raises(ConfigError, match="'even' holds no other balancer; these do: none"):
+        balancers.resolve("even:static")
+
+
+TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "shuffle", "hierarchical")
+APART = ("asp", "ssp", "easgd", "shadow", "shadow:ma", "shadow:asp")
+
+
+@pytest.mark.parametrize("balancer", list(balancers))
+@pytest.mark.parametrize("policy", [*TOGETHER, *APART])
+def test_shares_make_sense_where_workers_wait_for_each_other(policy: str, balancer: str) -> None:
+    assert {spec.split(":")[0] for spec in (*TOGETHER, *APART)} == set(policies)
+    why = compatible(policy, balancer)
+    assert (why is None) == (policy in TOGETHER or balancer == "even")
+    if why is not None:
+        assert f"balance = '{balancer}' decides nothing under sync = '{policy}'" in why
+        assert "use balance = 'even' with it" in why
+
+
+@pytest.mark.parametrize(
+    ("policy", "near"),
+    [
+        *[("asp", "bsp"), ("ssp", "bsp"), ("shadow:asp", "bsp"), ("shadow", "local")],
+        *[("easgd", "local:every=4"), ("shadow:ma:every=5", "local:every=5")],
+    ],
+)
+def test_the_nearest_policy_that_can_be_balanced_is_named_and_can_be(policy: str, near: str) -> None:
+    why = compatible(policy, "lb-bsp")
+    assert why is not None
+    assert f"sync = '{near}' to balance" in why
+    assert compatible(near, "lb-bsp") is None
+
+
+def test_objects_are_taken_too_and_a_policy_without_facts_is_left_alone() -> None:
+    assert compatible(BSP(), LbBsp()) is None
+    assert "sync = Shadow(inner=MA(every=8, by_samples=True))" in str(compatible(Shadow(MA()), LbBsp()))
+    assert "balance = LbBsp decides" in str(compatible(Shadow(MA()), LbBsp()))
+    assert compatible(Shadow(MA()), Even()) is None
+    assert compatible(_Silent(), LbBsp()) is None
+    with pytest.raises(UnknownNameError, match="'lb-bps'"):
+        compatible("bsp", "lb-bps")
+    with pytest.raises(UnknownNameError, match="'bps'"):
+        compatible("bps", "lb-bsp")
+
+
+class _Silent(SyncPolicy):
+    def plan(self, view: SyncView) -> StepPlan:
+        return BSP().plan(view)
+
+
+def test_only_the_mean_of_the_gradients_is_carried_by_a_real_run() -> None:
+    assert carried("bsp") is None
+    assert carried(BSP()) is None
+    assert carried(_Silent()) is None
+    for spec in (*TOGETHER[1:], *APART):
+        why = carried(spec)
+        assert why is not None
+        assert f"sync = '{spec}' cannot be carried by a real run yet" in why
+        assert f"uneven simulate CLUSTER.toml --sync {spec}" in why
+        with pytest.raises(ConfigError, match="cannot be carried"):
+            check_carried(policies.resolve(spec), size=2)
+    assert "sync = Shuffle(" in str(carried(Shuffle("ma")))
+
+
+@pytest.mark.parametrize("spec", ["ssp", "local:every=1000", "shadow:ma"])
+def test_a_run_is_refused_before_anything_starts(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first steps exchange nothing, which looked harmless."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"sync = '{spec}' cannot be carried .* train with sync = 'bsp'"):
+        layers_of({"sync": spec}, None)
+    with pytest.raises(ConfigError, match="cannot be carried"):
+        uneven.Session(sync=spec)
+    Path("uneven.toml").write_text(f'[run]\nsync = "{spec}"\n')
+    with pytest.raises(ConfigError, match="cannot be carried"):
+        layers_of({}, None)
+    assert layers_of({"sync": "bsp"}, None)["command line"] == {"sync": "bsp"}, "the command line wins"
+
+
+class _Loose(BSP):
+    """Carried as BSP is, but says that nobody waits."""
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(payloads=super().facts.payloads, pace=Pace.OWN, stops=False, moves="", waits="", stale="",
+                     lost_when_one_dies="")  # fmt: skip
+
+
+def test_a_session_refuses_a_balancer_that_would_decide_nothing() -> None:
+    with pytest.raises(ConfigError, match="balance = 'even' with it"):
+        uneven.Session(sync=_Loose())
+    with uneven.Session(sync=_Loose(), balance="even") as session:
+        assert session.world_size == 1
