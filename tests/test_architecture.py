@@ -23,6 +23,7 @@ PURE = (
     *("uneven.config", "uneven.errors", "uneven.registry"),
     *("uneven.data.order", "uneven.journal.metrics", "uneven.cluster.throttle_rule"),
     *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
+    *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),
 )
 
@@ -43,6 +44,9 @@ READERS = {
     "uneven.world": "is where every other part asks who it is",
     "uneven.testing.rank_child": "plays the launcher for tests: sets them, never reads them",
     "uneven.launch.workers": "is part of the launcher: tells its workers apart by what it gave them",
+    "uneven.emulate.workers": "is the emulator's launcher: sets them, never reads them",
+    "uneven.emulate.isolated": "is the emulator's launcher: sets them, never reads them",
+    "uneven.emulate.throttled": "is the emulator's launcher: sets them, never reads them",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 
 import typer
@@ -12,18 +13,26 @@ from rich.text import Text
 
 from uneven.cli.findings import Finding, Level, findings, works
 from uneven.cli.machine import gather
+from uneven.emulate import state
+from uneven.errors import ConfigError
 
 _STYLES = {Level.GOOD: "green", Level.NOTE: "yellow", Level.MISSING: "bold red"}
 
 
 def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object, for a bug report."),
+    clean: bool = typer.Option(
+        False, "--clean", help="Only remove what `uneven emulate` left when it was killed, and say what that was."
+    ),
 ) -> None:
     """Say what this machine can and cannot do.
 
     Each line is a finding and what follows from it. The exit code is 0 if training on several workers works
     here, else 1. Two small processes are started for a moment to try gloo, and one to try throttling.
     """
+    if clean:
+        _clean()
+        return
     with Console(stderr=True).status("trying torch and gloo with two processes …"):
         found = findings(gather())
     if as_json:
@@ -32,6 +41,17 @@ def doctor(
     else:
         show(found, Console(highlight=False))
     raise typer.Exit(0 if works(found) else 1)
+
+
+def _clean() -> None:
+    """Remove what is left of emulations whose process has ended; those that run are not touched."""
+    if os.geteuid() != 0:
+        raise ConfigError("doctor --clean: only root can have left something, and only root can remove it; use sudo")
+    removed = state.clean()
+    for one in removed:
+        typer.echo(f"removed what was left of {one}")
+    if not removed:
+        typer.echo("nothing was left of any emulation")
 
 
 def show(found: list[Finding], console: Console) -> None:

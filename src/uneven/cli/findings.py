@@ -94,8 +94,9 @@ class Facts:
     data: DataFolder | None
     root: bool
     throttle_error: str  # "" if a child could be stopped, continued and its CPU time read
-    namespace_error: str  # "" if a network namespace could be made
-    tools: dict[str, bool]  # "tc", "ip"
+    isolation_error: str  # "" if `uneven emulate` can give nodes namespaces and control groups
+    bandwidth_error: str  # "" if it can limit bandwidth
+    latency_error: str  # "" if it can delay packets
     packages: dict[str, str]  # optional package → version, "" if not installed
 
 
@@ -111,7 +112,7 @@ def findings(facts: Facts) -> list[Finding]:
         _nccl(facts),
         _interface(facts.interface),
         _throttle(facts),
-        _emulator(facts),
+        *_emulator(facts),
         _data(facts.data),
         *_packages(facts.packages),
     ]
@@ -225,16 +226,22 @@ def _throttle(facts: Facts) -> Finding:
     return Finding("throttling", GOOD, text, "`uneven demo` and `uneven run --shares` work without root")
 
 
-def _emulator(facts: Facts) -> Finding:
-    who = "root" if facts.root else "not root"
-    absent = [name for name, there in facts.tools.items() if not there]
-    problems = [*(f"{name} not installed" for name in absent)]
-    if facts.namespace_error:
-        problems.append(f"no network namespace ({facts.namespace_error})")
-    if problems:
-        cure = "slow or lossy networks cannot be emulated here; unequal speeds can (see throttling)"
-        return Finding("emulation", NOTE, f"{who}; {'; '.join(problems)}", cure)
-    return Finding("emulation", GOOD, f"{who}; network namespaces and tc", "networks can be emulated here")
+def _emulator(facts: Facts) -> Iterator[Finding]:
+    if facts.isolation_error:
+        cure = "`uneven emulate` gives shares of processor time only; links, memory and load need root on Linux"
+        yield Finding("emulation", NOTE, facts.isolation_error, cure)
+        return
+    means = "root; network namespaces and control groups"
+    if facts.bandwidth_error:
+        cure = "`uneven emulate` refuses bandwidth limits; `uneven simulate` knows them"
+        yield Finding("emulation", NOTE, f"{means}; {facts.bandwidth_error}", cure)
+    else:
+        yield Finding("emulation", GOOD, f"{means}; tbf", "`uneven emulate` carries all but perhaps latency")
+    if facts.latency_error:
+        cure = "`uneven emulate` refuses latency_s; --leave-out latency_s, or use `uneven simulate`"
+        yield Finding("latency", NOTE, facts.latency_error, cure)
+    else:
+        yield Finding("latency", GOOD, "netem", "`uneven emulate` carries latency_s")
 
 
 def _data(folder: DataFolder | None) -> Finding:

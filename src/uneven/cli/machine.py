@@ -26,6 +26,7 @@ import uneven
 from uneven.cli.findings import DataFolder, Facts, Gpu, Interface, TorchFacts
 from uneven.cli.limits import Limit, control_group_limit
 from uneven.cluster.processes import Process
+from uneven.emulate import probe
 
 TRIAL_LIMIT_S = 60.0
 OPTIONAL = ("ray", "tensorboard")
@@ -37,6 +38,8 @@ def gather(environment: Mapping[str, str] = os.environ) -> Facts:
     gpus, gpu_error = read_gpus()
     memory = psutil.virtual_memory()
     cores = os.cpu_count() or 1
+    isolation_error = probe.why_not_isolated()
+    able = probe.able(isolated=isolation_error)
     return Facts(
         system=platform.system(),
         python=sys.version_info[:3],
@@ -55,8 +58,9 @@ def gather(environment: Mapping[str, str] = os.environ) -> Facts:
         data=look_at(environment["UNEVEN_DATA"]) if environment.get("UNEVEN_DATA") else None,
         root=hasattr(os, "geteuid") and os.geteuid() == 0,
         throttle_error=try_throttling(),
-        namespace_error=try_namespace(),
-        tools={name: shutil.which(name) is not None for name in ("tc", "ip")},
+        isolation_error=isolation_error,
+        bandwidth_error=able.links,
+        latency_error=able.latency,
         packages={name: installed_version(name) for name in OPTIONAL},
     )
 
@@ -191,20 +195,6 @@ def _stop_and_continue(pid: int, limit_s: float) -> str:
         return "a child's CPU time cannot be read" if controlled.cpu_s() is None else ""
     finally:
         controlled.close()
-
-
-def try_namespace(limit_s: float = 10.0) -> str:
-    """Enter a new network namespace and leave it; "" if that worked, else what did not."""
-    tool = shutil.which("unshare")
-    if sys.platform != "linux" or tool is None:
-        return "only on Linux with util-linux"
-    as_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    try:
-        command = [tool, *as_user, "--net", "true"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return f"unshare did not answer within {limit_s:g} s"
-    return "" if done.returncode == 0 else done.stderr.strip().removeprefix("unshare: ")
 
 
 def installed_version(package: str) -> str:

@@ -26,7 +26,7 @@ GOOD = Facts(
     memory_bytes=16 * GIB, available_bytes=12 * GIB, memory_limit_bytes=None, shared_memory_bytes=8 * GIB,
     gpus=(), gpu_error="NVML: no driver", torch=TORCH,
     interface=Interface(name="eth0", address="192.0.2.7", forced=False), data=None, root=False,
-    throttle_error="", namespace_error="", tools={"tc": True, "ip": True},
+    throttle_error="", isolation_error="", bandwidth_error="", latency_error="",
     packages={"ray": "2.60.0", "tensorboard": ""},
 )  # fmt: skip
 
@@ -44,7 +44,7 @@ def test_a_good_machine_works_and_every_line_has_a_consequence() -> None:
     topics = [finding.topic for finding in found]
     assert len(set(topics)) == len(topics)
     assert {"python", "torch", "gloo", "cores", "memory", "gpus", "nccl", "interface", "throttling",
-            "emulation", "data", "ray", "tensorboard"} <= set(topics)  # fmt: skip
+            "emulation", "latency", "data", "ray", "tensorboard"} <= set(topics)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,9 @@ def test_the_reason_for_a_failed_trial_is_shown() -> None:
         ({"shared_memory_bytes": 64 * MIB}, "shared memory", "--shm-size"),
         ({"gpus": (Gpu(name="A", memory_bytes=GIB),)}, "gpus", "CPU build"),
         ({"throttle_error": "no SIGSTOP"}, "throttling", "training is not affected"),
-        ({"tools": {"tc": False, "ip": True}}, "emulation", "unequal speeds can"),
-        ({"namespace_error": "not permitted"}, "emulation", "unequal speeds can"),
+        ({"isolation_error": "only root may"}, "emulation", "shares of processor time only"),
+        ({"bandwidth_error": "no tbf"}, "emulation", "refuses bandwidth limits"),
+        ({"latency_error": "no netem"}, "latency", "--leave-out latency_s"),
         ({"system": "Darwin"}, "python", "by design"),
         ({"packages": {"ray": ""}}, "ray", "uneven[ray]"),
     ],

@@ -1,0 +1,135 @@
+"""What of a description this machine can emulate: refusals by name, before anything starts. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from uneven.cluster.spec import ClusterSpec, Do, Trace, steady
+from uneven.errors import ConfigError, UnknownNameError
+
+SIMULATE = "use `uneven simulate`, which knows it"
+
+_LEFT_OUT: dict[str, Any] = {
+    "load": steady(0.0),
+    "memory_bytes": None,
+    "up_bit_per_s": None,
+    "down_bit_per_s": None,
+    "latency_s": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Able:
+    """Why something cannot be emulated here; an empty text says that it can.
+
+    Attributes:
+        load: competing processes inside a node, which need a control group.
+        memory: a limit on a node's memory.
+        links: bandwidth of a node's link.
+        latency: delay of a node's link.
+    """
+
+    load: str = ""
+    memory: str = ""
+    links: str = ""
+    latency: str = ""
+
+
+def check(spec: ClusterSpec, able: Able) -> None:
+    """See that everything in ``spec`` can be emulated here.
+
+    Raises:
+        ConfigError: naming each node and key that cannot, why, and what to do instead.
+    """
+    wrong = [*_nodes(spec, able), *_events(spec, able), *_sites(spec)]
+    if wrong:
+        raise ConfigError(f"cluster {spec.name!r} cannot be emulated here:\n  " + "\n  ".join(wrong))
+
+
+def without(spec: ClusterSpec, keys: Iterable[str]) -> ClusterSpec:
+    """The same cluster with a key of every node left out, or with its ``links`` or ``events``.
+
+    Raises:
+        UnknownNameError: a key that cannot be left out.
+    """
+    for key in keys:
+        if key == "links":
+            spec = replace(spec, links=())
+        elif key == "events":
+            spec = replace(spec, events=())
+        elif key in _LEFT_OUT:
+            spec = replace(spec, nodes=tuple(replace(node, **{key: _LEFT_OUT[key]}) for node in spec.nodes))
+        else:
+            raise UnknownNameError("key to leave out:", key, {*_LEFT_OUT, "links", "events"})
+    return spec
+
+
+def _nodes(spec: ClusterSpec, able: Able) -> Iterator[str]:
+    wanted: dict[str, tuple[dict[str, float | None], str]] = {
+        "memory_bytes": ({node.name: node.memory_bytes for node in spec.nodes}, able.memory),
+        "load": ({node.name: max(node.load.values) or None for node in spec.nodes}, able.load),
+        "up_bit_per_s": ({node.name: _most(node.up_bit_per_s) for node in spec.nodes}, able.links),
+        "down_bit_per_s": ({node.name: _most(node.down_bit_per_s) for node in spec.nodes}, able.links),
+        "latency_s": ({node.name: node.latency_s or None for node in spec.nodes}, able.latency),
+    }
+    for key, (values, why_not) in wanted.items():
+        given = [f"{name} ({value:g})" for name, value in values.items() if value is not None]
+        if given and why_not:
+            yield f"{key} of node {_some(given)}: {why_not}; --leave-out {key}, or {SIMULATE}"
+    for node in spec.nodes:
+        for key, trace in (("up_bit_per_s", node.up_bit_per_s), ("down_bit_per_s", node.down_bit_per_s)):
+            if trace is not None and min(trace.values) <= 0:
+                yield f"{key} of node {node.name} reaches 0, which stops the run for good; give it at least 1000"
+
+
+def _most(trace: Trace | None) -> float | None:
+    return None if trace is None else max(trace.values)
+
+
+def _some(names: list[str], shown: int = 4) -> str:
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
+def _events(spec: ClusterSpec, able: Able) -> Iterator[str]:
+    reasons = {
+        Do.JOIN: "real workers cannot yet come while a run goes on",
+        Do.LEAVE: "real workers cannot yet go while a run goes on",
+        Do.CUT_LINK: able.links,
+    }
+    for do, why_not in reasons.items():
+        nodes = list(dict.fromkeys(event.node for event in spec.events if event.do is do))
+        if nodes and why_not:
+            yield f"event {do.value} of node {_some(nodes)}: {why_not}; --leave-out events, or {SIMULATE}"
+
+
+def _sites(spec: ClusterSpec) -> Iterator[str]:
+    for link in spec.links:
+        yield (
+            f"link between sites {' and '.join(link.between)}: every node here has a link of its own and no other; "
+            f"limit up_bit_per_s and down_bit_per_s of the nodes and --leave-out links, or {SIMULATE}"
+        )
+
+
+def notes(spec: ClusterSpec, cores: int) -> list[str]:
+    """What a user should know of a description that can be emulated.
+
+    Args:
+        cores: that this machine has for it.
+    """
+    said = []
+    described = [node.name for node in spec.nodes if node.cost is not None]
+    if described:
+        said.append(
+            f"cost of node {_some(described)} is for the simulator; here a worker computes on cores × share of this "
+            f"machine"
+        )
+    wanted = math.fsum(node.cores * max(node.share.values) for node in spec.nodes)
+    if wanted > cores * 1.001:
+        said.append(
+            f"the nodes have {wanted:g} cores together and this machine {cores}: while more than {cores} are "
+            f"computing, nobody gets what the description says; a smaller share for each keeps their proportions"
+        )
+    return said

@@ -1,0 +1,56 @@
+"""Background load: real processes that compete with a node's worker inside its control group."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Callable
+
+
+def duties(load: float, threads: int) -> tuple[float, ...]:
+    """How busy each competing process is, so that a worker with T threads gets T / (T + ``load``) of what is there.
+
+    All but the last are always busy. The last stands for the fraction: with n others and a duty d the worker gets
+    d · T / (T + n + 1) + (1 − d) · T / (T + n), which is to be T / (T + n + fraction).
+    """
+    whole = math.floor(load)
+    fraction = load - whole
+    part = ((threads + whole + 1) * fraction / (threads + whole + fraction),) if fraction > 0 else ()
+    return (1.0,) * whole + part
+
+
+class Rivals:
+    """The competing processes of one node.
+
+    Args:
+        start: starts one inside the node, with a pipe for its standard input.
+        threads: in how many the worker computes.
+    """
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], threads: int) -> None:
+        self._start = start
+        self._threads = threads
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def set(self, load: float) -> None:
+        """From now on, so many processes compete; those that are not needed sleep."""
+        wanted = duties(load, self._threads)
+        while len(self._running) < len(wanted):
+            self._running.append(self._start())
+        for index, process in enumerate(self._running):
+            assert process.stdin is not None
+            duty = wanted[index] if index < len(wanted) else 0.0
+            try:
+                process.stdin.write(f"{duty!r}\n".encode())
+                process.stdin.flush()
+            except BrokenPipeError:
+                continue  # killed with its node
+
+    def close(self) -> None:
+        """End them."""
+        for process in self._running:
+            assert process.stdin is not None
+            process.kill()
+            process.stdin.close()
+            process.wait()
+        self._running.clear()

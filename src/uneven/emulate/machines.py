@@ -1,0 +1,47 @@
+"""What carries an emulation: one machine for each node of the description, in whichever way they are made."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from typing import Protocol
+
+from uneven.emulate.replay import Setting
+
+
+class Machines(Protocol):
+    """Nodes that workers can be started on. Nodes are known by their place in the description, from 0."""
+
+    @property
+    def how(self) -> str:
+        """In words, for the terminal."""
+        ...
+
+    @property
+    def network(self) -> Mapping[str, str]:
+        """Variables that tell a worker how to reach the others."""
+        ...
+
+    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a worker on a node. Call it in the thread that stays until the end: the worker dies with it."""
+        ...
+
+    def apply(self, index: int, setting: Setting) -> None:
+        """Let a setting hold from now on."""
+        ...
+
+    def lift(self, index: int) -> None:
+        """Let a node's worker use what it can get, whatever was set."""
+        ...
+
+    def kill(self, index: int) -> None:
+        """Kill everything on a node."""
+        ...
+
+    def why_killed(self, index: int) -> str:
+        """Why a worker was killed, where the machine knows; else ""."""
+        ...
+
+    def close(self) -> None:
+        """End and remove everything. Twice is fine."""
+        ...

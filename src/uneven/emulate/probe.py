@@ -1,0 +1,85 @@
+"""What this machine lets an emulation do, found out by trying."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from uneven.emulate import cgroup, netns
+from uneven.emulate.cgroup import Trees
+from uneven.emulate.checks import Able
+from uneven.errors import LaunchError
+
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+_NETEM = "qdisc replace dev lo root netem delay 1ms"
+_BUCKET = "qdisc replace dev lo root tbf rate 1mbit burst 4000 limit 100000"
+
+
+def why_not_isolated() -> str:
+    """Why nodes cannot have namespaces and control groups of their own; "" if they can."""
+    if sys.platform != "linux":
+        return "only Linux has namespaces and control groups"
+    if os.geteuid() != 0:
+        return "only root may make namespaces and control groups"
+    for tool, package in _TOOLS.items():
+        if shutil.which(tool) is None:
+            return f"`{tool}` is not installed (on Debian and Ubuntu the package is {package})"
+    found = cgroup.find()
+    if isinstance(found, str):
+        return found
+    if not os.access(found.cpu, os.W_OK):
+        return f"{found.cpu} cannot be written"
+    try:
+        os.close(netns.new_namespace())
+    except OSError as error:
+        return f"no network namespace can be made ({error.strerror})"
+    return ""
+
+
+def trees() -> Trees:
+    """The control groups of a machine on which nodes can be isolated."""
+    found = cgroup.find()
+    assert isinstance(found, Trees)
+    return found
+
+
+def why_no_discipline(line: str) -> str:
+    """Why ``tc`` cannot set something on an interface, tried in a namespace of its own; "" if it can."""
+    try:
+        namespace = netns.new_namespace()
+    except OSError as error:
+        return f"no network namespace can be made ({error.strerror})"
+    try:
+        netns.run("tc", namespace, [line])
+    except LaunchError as error:
+        return str(error).partition("(")[2].splitlines()[0].removeprefix("Error: ").rstrip(".")
+    except FileNotFoundError as error:
+        return f"`{error.filename}` is not installed"
+    finally:
+        os.close(namespace)
+    return ""
+
+
+def why_no_latency() -> str:
+    """Why packets cannot be delayed here, as ``uneven doctor`` says it; "" if they can."""
+    problem = why_no_discipline(_NETEM)
+    return f"this kernel has no netem, which delays packets ({problem})" if problem else ""
+
+
+def why_no_bandwidth() -> str:
+    """Why bandwidth cannot be limited here; "" if it can."""
+    problem = why_no_discipline(_BUCKET)
+    return f"this kernel has no tbf, which limits bandwidth ({problem})" if problem else ""
+
+
+def able(*, isolated: str) -> Able:
+    """What can be emulated here.
+
+    Args:
+        isolated: why nodes cannot be isolated, or "".
+    """
+    if isolated:
+        return Able(load=isolated, memory=isolated, links=isolated, latency=isolated)
+    memory = "" if trees().memory is not None else "no control group with the memory controller is mounted"
+    return Able(memory=memory, links=why_no_bandwidth(), latency=why_no_latency())

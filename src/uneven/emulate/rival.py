@@ -1,0 +1,32 @@
+"""A process that competes for processor time: ``python -m uneven.emulate.rival``.
+
+Standard input has the part of the time in which it is to be busy, 0 … 1, one number a line, the newest counts. It
+ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+_CYCLE_S = 0.05
+
+
+def main() -> None:
+    """Compete until nobody wants it any more."""
+    duty = 0.0
+    while True:
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + duty * _CYCLE_S:
+            pass
+        rest_s = max(began_s + _CYCLE_S - time.monotonic(), 0.0) if duty else None
+        if select.select([0], [], [], rest_s)[0]:
+            text = os.read(0, 4096)
+            if not text:
+                return
+            duty = float(text.split()[-1])
+
+
+if __name__ == "__main__":
+    main()

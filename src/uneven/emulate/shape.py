@@ -1,0 +1,46 @@
+"""Token buckets: the words that make ``tc`` keep a link to a bandwidth."""
+
+from __future__ import annotations
+
+import math
+
+BURST_S = 0.002
+"""Time at the full rate that a rested bucket lets through at once. It adds that much to each transfer, so it is
+kept short; much shorter, and a timer of the kernel that comes late costs bandwidth."""
+
+LEAST_BURST_BYTES = 4000
+"""A bucket must hold the largest packet, 1514 bytes, with something to spare."""
+
+QUEUE_S = 0.5
+LEAST_QUEUE_BYTES = 1_000_000
+"""The queue is long: a full one drops packets, and TCP then waits 0.2 s and more, which says nothing about
+bandwidth."""
+
+
+def burst_bytes(bit_per_s: float) -> int:
+    """Size of the bucket."""
+    return max(math.ceil(bit_per_s / 8 * BURST_S), LEAST_BURST_BYTES)
+
+
+def queue_bytes(bit_per_s: float) -> int:
+    """What may wait for the bucket."""
+    return max(math.ceil(bit_per_s / 8 * QUEUE_S), LEAST_QUEUE_BYTES)
+
+
+def commands(device: str, bit_per_s: float, latency_s: float, *, shaped: bool) -> list[str]:
+    """Lines for ``tc -batch`` that set what leaves through ``device`` from now on.
+
+    Args:
+        bit_per_s: infinite is not limited.
+        latency_s: added to every packet; needs netem.
+        shaped: something was set there before.
+    """
+    lines = [f"qdisc del dev {device} root"] if shaped and math.isinf(bit_per_s) else []
+    place = "root"
+    if math.isfinite(bit_per_s):
+        rate, burst, queue = max(1, round(bit_per_s)), burst_bytes(bit_per_s), queue_bytes(bit_per_s)
+        lines.append(f"qdisc replace dev {device} root handle 1: tbf rate {rate}bit burst {burst} limit {queue}")
+        place = "parent 1:1"
+    if latency_s > 0:
+        lines.append(f"qdisc replace dev {device} {place} handle 10: netem delay {latency_s * 1e6:.0f}us limit 100000")
+    return lines

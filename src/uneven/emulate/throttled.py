@@ -1,0 +1,87 @@
+"""Nodes as an ordinary user makes them: workers of this machine that are stopped and continued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from uneven.cluster.throttle import Throttle
+from uneven.emulate.enter import Task, command
+from uneven.emulate.replay import Quantity, Setting
+from uneven.errors import ConfigError
+
+LEAST_CORES = 0.01
+"""The throttle knows no share of nothing."""
+
+
+class Throttled:
+    """See :class:`uneven.emulate.machines.Machines`. Carries shares of processor time and their traces, no more.
+
+    Raises:
+        LaunchError: the throttle could not be started.
+    """
+
+    def __init__(self) -> None:
+        self.how = "workers that are stopped and continued, as by an ordinary user"
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        self.network = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
+        }
+        self._throttle = Throttle(period_s=0.01)
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a worker."""
+        line = command(Task(program=program, emulator=os.getpid()))
+        worker = subprocess.Popen(line, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
+        self._workers[index] = worker
+        return worker
+
+    def apply(self, index: int, setting: Setting) -> None:
+        """Let a share hold from now on. Other settings were refused before the start unless they change nothing."""
+        worker = self._workers[index]
+        if setting.quantity is not Quantity.CORES or worker.poll() is not None:
+            return
+        try:
+            self._throttle.limit(worker.pid, max(setting.value, LEAST_CORES))
+        except ConfigError:
+            if worker.poll() is None:
+                raise
+
+    def lift(self, index: int) -> None:
+        """Let a worker use what it can get."""
+        self._throttle.release(self._workers[index].pid)
+
+    def kill(self, index: int) -> None:
+        """Kill a worker and its descendants."""
+        worker = self._workers[index]
+        try:
+            os.killpg(worker.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+            return
+
+    def why_killed(self, index: int) -> str:
+        """Nobody knows."""
+        return ""
+
+    def close(self) -> None:
+        """Kill what is left and end the throttle."""
+        for index in self._workers:
+            self.kill(index)
+        for worker in self._workers.values():
+            worker.wait()
+        self._throttle.close()
+
+
+def _free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
