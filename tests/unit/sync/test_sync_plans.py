@@ -280,5 +280,5 @@ def test_in_virtual_time_the_slowest_sets_the_pace_where_workers_meet(spec: str)
 @pytest.mark.parametrize("spec", [*sorted({*policies} - {"shuffle", "hierarchical"}), "shadow:ma", "local:every=4"])
 def test_in_virtual_time_the_rest_goes_on_when_somebody_leaves(spec: str) -> None:
     run = play(policies.resolve(spec), UNEVEN, STEPS, leaves_s={3: 9.0})
-    assert [run.clocks[rank] for rank in (0, 1, 2)] == [STEPS] * 3
+    assert [len(run.starts_s[rank]) for rank in (0, 1, 2)] == [STEPS] * 3
     assert max(run.ends_s.values()) <= 9.0 + STEPS
