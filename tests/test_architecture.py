@@ -22,6 +22,7 @@ PURE = (
     *("uneven.balance", "uneven.balance.*", "uneven.sync", "uneven.sync.*"),
     *("uneven.config", "uneven.errors", "uneven.registry"),
     *("uneven.data.order", "uneven.journal.metrics", "uneven.cluster.throttle_rule"),
+    *("uneven.control", "uneven.control.*", "uneven.simulate", "uneven.simulate.*", "uneven.journal.events"),
     *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),

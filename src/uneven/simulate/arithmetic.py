@@ -1,0 +1,64 @@
+"""Where real gradients plug in. Pure.
+
+The simulator says what happens, in the order of virtual time; an arithmetic that holds models makes it so. What is
+stale in virtual time is then stale in the models too.
+"""
+
+from __future__ import annotations
+
+from uneven.core.actions import Exchange
+
+
+class Arithmetic:
+    """Told everything, in virtual-time order. This one does nothing; a training overrides what it needs.
+
+    A step of one worker, with the exchanges of its plan::
+
+        computes ─► sends ─► merges ─► steps                              moment BACKWARD, over a group
+        computes ─► sends ─► merges ─► reads ─► steps                     moment BACKWARD, over the shared copy
+        computes ─► steps ─► sends ─► merges                              moment STEP, over a group
+        computes ─► steps ─► sends ─► merges ─► reads (before it computes again)   moment STEP, over the shared copy
+        computes ─► steps ─► sends … merges … reads                       moment BACKGROUND, while it computes again
+    """
+
+    def enters(self, rank: int, source: int | None) -> None:
+        """A worker takes part from now on, with a copy of the state of ``source``; None at the start."""
+
+    def computes(self, rank: int, iteration: int, samples: range, at_s: float) -> None:
+        """A gradient on these samples, at the parameters that the worker has now.
+
+        Args:
+            at_s: virtual time, from the start.
+            samples: positions in the endless order of the data, which is a fixed permutation epoch after epoch.
+        """
+
+    def sends(self, rank: int, exchange: Exchange) -> None:
+        """What this worker contributes leaves it now; what its replica does from here on is not in it."""
+
+    def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
+        """The contributions of these workers are merged now.
+
+        Over a group, all of them have the outcome at once; in the background it is the change that is applied, so
+        that progress is kept. Of ``Add`` over a group in the background, the one rank is the speaker that all the
+        others hear now. Over the shared copy, that copy has them now.
+        """
+
+    def reads(self, rank: int, exchange: Exchange) -> None:
+        """The shared copy reaches this worker now, as it was when the answer left it, a latency ago."""
+
+    def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
+        """What this worker sent came too late and is dropped; it takes over the newest state.
+
+        Args:
+            source: a worker whose contribution was in time; None if all of them are gone.
+        """
+
+    def steps(self, rank: int, iteration: int, at_s: float) -> None:
+        """The optimizer's step, with the gradient as it is now. A step whose gradient came too late is not taken."""
+
+    def leaves(self, rank: int) -> None:
+        """A worker is gone; it comes back only by :meth:`enters`."""
+
+    def significant(self, rank: int, exchange: Exchange) -> float | None:
+        """Part of the entries that the exchange's filter lets through now; None takes the description's word."""
+        return None

@@ -1,0 +1,89 @@
+"""When a piece of work ends on a node that is not always fully there. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from uneven.cluster.spec import Node
+
+_BLOCK = 256
+"""Iterations whose jitter is drawn at once."""
+
+
+class Processor:
+    """The processor time that one worker gets on its node.
+
+    Work is counted in seconds at the node's full speed. At a time t it proceeds at the rate ``node.available(t)``
+    times the factor of the slow-downs in force, so that its end is found by going from change to change.
+
+    Args:
+        node: whose share and load, over time, say what is available.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._steady = node.available(0.0) if node.share.constant and node.load.constant else None
+        self._factors: list[float] = []
+        self._factor = 1.0
+
+    def slow(self, factor: float) -> None:
+        """From now on ``factor`` of the speed is left, on top of other slow-downs."""
+        self._factors.append(factor)
+        self._factor = math.prod(self._factors)
+
+    def recover(self, factor: float) -> None:
+        """A slow-down is over."""
+        self._factors.remove(factor)
+        self._factor = math.prod(self._factors)
+
+    def end_s(self, start_s: float, work_s: float) -> float:
+        """When work that begins at ``start_s`` is done; infinite if it never is."""
+        if self._steady is not None:
+            rate = self._steady * self._factor
+            return start_s + work_s / rate if rate > 0.0 else math.inf if work_s > 0.0 else start_s
+        time_s, left_s = start_s, work_s
+        while True:
+            rate = self._node.available(time_s) * self._factor
+            change_s = self._node.next_change_s(time_s)
+            if rate * (change_s - time_s) >= left_s:
+                return time_s + (left_s / rate if left_s > 0.0 else 0.0)
+            left_s -= rate * (change_s - time_s)
+            time_s = change_s
+
+    def work_s(self, start_s: float, end_s: float) -> float:
+        """How much work is done between two times; the inverse of :meth:`end_s`."""
+        if self._steady is not None:
+            return (end_s - start_s) * self._steady * self._factor
+        time_s, done_s = start_s, 0.0
+        while time_s < end_s:
+            change_s = min(self._node.next_change_s(time_s), end_s)
+            done_s += self._node.available(time_s) * self._factor * (change_s - time_s)
+            time_s = change_s
+        return done_s
+
+
+class Jitter:
+    """Factors by which single compute times are off, log-normal with mean 1; given by seed, rank and iteration.
+
+    Args:
+        deviation: relative standard deviation; 0 makes every factor 1.
+    """
+
+    def __init__(self, deviation: float, seed: int, rank: int) -> None:
+        self._sigma = math.sqrt(math.log1p(deviation**2))
+        self._seed = seed, rank
+        self._block = -1
+        self._factors: list[float] = []
+
+    def factor(self, iteration: int) -> float:
+        """The factor of one iteration."""
+        if self._sigma == 0.0:
+            return 1.0
+        block, place = divmod(iteration, _BLOCK)
+        if block != self._block:
+            draws = np.random.default_rng((*self._seed, block)).standard_normal(_BLOCK)
+            self._factors = np.exp(self._sigma * draws - self._sigma**2 / 2).tolist()
+            self._block = block
+        return self._factors[place]

@@ -1,0 +1,179 @@
+"""Plays the exchanges of a plan: which kind each is, who is held up by it, and when others may count on it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from uneven.core.actions import Add, Elastic, Exchange, Moment, Payload, Via
+from uneven.simulate.ring import Rings
+from uneven.simulate.rounds import Group, Round
+from uneven.simulate.served import Errand, Servers
+from uneven.simulate.stage import Stage
+from uneven.simulate.worker import Worker
+
+
+class Kind(Enum):
+    """The shape that an exchange takes."""
+
+    RING = "ring"  # members meet, then an all-reduce among them
+    TELL = "tell"  # each speaker sends the others what it has to add, and waits for nobody
+    APART = "apart"  # each member with the shared copy on its own
+    TOGETHER = "together"  # the shared copy answers when enough have contributed
+
+
+def kind_of(one: Exchange) -> Kind:
+    """An all-reduce cannot leave anybody out, so whatever has a quorum goes over the shared copy."""
+    if one.quorum is not None:
+        return Kind.TOGETHER
+    if one.via is Via.SERVER:
+        return Kind.APART if isinstance(one.merge, Add | Elastic) else Kind.TOGETHER
+    if one.moment is Moment.BACKGROUND and isinstance(one.merge, Add):
+        return Kind.TELL
+    return Kind.RING
+
+
+class Exchanges:
+    """Begins exchanges and lets their workers go on."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._rings = Rings(stage, self._through)
+        self._servers = Servers(stage, self._served)
+
+    def overlap(self, worker: Worker, one: Exchange) -> None:
+        """Begin an exchange of the gradient while the worker computes."""
+        kind = kind_of(one)
+        if kind is Kind.RING:
+            self._rings.arrive(worker, one, computing=True)
+        else:
+            self._servers.together(worker, one, computing=True)
+
+    def begin(self, worker: Worker, one: Exchange) -> bool:
+        """Begin an exchange after the computing; whether the worker may go on at once."""
+        aside = one.moment is Moment.BACKGROUND
+        if aside and not self._takes_off(worker, one):
+            return True
+        kind = kind_of(one)
+        if kind is Kind.RING:
+            self._rings.arrive(worker, one, computing=False)
+        elif kind is Kind.TELL:
+            self._tell(worker, one)
+        elif kind is Kind.APART:
+            self._servers.apart(worker, one)
+        else:
+            self._servers.together(worker, one, computing=False)
+        return aside
+
+    def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
+        """Read back what an exchange with the shared copy brought about, then go on."""
+        self._servers.read(worker, one, then)
+
+    def hasten(self, worker: Worker) -> None:
+        """A worker that computes has got another speed."""
+        if worker.event is not None and worker.awaited is not None:
+            self._stage.queue.cancel(worker.event)
+            part, action, arguments = worker.awaited
+            self._stage.when_done(worker, part, action, *arguments)
+        if worker.meeting is not None:
+            self._rings.hasten(worker.meeting)
+
+    def leave(self, worker: Worker) -> None:
+        """A worker takes no more steps; nobody waits for what it would have sent."""
+        self._stage.queue.cancel(worker.event)
+        for meeting in self._stage.groups.leave(worker.rank):
+            carrier = self._rings if kind_of(meeting.exchange) is Kind.RING else self._servers
+            if worker.dead:
+                carrier.lose(meeting, worker.rank)
+            else:
+                carrier.recheck(meeting)
+        if not worker.flying:
+            self._finish(worker)
+
+    def tell_clock(self, worker: Worker) -> None:
+        """Let the others know how many steps this worker has finished.
+
+        A step is finished for them when what it sent in the background has arrived.
+        """
+        known = worker.clock
+        if worker.flying or worker.owing:
+            known = min(known, *worker.flying.values(), *worker.owing.values())
+        self._stage.clocks.advance(worker.rank, known)
+
+    def _takes_off(self, worker: Worker, one: Exchange) -> bool:
+        """Whether an exchange in the background can start: none of its predecessors is in flight."""
+        group = self._stage.group(worker, one.members)
+        party = next((party for party in one.parties if worker.rank in party), ())
+        if kind_of(one) is Kind.TELL and party and worker.rank != self._speaker(party):
+            return False
+        flight = id(group), one.payload
+        if flight in worker.flying:
+            worker.owing.setdefault(flight, worker.clock)
+            return False
+        worker.flying[flight] = worker.owing.pop(flight, worker.clock)
+        return True
+
+    def _speaker(self, party: tuple[int, ...]) -> int:
+        workers = self._stage.workers
+        return next((rank for rank in party if not workers[rank].dead), party[0])
+
+    def _tell(self, worker: Worker, one: Exchange) -> None:
+        stage = self._stage
+        parties = one.parties or tuple((rank,) for rank in one.members)
+        here = ([rank for rank in party if not stage.workers[rank].dead] for party in parties)
+        others = [party for party in here if party and worker.rank not in party]
+        stage.arithmetic.sends(worker.rank, one)
+        route, size_bytes = stage.topology.tell(worker.rank, others), stage.size_bytes(worker.rank, one)
+        stage.network.start(route, size_bytes, self._told, worker, one, stage.group(worker, one.members))
+
+    def _told(self, worker: Worker, one: Exchange, group: Group) -> None:
+        if not worker.dead:
+            self._stage.arithmetic.merges(one, (worker.rank,))
+            self._landed(worker, one, group)
+
+    def _served(self, errand: Errand) -> None:
+        one, worker = errand.exchange, errand.worker
+        if one.moment is Moment.BACKGROUND:
+            self._landed(worker, one, errand.group)
+            return
+        worker.fresh = 0
+        if one.payload is Payload.GRADIENT and errand.meeting is not None:
+            worker.counted = self._counted(errand.meeting)
+        self._stage.go_on(worker)
+
+    def _through(self, meeting: Round) -> None:
+        one, stage = meeting.exchange, self._stage
+        ranks = tuple(meeting.arrived)
+        stage.arithmetic.merges(one, ranks)
+        counted = self._counted(meeting) if one.payload is Payload.GRADIENT else None
+        for worker in list(meeting.arrived.values()):
+            if one.moment is Moment.BACKGROUND:
+                self._landed(worker, one, meeting.group)
+            elif not worker.gone:
+                worker.fresh = 0
+                worker.counted = counted
+                stage.go_on(worker)
+
+    def _counted(self, meeting: Round) -> int | None:
+        """Samples of everybody whose gradients went into a step; None if that was not a step of all members."""
+        everybody = self._stage.seats.at(meeting.clock).members
+        if len(meeting.group.members) < len(everybody):
+            return None
+        return sum(worker.batch for worker in meeting.arrived.values())
+
+    def _landed(self, worker: Worker, one: Exchange, group: Group) -> None:
+        """What a worker sent in the background has arrived."""
+        worker.flying.pop((id(group), one.payload), None)
+        if self._stage.workers[worker.rank] is not worker:
+            return  # it left, and another one is there now
+        if not worker.gone:
+            self.tell_clock(worker)
+        elif not worker.flying:
+            self._finish(worker)
+
+    def _finish(self, worker: Worker) -> None:
+        """Nothing more will come from a worker that takes no more steps."""
+        if worker.dead or worker.stop_at is not None:
+            self._stage.clocks.leave(worker.rank)
+        else:
+            self._stage.clocks.advance(worker.rank, worker.clock)

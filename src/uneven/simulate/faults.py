@@ -1,0 +1,185 @@
+"""What happens to the nodes while the training goes on. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from uneven.cluster.spec import ClusterSpec, Do, Event
+from uneven.simulate.exchanges import Exchanges
+from uneven.simulate.routes import cut_of
+from uneven.simulate.shares import Shares
+from uneven.simulate.stage import Stage
+from uneven.simulate.worker import Worker
+
+
+class Faults:
+    """Makes the events of a description happen.
+
+    What holds for members holds from the first step that nobody has begun. A worker that leaves ends its step; one
+    that dies is lost at once, with its part of the step, and noticed at once: how long a time-out takes is not
+    counted. A newcomer gets the parameters from the lowest rank, then takes part as soon as the others are at the
+    step that it enters at.
+
+    Args:
+        hire: makes the worker of a rank.
+        begin: lets a worker take its first step.
+        tell: told about an event of a rank, in words.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        stage: Stage,
+        exchanges: Exchanges,
+        shares: Shares,
+        *,
+        hire: Callable[[int, int], Worker],
+        begin: Callable[[Worker], None],
+        tell: Callable[[int, str, str], None],
+    ) -> None:
+        self._spec = spec
+        self._stage = stage
+        self._exchanges = exchanges
+        self._shares = shares
+        self._hire = hire
+        self._begin = begin
+        self._tell = tell
+        self._ranks = {node.name: rank for rank, node in enumerate(spec.nodes)}
+        self._coming: dict[int, Worker] = {}
+        self._by_iteration: list[Event] = sorted(
+            (event for event in spec.events if event.at_iteration is not None),
+            key=lambda event: event.at_iteration or 0,
+            reverse=True,
+        )
+        for event in spec.events:
+            if event.at_s is not None:
+                stage.queue.at(event.at_s, self._happen, event)
+
+    def started(self, iteration: int) -> None:
+        """A step is begun that is further than any before."""
+        while self._by_iteration and (self._by_iteration[-1].at_iteration or 0) <= iteration:
+            self._happen(self._by_iteration.pop())
+        self._stage.newest = max(self._stage.newest, iteration)
+        for rank in [rank for rank, worker in self._coming.items() if worker.clock <= iteration]:
+            self._admit(rank)
+
+    def over(self, worker: Worker) -> None:
+        """A worker takes no more steps."""
+        worker.gone = True
+        self._exchanges.leave(worker)
+        if worker.stop_at is not None:
+            self._stage.arithmetic.leaves(worker.rank)
+        self._fill_up()
+
+    def _happen(self, event: Event) -> None:
+        rank = self._ranks[event.node]
+        if event.do is Do.SLOW:
+            self._slow(event, rank)
+        elif event.do is Do.CUT_LINK:
+            self._cut(event, rank)
+        elif event.do is Do.JOIN:
+            self._join(rank)
+        elif rank in self._coming:
+            self._turn_away(rank)
+        elif not self._stage.workers[rank].gone:
+            self._go(rank, dies=event.do is Do.KILL)
+
+    def _turn_away(self, rank: int) -> None:
+        self._tell(rank, "leave", f"{self._spec.nodes[rank].name} goes before it could take part")
+        worker = self._coming.pop(rank)
+        worker.dead = worker.gone = True
+        self._change(self._stage.newest + 1, without=rank)
+        self._exchanges.leave(worker)
+
+    def _slow(self, event: Event, rank: int) -> None:
+        factor = event.factor or 1.0
+        self._tell(rank, "slow", f"{event.node} goes on at {factor:.3g} of its speed")
+        self._speed(rank, lambda: self._stage.machines[rank].processor.slow(factor))
+        if math.isfinite(event.for_s):
+            self._stage.queue.at(self._stage.queue.now_s + event.for_s, self._recover, event, rank, factor)
+
+    def _recover(self, event: Event, rank: int, factor: float) -> None:
+        self._tell(rank, "slow", f"{event.node} is no longer slowed down to {factor:.3g}")
+        self._speed(rank, lambda: self._stage.machines[rank].processor.recover(factor))
+
+    def _speed(self, rank: int, change: Callable[[], None]) -> None:
+        worker = self._stage.workers.get(rank)
+        computing = worker is not None and not worker.gone and worker.keep(self._stage.queue.now_s)
+        change()
+        if worker is not None and computing:
+            worker.go_on()
+            self._exchanges.hasten(worker)
+
+    def _cut(self, event: Event, rank: int) -> None:
+        left = cut_of(event)
+        self._tell(rank, "cut_link", f"{event.node} has {_left(event)} of its bandwidth")
+        for link in self._stage.topology.links_of(rank):
+            self._stage.network.cut(link, *left)
+        if math.isfinite(event.for_s):
+            self._stage.queue.at(self._stage.queue.now_s + event.for_s, self._mend, event, rank)
+
+    def _mend(self, event: Event, rank: int) -> None:
+        self._tell(rank, "cut_link", f"the cut of {event.node} to {_left(event)} is over")
+        for link in self._stage.topology.links_of(rank):
+            self._stage.network.mend(link, *cut_of(event))
+
+    def _go(self, rank: int, *, dies: bool) -> None:
+        stage, worker = self._stage, self._stage.workers[rank]
+        name, first = self._spec.nodes[rank].name, stage.newest + 1
+        self._tell(rank, "kill" if dies else "leave", f"{name} {'dies' if dies else 'leaves'}")
+        self._change(first, without=rank)
+        if dies:
+            worker.dead = worker.gone = True
+            stage.arithmetic.leaves(rank)
+            self._exchanges.leave(worker)
+        else:
+            worker.stop_at = min(first, worker.clock + 1)
+        self._fill_up()
+
+    def _join(self, rank: int) -> None:
+        stage, first = self._stage, self._stage.newest + 1
+        self._tell(rank, "join", f"{self._spec.nodes[rank].name} joins at iteration {first}")
+        source = min((other.rank for other in stage.workers.values() if not other.gone), default=None)
+        worker = self._hire(rank, first)
+        self._change(first, with_=rank)
+        self._coming[rank] = worker
+        if source is None:
+            self._admit(rank)
+        else:
+            worker.fetching = True
+            route = stage.topology.point(source, rank)
+            stage.network.start(route, stage.workload.gradient_bytes, self._fetched, worker, source)
+
+    def _fetched(self, worker: Worker, source: int) -> None:
+        worker.fetching = False
+        self._stage.arithmetic.enters(worker.rank, source)
+        if worker.rank in self._coming and (worker.clock <= self._stage.newest or not self._anybody()):
+            self._admit(worker.rank)
+
+    def _admit(self, rank: int) -> None:
+        """Let a newcomer begin, once it has the parameters."""
+        if not self._coming[rank].fetching:
+            worker = self._coming.pop(rank)
+            self._stage.queue.at(self._stage.queue.now_s, self._begin, worker)
+
+    def _fill_up(self) -> None:
+        """Where nobody is left to wait for, newcomers begin at once."""
+        if self._coming and not self._anybody():
+            for rank in list(self._coming):
+                self._admit(rank)
+
+    def _anybody(self) -> bool:
+        """Whether a worker takes steps, other than those that are coming."""
+        return any(not worker.gone for rank, worker in self._stage.workers.items() if rank not in self._coming)
+
+    def _change(self, first: int, *, without: int | None = None, with_: int | None = None) -> None:
+        members = set(self._stage.seats.newest.members) - {without}
+        if with_ is not None:
+            members.add(with_)
+        if members:
+            self._shares.change(self._stage.seats.change(first, [rank for rank in members if rank is not None]))
+
+
+def _left(event: Event) -> str:
+    return f"{event.factor:.3g}" if event.bit_per_s is None else f"{event.bit_per_s:.3g} bit/s"

@@ -1,0 +1,156 @@
+"""A group's exchange among its members: they meet, then a ring all-reduce carries it. Pure.
+
+Under the backward pass the payload goes in buckets. Bucket j starts when every member has it ready and bucket j − 1
+is through; the bytes become ready evenly over the backward pass. What a member's own processor does for the exchange
+is counted after the last bucket is ready: earlier, it would take the processor from the backward pass, and the end
+would be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uneven.core.actions import Exchange, Moment
+from uneven.simulate.links import Route
+from uneven.simulate.rounds import Round
+from uneven.simulate.routes import FREE
+from uneven.simulate.stage import Stage
+from uneven.simulate.worker import Worker
+
+
+class Rings:
+    """Carries the rounds of groups.
+
+    Args:
+        through: called with the round when its outcome is at all members.
+    """
+
+    def __init__(self, stage: Stage, through: Callable[[Round], None]) -> None:
+        self._stage = stage
+        self._through = through
+
+    def arrive(self, worker: Worker, one: Exchange, *, computing: bool) -> None:
+        """A member is there; while it computes, its gradient is known to become ready."""
+        stage = self._stage
+        group = stage.group(worker, one.members)
+        meeting = stage.groups.meet(group, worker, one)
+        if computing:
+            meeting.overlapped = True
+            worker.meeting = meeting
+        else:
+            stage.arithmetic.sends(worker.rank, one)
+        meeting.arrive(worker, worker.clock)
+        if meeting.complete:
+            self._launch(meeting)
+
+    def lose(self, meeting: Round, rank: int) -> None:
+        """A member has died; the others go on, and send the bucket that was on its way once more."""
+        was_in = meeting.arrived.pop(rank, None) is not None
+        if not meeting.arrived:
+            self._stage.queue.cancel(meeting.event)
+            self._cancel(meeting)
+            if meeting.launched:
+                meeting.forget()
+        elif not meeting.launched:
+            self.recheck(meeting)
+        elif was_in:
+            self._cancel(meeting)
+            self.hasten(meeting)
+
+    def recheck(self, meeting: Round) -> None:
+        """Somebody need not be waited for any more."""
+        if meeting.complete and not meeting.launched:
+            self._launch(meeting)
+
+    def hasten(self, meeting: Round) -> None:
+        """Look anew when the next bucket will be ready, if it is that what is waited for."""
+        if meeting.launched and meeting.flow is None and meeting.bucket < len(meeting.parts):
+            self._stage.queue.cancel(meeting.event)
+            self._await(meeting)
+
+    def _cancel(self, meeting: Round) -> None:
+        if meeting.flow is not None:
+            self._stage.network.cancel(meeting.flow)
+            meeting.flow = None
+
+    def _launch(self, meeting: Round) -> None:
+        meeting.launched = True
+        if meeting.exchange.moment is Moment.BACKWARD and meeting.exchange.select is None:
+            meeting.parts = self._stage.buckets
+        self._await(meeting)
+
+    def _await(self, meeting: Round) -> None:
+        """Wait until everybody has the next bucket ready."""
+        stage, ready_s = self._stage, 0.0
+        if meeting.overlapped:
+            part = stage.ready_part(meeting.parts[meeting.bucket])
+            if part >= 1.0:
+                ready_s = max([worker.computed_s for worker in meeting.arrived.values()])
+            else:
+                ready_s = max([worker.ready_s(part) for worker in meeting.arrived.values()])
+        meeting.event = stage.queue.at(ready_s, self._send, meeting)
+
+    def _send(self, meeting: Round) -> None:
+        stage, here = self._stage, self._speakers(meeting)
+        sent = meeting.parts[meeting.bucket - 1] if meeting.bucket else 0.0
+        size_bytes = stage.size_bytes(here[0], meeting.exchange) * (meeting.parts[meeting.bucket] - sent)
+        if meeting.bucket == len(meeting.parts) - 1:
+            self._own_sides(meeting)
+        meeting.event = None
+        meeting.flow = stage.network.start(self._route(meeting, here), size_bytes, self._sent, meeting)
+
+    def _own_sides(self, meeting: Round) -> None:
+        """Let every member's processor do its part."""
+        now_s = meeting.own_end_s = self._stage.queue.now_s
+        for worker in meeting.arrived.values():
+            worker.meeting = None
+            if meeting.overlapped:
+                self._stage.arithmetic.sends(worker.rank, meeting.exchange)
+            if worker.machine.exchange_work_s:
+                own_s = worker.own_side_s(now_s)
+                meeting.own_end_s = max(meeting.own_end_s, now_s + own_s)
+                if meeting.exchange.moment is not Moment.BACKGROUND:
+                    worker.transfer_s += own_s
+
+    def _sent(self, meeting: Round) -> None:
+        meeting.flow = None
+        meeting.bucket += 1
+        if meeting.bucket < len(meeting.parts):
+            self._await(meeting)
+        elif meeting.own_end_s > self._stage.queue.now_s:
+            meeting.event = self._stage.queue.at(meeting.own_end_s, self._reduced, meeting)
+        else:
+            self._reduced(meeting)
+
+    def _reduced(self, meeting: Round) -> None:
+        """The speakers have the outcome; they hand it on inside their parties."""
+        stage, one = self._stage, meeting.exchange
+        parties = [[rank for rank in party if rank in meeting.arrived] for party in one.parties]
+        if any(len(party) > 1 for party in parties):
+            size_bytes = stage.size_bytes(min(meeting.arrived), one)
+            stage.network.start(stage.topology.hand_on(parties), size_bytes, self._over, meeting)
+        else:
+            self._over(meeting)
+
+    def _over(self, meeting: Round) -> None:
+        meeting.closed = True
+        meeting.forget()
+        self._through(meeting)
+
+    def _speakers(self, meeting: Round) -> tuple[int, ...]:
+        """Those who are on the ring."""
+        here, members = meeting.arrived, meeting.group.members
+        if not meeting.exchange.parties:
+            return members if len(here) == len(members) else tuple(sorted(here))
+        first = (next((rank for rank in party if rank in here), None) for party in meeting.exchange.parties)
+        return tuple(rank for rank in first if rank is not None)
+
+    def _route(self, meeting: Round, here: tuple[int, ...]) -> Route:
+        topology, routes = self._stage.topology, meeting.group.routes
+        if topology.free:
+            return FREE
+        if here is not meeting.group.members:
+            return topology.ring(here)
+        if "ring" not in routes:
+            routes["ring"] = topology.ring(here)
+        return routes["ring"]

@@ -1,0 +1,135 @@
+"""Which links a transfer takes, and how long a byte is under way. Pure.
+
+A node has a link up and a link down to its switch, two sites have a line each way between them. Only what has a limit
+is a link here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace, steady
+from uneven.simulate.links import Load, Route
+
+_UNLIMITED_BIT_PER_S = 1e15
+"""For a link that has no limit until an event gives it one."""
+
+
+FREE = Route(Load({}), 0.0)
+
+
+class Topology:
+    """Nodes by rank, which is their position in the description, and the links between them.
+
+    Attributes:
+        capacities: of every link, bit/s over time.
+        sites: of every node.
+        free: whether nothing limits or delays any transfer.
+    """
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        cut = {event.node for event in spec.events if event.do is Do.CUT_LINK and event.bit_per_s is not None}
+        self.capacities: list[Trace] = []
+        self.sites = [node.site for node in spec.nodes]
+        self._latency_s = [node.latency_s for node in spec.nodes]
+        self._up = [self._link(_limit(node, node.up_bit_per_s, cut)) for node in spec.nodes]
+        self._down = [self._link(_limit(node, node.down_bit_per_s, cut)) for node in spec.nodes]
+        self._lines: dict[tuple[str, str], int] = {}
+        self._line_latency_s: dict[tuple[str, str], float] = {}
+        for line in spec.links:
+            here, there = line.between
+            for ends in ((here, there), (there, here)):
+                link = self._link(line.bit_per_s)
+                assert link is not None
+                self._lines[ends] = link
+                self._line_latency_s[ends] = line.latency_s
+        self.free = not self.capacities and not any(self._latency_s) and not any(self._line_latency_s.values())
+
+    def _link(self, capacity: Trace | None) -> int | None:
+        if capacity is None:
+            return None
+        self.capacities.append(capacity)
+        return len(self.capacities) - 1
+
+    def links_of(self, rank: int) -> tuple[int, ...]:
+        """Links up and down of a node, as far as it has limits."""
+        return tuple(link for link in (self._up[rank], self._down[rank]) if link is not None)
+
+    def ring(self, members: Sequence[int]) -> Route:
+        """An all-reduce over a ring in the order of ``members``, all of whom send at once.
+
+        Each sends 2 (n − 1) / n of the bytes to the next, in 2 (n − 1) steps that each wait for the one before.
+        """
+        n = len(members)
+        if n < 2 or self.free:
+            return FREE
+        parts: dict[int, float] = {}
+        latency_s = 0.0
+        for here, there in zip(members, [*members[1:], members[0]], strict=True):
+            latency_s += self._load(parts, here, there, 2 * (n - 1) / n)
+        return Route(Load(parts), 2 * (n - 1) * latency_s / n)
+
+    def push(self, rank: int, members: Sequence[int]) -> Route:
+        """To the shared copy, whose shards lie with the members, the same part with each; the last one to arrive."""
+        if self.free:
+            return FREE
+        return self._spread((rank, other) for other in members if other != rank) if len(members) > 1 else FREE
+
+    def pull(self, rank: int, members: Sequence[int]) -> Route:
+        """From the shared copy: the way there for the request, and the answer's way back."""
+        if self.free or len(members) < 2:
+            return FREE
+        back = self._spread((other, rank) for other in members if other != rank)
+        return Route(back.load, 2 * back.latency_s)
+
+    def point(self, here: int, there: int) -> Route:
+        """From one node to another."""
+        parts: dict[int, float] = {}
+        latency_s = self._load(parts, here, there, 1.0)
+        return Route(Load(parts), latency_s)
+
+    def tell(self, rank: int, others: Sequence[Sequence[int]]) -> Route:
+        """From one node to the first of each of ``others``, which hand it on from node to node in their order."""
+        if self.free:
+            return FREE
+        parts: dict[int, float] = {}
+        latency_s = 0.0
+        for party in others:
+            way_s = sum(self._load(parts, *pair, 1.0) for pair in pairwise([rank, *party]))
+            latency_s = max(latency_s, way_s)
+        return Route(Load(parts), latency_s)
+
+    def hand_on(self, parties: Sequence[Sequence[int]]) -> Route:
+        """From the first of each of ``parties`` through to its last."""
+        parts: dict[int, float] = {}
+        latency_s = 0.0
+        for party in parties:
+            latency_s = max(latency_s, sum(self._load(parts, *pair, 1.0) for pair in pairwise(party)))
+        return Route(Load(parts), latency_s)
+
+    def _spread(self, pairs: Iterable[tuple[int, int]]) -> Route:
+        pairs = tuple(pairs)
+        parts: dict[int, float] = {}
+        latency_s = 0.0
+        for here, there in pairs:
+            latency_s = max(latency_s, self._load(parts, here, there, 1 / (len(pairs) + 1)))
+        return Route(Load(parts), latency_s)
+
+    def _load(self, parts: dict[int, float], here: int, there: int, part: float) -> float:
+        """Add a transfer's load on each link between two nodes; the latency of the way."""
+        ends = self.sites[here], self.sites[there]
+        for link in (self._up[here], self._down[there], self._lines.get(ends)):
+            if link is not None:
+                parts[link] = parts.get(link, 0.0) + part
+        return self._latency_s[here] + self._latency_s[there] + self._line_latency_s.get(ends, 0.0)
+
+
+def cut_of(event: Event) -> tuple[float, float]:
+    """What an event leaves of a link: a factor and a ceiling in bit/s."""
+    factor = 1.0 if event.factor is None else event.factor
+    return factor, _UNLIMITED_BIT_PER_S if event.bit_per_s is None else event.bit_per_s
+
+
+def _limit(node: Node, limit: Trace | None, cut: set[str]) -> Trace | None:
+    return steady(_UNLIMITED_BIT_PER_S) if limit is None and node.name in cut else limit

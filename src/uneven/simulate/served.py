@@ -1,0 +1,172 @@
+"""Exchanges over the shared copy, whose shards lie with the members. Pure.
+
+Apart: each member pushes and pulls on its own (``Add``, ``Elastic``). Together: the copy gathers what the members
+push, and when enough have come it answers all of them with the outcome; who comes later is dropped and takes over
+the newest state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from uneven.core.actions import Exchange, Moment
+from uneven.simulate.links import Route
+from uneven.simulate.rounds import Group, Round
+from uneven.simulate.routes import FREE
+from uneven.simulate.stage import Stage
+from uneven.simulate.worker import Worker
+
+
+@dataclass(slots=True, eq=False)
+class Errand:
+    """One worker's conversation with the shared copy.
+
+    Attributes:
+        clock: of the step that it belongs to.
+        meeting: where others are waited for; None if nobody is.
+        parts, bucket: up to which part of the payload each bucket goes, and which is next.
+        own_end_s: when the worker's own side of it is done.
+    """
+
+    worker: Worker
+    exchange: Exchange
+    clock: int
+    group: Group
+    meeting: Round | None = None
+    parts: tuple[float, ...] = (1.0,)
+    bucket: int = 0
+    own_end_s: float = 0.0
+
+
+class Servers:
+    """Carries pushes and pulls.
+
+    Args:
+        done: called when an errand no longer holds its worker up.
+    """
+
+    def __init__(self, stage: Stage, done: Callable[[Errand], None]) -> None:
+        self._stage = stage
+        self._done = done
+
+    def apart(self, worker: Worker, one: Exchange) -> None:
+        """Push what this worker has to add; the copy takes it in when it is there."""
+        self._push(Errand(worker, one, worker.clock, self._stage.group(worker, one.members)))
+
+    def together(self, worker: Worker, one: Exchange, *, computing: bool) -> None:
+        """Push a contribution, bucket by bucket if it becomes ready by and by."""
+        stage = self._stage
+        group = stage.group(worker, one.members)
+        errand = Errand(worker, one, worker.clock, group, stage.groups.meet(group, worker, one))
+        if computing:
+            errand.parts = (1.0,) if one.select else stage.buckets
+            self._await(errand)
+        else:
+            self._push(errand)
+
+    def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
+        """Pull the shared copy, then go on."""
+        errand = Errand(worker, one, worker.clock, self._stage.group(worker, one.members))
+        self._pull(errand, lambda _: then())
+
+    def _await(self, errand: Errand) -> None:
+        part = self._stage.ready_part(errand.parts[errand.bucket])
+        self._stage.when_done(errand.worker, part, self._push, errand)
+
+    def _push(self, errand: Errand) -> None:
+        stage, worker, parts, bucket = self._stage, errand.worker, errand.parts, errand.bucket
+        worker.event = worker.awaited = None
+        sent = parts[bucket - 1] if bucket else 0.0
+        if bucket == len(parts) - 1:
+            stage.arithmetic.sends(worker.rank, errand.exchange)
+            self._own_side(errand)
+        size_bytes = stage.size_bytes(worker.rank, errand.exchange) * (parts[bucket] - sent)
+        stage.network.start(self._way(errand, stage.topology.push), size_bytes, self._pushed, errand)
+
+    def _own_side(self, errand: Errand) -> None:
+        now_s = self._stage.queue.now_s
+        own_s = errand.worker.own_side_s(now_s)
+        errand.own_end_s = now_s + own_s
+        if errand.exchange.moment is not Moment.BACKGROUND:
+            errand.worker.transfer_s += own_s
+
+    def _pushed(self, errand: Errand) -> None:
+        errand.bucket += 1
+        if errand.worker.dead:
+            return
+        if errand.bucket < len(errand.parts):
+            self._await(errand)
+        elif errand.own_end_s > self._stage.queue.now_s:
+            self._stage.queue.at(errand.own_end_s, self._arrived, errand)
+        else:
+            self._arrived(errand)
+
+    def _arrived(self, errand: Errand) -> None:
+        """All of it is at the shared copy."""
+        if errand.worker.dead:
+            return
+        if errand.meeting is not None:
+            self._contribute(errand, errand.meeting)
+            return
+        self._stage.arithmetic.merges(errand.exchange, (errand.worker.rank,))
+        if errand.exchange.moment is Moment.BACKGROUND:
+            self._pull(errand, self._done)
+        else:
+            errand.worker.unread.append(errand.exchange)
+            self._done(errand)
+
+    def _contribute(self, errand: Errand, meeting: Round) -> None:
+        late = meeting.closed
+        meeting.arrive(errand.worker, errand.clock)
+        if late:
+            errand.worker.late = errand.exchange.moment is not Moment.BACKGROUND
+            self._pull(errand, self._catch_up)
+        else:
+            meeting.errands.append(errand)
+            self.recheck(meeting)
+
+    def recheck(self, meeting: Round) -> None:
+        """Close a round if enough have come, and answer them."""
+        if meeting.closed or not meeting.complete:
+            return
+        meeting.closed = True
+        payload = meeting.exchange.payload
+        if payload not in meeting.group.newest or meeting.group.newest[payload][0] < meeting.number:
+            meeting.group.newest[payload] = meeting.number, meeting.clock
+        if not meeting.missing:
+            meeting.forget()
+        self._stage.arithmetic.merges(meeting.exchange, tuple(sorted(meeting.arrived)))
+        for errand in meeting.errands:
+            self._pull(errand, self._done)
+
+    def lose(self, meeting: Round, rank: int) -> None:
+        """A member has died; what it has contributed stays, who waits for it need not."""
+        meeting.errands = [errand for errand in meeting.errands if errand.worker.rank != rank]
+        self.recheck(meeting)
+
+    def _catch_up(self, errand: Errand) -> None:
+        worker, meeting = errand.worker, errand.meeting
+        assert meeting is not None
+        worker.skip_to = self._stage.groups.skip(errand.group, worker, errand.exchange.payload)
+        source = min((rank for rank, other in meeting.arrived.items() if not other.gone), default=None)
+        self._stage.arithmetic.catches_up(worker.rank, errand.exchange, source)
+        self._done(errand)
+
+    def _pull(self, errand: Errand, then: Callable[[Errand], None]) -> None:
+        size_bytes = self._stage.workload.gradient_bytes
+        self._stage.network.start(self._way(errand, self._stage.topology.pull), size_bytes, self._pulled, errand, then)
+
+    def _pulled(self, errand: Errand, then: Callable[[Errand], None]) -> None:
+        if not errand.worker.dead:
+            if then != self._catch_up:
+                self._stage.arithmetic.reads(errand.worker.rank, errand.exchange)
+            then(errand)
+
+    def _way(self, errand: Errand, look_up: Callable[[int, tuple[int, ...]], Route]) -> Route:
+        if self._stage.topology.free:
+            return FREE
+        routes, key = errand.group.routes, (look_up.__name__, errand.worker.rank)
+        if key not in routes:
+            routes[key] = look_up(errand.worker.rank, errand.group.members)
+        return routes[key]

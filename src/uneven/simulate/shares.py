@@ -1,0 +1,197 @@
+"""The slow loop in virtual time: reports of the virtual workers, the real decider, the split in force. Pure.
+
+As in a real run: reports of iteration i are read at the end of iteration i + 1, and a split decided after iteration j
+is in force from j + 1 + lookahead. Where workers do not keep step, reports are read as soon as the last one is there,
+and the split holds from the first iteration that nobody has begun. Neither measuring nor deciding costs time here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from uneven.balance.base import Balancer
+from uneven.control import Decider, Report
+from uneven.core.apportion import proportional
+from uneven.core.records import SplitRecord
+from uneven.core.views import Limits
+from uneven.predict.base import predictors
+from uneven.simulate.members import Seat
+from uneven.simulate.worker import Window, Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the splits of a run have in common."""
+
+    balancer: Balancer
+    global_batch: int
+    lookahead: int
+    budget: float
+    most: Callable[[int], int | None]  # rank → largest batch that it can hold
+
+
+class Part(NamedTuple):
+    """One worker's part of an iteration's samples: how many, and the position of the first among them."""
+
+    batch: int
+    first: int
+
+
+@dataclass(slots=True)
+class _Era:
+    """The time of one seat order: its decider and the reports under way."""
+
+    seat: Seat
+    decider: Decider
+    due: int  # the iteration at whose end reports are due
+    reports: dict[int, Report] = field(default_factory=dict)
+    launched: int = -1
+    cuts: dict[int, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)  # iteration → shares, firsts
+    fingerprint: tuple[tuple[int, ...], float] = ((), 0.0)
+
+
+class Shares:
+    """Keeps the split of every iteration.
+
+    Args:
+        terms: of the run.
+        seat: who takes part from the start.
+        on_split: told about every change of the split.
+        on_complaint: told about every report that was not believed: rank, iteration, text.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        seat: Seat,
+        *,
+        on_split: Callable[[SplitRecord], None],
+        on_complaint: Callable[[int, int, str], None],
+    ) -> None:
+        self._terms = terms
+        self._on_split = on_split
+        self._on_complaint = on_complaint
+        self._eras = [_Era(seat, self._decider(seat), seat.first + 1)]
+        self._ended = -1
+
+    def part(self, rank: int, iteration: int) -> Part:
+        """What a worker takes in an iteration."""
+        era = self._eras[-1]
+        if era.seat.first > iteration:
+            era = next(era for era in reversed(self._eras) if era.seat.first <= iteration)
+        place = era.seat.places[rank]
+        cut = era.cuts.get(iteration)
+        if cut is None:
+            shares = era.decider.shares(iteration)
+            cut = era.cuts[iteration] = shares, _firsts(era, shares)
+        return Part(cut[0][place], cut[1][place])
+
+    def ended(self, worker: Worker, iteration: int, newest: int) -> None:
+        """A worker has ended an iteration.
+
+        Args:
+            newest: the furthest iteration that anybody has begun.
+        """
+        era = self._eras[-1]
+        if not era.decider.adapts or worker.rank not in era.seat.places:
+            return
+        self._ended = max(self._ended, iteration)
+        if len(era.reports) == len(era.seat.members) and self._ended > era.launched:
+            self._decide(era, max(self._ended, newest))
+        if iteration >= era.due and worker.rank not in era.reports:
+            era.reports[worker.rank] = self._report(era, worker)
+            era.launched = max(era.launched, iteration)
+            if len(era.reports) == len(era.seat.members) and self._ended > era.launched:
+                self._decide(era, max(self._ended, newest))
+
+    def change(self, seat: Seat) -> None:
+        """Others take part from an iteration that nobody has begun; what was learnt about those who stay is kept."""
+        old = self._eras[-1]
+        if old.seat.first == seat.first:
+            self._eras.pop()
+        decider = self._decider(seat)
+        decider.load_state_dict(self._inherited(old, seat, decider))
+        self._eras.append(_Era(seat, decider, seat.first + 1))
+
+    def _decider(self, seat: Seat) -> Decider:
+        return Decider(
+            self._terms.balancer,
+            seat.members,
+            self._limits(seat),
+            global_batch=self._terms.global_batch,
+            lookahead=self._terms.lookahead,
+            budget=self._terms.budget,
+        )
+
+    def _limits(self, seat: Seat) -> Limits:
+        total = self._terms.global_batch
+        most = (self._terms.most(rank) for rank in seat.members)
+        upper = tuple(total if held is None else min(held, total) for held in most)
+        return Limits(lower=(1,) * len(seat.members), upper=upper)
+
+    def _inherited(self, old: _Era, seat: Seat, decider: Decider) -> dict[str, object]:
+        """The old decider's state, for the new members: a newcomer gets the mean share and is yet to be measured."""
+        state = old.decider.state_dict()
+        learnt = state["predictors"]
+        fresh = predictors.resolve(self._terms.balancer.predictor).state_dict()
+        places = [old.seat.places.get(rank) for rank in seat.members]
+        weights = [math.nan if place is None else float(old.decider.newest[place]) for place in places]
+        if not self._terms.balancer.adapts:
+            return state | {"shares": decider.newest, "predictors": [fresh for _ in places]}
+        return state | {
+            "shares": proportional(weights, self._terms.global_batch, self._limits(seat)),
+            "predictors": [fresh if place is None else learnt[place] for place in places],
+        }
+
+    def _decide(self, era: _Era, iteration: int) -> None:
+        reports = [era.reports[rank] for rank in era.seat.members]
+        decision = era.decider.decide(iteration, era.launched, reports)
+        era.reports = {}
+        era.due = decision.next
+        for complaint in decision.complaints:
+            self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
+        if decision.split is not None:
+            self._on_split(_by_rank(decision.split, era.seat.members))
+
+    def _report(self, era: _Era, worker: Worker) -> Report:
+        window, worker.window = worker.window, Window()
+        newest = era.decider.newest
+        if era.fingerprint[0] is not newest:
+            era.fingerprint = newest, era.decider.fingerprint()
+        return Report(
+            iteration=window.iteration,
+            iterations=window.iterations,
+            samples=window.samples,
+            local_s=window.local_s,
+            exchange_s=window.exchange_s,
+            transfer_s=window.transfer_s,
+            control_s=0.0,
+            cost_s=0.0,
+            cpu=math.nan,
+            memory=math.nan,
+            split=era.fingerprint[1],
+        )
+
+
+def _by_rank(split: SplitRecord, members: tuple[int, ...]) -> SplitRecord:
+    """Columns in which position i belongs to rank i, as readers expect; who is not there takes nothing."""
+    ranks = members[-1] + 1
+    if ranks == len(members):
+        return split
+    shares, speeds, predicted = [0] * ranks, [math.nan] * ranks, [math.nan] * ranks
+    for place, rank in enumerate(members):
+        shares[rank], speeds[rank] = split.shares[place], split.speeds_per_s[place]
+        predicted[rank] = split.predicted_per_s[place]
+    return replace(split, shares=tuple(shares), speeds_per_s=tuple(speeds), predicted_per_s=tuple(predicted))
+
+
+def _firsts(era: _Era, shares: tuple[int, ...]) -> list[int]:
+    """Where each member's samples begin; the list of another iteration with the same split is used again."""
+    for known, firsts in list(era.cuts.values())[-1:]:
+        if known is shares:
+            return firsts
+    return [0, *accumulate(shares)][:-1]

@@ -1,0 +1,81 @@
+"""What the parts of the simulator share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from uneven.cluster.spec import Workload
+from uneven.core.actions import Exchange
+from uneven.simulate.arithmetic import Arithmetic
+from uneven.simulate.events import Action, EventQueue
+from uneven.simulate.links import Network
+from uneven.simulate.members import Clocks, Seats
+from uneven.simulate.rounds import Group, Groups
+from uneven.simulate.routes import Topology
+from uneven.simulate.worker import Machine, Worker
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """The virtual cluster as it stands.
+
+    Attributes:
+        machines: of every node, by rank.
+        workers: rank → the worker that is there now, or was there last.
+        go_on: called with a worker whose exchange no longer holds it up.
+        newest: the furthest clock that a step was begun at, −1 before the first.
+    """
+
+    queue: EventQueue
+    network: Network
+    topology: Topology
+    workload: Workload
+    seats: Seats
+    arithmetic: Arithmetic
+    go_on: Callable[[Worker], None]
+    clocks: Clocks = field(default_factory=Clocks)
+    groups: Groups = field(default_factory=Groups)
+    machines: Sequence[Machine] = ()
+    workers: dict[int, Worker] = field(default_factory=dict)
+    newest: int = -1
+    _buckets: tuple[float, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        load = self.workload
+        self._buckets = buckets(load.gradient_bytes, load.first_bucket_bytes, load.bucket_bytes)
+
+    def group(self, worker: Worker, members: tuple[int, ...]) -> Group:
+        """The members of an exchange of this worker's present step."""
+        return self.groups.of(self.seats.at(worker.clock).generation, members)
+
+    def size_bytes(self, rank: int, exchange: Exchange) -> float:
+        """What one member sends in an exchange.
+
+        An entry that was chosen by its significance travels with its position, which is as long again.
+        """
+        whole = float(self.workload.gradient_bytes)
+        if exchange.select is None:
+            return whole
+        part = self.arithmetic.significant(rank, exchange)
+        return whole * min(1.0, 2 * (self.workload.significant if part is None else part))
+
+    def when_done(self, worker: Worker, part: float, action: Action, *arguments: object) -> None:
+        """Do something when so much of a worker's computing is done, also if its speed changes until then."""
+        worker.event = self.queue.at(worker.ready_s(part), action, *arguments)
+        worker.awaited = part, action, arguments
+
+    @property
+    def buckets(self) -> tuple[float, ...]:
+        """Up to which part of the gradients each bucket goes; one for all where nothing slows transfers down."""
+        return (1.0,) if self.topology.free else self._buckets
+
+    def ready_part(self, sent: float) -> float:
+        """How much of the computing is done when so much of the gradient is ready."""
+        return 1.0 if sent >= 1.0 else 1.0 - self.workload.backward * (1.0 - sent)
+
+
+def buckets(size_bytes: int, first_bytes: int, each_bytes: int) -> tuple[float, ...]:
+    """Up to which part of the gradients each bucket goes, as DistributedDataParallel cuts them."""
+    ends = (first_bytes, *range(first_bytes + each_bytes, size_bytes, each_bytes))
+    return (*(end / size_bytes for end in ends if end < size_bytes), 1.0)

@@ -1,0 +1,180 @@
+"""One worker's steps, one after the other. Pure.
+
+::
+
+    begin ─► waits hold? ─► read the shared copy ─► compute ─► exchanges of the plan, in order ─► end ─► begin …
+                                                    └─ gradients of the first exchange go while it computes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from uneven.core.actions import Moment, Wait
+from uneven.core.records import StepRecord
+from uneven.core.views import SyncView
+from uneven.simulate.exchanges import Exchanges
+from uneven.simulate.shares import Shares
+from uneven.simulate.stage import Stage
+from uneven.simulate.worker import Worker
+from uneven.sync import SyncPolicy
+
+
+class Steps:
+    """Takes workers through their steps.
+
+    Args:
+        policy: asked for a plan before each step.
+        iterations: the clock at which a worker has taken all its steps.
+        started: told when a step is begun that is further than any before.
+        record: told about every step that has ended.
+        over: told when a worker takes no more steps.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        exchanges: Exchanges,
+        shares: Shares,
+        *,
+        policy: SyncPolicy,
+        iterations: int,
+        started: Callable[[int], None],
+        record: Callable[[StepRecord], None],
+        over: Callable[[Worker], None],
+    ) -> None:
+        self._stage = stage
+        self._exchanges = exchanges
+        self._shares = shares
+        self._policy = policy
+        self._iterations = iterations
+        self._started = started
+        self._record = record
+        self._over = over
+        self._sites = dict(enumerate(stage.topology.sites))
+
+    def begin(self, worker: Worker) -> None:
+        """The next step, or none."""
+        stage, clock = self._stage, worker.clock
+        if worker.gone:
+            return
+        if clock > stage.newest and clock < self._iterations:
+            self._started(clock)
+        if clock >= self._iterations or (worker.stop_at is not None and clock >= worker.stop_at):
+            self._over(worker)
+        if worker.gone:
+            return
+        seat = stage.seats.at(clock)
+        worker.began_s = stage.queue.now_s
+        worker.todo = 0
+        worker.plan = self._policy.plan(
+            SyncView(
+                rank=worker.rank,
+                clock=clock,
+                members=seat.members,
+                generation=seat.generation,
+                clocks=stage.clocks.of,
+                sites=self._sites,
+                samples=worker.fresh,
+            )
+        )
+        if worker.plan.waits:
+            self._wait(worker, worker.plan.waits)
+        else:
+            self._compute(worker)
+
+    def _wait(self, worker: Worker, waits: tuple[Wait, ...]) -> None:
+        if worker.gone:
+            return
+        clocks = self._stage.clocks
+        for wait in waits:
+            if not clocks.holds(wait.members, wait.clock):
+                clocks.when(wait.members, wait.clock, partial(self._wait, worker, waits))
+                return
+        self._compute(worker)
+
+    def _compute(self, worker: Worker) -> None:
+        if worker.gone:
+            return
+        if worker.unread:
+            one = worker.unread.pop(0)
+            self._exchanges.read(worker, one, partial(self._compute, worker))
+            return
+        stage, machine, clock = self._stage, worker.machine, worker.clock
+        worker.batch, worker.first = self._shares.part(worker.rank, clock)
+        first = clock * stage.workload.global_batch + worker.first
+        stage.arithmetic.computes(worker.rank, clock, range(first, first + worker.batch), stage.queue.now_s)
+        work_s = machine.cost.seconds(worker.batch) * machine.jitter.factor(clock)
+        worker.compute(stage.queue.now_s, work_s)
+        exchanges = worker.plan.exchanges
+        if exchanges and exchanges[0].moment is Moment.BACKWARD:
+            worker.todo = 1
+            self._exchanges.overlap(worker, exchanges[0])
+        else:
+            stage.when_done(worker, 1.0, self._computed, worker)
+
+    def _computed(self, worker: Worker) -> None:
+        worker.event = worker.awaited = None
+        self.go_on(worker)
+
+    def go_on(self, worker: Worker) -> None:
+        """The computing, or the exchange that held the worker up, is over."""
+        exchanges = worker.plan.exchanges
+        while worker.todo < len(exchanges):
+            one = exchanges[worker.todo]
+            if not worker.stepped and one.moment is not Moment.BACKWARD:
+                self._optimize(worker)
+            worker.todo += 1
+            if not self._exchanges.begin(worker, one):
+                return
+        self._end(worker)
+
+    def _optimize(self, worker: Worker) -> None:
+        worker.stepped = True
+        worker.fresh += worker.batch
+        if not worker.late:
+            self._stage.arithmetic.steps(worker.rank, worker.clock, self._stage.queue.now_s)
+
+    def _end(self, worker: Worker) -> None:
+        if not worker.stepped:
+            self._optimize(worker)
+        step = self._step(worker)
+        self._record(step)
+        self._learn(worker, step)
+        clock = worker.clock
+        worker.clock = max(clock + 1, worker.skip_to if worker.late else 0)
+        worker.stepped = worker.late = False
+        worker.transfer_s = 0.0
+        worker.counted = None
+        self._exchanges.tell_clock(worker)
+        self._shares.ended(worker, clock, self._stage.newest)
+        self.begin(worker)
+
+    def _step(self, worker: Worker) -> StepRecord:
+        now_s, load = self._stage.queue.now_s, self._stage.workload
+        compute_s = worker.computed_s - worker.started_s
+        return StepRecord(
+            rank=worker.rank,
+            iteration=worker.clock,
+            epoch=worker.clock * load.global_batch // load.epoch_samples,
+            batch=0 if worker.late else worker.batch,
+            global_batch=load.global_batch if worker.counted is None else worker.counted,
+            data_s=0.0,
+            compute_s=compute_s,
+            exchange_s=max(0.0, now_s - worker.began_s - compute_s),
+            control_s=0.0,
+            ended_at_s=now_s,
+            transfer_s=worker.transfer_s,
+        )
+
+    def _learn(self, worker: Worker, step: StepRecord) -> None:
+        """What the worker will report; its first step warms up, as in a real run."""
+        window, warm, worker.warm = worker.window, worker.warm, True
+        if warm and worker.batch:
+            window.iteration = step.iteration
+            window.iterations += 1
+            window.samples += worker.batch
+            window.local_s += step.compute_s
+            window.exchange_s += step.exchange_s
+            window.transfer_s += step.transfer_s

@@ -1,0 +1,148 @@
+"""Sums over a simulated run, kept while it goes on. Pure.
+
+Waiting is counted as in a journal: of each iteration, the least ``exchange_s`` of all workers is communication, what
+a worker has beyond that is its wait.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from uneven.core.records import StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOutcome:
+    """One worker's run.
+
+    Attributes:
+        clock: steps that are over for it, those that others took while it was late included.
+        steps: that it took itself.
+        samples: of these steps that counted.
+        compute_share, wait_share, communicate_share: parts of the time of its steps, 0 … 1.
+        ended_at_s: end of its last step.
+    """
+
+    rank: int
+    node: str
+    clock: int
+    steps: int
+    samples: int
+    compute_share: float
+    wait_share: float
+    communicate_share: float
+    ended_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a simulation came to.
+
+    Attributes:
+        iterations: that somebody took.
+        iteration_s: median time from the end of one iteration to the end of the next, the first left out.
+        p90_s: 90th percentile of these.
+        samples_per_s: samples that counted, over the time of each worker's steps, added up over the workers.
+        wait_share: part of all workers' time spent waiting for others.
+        ended_at_s: when the last step ended.
+        happened: events of the simulation, for its own speed.
+    """
+
+    iterations: int
+    iteration_s: float
+    p90_s: float
+    samples_per_s: float
+    wait_share: float
+    ended_at_s: float
+    happened: int
+    workers: tuple[WorkerOutcome, ...]
+
+
+@dataclass(slots=True)
+class _Sums:
+    steps: int = 0
+    samples: int = 0
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    began_s: float = math.nan
+    ended_at_s: float = 0.0
+    iterations: array[int] = field(default_factory=lambda: array("q"))
+
+
+class Tally:
+    """Counts steps as they end.
+
+    Args:
+        names: of the nodes, by rank.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._workers: dict[int, _Sums] = {}
+        self._ends_s: dict[int, float] = {}
+        self._least_s: dict[int, float] = {}
+
+    def add(self, step: StepRecord) -> None:
+        """One step has ended; steps come in the order of their ends."""
+        sums = self._workers.get(step.rank)
+        if sums is None:
+            sums = self._workers[step.rank] = _Sums()
+            sums.began_s = step.ended_at_s - step.compute_s - step.exchange_s
+        sums.steps += 1
+        sums.samples += step.batch
+        sums.compute_s += step.compute_s
+        sums.exchange_s += step.exchange_s
+        sums.ended_at_s = self._ends_s[step.iteration] = step.ended_at_s
+        sums.iterations.append(step.iteration)
+        if step.exchange_s < self._least_s.get(step.iteration, math.inf):
+            self._least_s[step.iteration] = step.exchange_s
+
+    @property
+    def finished(self) -> int:
+        """Iterations that somebody has ended."""
+        return len(self._ends_s)
+
+    def outcome(self, happened: int, clocks: Mapping[int, int]) -> Outcome:
+        """What was counted."""
+        ends_s = np.array([end_s for _, end_s in sorted(self._ends_s.items())])
+        durations_s = np.diff(ends_s) if len(ends_s) > 1 else ends_s
+        workers = tuple(self._worker(rank, sums, clocks[rank]) for rank, sums in sorted(self._workers.items()))
+        time_s = math.fsum(sums.compute_s + sums.exchange_s for sums in self._workers.values())
+        wait_s = math.fsum(self._wait_s(sums) for sums in self._workers.values())
+        rates = [_ratio(sums.samples, sums.ended_at_s - sums.began_s) for sums in self._workers.values()]
+        return Outcome(
+            iterations=len(ends_s),
+            iteration_s=float(np.median(durations_s)) if len(ends_s) else math.nan,
+            p90_s=float(np.quantile(durations_s, 0.9)) if len(ends_s) else math.nan,
+            samples_per_s=math.fsum(rates),
+            wait_share=_ratio(wait_s, time_s),
+            ended_at_s=max((sums.ended_at_s for sums in self._workers.values()), default=0.0),
+            happened=happened,
+            workers=workers,
+        )
+
+    def _wait_s(self, sums: _Sums) -> float:
+        return max(0.0, sums.exchange_s - math.fsum(self._least_s[iteration] for iteration in sums.iterations))
+
+    def _worker(self, rank: int, sums: _Sums, clock: int) -> WorkerOutcome:
+        time_s, wait_s = sums.compute_s + sums.exchange_s, self._wait_s(sums)
+        return WorkerOutcome(
+            rank=rank,
+            node=self._names[rank],
+            clock=clock,
+            steps=sums.steps,
+            samples=sums.samples,
+            compute_share=_ratio(sums.compute_s, time_s),
+            wait_share=_ratio(wait_s, time_s),
+            communicate_share=_ratio(sums.exchange_s - wait_s, time_s),
+            ended_at_s=sums.ended_at_s,
+        )
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below > 0 else 0.0

@@ -1,0 +1,134 @@
+"""What is known of one virtual worker. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from uneven.core.actions import Exchange, StepPlan
+from uneven.core.cost import Cost
+from uneven.simulate.compute import Jitter, Processor
+from uneven.simulate.events import Action, Handle
+
+if TYPE_CHECKING:
+    from uneven.simulate.rounds import Round
+
+_NOTHING = StepPlan()
+
+
+@dataclass(slots=True, kw_only=True)
+class Machine:
+    """What a worker computes with.
+
+    Attributes:
+        cost: Γ(x) with the whole node.
+        exchange_work_s: what its own side of an exchange of the whole model takes, with the whole node.
+    """
+
+    processor: Processor
+    cost: Cost
+    jitter: Jitter
+    exchange_work_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Window:
+    """Sums over the steps since the worker's last report."""
+
+    iteration: int = -1
+    iterations: int = 0
+    samples: int = 0
+    local_s: float = 0.0
+    exchange_s: float = 0.0
+    transfer_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker and the step that it is in.
+
+    Attributes:
+        clock: steps that it has finished, or that others finished for it.
+        stop_at: the clock at which it leaves; None to stay.
+        gone: it died, left or has taken all its steps.
+        dead: it died.
+        plan, todo: of this step, and how many of the plan's exchanges have been begun.
+        batch, first: samples of this step and the position of the first of them in the order of the data.
+        counted: samples of everybody whose gradients went into this step; None if nobody said.
+        late, skip_to: its part of this step was dropped, and the clock that it goes on at.
+        began_s, started_s, computed_s: when it was ready for the step, began to compute, and was done with that.
+        event, awaited: its next appointment while it computes, and how much work is to be done for it.
+        meeting: the round that waits for its gradient while it computes.
+        transfer_s: what its own side of this step's exchanges takes.
+        unread: exchanges with the shared copy whose outcome it reads before it computes again.
+        flying: exchanges in the background that are under way, with the first step that they make known.
+        owing: those that could not start for that, with the first step that is not sent yet.
+        warm: whether it has taken a step.
+        fetching: whether the parameters that it starts from are still on their way.
+        stepped: whether the optimizer has, in this step.
+        fresh: samples since its last exchange.
+    """
+
+    rank: int
+    machine: Machine
+    clock: int = 0
+    stop_at: int | None = None
+    gone: bool = False
+    plan: StepPlan = _NOTHING
+    todo: int = 0
+    stepped: bool = False
+    batch: int = 0
+    first: int = 0
+    counted: int | None = None
+    late: bool = False
+    skip_to: int = 0
+    began_s: float = 0.0
+    started_s: float = 0.0
+    computed_s: float = 0.0
+    transfer_s: float = 0.0
+    event: Handle | None = None
+    awaited: tuple[float, Action, tuple[object, ...]] | None = None
+    meeting: Round | None = None
+    unread: list[Exchange] = field(default_factory=list)
+    flying: dict[object, int] = field(default_factory=dict)
+    owing: dict[object, int] = field(default_factory=dict)
+    fresh: int = 0
+    dead: bool = False
+    warm: bool = False
+    fetching: bool = False
+    window: Window = field(default_factory=Window)
+    _work_s: float = 0.0
+    _mark: tuple[float, float] = (0.0, 0.0)  # a time, and the work that was done by then
+
+    def compute(self, now_s: float, work_s: float) -> None:
+        """Begin to compute."""
+        self.started_s = now_s
+        self._work_s = work_s
+        self._mark = now_s, 0.0
+        self.computed_s = self.machine.processor.end_s(now_s, work_s)
+
+    def ready_s(self, part: float) -> float:
+        """When so much of this step's work is done, or was."""
+        if part >= 1.0:
+            return self.computed_s
+        since_s, done_s = self._mark
+        left_s = self._work_s * part - done_s
+        return self.machine.processor.end_s(since_s, left_s) if left_s > 0.0 else since_s
+
+    def keep(self, now_s: float) -> bool:
+        """Note what is done so far, for the speed is about to change; whether it is computing at all."""
+        since_s, done_s = self._mark
+        if not since_s <= now_s < self.computed_s:
+            return False
+        self._mark = now_s, done_s + self.machine.processor.work_s(since_s, now_s)
+        return True
+
+    def go_on(self) -> None:
+        """Reckon the end anew, after :meth:`keep`."""
+        since_s, done_s = self._mark
+        self.computed_s = self.machine.processor.end_s(since_s, self._work_s - done_s)
+
+    def own_side_s(self, now_s: float) -> float:
+        """How long its own side of an exchange of the whole model takes if it begins now."""
+        work_s = self.machine.exchange_work_s
+        return self.machine.processor.end_s(now_s, work_s) - now_s if work_s else 0.0

@@ -1,0 +1,234 @@
+"""The simulator: a description of a cluster, played in virtual time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from uneven.balance.base import Balancer
+from uneven.cluster.spec import ClusterSpec
+from uneven.core.records import EventRecord, Record, RunRecord, SplitRecord, StepRecord
+from uneven.errors import ConfigError, TrainingError
+from uneven.journal.events import END, PLAN, plan_message
+from uneven.registry import describe
+from uneven.simulate.arithmetic import Arithmetic
+from uneven.simulate.compute import Jitter, Processor
+from uneven.simulate.events import EventQueue
+from uneven.simulate.exchanges import Exchanges
+from uneven.simulate.faults import Faults
+from uneven.simulate.links import Network
+from uneven.simulate.members import Seats
+from uneven.simulate.routes import Topology
+from uneven.simulate.shares import Shares, Terms
+from uneven.simulate.stage import Stage
+from uneven.simulate.steps import Steps
+from uneven.simulate.tally import Outcome, Tally
+from uneven.simulate.worker import Machine, Worker
+from uneven.sync import SyncPolicy
+
+Sink = Callable[[Record], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is to be simulated.
+
+    Attributes:
+        iterations: the clock at which every worker has taken its steps.
+        seed: of the jitter.
+        lookahead: how many iterations ahead the loaders draw, as in :class:`~uneven.control.Decider`.
+        budget: as in a run; nothing that it pays for takes time here, so it hardly matters.
+        exchange_s: rank → seconds that its own side of an exchange takes with the whole node; by default what the
+            workload says.
+        versions: goes into the journal.
+    """
+
+    spec: ClusterSpec
+    balancer: Balancer
+    policy: SyncPolicy
+    iterations: int = 200
+    seed: int = 0
+    lookahead: int = 0
+    budget: float = 0.005
+    exchange_s: Mapping[int, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, least in (("iterations", 1), ("seed", 0), ("lookahead", 0)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"{key} = {getattr(self, key)}: it must be at least {least}")
+
+
+def simulate(
+    scenario: Scenario,
+    sink: Sink | None = None,
+    *,
+    arithmetic: Arithmetic | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Play a scenario to its end.
+
+    Args:
+        sink: is given every record, in the order of virtual time. The same scenario gives the same records.
+        arithmetic: computes real gradients along; None if it is only about time.
+        progress: told the number of iterations that somebody has ended, whenever it grows.
+
+    Raises:
+        ConfigError: what the description, the balancer or the policy cannot do together.
+        TrainingError: workers wait for each other for ever, or for work that never ends.
+    """
+    return _World(scenario, sink or _nowhere, arithmetic or Arithmetic(), progress).play()
+
+
+class _World:
+    """Puts the parts together."""
+
+    def __init__(
+        self, scenario: Scenario, sink: Sink, arithmetic: Arithmetic, progress: Callable[[int], None] | None
+    ) -> None:
+        spec = scenario.spec
+        self._scenario, self._sink, self._progress = scenario, sink, progress
+        self._known: set[int] = set()
+        self._tally = Tally(tuple(node.name for node in spec.nodes))
+        queue, topology = EventQueue(), Topology(spec)
+        first = set(spec.initial_members)
+        seats = Seats(rank for rank, node in enumerate(spec.nodes) if node.name in first)
+        self._stage = stage = Stage(
+            queue=queue,
+            network=Network(queue, topology.capacities),
+            topology=topology,
+            workload=spec.workload,
+            seats=seats,
+            arithmetic=arithmetic,
+            go_on=lambda worker: self._steps.go_on(worker),
+            machines=[_machine(scenario, rank) for rank in range(len(spec.nodes))],
+        )
+        terms = Terms(
+            balancer=scenario.balancer,
+            global_batch=spec.workload.global_batch,
+            lookahead=scenario.lookahead,
+            budget=scenario.budget,
+            most=lambda rank: spec.nodes[rank].memory_samples,
+        )
+        shares = Shares(terms, seats.newest, on_split=self._split, on_complaint=self._complain)
+        exchanges = Exchanges(stage)
+        self._steps = Steps(
+            stage,
+            exchanges,
+            shares,
+            policy=scenario.policy,
+            iterations=scenario.iterations,
+            started=lambda iteration: self._faults.started(iteration),
+            record=self._record,
+            over=self._over,
+        )
+        self._faults = Faults(
+            spec, stage, exchanges, shares, hire=self._hire, begin=self._steps.begin, tell=self._tell
+        )
+
+    def play(self) -> Outcome:
+        """From the first step to the last."""
+        stage = self._stage
+        for rank in stage.seats.newest.members:
+            self._introduce(rank)
+        for rank in stage.seats.newest.members:
+            stage.queue.at(0.0, self._steps.begin, self._hire(rank, 0))
+            stage.arithmetic.enters(rank, None)
+        stage.queue.run()
+        stuck = [worker.rank for worker in stage.workers.values() if not worker.gone and worker.clock <= stage.newest]
+        if stuck:
+            raise TrainingError(self._why_stuck(stuck))
+        clocks = {rank: worker.clock for rank, worker in stage.workers.items()}
+        return self._tally.outcome(stage.queue.happened, clocks)
+
+    def _hire(self, rank: int, clock: int) -> Worker:
+        stage = self._stage
+        worker = stage.workers[rank] = Worker(rank, stage.machines[rank], clock)
+        stage.groups.enter(rank)
+        stage.clocks.enter(rank, clock)
+        if clock:
+            self._introduce(rank)
+        return worker
+
+    def _introduce(self, rank: int) -> None:
+        """The first line of a rank's journal."""
+        if rank in self._known:
+            return
+        self._known.add(rank)
+        scenario, spec = self._scenario, self._scenario.spec
+        settings = {
+            "cluster": spec.name,
+            "node": spec.nodes[rank].name,
+            "balance": describe(scenario.balancer),
+            "sync": describe(scenario.policy),
+            "seed": scenario.seed,
+            "iterations": scenario.iterations,
+            "lookahead": scenario.lookahead,
+        }
+        self._sink(
+            RunRecord(
+                run=spec.name,
+                rank=rank,
+                world_size=len(spec.nodes),
+                host=spec.nodes[rank].name,
+                pid=0,
+                started_at_s=self._stage.queue.now_s,
+                world="simulated",
+                settings=settings,
+                versions=dict(scenario.versions),
+            )
+        )
+        if rank == self._stage.seats.newest.members[0]:
+            self._tell(rank, PLAN, plan_message(scenario.iterations))
+
+    def _record(self, step: StepRecord) -> None:
+        self._sink(step)
+        before = self._tally.finished
+        self._tally.add(step)
+        if self._progress is not None and self._tally.finished > before:
+            self._progress(self._tally.finished)
+
+    def _over(self, worker: Worker) -> None:
+        self._faults.over(worker)
+        if worker.stop_at is None:
+            self._tell(worker.rank, END, "the run has ended")
+
+    def _split(self, split: SplitRecord) -> None:
+        self._sink(split)
+
+    def _complain(self, rank: int, iteration: int, text: str) -> None:
+        self._tell(rank, "bad-report", f"iteration {iteration}: {text}")
+
+    def _tell(self, rank: int, event: str, message: str) -> None:
+        stage = self._stage
+        self._sink(
+            EventRecord(
+                rank=rank, iteration=max(stage.newest, 0), at_s=stage.queue.now_s, event=event, message=message
+            )
+        )
+
+    def _why_stuck(self, stuck: list[int]) -> str:
+        workers, policy = self._stage.workers, describe(self._scenario.policy)
+        rank = min(stuck, key=lambda rank: (workers[rank].clock, rank))
+        return (
+            f"simulated time stands still: rank {rank} never ends step {workers[rank].clock} "
+            f"({len(stuck)} of {len(workers)} workers are held up). Under {policy} it waits for somebody who waits for "
+            f"it, or its node has no processor time or bandwidth left: look at share, bandwidth and events of "
+            f"{self._scenario.spec.nodes[rank].name}"
+        )
+
+
+def _machine(scenario: Scenario, rank: int) -> Machine:
+    spec, node = scenario.spec, scenario.spec.nodes[rank]
+    # One thread carries an exchange, so more than one core is no use to it.
+    own_s = spec.workload.exchange_core_s / min(1.0, node.cores)
+    return Machine(
+        processor=Processor(node),
+        cost=spec.cost(node),
+        jitter=Jitter(node.jitter, scenario.seed, rank),
+        exchange_work_s=scenario.exchange_s.get(rank, own_s),
+    )
+
+
+def _nowhere(record: Record) -> None:
+    del record
