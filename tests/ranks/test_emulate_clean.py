@@ -1,0 +1,203 @@
+"""Nothing is left of an emulation, however it ends; and one does not disturb another."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from emulation import (
+    cluster,
+    emulate,
+    emulation_id,
+    left_of,
+    namespaces_of,
+    needs_root,
+    own_links,
+    owned_by,
+    said,
+    script,
+    started,
+    until,
+)
+
+pytestmark = [pytest.mark.slow, needs_root]
+
+NODES = """
+[[nodes]]
+name = "n"
+count = 3
+cores = 0.2
+load = 1
+memory_bytes = 1073741824
+up_bit_per_s = 1e8
+down_bit_per_s = 1e8
+"""
+
+# A worker with a child that would outlive it: only its control group leads to that one.
+WITH_CHILD = """
+import subprocess
+subprocess.Popen(["sleep", "3217"], start_new_session=True)
+(run / f"up-{rank}").touch()
+ready()
+(run / f"trains-{rank}").touch()
+time.sleep(1.0)
+(run / f"done-{rank}").touch()
+"""
+CHILD = "sleep 3217"
+
+
+def stays(folder: Path) -> Path:
+    return script(folder, WITH_CHILD + "time.sleep(100)\n")
+
+
+def all_there(run: Path, name: str) -> bool:
+    return all((run / f"{name}-{rank}").exists() for rank in range(3))
+
+
+MOMENTS = ("setup", "setup", "start", "training", "teardown")
+LONGEST_S = {"setup": 0.08, "start": 0.4, "training": 0.8, "teardown": 0.1}
+
+
+def test_killed_at_any_moment_it_leaves_nothing_that_the_next_one_does_not_remove(tmp_path: Path) -> None:
+    moments = random.Random(20261120)
+    links = own_links()
+    nodes, worker = cluster(tmp_path, NODES), script(tmp_path, WITH_CHILD)
+    runs: list[str] = []
+    namespaces: set[str] = set()
+    for number, moment in enumerate(MOMENTS):
+        run = tmp_path / f"killed-{number}"
+        with started(tmp_path, nodes, "--", str(worker), run=run.name) as emulator:
+            assert until(lambda: owned_by(emulator.pid) or emulator.poll() is not None)
+            waits_for = {"start": "up", "training": "trains", "teardown": "done"}.get(moment)
+            if waits_for:
+                assert until(lambda: all_there(run, waits_for))  # noqa: B023
+            time.sleep(moments.uniform(0, LONGEST_S[moment]))
+            runs += owned_by(emulator.pid)
+            namespaces |= namespaces_of(emulator.pid)
+            emulator.kill()
+            emulator.wait()
+    assert len(set(runs)) >= 4  # one that was ending may have been just over
+    done = emulate(tmp_path, nodes, "--", str(worker), run="after")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "after").glob("done-*"))) == 3
+    runs.append(emulation_id(done.stderr))
+    assert until(lambda: left_of(runs, namespaces, (str(tmp_path), CHILD)) == set(), 10.0), left_of(
+        runs, namespaces, (str(tmp_path), CHILD)
+    )
+    assert own_links() == links
+
+
+def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
+    nodes, worker = cluster(tmp_path, NODES), stays(tmp_path)
+    with ExitStack() as stack:
+        dead = stack.enter_context(started(tmp_path, nodes, "--", str(worker), run="dead"))
+        alive = stack.enter_context(started(tmp_path, nodes, "--", str(worker), run="alive"))
+        assert until(lambda: all_there(tmp_path / "dead", "trains") and all_there(tmp_path / "alive", "trains"))
+        (left,), (lives,) = owned_by(dead.pid), owned_by(alive.pid)
+        workers = {child.pid for child in psutil.Process(alive.pid).children(recursive=True)}
+        dead.kill()
+        dead.wait()
+        assert left_of([left], set(), ()) != set()  # the guard is needed
+        clean = [*alive.args[:3], "doctor", "--clean"]  # type: ignore[misc, index]
+        first = subprocess.run(clean, capture_output=True, text=True, timeout=60)
+        assert first.returncode == 0, first.stderr
+        assert f"removed what was left of emulation {left}: 8 control groups" in first.stdout
+        assert left_of([left], set(), ()) == set()
+        assert left_of([lives], set(), ()) != set()
+        assert {child.pid for child in psutil.Process(alive.pid).children(recursive=True)} == workers
+        assert alive.poll() is None
+        second = subprocess.run(clean, capture_output=True, text=True, timeout=60)
+        assert left not in second.stdout
+        alive.terminate()
+        alive.communicate()
+    assert until(lambda: left_of([left, lives], set(), (str(tmp_path), CHILD)) == set(), 10.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_asked_to_stop_it_ends_everybody_and_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
+    links = own_links()
+    with started(tmp_path, cluster(tmp_path, NODES), "--", str(stays(tmp_path))) as emulator:
+        assert until(lambda: all_there(tmp_path / "run", "trains"))
+        (run,), namespaces = owned_by(emulator.pid), namespaces_of(emulator.pid)
+        assert len(namespaces) == 4
+        emulator.send_signal(number)
+        _, err = emulator.communicate(timeout=60)
+    assert emulator.returncode == 128 + number
+    assert f"stopped by {number.name}; all workers have ended" in err
+    assert until(lambda: left_of([run], namespaces, (str(tmp_path), CHILD)) == set(), 10.0)
+    assert own_links() == links
+
+
+STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+
+
+def test_asked_twice_it_waits_for_nobody(tmp_path: Path) -> None:
+    worker = script(tmp_path, STUBBORN + WITH_CHILD + "time.sleep(100)\n")
+    with started(tmp_path, cluster(tmp_path, NODES), "--", str(worker)) as emulator:
+        assert until(lambda: all_there(tmp_path / "run", "trains"))
+        (run,) = owned_by(emulator.pid)
+        begun_s = time.monotonic()
+        for _ in range(2):
+            emulator.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        emulator.communicate(timeout=60)
+    assert time.monotonic() - begun_s < 9  # ten seconds are given to those who are asked once
+    assert emulator.returncode == 128 + signal.SIGINT
+    assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set(), 10.0)
+
+
+def test_an_error_in_the_middle_of_making_a_network_leaves_nothing(tmp_path: Path) -> None:
+    """The kernel itself refuses a second interface of one name; here it is the bandwidth that it cannot count."""
+    nodes = cluster(tmp_path, '[[nodes]]\nname = "a"\nup_bit_per_s = 1e25\n')
+    done = emulate(tmp_path, nodes, "--", str(script(tmp_path, WITH_CHILD)))
+    assert done.returncode == 1
+    assert "`tc` refuses" in done.stderr
+    run = emulation_id(done.stderr)
+    assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set(), 10.0)
+
+
+TALK = """
+import socket
+text = sys.argv[1]
+if rank == 0:
+    with socket.create_server(("", int(os.environ["MASTER_PORT"]))) as server:
+        meet("listening")
+        heard = []
+        for _ in range(2):
+            peer, _ = server.accept()
+            with peer:
+                heard.append(peer.recv(100).decode())
+    (run / "all-heard").touch()
+else:
+    meet("listening")
+    with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as peer:
+        peer.sendall(text.encode())
+    heard = []
+while not (Path(sys.argv[2]) / "all-heard").exists():  # the other emulation: both run at the same time
+    time.sleep(0.01)
+say(heard=heard)
+"""
+
+
+def test_two_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Same addresses, same ports, same control groups' names inside; each is alone in its network."""
+    nodes, worker = cluster(tmp_path, NODES), str(script(tmp_path, TALK))
+    with ExitStack() as stack:
+        pairs = (("one", "two"), ("two", "one"))
+        both = [
+            stack.enter_context(started(tmp_path, nodes, "--", worker, mine, str(tmp_path / other), run=mine))
+            for mine, other in pairs
+        ]
+        errors = [emulator.communicate(timeout=100)[1] for emulator in both]
+    assert [emulator.returncode for emulator in both] == [0, 0], errors
+    for run in ("one", "two"):
+        assert said(tmp_path / run, 3)[0]["heard"] == [run, run]
+    runs = [emulation_id(err) for err in errors]
+    assert runs[0] != runs[1]
+    assert until(lambda: left_of(runs, set(), (str(tmp_path),)) == set(), 10.0)
