@@ -7,13 +7,14 @@
     RUN/journal/rank00001.jsonl     …
 
 Each rank writes its own file with a :class:`Writer` (in a run, through a :class:`BackgroundWriter`) and talks to
-nobody. Every face (terminal, report,
+nobody; a simulation writes them all with :class:`ManyWriters`. Every face (terminal, report,
 trace, dashboard) reads them with :func:`read` or a :class:`Follower`, and ``journal.metrics`` joins the
 records of all ranks into iterations, which ``journal.summary`` sums up.
 """
 
 from uneven.journal.background import BackgroundWriter
 from uneven.journal.events import END, PLAN, plan_message, planned_iterations
+from uneven.journal.many import ManyWriters
 from uneven.journal.metrics import Iteration, Timing, iterations
 from uneven.journal.paths import newest_run, rank_path, rank_paths
 from uneven.journal.reader import Follower, Journal, read
@@ -27,6 +28,7 @@ __all__ = [
     "Follower",
     "Iteration",
     "Journal",
+    "ManyWriters",
     "Summary",
     "Timing",
     "WorkerSummary",

@@ -1,11 +1,23 @@
 """A cluster in virtual time: the same policies, balancers and records as in a real run, and no machine. Pure.
 
-``simulate(Scenario(spec=…, balancer=…, policy=…), sink)`` plays it; :mod:`uneven.simulate.store` writes the records
-as a journal, :mod:`uneven.simulate.costs` learns the costs from one.
+``simulate(Scenario(spec=…, balancer=…, policy=…), sink)`` plays it. The sink may be a list's ``append`` or
+``journal.ManyWriters.write``. :mod:`uneven.simulate.costs` learns the costs from the journal of another run.
 """
 
 from uneven.simulate.arithmetic import Arithmetic
+from uneven.simulate.costs import RecordedCosts, costs_from_journal, described, with_costs
 from uneven.simulate.tally import Outcome, WorkerOutcome
 from uneven.simulate.world import Scenario, Sink, simulate
 
-__all__ = ["Arithmetic", "Outcome", "Scenario", "Sink", "WorkerOutcome", "simulate"]
+__all__ = [
+    "Arithmetic",
+    "Outcome",
+    "RecordedCosts",
+    "Scenario",
+    "Sink",
+    "WorkerOutcome",
+    "costs_from_journal",
+    "described",
+    "simulate",
+    "with_costs",
+]

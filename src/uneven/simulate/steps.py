@@ -27,6 +27,7 @@ class Steps:
     Args:
         policy: asked for a plan before each step.
         iterations: the clock at which a worker has taken all its steps.
+        samples: that all workers take from one common order; None for a place of their own for each step.
         started: told when a step is begun that is further than any before.
         record: told about every step that has ended.
         over: told when a worker takes no more steps.
@@ -40,6 +41,7 @@ class Steps:
         *,
         policy: SyncPolicy,
         iterations: int,
+        samples: int | None,
         started: Callable[[int], None],
         record: Callable[[StepRecord], None],
         over: Callable[[Worker], None],
@@ -49,6 +51,8 @@ class Steps:
         self._shares = shares
         self._policy = policy
         self._iterations = iterations
+        self._samples = samples
+        self._taken = 0
         self._started = started
         self._record = record
         self._over = over
@@ -59,9 +63,10 @@ class Steps:
         stage, clock = self._stage, worker.clock
         if worker.gone:
             return
-        if clock > stage.newest and clock < self._iterations:
+        enough = clock >= self._iterations or (self._samples is not None and self._taken >= self._samples)
+        if clock > stage.newest and not enough:
             self._started(clock)
-        if clock >= self._iterations or (worker.stop_at is not None and clock >= worker.stop_at):
+        if enough or (worker.stop_at is not None and clock >= worker.stop_at):
             self._over(worker)
         if worker.gone:
             return
@@ -103,7 +108,7 @@ class Steps:
             return
         stage, machine, clock = self._stage, worker.machine, worker.clock
         worker.batch, worker.first = self._shares.part(worker.rank, clock)
-        first = clock * stage.workload.global_batch + worker.first
+        first = self._first(worker)
         stage.arithmetic.computes(worker.rank, clock, range(first, first + worker.batch), stage.queue.now_s)
         work_s = machine.cost.seconds(worker.batch) * machine.jitter.factor(clock)
         worker.compute(stage.queue.now_s, work_s)
@@ -113,6 +118,13 @@ class Steps:
             self._exchanges.overlap(worker, exchanges[0])
         else:
             stage.when_done(worker, 1.0, self._computed, worker)
+
+    def _first(self, worker: Worker) -> int:
+        """Position of the first sample of this step in the endless order of the data."""
+        if self._samples is None:
+            return worker.clock * self._stage.workload.global_batch + worker.first
+        first, self._taken = self._taken, self._taken + worker.batch
+        return first
 
     def _computed(self, worker: Worker) -> None:
         worker.event = worker.awaited = None

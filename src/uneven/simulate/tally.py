@@ -50,7 +50,7 @@ class Outcome:
         samples_per_s: samples that counted, over the time of each worker's steps, added up over the workers.
         wait_share: part of all workers' time spent waiting for others.
         ended_at_s: when the last step ended.
-        happened: events of the simulation, for its own speed.
+        happened: appointments of virtual time that were kept and steps that were ended, for the simulator's own speed.
     """
 
     iterations: int
@@ -122,7 +122,7 @@ class Tally:
             samples_per_s=math.fsum(rates),
             wait_share=_ratio(wait_s, time_s),
             ended_at_s=max((sums.ended_at_s for sums in self._workers.values()), default=0.0),
-            happened=happened,
+            happened=happened + sum(sums.steps for sums in self._workers.values()),
             workers=workers,
         )
 

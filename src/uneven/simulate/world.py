@@ -35,6 +35,9 @@ class Scenario:
 
     Attributes:
         iterations: the clock at which every worker has taken its steps.
+        samples: where given, workers take their samples from one common order, as much as is theirs by the split, and
+            begin no step once so many are taken. That is how workers stream that do not wait for each other; a fast
+            one then takes more steps than a slow one, and ``iterations`` only bounds them.
         seed: of the jitter.
         lookahead: how many iterations ahead the loaders draw, as in :class:`~uneven.control.Decider`.
         budget: as in a run; nothing that it pays for takes time here, so it hardly matters.
@@ -47,6 +50,7 @@ class Scenario:
     balancer: Balancer
     policy: SyncPolicy
     iterations: int = 200
+    samples: int | None = None
     seed: int = 0
     lookahead: int = 0
     budget: float = 0.005
@@ -118,6 +122,7 @@ class _World:
             shares,
             policy=scenario.policy,
             iterations=scenario.iterations,
+            samples=scenario.samples,
             started=lambda iteration: self._faults.started(iteration),
             record=self._record,
             over=self._over,

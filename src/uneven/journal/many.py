@@ -1,0 +1,74 @@
+"""Writing the journals of all ranks from one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from uneven.core.records import EventRecord, LoadRecord, Record, RunRecord, ScalarRecord, StepRecord, to_json
+from uneven.errors import JournalError
+from uneven.journal.paths import rank_path, rank_paths
+
+_HELD = 65_536
+"""Lines held back, of all ranks together; a file is opened to be written to, for there may be thousands of them."""
+
+
+class ManyWriters:
+    """Sorts records to the files of their ranks; those of nobody in particular go to the rank that came first.
+
+    What is held back is lost when the process is killed. Not thread-safe.
+
+    Args:
+        run: the run directory.
+
+    Raises:
+        JournalError: it holds a journal already, or cannot be written.
+    """
+
+    def __init__(self, run: Path) -> None:
+        if rank_paths(run):
+            raise JournalError(f"{run} holds a journal already: name another directory with --run-dir, or leave it out")
+        self._run = run
+        self._lines: dict[int, list[str]] = {}
+        self._held = 0
+        self._first: int | None = None
+
+    def write(self, record: Record) -> None:
+        """Take a record.
+
+        Raises:
+            JournalError: the disk is full, or the directory is gone.
+        """
+        if isinstance(record, RunRecord | StepRecord | EventRecord | LoadRecord | ScalarRecord):
+            rank = record.rank
+            if self._first is None:
+                self._first = rank
+        else:
+            rank = self._first or 0
+        self._lines.setdefault(rank, []).append(to_json(record))
+        self._held += 1
+        if self._held >= _HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        for rank, lines in self._lines.items():
+            path = rank_path(self._run, rank)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("\n".join([*lines, ""]))
+            except OSError as error:
+                raise JournalError(
+                    f"cannot write the journal {path} ({error.strerror}): choose a run directory with free space"
+                ) from error
+        self._lines.clear()
+        self._held = 0
+
+    def __enter__(self) -> ManyWriters:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()

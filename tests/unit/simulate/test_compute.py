@@ -1,0 +1,92 @@
+"""When work ends on a node that is not always fully there."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_world import Ran, cluster, node
+
+from uneven.cluster.events import Do, Event
+from uneven.cluster.spec import Node, Trace, steady
+from uneven.simulate.compute import Jitter, Processor
+
+
+def test_half_a_node_takes_twice_as_long() -> None:
+    assert Processor(Node(name="a", share=steady(0.5))).end_s(3.0, 2.0) == 7.0
+
+
+def test_a_rival_takes_half_a_core() -> None:
+    assert Processor(Node(name="a", load=steady(1.0))).end_s(0.0, 2.0) == 4.0
+
+
+def test_a_share_that_changes_in_the_middle() -> None:
+    changing = Processor(Node(name="a", share=Trace(values=(1.0, 0.25), step_s=2.0)))
+    assert changing.end_s(0.0, 2.0) == 2.0
+    assert changing.end_s(0.0, 2.25) == 3.0  # a quarter of the speed from 2 s to 4 s
+    assert changing.end_s(1.0, 2.0) == 4.5  # 1 s, then 0.5 s of work in 2 s, then the rest at full speed
+    assert changing.work_s(1.0, 4.5) == pytest.approx(2.0)
+
+
+def test_a_node_that_is_not_there_for_a_while_goes_on_afterwards() -> None:
+    away = Processor(Node(name="a", share=Trace(values=(1.0, 0.0, 0.0), step_s=1.0)))
+    assert away.end_s(0.5, 1.0) == 3.5
+
+
+def test_no_work_takes_no_time_and_without_speed_it_never_ends() -> None:
+    gone = Processor(Node(name="a"))
+    gone.slow(0.0)
+    assert gone.end_s(1.0, 0.0) == 1.0
+    assert gone.end_s(1.0, 1.0) == math.inf
+
+
+def test_slow_downs_multiply_and_end() -> None:
+    processor = Processor(Node(name="a"))
+    processor.slow(0.5)
+    processor.slow(0.5)
+    assert processor.end_s(0.0, 1.0) == 4.0
+    processor.recover(0.5)
+    assert processor.end_s(0.0, 1.0) == 2.0
+
+
+@given(
+    values=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6),
+    start_s=st.floats(0.0, 50.0),
+    work_s=st.floats(0.0, 20.0),
+)
+def test_the_end_is_where_the_work_is_done(values: list[float], start_s: float, work_s: float) -> None:
+    processor = Processor(Node(name="a", share=Trace(values=tuple(values), step_s=0.7)))
+    assert processor.work_s(start_s, processor.end_s(start_s, work_s)) == pytest.approx(work_s, abs=1e-9)
+
+
+def test_jitter_has_the_mean_and_the_spread_that_it_should_and_is_given_by_its_seed() -> None:
+    factors = [Jitter(0.2, 7, 3).factor(iteration) for iteration in range(600)]
+    assert factors == [Jitter(0.2, 7, 3).factor(iteration) for iteration in range(600)]
+    assert fmean(factors) == pytest.approx(1.0, abs=0.03)
+    assert stdev(factors) == pytest.approx(0.2, abs=0.03)
+    assert factors[0] != Jitter(0.2, 8, 3).factor(0) != Jitter(0.2, 8, 2).factor(0)
+    assert Jitter(0.0, 7, 3).factor(0) == 1.0
+
+
+def test_a_slow_down_in_the_middle_of_a_step_holds_for_the_rest_of_it() -> None:
+    slow = Event(do=Do.SLOW, node="a", at_s=0.5, factor=0.25, for_s=1.0)
+    run = Ran(cluster(node("a"), node("b"), events=(slow,)), iterations=2)
+    assert run.ends_s(0) == [1.75, 2.75]  # 0.5 s, then 0.25 s of work in a second, then the rest
+    assert run.of(0)[0].compute_s == 1.75
+    assert run.of(1)[0].exchange_s == 0.75
+    assert [event.at_s for event in run.events("slow")] == [0.5, 1.5]
+
+
+def test_a_slow_down_without_an_end_at_an_iteration() -> None:
+    slow = Event(do=Do.SLOW, node="b", at_iteration=1, factor=0.5)
+    assert Ran(cluster(node("a"), node("b"), events=(slow,))).ends_s(0) == [1.0, 3.0, 5.0]
+
+
+def test_a_slow_down_while_another_policy_computes() -> None:
+    slow = Event(do=Do.SLOW, node="a", at_s=0.5, factor=0.5)
+    run = Ran(cluster(node("a"), node("b"), events=(slow,)), "asp", iterations=2)
+    assert run.ends_s(0) == [1.5, 3.5]
+    assert run.ends_s(1) == [1.0, 2.0]
