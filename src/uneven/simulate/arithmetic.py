@@ -15,14 +15,23 @@ class Arithmetic:
     A step of one worker, with the exchanges of its plan::
 
         computes ─► sends ─► merges ─► steps                              moment BACKWARD, over a group
-        computes ─► sends ─► merges ─► reads ─► steps                     moment BACKWARD, over the shared copy
+        computes ─► sends ─► merges ─► answers ─► reads ─► steps          moment BACKWARD, over the shared copy
         computes ─► steps ─► sends ─► merges                              moment STEP, over a group
-        computes ─► steps ─► sends ─► merges ─► reads (before it computes again)   moment STEP, over the shared copy
-        computes ─► steps ─► sends … merges … reads                       moment BACKGROUND, while it computes again
+        computes ─► steps ─► sends ─► merges ─┐                           moment STEP, over the shared copy
+        answers ─► reads ─► computes …       ◄┘ when the next step starts
+        computes ─► steps ─► sends … merges … answers … reads             moment BACKGROUND, while it computes again
+
+    Attributes:
+        enough: there is nothing more to be learnt: the simulation ends with the appointment that it is keeping.
     """
 
+    enough: bool = False
+
     def enters(self, rank: int, source: int | None) -> None:
-        """A worker takes part from now on, with a copy of the state of ``source``; None at the start."""
+        """A worker takes part from its next step on, with the state that ``source`` has then.
+
+        None at the start, and where nobody is left to copy from.
+        """
 
     def computes(self, rank: int, iteration: int, samples: range, at_s: float) -> None:
         """A gradient on these samples, at the parameters that the worker has now.
@@ -43,8 +52,11 @@ class Arithmetic:
         others hear now. Over the shared copy, that copy has them now.
         """
 
+    def answers(self, rank: int, exchange: Exchange) -> None:
+        """The shared copy answers this worker now; what it learns afterwards is not in the answer."""
+
     def reads(self, rank: int, exchange: Exchange) -> None:
-        """The shared copy reaches this worker now, as it was when the answer left it, a latency ago."""
+        """The answer reaches this worker now: the shared copy as it was when :meth:`answers` was told."""
 
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
         """What this worker sent came too late and is dropped; it takes over the newest state.

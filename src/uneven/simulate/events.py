@@ -19,11 +19,13 @@ class EventQueue:
     Attributes:
         now_s: virtual time, seconds from the start.
         happened: how many appointments were kept so far.
+        stopped: whether no more are kept.
     """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.happened = 0
+        self.stopped = False
         self._made = 0
         self._heap: list[Handle] = []
 
@@ -41,10 +43,14 @@ class EventQueue:
         if handle is not None:
             handle[2] = None
 
+    def stop(self) -> None:
+        """Keep no more appointments after this one."""
+        self.stopped = True
+
     def run(self) -> None:
-        """Keep all appointments, until there are none."""
+        """Keep all appointments, until there are none or it is stopped."""
         heap = self._heap
-        while heap:
+        while heap and not self.stopped:
             time_s, _, action, arguments = heapq.heappop(heap)
             if action is not None:
                 self.now_s = time_s

@@ -145,6 +145,7 @@ class Faults:
         self._change(first, with_=rank)
         self._coming[rank] = worker
         if source is None:
+            stage.arithmetic.enters(rank, None)
             self._admit(rank)
         else:
             worker.fetching = True

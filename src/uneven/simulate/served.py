@@ -154,6 +154,7 @@ class Servers:
         self._done(errand)
 
     def _pull(self, errand: Errand, then: Callable[[Errand], None]) -> None:
+        self._stage.arithmetic.answers(errand.worker.rank, errand.exchange)
         size_bytes = self._stage.workload.gradient_bytes
         self._stage.network.start(self._way(errand, self._stage.topology.pull), size_bytes, self._pulled, errand, then)
 

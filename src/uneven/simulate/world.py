@@ -79,7 +79,7 @@ def simulate(
 
     Raises:
         ConfigError: what the description, the balancer or the policy cannot do together.
-        TrainingError: workers wait for each other for ever, or for work that never ends.
+        TrainingError: workers wait for each other for ever.
     """
     return _World(scenario, sink or _nowhere, arithmetic or Arithmetic(), progress).play()
 
@@ -140,9 +140,18 @@ class _World:
             stage.queue.at(0.0, self._steps.begin, self._hire(rank, 0))
             stage.arithmetic.enters(rank, None)
         stage.queue.run()
+        if stage.queue.stopped:
+            for worker in stage.workers.values():
+                if not worker.gone:
+                    self._tell(worker.rank, END, "the training has come to what was asked for")
+            return self._outcome()
         stuck = [worker.rank for worker in stage.workers.values() if not worker.gone and worker.clock <= stage.newest]
         if stuck:
             raise TrainingError(self._why_stuck(stuck))
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        stage = self._stage
         clocks = {rank: worker.clock for rank, worker in stage.workers.items()}
         return self._tally.outcome(stage.queue.happened, clocks)
 
@@ -192,6 +201,8 @@ class _World:
         self._tally.add(step)
         if self._progress is not None and self._tally.finished > before:
             self._progress(self._tally.finished)
+        if self._stage.arithmetic.enough:
+            self._stage.queue.stop()
 
     def _over(self, worker: Worker) -> None:
         self._faults.over(worker)
@@ -217,9 +228,8 @@ class _World:
         rank = min(stuck, key=lambda rank: (workers[rank].clock, rank))
         return (
             f"simulated time stands still: rank {rank} never ends step {workers[rank].clock} "
-            f"({len(stuck)} of {len(workers)} workers are held up). Under {policy} it waits for somebody who waits for "
-            f"it, or its node has no processor time or bandwidth left: look at share, bandwidth and events of "
-            f"{self._scenario.spec.nodes[rank].name}"
+            f"({len(stuck)} of {len(workers)} workers are held up). Under {policy} it waits for a step that is never "
+            f"finished for others, or for an exchange that not all of its members begin: look at the policy's plans"
         )
 
 
