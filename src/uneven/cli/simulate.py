@@ -134,6 +134,8 @@ def _scenario(
         seed=seed,
         lookahead=lookahead,
         exchange_s=exchange_s,
+        balance=balance,
+        sync=sync,
         versions={"uneven": uneven.__version__},
     )
 
@@ -165,14 +167,13 @@ def _play(scenario: Scenario, directory: Path | None) -> tuple[Outcome, float]:
     from uneven import rundir
     from uneven.cluster.write import to_toml
     from uneven.journal import ManyWriters
-    from uneven.registry import describe
     from uneven.simulate import simulate
 
     if directory is None:
         with _bar(scenario.iterations) as progress:
             started_s = perf_counter()
             return simulate(scenario, progress=progress), perf_counter() - started_s
-    said = {"balance": describe(scenario.balancer), "sync": describe(scenario.policy), "seed": scenario.seed}
+    said = {"balance": scenario.balance, "sync": scenario.sync, "seed": scenario.seed}
     rundir.create(directory, {rundir.COMMAND_LINE: said})
     (directory / "cluster.toml").write_text(to_toml(scenario.spec), encoding="utf-8")
     with ManyWriters(directory) as journal, _bar(scenario.iterations) as progress:
@@ -225,10 +226,9 @@ def _table(scenario: Scenario, outcome: Outcome) -> Table:
 
 
 def _lines(scenario: Scenario, outcome: Outcome, took_s: float) -> list[str]:
-    from uneven.registry import describe
     from uneven.report.text import count, percent, seconds, span
 
-    what = f"{describe(scenario.balancer)} under {describe(scenario.policy)}"
+    what = f"{scenario.balance} under {scenario.sync}"
     return [
         f"{what}: {seconds(outcome.iteration_s)} per iteration (90 % within {seconds(outcome.p90_s)}), "
         f"{count(outcome.samples_per_s)} samples/s, waiting {percent(outcome.wait_share)}",

@@ -46,6 +46,7 @@ class Faults:
         self._begin = begin
         self._tell = tell
         self._ranks = {node.name: rank for rank, node in enumerate(spec.nodes)}
+        self._members = set(stage.seats.newest.members)
         self._coming: dict[int, Worker] = {}
         self._by_iteration: list[Event] = sorted(
             (event for event in spec.events if event.at_iteration is not None),
@@ -175,11 +176,11 @@ class Faults:
         return any(not worker.gone for rank, worker in self._stage.workers.items() if rank not in self._coming)
 
     def _change(self, first: int, *, without: int | None = None, with_: int | None = None) -> None:
-        members = set(self._stage.seats.newest.members) - {without}
+        self._members.discard(-1 if without is None else without)
         if with_ is not None:
-            members.add(with_)
-        if members:
-            self._shares.change(self._stage.seats.change(first, [rank for rank in members if rank is not None]))
+            self._members.add(with_)
+        if self._members:
+            self._shares.change(self._stage.seats.change(first, self._members))
 
 
 def _left(event: Event) -> str:

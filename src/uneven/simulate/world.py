@@ -43,6 +43,7 @@ class Scenario:
         budget: as in a run; nothing that it pays for takes time here, so it hardly matters.
         exchange_s: rank → seconds that its own side of an exchange takes with the whole node; by default what the
             workload says.
+        balance, sync: what balancer and policy are called in the journal; by default they describe themselves.
         versions: goes into the journal.
     """
 
@@ -55,6 +56,8 @@ class Scenario:
     lookahead: int = 0
     budget: float = 0.005
     exchange_s: Mapping[int, float] = field(default_factory=dict)
+    balance: str = ""
+    sync: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,8 +176,8 @@ class _World:
         settings = {
             "cluster": spec.name,
             "node": spec.nodes[rank].name,
-            "balance": describe(scenario.balancer),
-            "sync": describe(scenario.policy),
+            "balance": scenario.balance or describe(scenario.balancer),
+            "sync": scenario.sync or describe(scenario.policy),
             "seed": scenario.seed,
             "iterations": scenario.iterations,
             "lookahead": scenario.lookahead,
