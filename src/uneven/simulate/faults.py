@@ -24,7 +24,7 @@ class Faults:
     Args:
         hire: makes the worker of a rank.
         begin: lets a worker take its first step.
-        tell: told about an event of a rank, in words.
+        tell: told about an event: rank, iteration, kind, in words.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Faults:
         *,
         hire: Callable[[int, int], Worker],
         begin: Callable[[Worker], None],
-        tell: Callable[[int, str, str], None],
+        tell: Callable[[int, int, str, str], None],
     ) -> None:
         self._spec = spec
         self._stage = stage
@@ -44,9 +44,12 @@ class Faults:
         self._shares = shares
         self._hire = hire
         self._begin = begin
-        self._tell = tell
+        self._told = tell
+        self._starting: int | None = None  # the iteration that is being started
         self._ranks = {node.name: rank for rank, node in enumerate(spec.nodes)}
         self._members = set(stage.seats.newest.members)
+        self._active = len(self._members)
+        self._ended = False  # everybody who was left has taken all steps
         self._coming: dict[int, Worker] = {}
         self._by_iteration: list[Event] = sorted(
             (event for event in spec.events if event.at_iteration is not None),
@@ -59,8 +62,10 @@ class Faults:
 
     def started(self, iteration: int) -> None:
         """A step is begun that is further than any before."""
+        self._starting = iteration
         while self._by_iteration and (self._by_iteration[-1].at_iteration or 0) <= iteration:
             self._happen(self._by_iteration.pop())
+        self._starting = None
         self._stage.newest = max(self._stage.newest, iteration)
         for rank in [rank for rank, worker in self._coming.items() if worker.clock <= iteration]:
             self._admit(rank)
@@ -68,6 +73,8 @@ class Faults:
     def over(self, worker: Worker) -> None:
         """A worker takes no more steps."""
         worker.gone = True
+        self._active -= 1
+        self._ended = not self._active and not self._coming and worker.stop_at is None
         self._exchanges.leave(worker)
         if worker.stop_at is not None:
             self._stage.arithmetic.leaves(worker.rank)
@@ -75,6 +82,8 @@ class Faults:
 
     def _happen(self, event: Event) -> None:
         rank = self._ranks[event.node]
+        if self._ended:
+            return
         if event.do is Do.SLOW:
             self._slow(event, rank)
         elif event.do is Do.CUT_LINK:
@@ -114,7 +123,7 @@ class Faults:
 
     def _cut(self, event: Event, rank: int) -> None:
         left = cut_of(event)
-        self._tell(rank, "cut_link", f"{event.node} has {_left(event)} of its bandwidth")
+        self._tell(rank, "cut_link", f"{event.node} has {_left(event)} left")
         for link in self._stage.topology.links_of(rank):
             self._stage.network.cut(link, *left)
         if math.isfinite(event.for_s):
@@ -132,6 +141,7 @@ class Faults:
         self._change(first, without=rank)
         if dies:
             worker.dead = worker.gone = True
+            self._active -= 1
             stage.arithmetic.leaves(rank)
             self._exchanges.leave(worker)
         else:
@@ -156,24 +166,25 @@ class Faults:
     def _fetched(self, worker: Worker, source: int) -> None:
         worker.fetching = False
         self._stage.arithmetic.enters(worker.rank, source)
-        if worker.rank in self._coming and (worker.clock <= self._stage.newest or not self._anybody()):
+        if worker.rank in self._coming and (worker.clock <= self._stage.newest or not self._active):
             self._admit(worker.rank)
 
     def _admit(self, rank: int) -> None:
         """Let a newcomer begin, once it has the parameters."""
         if not self._coming[rank].fetching:
             worker = self._coming.pop(rank)
+            self._active += 1
             self._stage.queue.at(self._stage.queue.now_s, self._begin, worker)
 
     def _fill_up(self) -> None:
         """Where nobody is left to wait for, newcomers begin at once."""
-        if self._coming and not self._anybody():
+        if not self._active:
             for rank in list(self._coming):
                 self._admit(rank)
 
-    def _anybody(self) -> bool:
-        """Whether a worker takes steps, other than those that are coming."""
-        return any(not worker.gone for rank, worker in self._stage.workers.items() if rank not in self._coming)
+    def _tell(self, rank: int, kind: str, message: str) -> None:
+        iteration = self._stage.newest if self._starting is None else self._starting
+        self._told(rank, max(iteration, 0), kind, message)
 
     def _change(self, first: int, *, without: int | None = None, with_: int | None = None) -> None:
         self._members.discard(-1 if without is None else without)
@@ -184,4 +195,4 @@ class Faults:
 
 
 def _left(event: Event) -> str:
-    return f"{event.factor:.3g}" if event.bit_per_s is None else f"{event.bit_per_s:.3g} bit/s"
+    return f"{event.factor:.3g} of its bandwidth" if event.bit_per_s is None else f"{event.bit_per_s / 1e6:.4g} Mbit/s"

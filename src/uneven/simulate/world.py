@@ -146,7 +146,7 @@ class _World:
         if stage.queue.stopped:
             for worker in stage.workers.values():
                 if not worker.gone:
-                    self._tell(worker.rank, END, "the training has come to what was asked for")
+                    self._tell(worker.rank, max(self._stage.newest, 0), END, "the training has come to what was asked for")
             return self._outcome()
         stuck = [worker.rank for worker in stage.workers.values() if not worker.gone and worker.clock <= stage.newest]
         if stuck:
@@ -196,7 +196,7 @@ class _World:
             )
         )
         if rank == self._stage.seats.newest.members[0]:
-            self._tell(rank, PLAN, plan_message(scenario.iterations))
+            self._tell(rank, 0, PLAN, plan_message(scenario.iterations))
 
     def _record(self, step: StepRecord) -> None:
         self._sink(step)
@@ -210,21 +210,17 @@ class _World:
     def _over(self, worker: Worker) -> None:
         self._faults.over(worker)
         if worker.stop_at is None:
-            self._tell(worker.rank, END, "the run has ended")
+            self._tell(worker.rank, max(self._stage.newest, 0), END, "the run has ended")
 
     def _split(self, split: SplitRecord) -> None:
         self._sink(split)
 
     def _complain(self, rank: int, iteration: int, text: str) -> None:
-        self._tell(rank, "bad-report", f"iteration {iteration}: {text}")
+        self._tell(rank, iteration, "bad-report", text)
 
-    def _tell(self, rank: int, event: str, message: str) -> None:
-        stage = self._stage
-        self._sink(
-            EventRecord(
-                rank=rank, iteration=max(stage.newest, 0), at_s=stage.queue.now_s, event=event, message=message
-            )
-        )
+    def _tell(self, rank: int, iteration: int, event: str, message: str) -> None:
+        at_s = self._stage.queue.now_s
+        self._sink(EventRecord(rank=rank, iteration=iteration, at_s=at_s, event=event, message=message))
 
     def _why_stuck(self, stuck: list[int]) -> str:
         workers, policy = self._stage.workers, describe(self._scenario.policy)

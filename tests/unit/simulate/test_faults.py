@@ -112,6 +112,7 @@ def test_a_join_after_the_end_changes_nothing() -> None:
     run = Ran(cluster(*THREE, events=(joining,)), iterations=2)
     assert run.outcome.ended_at_s == 2.0
     assert not run.of(2)
+    assert not run.events("join")
 
 
 @pytest.mark.parametrize("spec", [*sorted(set(policies)), "shuffle:groups=random,size=2:ma:every=1"])

@@ -246,4 +246,5 @@ def test_a_cut_link_at_an_iteration_and_one_that_had_no_limit() -> None:
     cut = Event(do=Do.CUT_LINK, node="n0", at_iteration=1, bit_per_s=8 * MEGABIT_PER_S)
     run = Ran(cluster(node("n0"), node("n1"), events=(cut,)), "local:every=1", iterations=2)
     assert run.ends_s(1) == [pytest.approx(1.0, abs=1e-6), pytest.approx(3.0, abs=1e-6)]
-    assert "8e+06 bit/s" in run.events("cut_link")[0].message
+    (event,) = run.events("cut_link")
+    assert (event.iteration, event.message) == (1, "n0 has 8 Mbit/s left")
