@@ -82,6 +82,7 @@ def wrong(line: str) -> list[str]:
     command = typer.main.get_command(application(words[1:2]))
     options = {name for one in command.commands[words[1]].params for name in one.opts}  # type: ignore[attr-defined]
     rest = words[2:]
+    rest = rest[: rest.index("--")] if "--" in rest else rest  # what follows is a script's
     if COMMANDS[words[1]].passes_on:  # what follows the script is the script's
         script = next((at for at, word in enumerate(rest) if word.endswith(".py")), len(rest))
         rest = rest[:script]

@@ -202,6 +202,24 @@ def test_shares_hold_from_the_moment_a_worker_is_ready(tmp_path: Path) -> None:
     assert used[1] <= 0.1 * took * 1.05 + 0.02
 
 
+SILENT = """
+while not os.path.exists(os.path.join(run, "enough")): time.sleep(0.01)
+"""
+
+
+def test_who_never_says_that_it_trains_gets_its_share_all_the_same(tmp_path: Path) -> None:
+    run, output = tmp_path / "run", tmp_path / "output.txt"
+    target = (script(tmp_path, SILENT),)
+    options = launch.Launch(target=target, shares=(0.5, 0.5), wait_ready=True, ready_within_s=0.5)
+    with launch.start(options, run_directory=run, output=output) as launcher:
+        reports(run, 2)
+        late = "did not start training within 0.5 s"
+        assert until(lambda: output.read_text().count(late) == 2)
+        (run / "enough").touch()
+        assert launcher.wait(60) == 0
+    assert output.read_text().count(late) == 2  # said once for each, though it is asked again and again
+
+
 THROUGH = """
 from uneven import rundir
 from pathlib import Path

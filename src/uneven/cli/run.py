@@ -15,6 +15,7 @@ from uneven.errors import ConfigError
 from uneven.journal.paths import rank_paths
 from uneven.sync import carried, policies
 
+_READY_WITHIN_S = 60.0
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
 _SETTINGS = "Training"
@@ -43,7 +44,7 @@ def run(
         typer.Option(
             metavar="0.6,0.4,…",
             rich_help_panel=_WORKERS,
-            help="Slow each worker down to so many cores, for instance a tenth of one.",
+            help="Slow each worker down to so many cores, for instance 0.1, once it trains.",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -131,6 +132,8 @@ def run(
         standalone=standalone,
         max_restarts=max_restarts,
         shares=parse_shares(shares),
+        wait_ready=shares is not None,
+        ready_within_s=_READY_WITHIN_S,
     )
     directory = run_dir or rundir.new_path(target[0], datetime.now())
     # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.

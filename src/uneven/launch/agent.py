@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,32 @@ def _quiet_logs(max_restarts: int) -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _readiness(launch: Launch, run_directory: Path | None) -> Callable[[int], bool]:
+    """Tells whether a rank is to be throttled now."""
+    if not launch.wait_ready or run_directory is None:
+        return lambda rank: True
+    late_s = time.monotonic() + launch.ready_within_s
+    said: set[int] = set()
+    late: set[int] = set()
+
+    def ready(rank: int) -> bool:
+        if is_ready(run_directory, rank):
+            said.add(rank)
+            return True
+        if rank in said or time.monotonic() < late_s:
+            return False  # it is through, or has time
+        if rank not in late:
+            late.add(rank)
+            print(
+                f"uneven: rank {rank} did not start training within {launch.ready_within_s:g} s (a loader of an "
+                f"uneven.Session says so when it is first used): it has its share from now on",
+                file=sys.stderr,
+            )
+        return True
+
+    return ready
+
+
 @contextmanager
 def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) -> Iterator[Workers]:
     with ExitStack() as stack:
@@ -187,10 +214,7 @@ def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) 
         if launch.shares:
             throttle = (stack.enter_context(Throttle(period_s=launch.throttle_period_s)), launch.shares)
 
-        def ready(rank: int) -> bool:
-            return not launch.wait_ready or run_directory is None or is_ready(run_directory, rank)
-
-        workers = Workers(name, count, throttle=throttle, ready=ready)
+        workers = Workers(name, count, throttle=throttle, ready=_readiness(launch, run_directory))
         try:
             yield workers
         except BaseException:

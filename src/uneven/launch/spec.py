@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ class Launch:
         nnodes: machines, "N" or "MIN:MAX".
         shares: share of a core for each local rank; empty lets them use what they can get.
         throttle_period_s: length of a throttled worker's run-and-stop cycle; shorter is smoother and costs more.
-        wait_ready: throttle a worker only once it has called ``rundir.mark_ready``.
+        wait_ready: throttle a worker only once its training starts: when its session's loader is first used, or it
+            calls ``rundir.mark_ready``.
+        ready_within_s: throttle it after this time in any case.
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
 
     Raises:
@@ -49,6 +52,7 @@ class Launch:
     shares: tuple[float, ...] = ()
     throttle_period_s: float = 0.02
     wait_ready: bool = False
+    ready_within_s: float = math.inf
 
     def __post_init__(self) -> None:
         if not self.target:
