@@ -11,6 +11,7 @@ the work's own future would), and the callback is where the exchange's exposed t
 # No "from __future__ import annotations" here: DDP compares the hook's annotations with the types themselves.
 import inspect
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,11 @@ from uneven.transport.syncnorm import weigh_sync_batch_norm
 _TINY = 2.0**-40
 """Stands for weight zero while gradients of earlier passes wait in ``.grad``: a power of two, so that scaling
 them by its inverse is exact, and so small that the padded batch vanishes in the rounding."""
+
+_KEPT = 16
+"""Landings whose works are kept alive. Whoever drops a work last destroys it; on gloo's own thread that takes the
+interpreter's lock and makes a thread state, and a fork at that moment (a DataLoader's readers, when an epoch starts)
+gives a child that waits for ever: CPython 3.11 forks while another thread holds the lock on its thread states."""
 
 _NO_BROADCAST: dict[str, Any] = {
     "forward_sync_buffers"
@@ -82,6 +88,7 @@ class GradientCarrier:
     _parameters: list[nn.Parameter] = field(default_factory=list)
     _statistics: BatchStatistics | None = None
     _flights: list[_Flight] = field(default_factory=list)
+    _landed: deque[list[_Flight]] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _group: Any = None
     _weight_on_device: tuple[float, torch.Tensor] | None = None
     _nonfinite: torch.Tensor | None = None
@@ -246,6 +253,7 @@ class GradientCarrier:
 
     def _land(self) -> None:
         flights, self._flights = self._flights, []
+        self._landed.append(flights)
         self.roll.waiting = True
         try:
             for flight in flights:
