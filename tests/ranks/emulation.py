@@ -143,11 +143,6 @@ def emulation_id(stderr: str) -> str:
     return found[1]
 
 
-def group_of(pid: int) -> str:
-    """Control group of a process, by the cpu controller."""
-    return next(line for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if names.PREFIX in line)
-
-
 def _links(folder: Path) -> Iterator[str]:
     try:
         entries = list(folder.iterdir())

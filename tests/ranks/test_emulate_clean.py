@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from emulation import (
+    WHY_NOT,
     cluster,
     emulate,
     emulation_id,
@@ -25,6 +27,8 @@ from emulation import (
     started,
     until,
 )
+
+from uneven.emulate import cgroup, names
 
 pytestmark = [pytest.mark.slow, needs_root]
 
@@ -160,6 +164,29 @@ def test_an_error_in_the_middle_of_making_a_network_leaves_nothing(tmp_path: Pat
     assert "`tc` refuses" in done.stderr
     run = emulation_id(done.stderr)
     assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set(), 10.0)
+
+
+def unified() -> Path | None:
+    """Where version 2 is mounted, with or without controllers."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    places = [Path(line.split()[4]) for line in lines if " - cgroup2 " in line]
+    return next((place for place in places if os.access(place, os.W_OK)), None)
+
+
+@pytest.mark.skipif(WHY_NOT != "" or unified() is None, reason="no control groups of version 2 that can be written")
+def test_a_group_of_version_2_goes_with_everything_in_it() -> None:
+    """The kernel's own files for killing and removing, which need no controller."""
+    top = unified()
+    assert top is not None
+    group = top / names.group(names.new_id())
+    (group / "node0").mkdir(parents=True)
+    sleepers = [subprocess.Popen(["sleep", "3217"]) for _ in range(2)]
+    for sleeper in sleepers:
+        (group / "node0" / "cgroup.procs").write_text(str(sleeper.pid))
+    assert sorted(cgroup.processes(group)) == sorted(sleeper.pid for sleeper in sleepers)
+    assert cgroup.remove(group) == 2
+    assert [sleeper.wait() for sleeper in sleepers] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert not group.exists()
 
 
 TALK = """
