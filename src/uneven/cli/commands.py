@@ -42,6 +42,7 @@ Examples:
   uneven run train.py --epochs 5           one worker for each GPU, or one on a machine without
   uneven run --nproc 4 --balance lb-bsp train.py
   uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 train.py
+  uneven simulate demo4 --compare          a described cluster in virtual time, in a second
   uneven watch runs/NAME                   while it runs, or afterwards
   uneven doctor                            before the first run, or when one fails
 """
