@@ -1,0 +1,12 @@
+"""Real gradients in virtual time: what a simulated cluster learns.
+
+``train(scenario, tasks.resolve("digits"), sink)`` plays a scenario of :mod:`uneven.simulate` with a model in it.
+"""
+
+from uneven.virtual.board import Goal, Point
+from uneven.virtual.run import Learnt, train
+from uneven.virtual.task import Task
+from uneven.virtual.tasks import tasks
+from uneven.virtual.training import Training
+
+__all__ = ["Goal", "Learnt", "Point", "Task", "Training", "tasks", "train"]

@@ -1,0 +1,96 @@
+"""What a virtual training has learnt so far: loss and accuracy over virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from uneven.core.records import EventRecord, Record, ScalarRecord
+from uneven.errors import ConfigError
+from uneven.virtual.replicas import Losses
+from uneven.virtual.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Training ends when this accuracy is reached.
+
+    Raises:
+        ConfigError: it is not above 0 and at most 1.
+    """
+
+    accuracy: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.accuracy <= 1:
+            raise ConfigError(f"accuracy = {self.accuracy}: a share of the held-out samples, above 0 and at most 1")
+
+
+class Point(NamedTuple):
+    """One evaluation.
+
+    Attributes:
+        at_s: virtual time.
+        samples: that all workers together had taken steps on.
+        loss: mean over the samples since the evaluation before; NaN if there were none.
+        accuracy: on held-out samples.
+    """
+
+    at_s: float
+    samples: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(slots=True)
+class Board:
+    """Evaluates after every so many samples and writes it down.
+
+    Attributes:
+        every: samples of all workers together, from one evaluation to the next.
+        points: all evaluations, in the order of virtual time.
+        reached: the first of them that meets the goal.
+        diverged: whether the model has lost its way: a parameter that is no finite number.
+    """
+
+    task: Task
+    sink: Callable[[Record], None]
+    every: int
+    goal: Goal | None = None
+    losses: Losses = field(default_factory=Losses)
+    points: list[Point] = field(default_factory=list)
+    reached: Point | None = None
+    diverged: bool = False
+    samples: int = 0
+    _next: int = 0
+
+    def due(self, batch: int) -> bool:
+        """A step on so many samples was taken; whether to evaluate now."""
+        self.samples += batch
+        if self.samples < max(self._next, self.every):
+            return False
+        self._next = (self.samples // self.every + 1) * self.every
+        return True
+
+    def look(self, parameters: Tensor, rank: int, iteration: int, at_s: float) -> bool:
+        """Evaluate a model; whether training can end.
+
+        Args:
+            rank, iteration: whose journal it goes to, and the step that it follows.
+        """
+        loss = self.losses.take()
+        self.diverged = not bool(parameters.isfinite().all())
+        point = Point(at_s, self.samples, float("nan") if loss is None else loss, self.task.accuracy(parameters))
+        self.points.append(point)
+        for name, value in (("loss", loss), ("accuracy", point.accuracy)):
+            if value is not None:
+                self.sink(ScalarRecord(rank=rank, iteration=iteration, at_s=at_s, name=name, value=value))
+        if self.diverged:
+            text = "the parameters are no finite numbers any more: lower the learning rate of the task"
+            self.sink(EventRecord(rank=rank, iteration=iteration, at_s=at_s, event="non-finite", message=text))
+        elif self.reached is None and self.goal is not None and point.accuracy >= self.goal.accuracy:
+            self.reached = point
+        return self.diverged or self.reached is not None

@@ -1,0 +1,98 @@
+"""Plays a scenario with a model in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from uneven.core.records import Record
+from uneven.simulate import Outcome, Scenario, simulate
+from uneven.sync import Pace
+from uneven.virtual.board import Board, Goal, Point
+from uneven.virtual.replicas import Order, Sgd
+from uneven.virtual.task import Task
+from uneven.virtual.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """What a training in virtual time came to.
+
+    Attributes:
+        outcome: of the simulation, up to where it ended.
+        points: all evaluations.
+        reached: the first that met the goal; None if none did, or there was none.
+        diverged: training ended because the parameters were no finite numbers any more.
+    """
+
+    outcome: Outcome
+    points: tuple[Point, ...]
+    reached: Point | None
+    diverged: bool
+
+    @property
+    def accuracy(self) -> float:
+        """Of the last evaluation; NaN if there was none."""
+        return self.points[-1].accuracy if self.points else float("nan")
+
+
+def prepared(scenario: Scenario, task: Task) -> Scenario:
+    """The scenario with the epochs of a task.
+
+    Where workers go at their own pace they take their samples from one common order, as many together as under BSP in
+    as many iterations; so each sample is used once an epoch, whoever takes it.
+    """
+    workload = replace(scenario.spec.workload, epoch_samples=task.samples)
+    scenario = replace(scenario, spec=replace(scenario.spec, workload=workload))
+    facts = scenario.policy.facts
+    if facts is None or facts.pace not in (Pace.OWN, Pace.BOUNDED) or scenario.samples is not None:
+        return scenario
+    total = scenario.iterations * workload.global_batch
+    return replace(scenario, samples=total, iterations=scenario.iterations * len(scenario.spec.nodes))
+
+
+def train(
+    scenario: Scenario,
+    task: Task,
+    sink: Callable[[Record], None],
+    *,
+    goal: Goal | None = None,
+    every: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Learnt:
+    """Play a scenario; every step's gradient is real and applied in the order of virtual time.
+
+    Time is the description's, learning is the task's: the model that is trained may be another one than that whose
+    costs are described. The same scenario and task give the same records.
+
+    Args:
+        sink: is given every record; loss and accuracy are scalars among them.
+        goal: ends the training when it is reached; otherwise the iterations do.
+        every: evaluate after so many global batches.
+        progress: as in :func:`uneven.simulate.simulate`.
+
+    Raises:
+        ConfigError: what the description, the balancer, the policy or the task cannot do together.
+        TrainingError: workers wait for each other for ever.
+    """
+    scenario = prepared(scenario, task)
+    board = Board(task, sink, every * scenario.spec.workload.global_batch, goal)
+    sgd = Sgd(task, Order(task.samples, scenario.seed), board.losses)
+    training = Training(sgd, evaluated=scenario.policy.evaluated, board=board)
+    with _one_thread():
+        outcome = simulate(scenario, sink, arithmetic=training, progress=progress)
+    return Learnt(outcome=outcome, points=tuple(board.points), reached=board.reached, diverged=board.diverged)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small tensors gain nothing by more, and sums come out the same on machines with other numbers of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,68 @@
+"""What workers contribute to an exchange, and what of it has a meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from uneven.core.actions import BlockMomentum, Elastic, Exchange, Mean, Payload
+from uneven.errors import ConfigError
+from uneven.merge import mean
+from uneven.simulate.exchanges import Kind, kind_of
+
+Key = tuple[int, Payload, tuple[int, ...]]
+"""Rank, payload and members: a worker has at most one contribution of a kind to the same members under way."""
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A worker's contribution to an exchange.
+
+    Attributes:
+        value: what it contributes.
+        parameters: its replica's when it left.
+        samples: that it took since its contribution before; its weight.
+    """
+
+    value: Tensor
+    parameters: Tensor
+    samples: int
+
+
+def key_of(rank: int, exchange: Exchange) -> Key:
+    """Of a worker's contribution."""
+    return rank, exchange.payload, exchange.members
+
+
+def parties_of(exchange: Exchange, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Those who contribute, party by party; the first of each speaks."""
+    if not exchange.parties:
+        return [(rank,) for rank in ranks]
+    here = set(ranks)
+    present = (tuple(rank for rank in party if rank in here) for party in exchange.parties)
+    return [party for party in present if party]
+
+
+def mean_of(sent: dict[int, Sent], parties: list[tuple[int, ...]], exchange: Exchange) -> Tensor:
+    """The mean that the exchange's merge asks for; a party weighs what its members took together."""
+    weights = [sum(sent[rank].samples for rank in party) for party in parties]
+    if isinstance(exchange.merge, Mean) and not exchange.merge.by_samples:
+        weights = [1] * len(parties)
+    return mean([sent[party[0]].value for party in parties], weights)
+
+
+def check(exchange: Exchange) -> None:
+    """Refuse what has no meaning here.
+
+    Raises:
+        ConfigError: naming the exchange and what would do.
+    """
+    kind, merge, payload = kind_of(exchange), exchange.merge, exchange.payload
+    what = f"an exchange of {payload.value} by {type(merge).__name__} ({kind.value})"
+    if exchange.select is not None and payload is not Payload.DELTA:
+        raise ConfigError(f"{what}: only movements are filtered for significant entries: exchange Payload.DELTA")
+    if isinstance(merge, Elastic) and (kind is not Kind.APART or payload is not Payload.PARAMETERS):
+        raise ConfigError(f"{what}: Elastic pulls parameters and the shared copy together, each worker on its own")
+    if isinstance(merge, BlockMomentum) and payload is not Payload.PARAMETERS:
+        raise ConfigError(f"{what}: BlockMomentum merges Payload.PARAMETERS")

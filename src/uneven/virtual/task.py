@@ -1,0 +1,101 @@
+"""What virtual workers train: gradients and a score, as functions of one flat vector of parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Gradient(NamedTuple):
+    """The mean gradient over some samples, flat, and their mean loss."""
+
+    value: Tensor
+    loss: float
+
+
+class Task(ABC):
+    """A loss that is the mean over samples, and a score on held-out ones.
+
+    The optimizer is SGD, v = momentum · v + g, x −= learning_rate · v, as torch defines it.
+
+    Attributes:
+        samples: length of an epoch.
+        learning_rate, momentum: of the optimizer.
+    """
+
+    samples: int
+    learning_rate: float
+    momentum: float = 0.0
+
+    @abstractmethod
+    def initial(self) -> Tensor:
+        """Where training starts: a flat vector, the same on every call."""
+
+    @abstractmethod
+    def gradient(self, parameters: Tensor, samples: Tensor) -> Gradient:
+        """Gradient of the mean loss at ``parameters`` over the samples with these numbers (int64, one axis)."""
+
+    @abstractmethod
+    def accuracy(self, parameters: Tensor) -> float:
+        """Share of held-out samples that are right, 0 … 1, or another score of which more is better."""
+
+
+class Classification(Task):
+    """Cross-entropy of a module on images. The module must treat each sample by itself: no batch statistics.
+
+    Args:
+        train, test: inputs and int64 labels.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        train: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        *,
+        learning_rate: float,
+        momentum: float = 0.0,
+    ) -> None:
+        self.samples = len(train[0])
+        self.learning_rate, self.momentum = learning_rate, momentum
+        self._module, self._train, self._test = module, train, test
+        self._flat, self._gradient = _flatten(module)
+        self._initial = self._flat.clone()
+
+    def initial(self) -> Tensor:
+        """The module's parameters as they were when it was handed over."""
+        return self._initial
+
+    def gradient(self, parameters: Tensor, samples: Tensor) -> Gradient:
+        """By autograd, in the module itself."""
+        self._flat.copy_(parameters)
+        self._gradient.zero_()
+        x, y = self._train
+        loss = F.cross_entropy(self._module(x[samples]), y[samples])
+        loss.backward()
+        return Gradient(self._gradient.clone(), loss.item())
+
+    @torch.no_grad()
+    def accuracy(self, parameters: Tensor) -> float:
+        """Share of the test images that get the right label."""
+        self._flat.copy_(parameters)
+        x, y = self._test
+        return float((self._module(x).argmax(1) == y).float().mean())
+
+
+def _flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Let a module's parameters and gradients be views of two flat vectors, and return these."""
+    named = list(module.parameters())
+    flat = torch.cat([one.detach().reshape(-1) for one in named])
+    gradient = torch.zeros_like(flat)
+    place = 0
+    for one in named:
+        end = place + one.numel()
+        one.data = flat[place:end].view_as(one)
+        one.grad = gradient[place:end].view_as(one)
+        place = end
+    return flat, gradient

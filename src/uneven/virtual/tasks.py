@@ -1,0 +1,52 @@
+"""The tasks by name, for ``--train``. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from uneven.data.datasets import ImageData, digits, fashion_mnist
+from uneven.errors import ConfigError
+from uneven.registry import Registry
+from uneven.virtual.task import Classification, Task
+
+tasks: Registry[Task] = Registry("training task", Task)  # type: ignore[type-abstract]
+"""Training tasks by name."""
+
+
+def _digits(*, hidden: int = 32, learning_rate: float = 0.5, momentum: float = 0.0, seed: int = 0) -> Task:
+    """The 1,442 digits that ship with scikit-learn; a perceptron of one hidden layer, or none if ``hidden`` is 0."""
+    return _perceptron(digits(), 1_442, hidden, learning_rate, momentum, seed)
+
+
+def _fashion(
+    *, samples: int = 10_000, hidden: int = 32, learning_rate: float = 0.1, momentum: float = 0.0, seed: int = 0
+) -> Task:
+    """The first so many images of Fashion-MNIST to train, the first 2,000 of its test part to evaluate."""
+    return _perceptron(fashion_mnist(), samples, hidden, learning_rate, momentum, seed)
+
+
+def _perceptron(
+    data: ImageData, samples: int, hidden: int, learning_rate: float, momentum: float, seed: int
+) -> Task:
+    for key, value, least in (("samples", samples, 1), ("hidden", hidden, 0), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{data.name}: {key} = {value!r} must be a whole number, at least {least}")
+    if isinstance(learning_rate, bool) or not isinstance(learning_rate, int | float) or not learning_rate > 0:
+        raise ConfigError(f"{data.name}: learning_rate = {learning_rate!r} must be above 0")
+    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        raise ConfigError(f"{data.name}: momentum = {momentum!r} must be at least 0 and below 1")
+    x, y = (column[:samples] for column in data.train.tensors)
+    test_x, test_y = (column[:2_000] for column in data.test.tensors)
+    inputs = x[0].numel()
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        torch.manual_seed(seed)
+        first = [nn.Linear(inputs, hidden), nn.ReLU()] if hidden else []
+        module = nn.Sequential(*first, nn.Linear(hidden or inputs, data.classes))
+    return Classification(
+        module, (x.flatten(1), y), (test_x.flatten(1), test_y), learning_rate=learning_rate, momentum=momentum
+    )
+
+
+tasks.register("digits", _digits)
+tasks.register("fashion", _fashion)

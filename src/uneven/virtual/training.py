@@ -1,0 +1,290 @@
+"""Makes what happens in virtual time happen to models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from uneven.core.actions import Add, BlockMomentum, Elastic, Exchange, Mean, Moment, Payload
+from uneven.merge import Block, pull, significant
+from uneven.simulate import Arithmetic
+from uneven.simulate.exchanges import Kind, kind_of
+from uneven.sync import Evaluated
+from uneven.virtual.board import Board
+from uneven.virtual.replicas import Pending, Replica, Sgd, State, flat_mean
+from uneven.virtual.sent import Key, Sent, check, key_of, mean_of, parties_of
+
+
+class Training(Arithmetic):
+    """The models of all workers and the shared copy, of which there is one; as many vectors as really differ.
+
+    Args:
+        sgd: computes gradients and takes steps.
+        evaluated: which model is evaluated.
+        board: told about every step, and asked to look at that model now and then.
+    """
+
+    def __init__(self, sgd: Sgd, *, evaluated: Evaluated, board: Board) -> None:
+        self._sgd = sgd
+        self._evaluated = evaluated
+        self._board = board
+        first = sgd.task.initial()
+        self._centre = first
+        self._block = Block.first(first)  # of the shared copy
+        self._served = False  # whether the shared copy is more than a name
+        self._last = State(first, None, torch.zeros_like(first))  # of whoever took the last step
+        self._moves = False  # whether movements are exchanged
+        self._rounds: dict[tuple[int, ...], State] = {}  # members → state after their newest round of gradients
+        self._replicas: dict[int, Replica] = {}
+        self._live: set[int] = set()
+        self._coming: dict[int, int | None] = {}
+        self._sent: dict[Key, Sent] = {}
+        self._answers: dict[Key, Tensor] = {}
+        self._parts: dict[int, float] = {}  # rank → part of the entries that it let through last
+
+    # ---------------------------------------------------------------- comings and goings
+    def enters(self, rank: int, source: int | None) -> None:
+        """Its replica is made when it takes its first step, for then it equals what it is to be a copy of."""
+        self._coming[rank] = source
+
+    def leaves(self, rank: int) -> None:
+        """Its replica is out of what is evaluated; what it has sent still counts."""
+        self._live.discard(rank)
+        self._coming.pop(rank, None)
+
+    def _arrive(self, rank: int) -> None:
+        source = self._coming.pop(rank)
+        if source is not None and source not in self._live:
+            source = min(self._live, default=None)
+        known = None if source is None else self._replicas[source]
+        state = self._last if known is None else known.state
+        if self._rounds:
+            state = next(reversed(self._rounds.values()))
+        elif known is None and self._served:
+            state = replace(state, parameters=self._centre)
+        if self._moves:  # what others have not sent yet is theirs to send
+            state = replace(state, unsent=torch.zeros_like(state.unsent))
+        self._replicas[rank] = Replica(state, Block.first(state.parameters) if known is None else known.block)
+        self._live.add(rank)
+
+    def parameters(self, rank: int) -> Tensor:
+        """Of a worker's replica, as it is now or was last."""
+        return self._replicas[rank].state.parameters
+
+    # ---------------------------------------------------------------- steps
+    def computes(self, rank: int, iteration: int, samples: range, at_s: float) -> None:
+        """The gradient is left open until somebody needs it."""
+        if rank in self._coming:
+            self._arrive(rank)
+        replica = self._replicas[rank]
+        replica.gradient = Pending(replica.state.parameters, samples)
+
+    def steps(self, rank: int, iteration: int, at_s: float) -> None:
+        """Take the step, and evaluate now and then."""
+        replica = self._replicas[rank]
+        assert replica.gradient is not None
+        batch = len(replica.gradient.samples)
+        replica.state = self._last = self._sgd.step(replica.state, self._sgd.value(replica.gradient))
+        replica.gradient = None
+        replica.fresh += batch
+        if self._board.due(batch):
+            self.enough = self._board.look(self._model(rank), min(self._live), iteration, at_s)
+
+    def _model(self, rank: int) -> Tensor:
+        if self._evaluated is Evaluated.REPLICA:
+            return self._replicas[rank].state.parameters
+        if self._evaluated is Evaluated.MEAN:
+            return flat_mean([self._replicas[one].state for one in sorted(self._live)])
+        return self._centre if self._served else self._replicas[min(self._live)].block.start
+
+    # ---------------------------------------------------------------- sending
+    def sends(self, rank: int, exchange: Exchange) -> None:
+        """Note what leaves; gradients stay where they are until they are merged."""
+        check(exchange)
+        if exchange.payload is Payload.GRADIENT:
+            return
+        replica = self._replicas[rank]
+        value = replica.state.parameters
+        if exchange.payload is Payload.DELTA:
+            value = self._movement(rank, exchange)
+        self._sent[key_of(rank, exchange)] = Sent(value, replica.state.parameters, replica.fresh)
+        replica.fresh = 0
+
+    def _movement(self, rank: int, exchange: Exchange) -> Tensor:
+        """What is carried of the unsent movement; the rest stays, for the whole party that this worker speaks for."""
+        self._moves = True
+        before = self._replicas[rank].state
+        value, rest = before.unsent, torch.zeros_like(before.unsent)
+        if exchange.select is not None:
+            through = significant(before.unsent, before.parameters, exchange.select.threshold)
+            self._parts[rank] = float(through.to(torch.float64).mean())
+            value, rest = torch.where(through, value, 0.0), torch.where(through, 0.0, value)
+        party = next((party for party in exchange.parties if rank in party), (rank,))
+        self._each(party, lambda state: replace(state, unsent=rest))
+        return value
+
+    def significant(self, rank: int, exchange: Exchange) -> float | None:
+        """Of what it sent last."""
+        return self._parts.get(rank)
+
+    # ---------------------------------------------------------------- merging
+    def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
+        """By the kind of the exchange; what is computed here is the meaning of ``uneven.core.actions``."""
+        kind = kind_of(exchange)
+        if exchange.payload is Payload.GRADIENT:
+            self._merge_gradients(exchange, ranks, served=kind is Kind.TOGETHER)
+        elif kind is Kind.RING:
+            self._ring(exchange, ranks)
+        elif kind is Kind.TELL:
+            self._tell(exchange, ranks[0])
+        elif kind is Kind.APART:
+            self._served = True
+            self._apart(exchange, ranks[0])
+        else:
+            self._served = True
+            self._together(exchange, ranks)
+
+    def _merge_gradients(self, exchange: Exchange, ranks: tuple[int, ...], *, served: bool) -> None:
+        parties = parties_of(exchange, ranks)
+        found = {rank: self._replicas[rank].gradient for rank in ranks}
+        ones = {rank: one for rank, one in found.items() if one is not None}
+        speakers = [party for party in parties if party[0] in ones]
+        if isinstance(exchange.merge, Mean):
+            weights = [sum(len(ones[rank].samples) for rank in party if rank in ones) for party in speakers]
+            merged = self._sgd.mean(
+                [ones[party[0]] for party in speakers],
+                weights if exchange.merge.by_samples else [1] * len(weights),
+                by_samples=exchange.merge.by_samples,
+            )
+            outcome = dict.fromkeys(ones, merged)
+        else:
+            assert isinstance(exchange.merge, Add)
+            own = {rank: self._sgd.value(ones[party[0]]) for party in speakers for rank in party if rank in ones}
+            total = torch.stack([own[party[0]] for party in speakers]).sum(0)
+            outcome = {rank: one + exchange.merge.scale * (total - one) for rank, one in own.items()}
+        if served:
+            first = ranks[0]
+            self._rounds.pop(exchange.members, None)  # the newest comes last
+            self._rounds[exchange.members] = self._sgd.step(self._replicas[first].state, outcome[first])
+            self._answers.update({key_of(rank, exchange): value for rank, value in outcome.items()})
+            return
+        for rank, value in outcome.items():
+            ones[rank].value = value
+
+    def _ring(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
+        parties, merge = parties_of(exchange, ranks), exchange.merge
+        sent = {rank: self._sent.pop(key_of(rank, exchange)) for rank in ranks}
+        if isinstance(merge, Add):
+            total = torch.stack([sent[party[0]].value for party in parties]).sum(0)
+            for party in parties:
+                change = merge.scale * (total - sent[party[0]].value)
+                self._each(party, lambda state, change=change: _moved(state, change))  # type: ignore[misc]
+            return
+        average = mean_of(sent, parties, exchange)
+        if exchange.payload is Payload.DELTA:
+            for party in parties:
+                change = average - sent[party[0]].value
+                self._each(party, lambda state, change=change: _moved(state, change))  # type: ignore[misc]
+            return
+        if isinstance(merge, BlockMomentum):
+            block = self._replicas[ranks[0]].block.after(average, merge)
+            for rank in ranks:
+                self._replicas[rank].block = block
+            average = block.start
+        for rank in ranks:
+            self._take_over(rank, average, sent[rank])
+
+    def _tell(self, exchange: Exchange, speaker: int) -> None:
+        assert isinstance(exchange.merge, Add)
+        value = self._sent.pop(key_of(speaker, exchange)).value
+        party = next((party for party in exchange.parties if speaker in party), (speaker,))
+        others = [rank for rank in exchange.members if rank in self._live and rank not in party]
+        change = exchange.merge.scale * value
+        self._each(others, lambda state: _moved(state, change))
+
+    def _apart(self, exchange: Exchange, rank: int) -> None:
+        sent, merge = self._sent[key_of(rank, exchange)], exchange.merge
+        if isinstance(merge, Elastic):
+            d = pull(sent.value, self._centre, merge.alpha)
+            self._centre = self._centre + d
+            self._answers[key_of(rank, exchange)] = -d
+        else:
+            assert isinstance(merge, Add)
+            self._centre = self._centre + merge.scale * sent.value
+
+    def _together(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
+        parties, merge = parties_of(exchange, ranks), exchange.merge
+        sent = {rank: self._sent[key_of(rank, exchange)] for rank in ranks}
+        if isinstance(merge, Add):
+            total = torch.stack([sent[party[0]].value for party in parties]).sum(0)
+            self._centre = self._centre + merge.scale * total
+        else:
+            average = mean_of(sent, parties, exchange)
+            if exchange.payload is Payload.DELTA:
+                self._centre = self._centre + average
+            elif isinstance(merge, BlockMomentum):
+                self._block = self._block.after(average, merge)
+                self._centre = self._block.start
+            else:
+                self._centre = average
+        self._answers.update({key_of(rank, exchange): self._centre for rank in ranks})
+
+    # ---------------------------------------------------------------- hearing
+    def answers(self, rank: int, exchange: Exchange) -> None:
+        """Of a push on its own, the copy as it is now; other answers were made when they were merged."""
+        if kind_of(exchange) is Kind.APART and isinstance(exchange.merge, Add):
+            self._answers[key_of(rank, exchange)] = self._centre
+
+    def reads(self, rank: int, exchange: Exchange) -> None:
+        """Take the answer in."""
+        key = key_of(rank, exchange)
+        answer, replica = self._answers.pop(key), self._replicas[rank]
+        if exchange.payload is Payload.GRADIENT:
+            assert replica.gradient is not None
+            replica.gradient.value = answer
+            return
+        sent = self._sent.pop(key)
+        if isinstance(exchange.merge, Elastic):
+            replica.state = _moved(replica.state, answer)
+        else:
+            self._take_over(rank, answer, sent)
+
+    def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
+        """The state after the newest round, as who keeps the copy knows it."""
+        replica = self._replicas[rank]
+        sent = self._sent.pop(key_of(rank, exchange), None)
+        self._answers.pop(key_of(rank, exchange), None)
+        if exchange.payload is Payload.GRADIENT:
+            replica.state, replica.gradient = self._rounds[exchange.members], None
+        elif sent is not None and exchange.moment is Moment.BACKGROUND:
+            self._take_over(rank, self._centre, sent)
+        else:
+            replica.state = replace(
+                replica.state, parameters=self._centre, unsent=torch.zeros_like(replica.state.unsent)
+            )
+
+    def _take_over(self, rank: int, outcome: Tensor, sent: Sent) -> None:
+        """Go on from the outcome, with what was learnt since the contribution left."""
+        replica = self._replicas[rank]
+        here = replica.state.parameters
+        after = outcome if here is sent.parameters else here + (outcome - sent.parameters)
+        replica.state = replace(replica.state, parameters=after)
+
+    def _each(self, ranks: Iterable[int], change: Callable[[State], State]) -> None:
+        """Change the states of some workers; those that were one object stay one."""
+        changed: dict[int, tuple[State, State]] = {}
+        for rank in ranks:
+            replica = self._replicas.get(rank)
+            if replica is None:
+                continue
+            before = replica.state
+            if id(before) not in changed:
+                changed[id(before)] = before, change(before)
+            replica.state = changed[id(before)][1]
+
+
+def _moved(state: State, change: Tensor) -> State:
+    return replace(state, parameters=state.parameters + change)

@@ -1,0 +1,168 @@
+"""Every merge in a virtual training, against the same plans played on numbers by hand (unit/sync/replicas.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from quadratics import Plain, Quadratic, Trained
+from small_world import Ran, cluster, node
+
+from uneven.core.actions import Add, Elastic, Exchange, Mean, Merge, Moment, Payload, Significant, StepPlan, Via
+from uneven.core.views import SyncView
+from uneven.errors import ConfigError
+from uneven.sync import SyncPolicy, policies
+
+
+def _reference() -> ModuleType:
+    path = Path(__file__).parents[1] / "sync" / "replicas.py"
+    spec = importlib.util.spec_from_file_location("replicas", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    importlib.import_module("sys").modules["replicas"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+SHARES = {0: 1, 1: 5, 2: 2, 3: 4}
+SITES = {0: "east", 1: "east", 2: "west", 3: "west"}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("policy", [
+    "bsp", "local:every=3", "local:every=2,warmup=3", "ma:every=2,by_samples=false",
+    "bmuf:every=3", "bmuf:every=2,nesterov=true,block_lr=0.5", "diloco:every=3", "shuffle:groups=grid",
+    "shuffle:groups=digits,base=2:ma:every=2", "hierarchical:every=3",
+])  # fmt: skip
+def test_a_lockstep_policy_does_what_its_plan_says(policy: str, momentum: float) -> None:
+    played = _reference().Replicas((0, 1, 2, 3), SHARES, SITES, momentum=momentum)
+    played.play(policies.resolve(policy), 11)
+    # The samples of a worker are its own in every iteration, and all of them are its own loss.
+    curves = [np.diag(played.slope[rank]) for rank in SHARES for _ in range(SHARES[rank])]
+    targets = [played.target[rank] for rank in SHARES for _ in range(SHARES[rank])]
+    task = Quadratic(
+        torch.tensor(np.array(curves)), torch.tensor(np.array(targets)), learning_rate=0.1, momentum=momentum
+    )
+    nodes = (node(f"n{rank}", site=SITES[rank]) for rank in SHARES)
+    balance = f"static:shares={'/'.join(map(str, SHARES.values()))}"
+    ran = Trained(
+        cluster(*nodes, global_batch=12), task, policy, balance=balance, iterations=11, order=Plain(12)
+    )
+    assert torch.allclose(ran.replicas(), torch.tensor(played.all), atol=1e-12)
+
+
+def test_ssp_and_asp_start_from_what_the_shared_copy_answered() -> None:
+    # Two workers, one of them twice as fast; x ← x − ½ · 0.1 · (x − 1) with x as it was read.
+    task = Quadratic(torch.ones(4, 1), torch.ones(4, 1), learning_rate=0.1)
+    ran = Trained(cluster(node("fast", 1.0), node("slow", 2.1), global_batch=2), task, "asp", iterations=3)
+    copy, read = 0.0, {0: 0.0, 1: 0.0}
+    for rank in [step.rank for step in ran.steps]:  # in the order in which they ended
+        copy += 0.5 * 0.1 * (1 - read[rank])
+        read[rank] = copy
+    assert [step.rank for step in ran.steps] == [0, 0, 1, 0, 0, 1]
+    assert float(ran.training._model(0)) == pytest.approx(copy, abs=1e-12)
+
+
+def test_an_elastic_pull_keeps_the_sum_of_copy_and_replicas() -> None:
+    task = Quadratic(torch.zeros(4, 2), torch.ones(4, 2), learning_rate=0.1)  # no gradient: only pulls move anything
+    ran = Trained(cluster(node("a"), node("b", 1.5)), task, "easgd:alpha=0.3,every=1", iterations=1)
+    training = ran.training
+    pull = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Elastic(0.3), moment=Moment.STEP, via=Via.SERVER)
+    training._each((0,), lambda state: replace(state, parameters=torch.tensor([1.0, 2.0], dtype=torch.float64)))
+    training.sends(0, pull)
+    training.merges(pull, (0,))
+    training.answers(0, pull)
+    training._each((0,), lambda state: replace(state, parameters=state.parameters + 5.0))  # learnt meanwhile
+    training.reads(0, pull)
+    assert training._centre.tolist() == pytest.approx([0.3, 0.6])
+    assert training.parameters(0).tolist() == pytest.approx([5.7, 6.4])
+
+
+def test_a_mean_in_the_background_keeps_what_was_learnt_meanwhile() -> None:
+    # An exchange takes 2.5 steps; the loss has no minimum but a slope of 1, so every step moves by −0.1 exactly.
+    class Slope(Quadratic):
+        def gradient(self, parameters, samples):  # type: ignore[no-untyped-def]
+            return super().gradient(parameters, samples)._replace(value=torch.ones(1, dtype=torch.float64))
+
+    task = Slope(torch.ones(4, 1), torch.ones(4, 1), learning_rate=0.1)
+    spec = cluster(node("a"), node("b"), global_batch=2)
+    ran = Trained(spec, task, "shadow:ma", iterations=10)
+    # Equal progress: means change nothing, and nothing of it is lost.
+    assert ran.replicas().flatten().tolist() == pytest.approx([-1.0, -1.0])
+
+
+class Geo(SyncPolicy):
+    """Gaia over sites of one worker: significant movements to all the others, in the background."""
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    def plan(self, view: SyncView) -> StepPlan:
+        far = Exchange(
+            payload=Payload.DELTA, members=view.members, parties=tuple((rank,) for rank in view.members),
+            merge=Add(), moment=Moment.BACKGROUND, select=Significant(self.threshold),
+        )  # fmt: skip
+        return StepPlan(exchanges=(far,))
+
+
+def test_what_is_not_significant_stays_and_adds_up() -> None:
+    def ran(threshold: float) -> Trained:
+        return Trained(cluster(node("a"), node("b")), Quadratic.random(64), Geo(threshold), iterations=6)
+
+    everything, something, nothing = ran(0.0), ran(0.2), ran(math.inf)
+    states = [something.training._replicas[rank].state for rank in (0, 1)]
+    # What a replica is made of: its own steps, and of the other's what that has sent.
+    unsent = torch.stack([state.unsent for state in states])
+    assert unsent.abs().sum() > 0
+    total = something.replicas() + unsent.flip(0)
+    assert torch.allclose(total[0], total[1], atol=1e-12)
+    replicas = everything.replicas()
+    assert torch.allclose(replicas[0], replicas[1], atol=1e-12)
+    assert {everything.training.significant(rank, None) for rank in (0, 1)} == {1.0}  # type: ignore[arg-type]
+    assert 0 <= something.training._parts[0] < 1
+    assert nothing.training._parts == {0: 0.0, 1: 0.0}
+
+
+def test_what_the_filter_holds_back_takes_no_time_on_the_wire() -> None:
+    spec = cluster(node("a", up_bit_per_s=_mbit(8)), node("b", up_bit_per_s=_mbit(8)), global_batch=2)
+    slow = Ran(spec, Blocking(0.0), iterations=2).ends_s(0)
+    held = Trained(spec, Quadratic.random(64), Blocking(math.inf), iterations=2)
+    assert held.steps[0].exchange_s == 0.0
+    assert slow[0] > held.steps[0].ended_at_s
+
+
+class Blocking(Geo):
+    """The same in the foreground."""
+
+    def plan(self, view: SyncView) -> StepPlan:
+        (far,) = super().plan(view).exchanges
+        return StepPlan(exchanges=(replace(far, moment=Moment.STEP),))
+
+
+def _mbit(rate: float):  # type: ignore[no-untyped-def]
+    from uneven.cluster.spec import steady
+
+    return steady(rate * 1e6)
+
+
+@pytest.mark.parametrize(("merge", "select", "why"), [
+    (Mean(), Significant(0.1), "only movements"),
+    (Elastic(0.5), None, "Elastic pulls parameters"),
+])  # fmt: skip
+def test_an_exchange_without_a_meaning_is_refused(merge: Merge, select: Significant | None, why: str) -> None:
+    class Odd(SyncPolicy):
+        def plan(self, view: SyncView) -> StepPlan:
+            odd = Exchange(
+                payload=Payload.PARAMETERS, members=view.members, merge=merge, moment=Moment.STEP, select=select
+            )
+            return StepPlan(exchanges=(odd,))
+
+    with pytest.raises(ConfigError, match=why):
+        Trained(cluster(node("a"), node("b")), Quadratic.random(8), Odd())
