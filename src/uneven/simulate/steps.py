@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -63,7 +64,7 @@ class Steps:
         stage, clock = self._stage, worker.clock
         if worker.gone:
             return
-        enough = clock >= self._iterations or (self._samples is not None and self._taken >= self._samples)
+        enough = clock >= self._iterations or self._left() <= 0
         if clock > stage.newest and not enough:
             self._started(clock)
         if enough or (worker.stop_at is not None and clock >= worker.stop_at):
@@ -106,6 +107,9 @@ class Steps:
             one = worker.unread.pop(0)
             self._exchanges.read(worker, one, partial(self._compute, worker))
             return
+        if self._left() <= 0:  # others have taken the last samples while this worker waited
+            self._over(worker)
+            return
         stage, machine, clock = self._stage, worker.machine, worker.clock
         worker.batch, worker.first = self._shares.part(worker.rank, clock)
         first = self._first(worker)
@@ -123,8 +127,13 @@ class Steps:
         """Position of the first sample of this step in the endless order of the data."""
         if self._samples is None:
             return worker.clock * self._stage.workload.global_batch + worker.first
+        worker.batch = min(worker.batch, self._samples - self._taken)
         first, self._taken = self._taken, self._taken + worker.batch
         return first
+
+    def _left(self) -> float:
+        """Samples that are still to be taken."""
+        return math.inf if self._samples is None else self._samples - self._taken
 
     def _computed(self, worker: Worker) -> None:
         worker.event = worker.awaited = None

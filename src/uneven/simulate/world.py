@@ -146,7 +146,8 @@ class _World:
         if stage.queue.stopped:
             for worker in stage.workers.values():
                 if not worker.gone:
-                    self._tell(worker.rank, max(self._stage.newest, 0), END, "the training has come to what was asked for")
+                    why = "the training has come to what was asked for"
+                    self._tell(worker.rank, max(self._stage.newest, 0), END, why)
             return self._outcome()
         stuck = [worker.rank for worker in stage.workers.values() if not worker.gone and worker.clock <= stage.newest]
         if stuck:

@@ -250,6 +250,14 @@ def test_samples_off_one_common_order_are_taken_by_whoever_comes() -> None:
     assert taken == list(range(16 * 13))
 
 
+@pytest.mark.parametrize("policy", ["asp", "ssp:staleness=1", "shadow:easgd:alpha=0.1", "bsp"])
+def test_not_a_sample_more_is_taken_than_there_are(policy: str) -> None:
+    heard = Heard()
+    Ran(cluster(*UNEVEN), policy, iterations=1000, samples=75, arithmetic=heard)
+    taken = sorted(position for call in heard.only("computes") for position in call[3])  # type: ignore[attr-defined]
+    assert taken == list(range(75))
+
+
 def test_members_reckon_their_hash_once_and_are_a_tuple() -> None:
     members = Members((2, 0, 1))
     assert members == (0, 1, 2)
