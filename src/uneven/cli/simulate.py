@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from uneven.cli.learning import Lesson
     from uneven.cluster.spec import ClusterSpec
-    from uneven.simulate import Outcome, RecordedCosts, Scenario
+    from uneven.simulate import Outcome, RecordedCosts, Scenario, Sink
+    from uneven.virtual import Learnt
 
 _PLAN = "What is played"
+_LEARN = "What is learnt"
 _OUTPUT = "What comes out"
 
 _JOURNAL_UP_TO = 1_000
@@ -59,6 +62,24 @@ def command(
             show_default=False,
         ),
     ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            rich_help_panel=_LEARN,
+            help="Train for real, in virtual time: digits, or fashion where UNEVEN_DATA has it.",
+            show_default=False,
+        ),
+    ] = None,
+    until_accuracy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            rich_help_panel=_LEARN,
+            help="With --train: end at this accuracy, for instance 0.9, and say when that was.",
+            show_default=False,
+        ),
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", rich_help_panel=_OUTPUT, help="Play even shares under bsp too: the speed-up.")
     ] = False,
@@ -76,29 +97,38 @@ def command(
     share links fairly; events happen. The same command gives the same journal, byte for byte. What it cannot know
     stands in docs/how-to/simulate.md.
 
+    With --train the gradients are real and applied in the order of virtual time, so staleness has its true effect.
+    A task takes options: digits:hidden=0,learning_rate=0.2,momentum=0.9 (hidden 0 is softmax regression).
+
     \b
     Examples:
       uneven simulate demo4 --compare
       uneven simulate cluster.toml --balance even --sync ssp:staleness=3
       uneven simulate --costs runs/NAME --balance even     a recorded run, played again another way
       uneven simulate lb_bsp_gpu16 --iterations 1000 --no-journal
+      uneven simulate lb_bsp_cpu32 --train digits --until-accuracy 0.9 --sync local:every=8
     """
     from rich.console import Console
 
+    from uneven.cli import learning
     from uneven.sync.fits import compatible
 
+    lesson = learning.lesson(train, until_accuracy, "--until-accuracy")
     scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs)
     reason = compatible(sync, balance)
     if reason:
         print(f"uneven: {reason}", file=sys.stderr)
     directory = _directory(scenario, run_dir, no_journal)
-    outcome, took_s = _play(scenario, directory)
+    outcome, learnt, took_s = _play(scenario, directory, lesson)
     console = Console()
     console.print(_table(scenario, outcome))
-    for line in _lines(scenario, outcome, took_s):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    told = _lines(scenario, outcome, took_s)
+    if learnt is not None:
+        told += learning.lines(learnt, lesson.goal, scenario.spec.workload.global_batch)
     if compare:
-        console.print(_comparison(scenario, outcome), highlight=False, markup=False, soft_wrap=True)
+        told += _comparison(scenario, outcome, lesson, learnt)
+    for line in told:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if directory is not None:
         print(f"run directory: {directory} (see `uneven report {directory}` and `uneven watch {directory}`)")
 
@@ -163,22 +193,34 @@ def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path
     return asked or rundir.new_path(scenario.spec.name, datetime.now())
 
 
-def _play(scenario: Scenario, directory: Path | None) -> tuple[Outcome, float]:
+def _play(
+    scenario: Scenario, directory: Path | None, lesson: Lesson
+) -> tuple[Outcome, Learnt | None, float]:
+    """Play it; what it came to, what was learnt, and how long that took, seconds."""
     from uneven import rundir
     from uneven.cluster.write import to_toml
     from uneven.journal import ManyWriters
-    from uneven.simulate import simulate
 
     if directory is None:
-        with _bar(scenario.iterations) as progress:
-            started_s = perf_counter()
-            return simulate(scenario, progress=progress), perf_counter() - started_s
+        return _timed(scenario, lesson, None)
     said = {"balance": scenario.balance, "sync": scenario.sync, "seed": scenario.seed}
     rundir.create(directory, {rundir.COMMAND_LINE: said})
     (directory / "cluster.toml").write_text(to_toml(scenario.spec), encoding="utf-8")
-    with ManyWriters(directory) as journal, _bar(scenario.iterations) as progress:
+    with ManyWriters(directory) as journal:
+        return _timed(scenario, lesson, journal.write)
+
+
+def _timed(scenario: Scenario, lesson: Lesson, sink: Sink | None) -> tuple[Outcome, Learnt | None, float]:
+    from uneven.simulate import simulate
+
+    with _bar(scenario.iterations) as progress:
         started_s = perf_counter()
-        return simulate(scenario, journal.write, progress=progress), perf_counter() - started_s
+        if lesson.task is None:
+            return simulate(scenario, sink, progress=progress), None, perf_counter() - started_s
+        from uneven.virtual import train
+
+        learnt = train(scenario, lesson.task, sink, goal=lesson.goal, progress=progress)
+        return learnt.outcome, learnt, perf_counter() - started_s
 
 
 @contextmanager
@@ -237,15 +279,19 @@ def _lines(scenario: Scenario, outcome: Outcome, took_s: float) -> list[str]:
     ]
 
 
-def _comparison(scenario: Scenario, outcome: Outcome) -> str:
+def _comparison(scenario: Scenario, outcome: Outcome, lesson: Lesson, learnt: Learnt | None) -> list[str]:
     from uneven.balance import Even
     from uneven.report.text import count, seconds
-    from uneven.simulate import simulate
     from uneven.sync import BSP
 
-    with _bar(scenario.iterations) as progress:
-        plain = simulate(replace(scenario, balancer=Even(), policy=BSP()), progress=progress)
-    return (
+    plain, taught, _ = _timed(replace(scenario, balancer=Even(), policy=BSP()), lesson, None)
+    told = [
         f"even shares under bsp: {seconds(plain.iteration_s)} per iteration, {count(plain.samples_per_s)} samples/s; "
         f"speed-up {outcome.samples_per_s / plain.samples_per_s:.2f} ×"
-    )
+    ]
+    if learnt is not None and taught is not None and learnt.reached is not None and taught.reached is not None:
+        told.append(
+            f"even shares under bsp reach that accuracy after {seconds(taught.reached.at_s)}: "
+            f"speed-up {taught.reached.at_s / learnt.reached.at_s:.2f} × to the goal"
+        )
+    return told

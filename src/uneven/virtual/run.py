@@ -57,7 +57,7 @@ def prepared(scenario: Scenario, task: Task) -> Scenario:
 def train(
     scenario: Scenario,
     task: Task,
-    sink: Callable[[Record], None],
+    sink: Callable[[Record], None] | None = None,
     *,
     goal: Goal | None = None,
     every: int = 1,
@@ -79,12 +79,17 @@ def train(
         TrainingError: workers wait for each other for ever.
     """
     scenario = prepared(scenario, task)
+    sink = sink or _nowhere
     board = Board(task, sink, every * scenario.spec.workload.global_batch, goal)
     sgd = Sgd(task, Order(task.samples, scenario.seed), board.losses)
     training = Training(sgd, evaluated=scenario.policy.evaluated, board=board)
     with _one_thread():
         outcome = simulate(scenario, sink, arithmetic=training, progress=progress)
     return Learnt(outcome=outcome, points=tuple(board.points), reached=board.reached, diverged=board.diverged)
+
+
+def _nowhere(record: Record) -> None:
+    del record
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""What ``--train`` means on the command line, and how what was learnt is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from uneven.errors import ConfigError
+from uneven.report.text import count, percent, seconds, span
+
+if TYPE_CHECKING:
+    from uneven.virtual import Goal, Learnt, Point, Task
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 40
+
+
+class Lesson(NamedTuple):
+    """What is to be learnt; nothing without a task."""
+
+    task: Task | None
+    goal: Goal | None
+
+
+def lesson(train: str | None, accuracy: float | None, key: str) -> Lesson:
+    """The task and the goal, as typed.
+
+    Args:
+        key: how the accuracy's option is written, for the message.
+
+    Raises:
+        ConfigError: an accuracy without a task, or one that cannot be.
+        UnknownNameError: no such task, or no such option of it.
+        DataError: the task's data is not on this machine.
+    """
+    if train is None:
+        if accuracy is not None:
+            raise ConfigError(f"{key} {accuracy:g} needs something that learns: add --train digits")
+        return Lesson(None, None)
+    from uneven.virtual import Goal, tasks
+
+    goal = None if accuracy is None else Goal(accuracy)
+    return Lesson(tasks.resolve(train), goal)
+
+
+def curve(points: tuple[Point, ...], width: int = _WIDTH) -> str:
+    """Accuracy over virtual time as a row of bars, from 0 to 1; evenly spaced in time."""
+    if not points:
+        return ""
+    end_s, bars, place = points[-1].at_s, "", 0
+    for column in range(1, width + 1):
+        while place + 1 < len(points) and points[place + 1].at_s <= end_s * column / width:
+            place += 1
+        shown = points[place].at_s <= end_s * column / width
+        bars += _BARS[min(7, int(points[place].accuracy * 8))] if shown else " "
+    return bars
+
+
+def lines(learnt: Learnt, goal: Goal | None, global_batch: int) -> list[str]:
+    """What a training came to, in one or two lines."""
+    if not learnt.points:
+        return ["nothing was evaluated: give more --iterations"]
+    last, best = learnt.points[-1], max(learnt.points, key=lambda point: point.accuracy)
+    told = [f"accuracy {curve(learnt.points)} {percent(last.accuracy)} at {span(last.at_s)}, loss {last.loss:.3g}"]
+    if learnt.diverged:
+        told.append("the training went astray: parameters that are no finite numbers; lower the task's learning_rate")
+    elif goal is not None and learnt.reached is not None:
+        one = learnt.reached
+        told.append(
+            f"{percent(goal.accuracy)} is reached after {seconds(one.at_s)}, with {count(one.samples)} samples "
+            f"({count(one.samples / global_batch)} iterations' worth)"
+        )
+    elif goal is not None:
+        told.append(
+            f"{percent(goal.accuracy)} is not reached: the best is {percent(best.accuracy)}, at {span(best.at_s)}; "
+            f"give more --iterations"
+        )
+    return told
