@@ -24,6 +24,7 @@ PURE = (
     *("uneven.data.order", "uneven.journal.metrics", "uneven.cluster.throttle_rule"),
     *("uneven.control", "uneven.control.*", "uneven.simulate", "uneven.simulate.*", "uneven.journal.events"),
     *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
+    *("uneven.plan", "uneven.plan.*"),
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),
 )

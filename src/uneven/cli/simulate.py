@@ -150,7 +150,7 @@ def _scenario(
     spec = files.load(cluster) if cluster is not None else None
     exchange_s: dict[int, float] = {}
     if costs is not None:
-        learnt = _learnt(costs, spec)
+        learnt = recorded_costs(costs, spec)
         if spec is None:
             spec, exchange_s = described(learnt), dict(enumerate(learnt.exchange_s))
         else:
@@ -170,7 +170,8 @@ def _scenario(
     )
 
 
-def _learnt(run: Path, spec: ClusterSpec | None) -> RecordedCosts:
+def recorded_costs(run: Path, spec: ClusterSpec | None) -> RecordedCosts:
+    """What a run directory says about its workers' costs; the cluster helps where the run cannot tell."""
     from uneven import journal
     from uneven.simulate import costs_from_journal
 

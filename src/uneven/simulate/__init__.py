@@ -6,6 +6,7 @@
 
 from uneven.simulate.arithmetic import Arithmetic
 from uneven.simulate.costs import RecordedCosts, costs_from_journal, described, with_costs
+from uneven.simulate.stream import streamed
 from uneven.simulate.tally import Outcome, WorkerOutcome
 from uneven.simulate.world import Scenario, Sink, simulate
 
@@ -19,5 +20,6 @@ __all__ = [
     "costs_from_journal",
     "described",
     "simulate",
+    "streamed",
     "with_costs",
 ]

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from uneven.core.records import Record
-from uneven.simulate import Outcome, Scenario, simulate
-from uneven.sync import Pace
+from uneven.simulate import Outcome, Scenario, simulate, streamed
 from uneven.virtual.board import Board, Goal, Point
 from uneven.virtual.replicas import Order, Sgd
 from uneven.virtual.task import Task
@@ -40,18 +39,9 @@ class Learnt:
 
 
 def prepared(scenario: Scenario, task: Task) -> Scenario:
-    """The scenario with the epochs of a task.
-
-    Where workers go at their own pace they take their samples from one common order, as many together as under BSP in
-    as many iterations; so each sample is used once an epoch, whoever takes it.
-    """
+    """The scenario with the epochs of a task, and with as many samples under every policy."""
     workload = replace(scenario.spec.workload, epoch_samples=task.samples)
-    scenario = replace(scenario, spec=replace(scenario.spec, workload=workload))
-    facts = scenario.policy.facts
-    if facts is None or facts.pace not in (Pace.OWN, Pace.BOUNDED) or scenario.samples is not None:
-        return scenario
-    total = scenario.iterations * workload.global_batch
-    return replace(scenario, samples=total, iterations=scenario.iterations * len(scenario.spec.nodes))
+    return streamed(replace(scenario, spec=replace(scenario.spec, workload=workload)))
 
 
 def train(

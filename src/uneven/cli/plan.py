@@ -1,0 +1,233 @@
+"""``uneven plan``: which balancer and which policy fit a cluster, and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from uneven.cli import learning
+    from uneven.cluster.spec import ClusterSpec
+    from uneven.plan import Choice, LeftOut, Result
+    from uneven.simulate import Scenario
+
+_PLAYED = "What is played"
+
+
+def command(
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLUSTER|RUN",
+            help="A TOML file, the name of one that comes with uneven (demo4), or a recorded run's directory.",
+            show_default=False,
+        ),
+    ],
+    iterations: Annotated[int, typer.Option(rich_help_panel=_PLAYED, help="Global batches that each one takes.")] = 200,
+    balance: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,…", rich_help_panel=_PLAYED, help="Balancers. [default: all]", show_default=False),
+    ] = None,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…", rich_help_panel=_PLAYED, help="Synchronisations. [default: all]", show_default=False
+        ),
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            rich_help_panel=_PLAYED,
+            help="Rank by the time to an accuracy: really train digits, or fashion where UNEVEN_DATA has it.",
+            show_default=False,
+        ),
+    ] = None,
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", rich_help_panel=_PLAYED, help="With --train: the goal. [default: 0.9]", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(rich_help_panel=_PLAYED, help="Of jitter and order of the samples.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object too, as the last line.")
+    ] = False,
+) -> None:
+    """Play every combination of balancer and policy that applies on CLUSTER, rank them, and say why.
+
+    All of it happens in virtual time, in seconds. The limit is what the nodes could do together if everybody computed
+    all the time and communication were free. Samples/s says nothing about what a sample teaches: policies that do not
+    wait are fast, and their gradients stale. With --train the ranking is by the time to an accuracy instead.
+
+    \b
+    Examples:
+      uneven plan demo4
+      uneven plan cluster.toml --train digits --accuracy 0.9
+      uneven plan runs/NAME                              a recorded run: what else it could have done
+      uneven plan demo4 --balance even,lb-bsp --sync bsp,ssp:staleness=3,local:every=4
+    """
+    from uneven.cli import learning, plan_page
+    from uneven.errors import ConfigError
+    from uneven.plan import combinations, ranked
+
+    for key, value, least in (("--iterations", iterations, 1), ("--seed", seed, 0)):
+        if value < least:
+            raise ConfigError(f"{key} {value}: it must be at least {least}")
+    goal = 0.9 if train is not None and accuracy is None else accuracy
+    lesson = learning.lesson(train, goal, "--accuracy")
+    case = _case(cluster, iterations, seed)
+    choices, left = combinations(case.spec, split(balance), split(sync))
+    started_s = perf_counter()
+    results, failed = _play(case, choices, lesson)
+    left += failed
+    if not results:
+        raise ConfigError(f"nothing is left to be ranked: {'; '.join(dict.fromkeys(one.why for one in left))}")
+    page = plan_page.Page(case.spec, ranked(results), tuple(left), iterations, lesson.goal, perf_counter() - started_s)
+    plan_page.show(page)
+    if as_json:
+        print(json.dumps(plan_page.as_json(page, train)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What all combinations have in common."""
+
+    spec: ClusterSpec
+    exchange_s: Mapping[int, float]
+    iterations: int
+    seed: int
+
+    def scenario(self, choice: Choice) -> Scenario:
+        """Balancers and policies learn, so each combination gets its own."""
+        from uneven.balance import balancers
+        from uneven.simulate import Scenario, streamed
+        from uneven.sync import policies
+
+        return streamed(
+            Scenario(
+                spec=self.spec,
+                balancer=balancers.resolve(choice.balance),
+                policy=policies.resolve(choice.sync),
+                iterations=self.iterations,
+                seed=self.seed,
+                exchange_s=self.exchange_s,
+            )
+        )
+
+
+def _case(cluster: str, iterations: int, seed: int) -> _Case:
+    from uneven.cluster import files
+    from uneven.journal.paths import rank_paths
+
+    run = Path(cluster)
+    if run.is_dir() and rank_paths(run):
+        return _recorded(run, iterations, seed)
+    return _Case(files.load(cluster), {}, iterations, seed)
+
+
+def _recorded(run: Path, iterations: int, seed: int) -> _Case:
+    """A run with the description that lies beside its journal, or with one that is made from it."""
+    from uneven.cli.simulate import recorded_costs
+    from uneven.cluster import files
+    from uneven.simulate import described, with_costs
+
+    described_by = run / "cluster.toml"
+    if described_by.is_file():
+        spec = files.load(described_by)
+        return _Case(*with_costs(spec, recorded_costs(run, spec)), iterations, seed)
+    costs = recorded_costs(run, None)
+    return _Case(described(costs), dict(enumerate(costs.exchange_s)), iterations, seed)
+
+
+def split(text: str | None) -> tuple[str, ...]:
+    """``"bsp,bmuf:every=4,nesterov=true"`` → ``("bsp", "bmuf:every=4,nesterov=true")``: an option follows its name."""
+    found: list[str] = []
+    for piece in (piece.strip() for piece in (text or "").split(",")):
+        before, equals, _ = piece.partition("=")
+        if found and equals and ":" not in before:
+            found[-1] += f",{piece}"
+        elif piece:
+            found.append(piece)
+    return tuple(found)
+
+
+def _play(
+    case: _Case, choices: Sequence[Choice], lesson: learning.Lesson
+) -> tuple[list[Result], list[LeftOut]]:
+    from uneven.errors import ConfigError, TrainingError
+    from uneven.plan import LeftOut
+
+    results: list[Result] = []
+    failed: list[LeftOut] = []
+    with _bar(len(choices)) as moved:
+        for place, choice in enumerate(choices):
+            moved(place, f"{choice.balance} under {choice.sync}")
+            try:
+                results.append(_one(case, choice, lesson, lambda done, place=place: moved(place + done)))  # type: ignore[misc]
+            except (ConfigError, TrainingError) as error:
+                failed.append(LeftOut(choice.balance, choice.sync, str(error)))
+    return results, failed
+
+
+def _one(case: _Case, choice: Choice, lesson: learning.Lesson, moved: Callable[[float], None]) -> Result:
+    from uneven.plan import Counter, Lesson, Result
+    from uneven.simulate import simulate
+    from uneven.sync import Pace, carried
+
+    scenario, counter = case.scenario(choice), Counter()
+    turns = 1 if lesson.task is None else 2
+    facts, progress = scenario.policy.facts, lambda done: moved(min(1.0, done / case.iterations) / turns)
+    outcome = simulate(scenario, counter, arithmetic=counter, progress=progress)
+    taught = None
+    if lesson.task is not None:
+        from uneven.virtual import train
+
+        learnt = train(
+            case.scenario(choice),
+            lesson.task,
+            goal=lesson.goal,
+            progress=lambda done: moved(0.5 + min(1.0, done / case.iterations) / 2),
+        )
+        taught = Lesson(
+            reached_s=None if learnt.reached is None else learnt.reached.at_s,
+            reached_samples=None if learnt.reached is None else learnt.reached.samples,
+            best=max((point.accuracy for point in learnt.points), default=0.0),
+            diverged=learnt.diverged,
+        )
+    return Result(
+        choice=choice,
+        facts=facts,
+        figures=counter.figures(outcome, waits=facts is None or facts.pace is not Pace.OWN),
+        refused=carried(choice.sync),
+        lesson=taught,
+    )
+
+
+@contextmanager
+def _bar(choices: int) -> Iterator[Callable[..., None]]:
+    """A progress bar on the terminal; it is moved about twenty times a second at most."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("simulated"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bars:
+        bar, shown_s = bars.add_task("", total=choices), 0.0
+
+        def moved(done: float, name: str | None = None) -> None:
+            nonlocal shown_s
+            if name is not None or perf_counter() - shown_s > 0.05:
+                shown_s = perf_counter()
+                bars.update(bar, completed=done, description=name)
+
+        yield moved

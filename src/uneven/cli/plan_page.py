@@ -1,0 +1,247 @@
+"""What ``uneven plan`` shows: the ranking, the reasons, what was left out, and what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from uneven.plan import LeftOut, Plan, Row, findings, reason
+from uneven.report.text import count, percent, seconds
+
+if TYPE_CHECKING:
+    from uneven.cluster.spec import ClusterSpec
+    from uneven.virtual import Goal
+
+_WIDEST = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Everything that is told.
+
+    Attributes:
+        took_s: wall time.
+    """
+
+    spec: ClusterSpec
+    plan: Plan
+    left: tuple[LeftOut, ...]
+    iterations: int
+    goal: Goal | None
+    took_s: float
+
+
+def show(page: Page, console: Console | None = None) -> None:
+    """Print it."""
+    console = console or Console(highlight=False)
+    console.width = min(console.width, _WIDEST)
+    spec, plan = page.spec, page.plan
+    console.print(Text(f"{spec.name}", style="bold").append(f"  {_scene(page)}", style="dim"))
+    for line in findings(spec, plan):
+        _say(console, f"{line}.")
+    _say(console, f"The limit is {count(plan.limit_per_s)} samples/s: all compute all the time, communication is free.")
+    console.print(_table(page))
+    _say(console, _notes(page), style="dim")
+    console.print(Text("\nWhy", style="bold"))
+    for numbers, line in _whys(plan):
+        _say(console, line, head=f"{numbers:>3}")
+    if page.left:
+        console.print(Text("\nLeft out", style="bold"))
+        for line in _left(page.left):
+            _say(console, line)
+    console.print()
+    for line in advice(page):
+        _say(console, line)
+
+
+def _scene(page: Page) -> str:
+    nodes = len(page.spec.nodes)
+    played = len(page.plan.rows)
+    what = "combination" if played == 1 else "combinations"
+    return (
+        f"{nodes} node{'s' if nodes > 1 else ''}, global batch {count(page.spec.workload.global_batch)}; "
+        f"{played} {what} of {page.iterations} iterations, simulated in {seconds(page.took_s)}"
+    )
+
+
+def _say(console: Console, text: str, *, head: str = " ", style: str = "") -> None:
+    """A paragraph that is indented below its head."""
+    lines = textwrap.wrap(text, max(20, console.width - len(head) - 1), break_long_words=False)
+    for place, line in enumerate(lines):
+        console.print(Text(f"{head if place == 0 else ' ' * len(head)} {line}", style=style), soft_wrap=True)
+
+
+def _notes(page: Page) -> str:
+    base = page.plan.baseline.result.choice
+    told = f"Speed-up is over {base.balance} shares under {base.sync}"
+    told += "." if page.goal is None else ", in time to the goal; in brackets, the best that was reached."
+    if any(row.twins for row in page.plan.shown):
+        told += " * Others come to the same within 1 %."
+    return told
+
+
+def _table(page: Page) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("", justify="right")
+    for name in ("balance", "sync"):
+        table.add_column(name, no_wrap=True)
+    if page.goal is not None:
+        table.add_column(f"to {percent(page.goal.accuracy)}", justify="right", no_wrap=True)
+        table.add_column("samples", justify="right", no_wrap=True)
+    # With a goal it is the goal that counts; what else there is would not fit a narrow terminal.
+    for name in ("samples/s", *(() if page.goal else ("of limit", "waiting")), "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("real run", no_wrap=True)
+    best = page.plan.best_carried
+    for place, row in enumerate(page.plan.shown, 1):
+        result = row.result
+        style = "bold" if best is not None and result is best.result else ""
+        learnt = _learnt(row) if page.goal is not None else ()
+        table.add_row(
+            str(place),
+            result.choice.balance + (" *" if row.twins else ""),
+            result.choice.sync,
+            *learnt,
+            count(result.figures.samples_per_s),
+            *(() if page.goal else (f"{row.of_limit:.2f}", percent(result.figures.wait_share))),
+            _speed_up(row, page),
+            "yes" if result.refused is None else "not yet",
+            style=style,
+        )
+    return table
+
+
+def _learnt(row: Row) -> tuple[str, str]:
+    lesson = row.result.lesson
+    if lesson is None or lesson.diverged:
+        return "astray", "–"
+    if lesson.reached_s is None or lesson.reached_samples is None:
+        return f"({percent(lesson.best)})", "–"
+    return seconds(lesson.reached_s), count(lesson.reached_samples)
+
+
+def speed_up(row: Row, page: Page) -> float | None:
+    """Over the baseline: of the time to the goal if there is one, else of samples/s; None if it cannot be told."""
+    base = page.plan.baseline.result
+    if page.goal is None:
+        below = base.figures.samples_per_s
+        return row.result.figures.samples_per_s / below if below > 0 else None
+    own, other = row.result.lesson, base.lesson
+    if own is None or other is None or own.reached_s is None or other.reached_s is None:
+        return None
+    return other.reached_s / own.reached_s
+
+
+def _speed_up(row: Row, page: Page) -> str:
+    value = speed_up(row, page)
+    return "–" if value is None else f"{value:.2f} ×"
+
+
+def _whys(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Number and reason of the best of each policy, and of the baseline; one line for those of the same reason."""
+    told: dict[str, list[int]] = {}
+    syncs: set[str] = set()
+    for place, row in enumerate(plan.shown, 1):
+        choice = row.result.choice
+        if choice.sync not in syncs or choice == plan.baseline.result.choice:
+            syncs.add(choice.sync)
+            told.setdefault(reason(row, plan), []).append(place)
+    for text, places in told.items():
+        names = [plan.shown[place - 1] for place in places]
+        named = _listed([f"{row.result.choice.balance} under {row.result.choice.sync}" for row in names])
+        twins = dict.fromkeys(name for row in names for name in row.twins)
+        also = f" (* likewise {_listed(list(twins))})" if twins else ""
+        yield str(places[0]), f"{named}{also}: {text}."
+
+
+def _left(left: tuple[LeftOut, ...]) -> list[str]:
+    """One line for each reason."""
+    told = []
+    ordered = sorted(left, key=lambda one: one.why)
+    for why, group in groupby(ordered, key=lambda one: one.why):
+        ones = list(group)
+        syncs = list(dict.fromkeys(one.sync for one in ones))
+        balances = list(dict.fromkeys(one.balance for one in ones if one.balance))
+        what = f"{_listed(balances)} under {_listed(syncs)}" if balances else _listed(syncs)
+        told.append(f"{what}: {why}.")
+    return told
+
+
+def _listed(names: list[str] | tuple[str, ...]) -> str:
+    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])
+
+
+def advice(page: Page) -> list[str]:
+    """What to do with it."""
+    best, carried = page.plan.best, page.plan.best_carried
+    told = []
+    if carried is None:
+        told.append("No policy that was played can be carried by a real run yet: play sync bsp too.")
+    else:
+        choice, gain = carried.result.choice, speed_up(carried, page)
+        base = page.plan.baseline.result.choice
+        sync = "" if choice.sync == "bsp" else f" --sync {choice.sync}"
+        told.append(f"Today:    uneven run --balance {choice.balance}{sync} SCRIPT")
+        if gain is not None and choice != base:
+            told[-1] += f"    ({gain:.2f} × as fast as {base.balance} shares under {base.sync})"
+    if best.result.refused is not None:
+        choice, gain = best.result.choice, speed_up(best, page)
+        more = "" if gain is None else f" ({gain:.2f} ×)"
+        told.append(f"Not yet:  {choice.balance} under {choice.sync}{more}, which is simulated only, so far")
+    if page.goal is None and best.result.refused is not None:
+        told.append("Samples/s says nothing about what a sample teaches: add --train digits to rank by accuracy.")
+    return told
+
+
+def as_json(page: Page, task: str | None) -> dict[str, Any]:
+    """All of it, for machines."""
+    plan, best = page.plan, page.plan.best_carried
+    return {
+        "cluster": page.spec.name,
+        "nodes": len(page.spec.nodes),
+        "iterations": page.iterations,
+        "task": task,
+        "accuracy": None if page.goal is None else page.goal.accuracy,
+        "limit_per_s": plan.limit_per_s,
+        "findings": findings(page.spec, plan),
+        "rows": [_row(row, page) for row in plan.rows],
+        "left_out": [{"balance": one.balance, "sync": one.sync, "why": one.why} for one in page.left],
+        "best": _named(plan.best),
+        "best_carried": None if best is None else _named(best),
+        "took_s": page.took_s,
+    }
+
+
+def _named(row: Row) -> dict[str, str]:
+    return {"balance": row.result.choice.balance, "sync": row.result.choice.sync}
+
+
+def _row(row: Row, page: Page) -> dict[str, Any]:
+    figures, lesson = row.result.figures, row.result.lesson
+    told: dict[str, Any] = {
+        **_named(row),
+        "samples_per_s": figures.samples_per_s,
+        "of_limit": row.of_limit,
+        "iteration_s": figures.iteration_s,
+        "wait_share": figures.wait_share,
+        "communicate_share": figures.communicate_share,
+        "speed_up": speed_up(row, page),
+        "carried": row.result.refused is None,
+        "why": reason(row, page.plan),
+    }
+    if lesson is not None:
+        told |= {
+            "reached_s": lesson.reached_s,
+            "reached_samples": lesson.reached_samples,
+            "best_accuracy": lesson.best,
+            "diverged": lesson.diverged,
+        }
+    return told

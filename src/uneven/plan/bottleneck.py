@@ -1,0 +1,86 @@
+"""What an exchange of everybody has to wait for: a link, a line between sites, latency, or a processor. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from uneven.cluster.spec import ClusterSpec, Do, Node, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """One part of the network.
+
+    Attributes:
+        what: in words.
+        seconds: that a ring all-reduce of the whole model needs for it alone.
+    """
+
+    what: str
+    seconds: float
+
+
+def bottleneck(spec: ClusterSpec) -> Bottleneck | None:
+    """The part of the network that takes longest; None if nothing in it is limited."""
+    return max(_parts(spec), key=lambda part: part.seconds, default=None)
+
+
+def _parts(spec: ClusterSpec) -> Iterator[Bottleneck]:
+    size = len(spec.nodes)
+    if size < 2:
+        return
+    moved_bits = 2 * (size - 1) / size * spec.workload.gradient_bytes * 8
+    rates = {node.name: rate for node in spec.nodes if (rate := _rate(node)) is not None}
+    if rates:
+        least = min(rates.values())
+        names = [name for name, rate in rates.items() if rate <= 1.05 * least]
+        yield Bottleneck(f"{_whose(names, size)} ({bits(least)})", moved_bits / least)
+    for link in spec.links:
+        rate = fmean(link.bit_per_s.values)
+        yield Bottleneck(f"the line between {' and '.join(link.between)} ({bits(rate)})", moved_bits / rate)
+    for event in spec.events:
+        if event.do is Do.CUT_LINK:
+            full = rates.get(event.node)
+            left = event.bit_per_s or (full * event.factor if full and event.factor else None)
+            if left:
+                yield Bottleneck(f"the link of {event.node}, cut to {bits(left)},", moved_bits / left)
+    latency_s, where = _latency(spec)
+    if latency_s:
+        yield Bottleneck(f"the latency of {latency_s * 1e3:.3g} ms{where}", 2 * (size - 1) * latency_s)
+
+
+def _rate(node: Node) -> float | None:
+    both = [fmean(trace.values) for trace in (node.up_bit_per_s, node.down_bit_per_s) if isinstance(trace, Trace)]
+    return min(both, default=None)
+
+
+def _whose(names: Sequence[str], size: int) -> str:
+    if len(names) == size:
+        return "every node's link"
+    if len(names) <= 3:
+        return f"the link{'s' if len(names) > 1 else ''} of {listed(names)}"
+    return f"the links of {names[0]} and {len(names) - 1} others"
+
+
+def _latency(spec: ClusterSpec) -> tuple[float, str]:
+    """The longest way from one node to another, and where it is."""
+    inside = sum(sorted((node.latency_s for node in spec.nodes), reverse=True)[:2])
+    far = max(spec.links, key=lambda link: link.latency_s, default=None)
+    if far is not None and far.latency_s:
+        return inside + far.latency_s, f" between {' and '.join(far.between)}"
+    return inside, " between two nodes"
+
+
+def bits(per_s: float) -> str:
+    """``2e7`` → ``20 Mbit/s``."""
+    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if per_s >= scale:
+            return f"{per_s / scale:.3g} {unit}"
+    return f"{per_s:.3g} bit/s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """"a", "a and b", "a, b and c"."""
+    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])

@@ -1,0 +1,101 @@
+"""Which combinations of balancer and policy are worth playing on a cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uneven.balance import balancers
+from uneven.cluster.spec import ClusterSpec
+from uneven.core.views import SyncView
+from uneven.sync import SyncPolicy, compatible, policies
+
+_CLOCKS = (64, 256)
+"""Steps over which the plans of two policies are compared, at least and at most."""
+
+_RANKS = 32
+"""Workers whose plans are compared, at most."""
+
+SHADOWED = ("easgd", "ma")
+"""What a shadow holds when all policies are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A balancer and a policy, as they are written."""
+
+    balance: str
+    sync: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What is not played, and why; ``balance`` is empty if it is left out with all of them."""
+
+    balance: str
+    sync: str
+    why: str
+
+
+def default_syncs() -> tuple[str, ...]:
+    """All policies that have a name, with their default options."""
+    plain = tuple(name for name in policies if name != "shadow")
+    return plain + tuple(f"shadow:{inner}" for inner in SHADOWED if "shadow" in policies)
+
+
+def combinations(
+    spec: ClusterSpec, balances: Sequence[str] = (), syncs: Sequence[str] = ()
+) -> tuple[list[Choice], list[LeftOut]]:
+    """What to play, and what not.
+
+    Args:
+        balances, syncs: specifications; all that have a name if there are none.
+
+    Raises:
+        UnknownNameError: no such balancer or policy, or no such option.
+        ConfigError: a specification that cannot be read.
+    """
+    balances = tuple(dict.fromkeys(balances or balancers))
+    asked = tuple(dict.fromkeys(syncs or default_syncs()))
+    for balance in balances:
+        balancers.resolve(balance)
+    left: list[LeftOut] = []
+    different: dict[str, SyncPolicy] = {}
+    for sync in asked:
+        policy = policies.resolve(sync)
+        twin = next((name for name, other in different.items() if same_plans(policy, other, spec)), None)
+        if twin is None:
+            different[sync] = policy
+        else:
+            left.append(LeftOut("", sync, f"makes the same plans as {twin} here"))
+    choices: list[Choice] = []
+    for sync in different:
+        for balance in balances:
+            reason = compatible(sync, balance)
+            if reason is None:
+                choices.append(Choice(balance, sync))
+            else:
+                left.append(LeftOut(balance, sync, _short(reason)))
+    return choices, left
+
+
+def same_plans(one: SyncPolicy, other: SyncPolicy, spec: ClusterSpec) -> bool:
+    """Whether two policies do the same on this cluster, step by step, as far as it is looked at."""
+    if one.evaluated is not other.evaluated and len(spec.sites) > 1:
+        return False
+    members = tuple(range(len(spec.nodes)))
+    sites = {rank: node.site for rank, node in enumerate(spec.nodes)}
+    every = max(policy.facts.every if policy.facts is not None else 1 for policy in (one, other))
+    least, most = _CLOCKS
+    for clock in range(min(most, max(least, 2 * every + 2))):
+        for rank in members[:: -(-len(members) // _RANKS)]:
+            view = SyncView(rank=rank, clock=clock, members=members, sites=sites)
+            if one.plan(view) != other.plan(view):
+                return False
+    return True
+
+
+def _short(reason: str) -> str:
+    """The reason of ``compatible`` without what the table says already."""
+    _, _, rest = reason.partition(": there ")
+    return (rest or reason).partition("; use ")[0]

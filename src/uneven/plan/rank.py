@@ -1,0 +1,120 @@
+"""Simulated combinations in order, the best first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uneven.plan.figures import Result
+
+_SAME = 0.01
+"""Balancers whose figures differ by less are shown as one. Ours; a simulation knows no better."""
+
+_PREFERRED = "lb-bsp"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the ranking.
+
+    Attributes:
+        of_limit: samples/s over the limit of all combinations, 0 … 1.
+        twins: other balancers that come to the same under the same policy.
+    """
+
+    result: Result
+    of_limit: float
+    twins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The ranking.
+
+    Attributes:
+        rows: all combinations, the best first.
+        shown: the same, where balancers that come to the same are one row.
+        limit_per_s: the highest of all combinations: everybody computes all the time, communication is free.
+        baseline: even shares under bsp, or the nearest there is: what the others are compared with.
+    """
+
+    rows: tuple[Row, ...]
+    shown: tuple[Row, ...]
+    limit_per_s: float
+    baseline: Row
+
+    @property
+    def best(self) -> Row:
+        """The first."""
+        return self.rows[0]
+
+    @property
+    def best_carried(self) -> Row | None:
+        """The first that a real run carries today."""
+        return next((row for row in self.rows if row.result.refused is None), None)
+
+
+def ranked(results: Sequence[Result]) -> Plan:
+    """Order results: by the time to the goal if something was learnt, else by samples/s.
+
+    Who did not reach the goal comes after those who did, the most accurate first.
+
+    Raises:
+        ValueError: no results.
+    """
+    if not results:
+        raise ValueError("there is nothing to rank")
+    limit = max(result.figures.limit_per_s for result in results)
+    ordered = sorted(results, key=_order)
+    rows = tuple(Row(one, one.figures.samples_per_s / limit if limit > 0 else 0.0) for one in ordered)
+    return Plan(rows, _merged(rows), limit, _baseline(rows))
+
+
+def _order(result: Result) -> tuple[float, float, float, str, str]:
+    lesson = result.lesson
+    speed = -result.figures.samples_per_s
+    choice = result.choice.sync, result.choice.balance
+    if lesson is None:
+        return 0.0, 0.0, speed, *choice
+    if lesson.reached_s is not None:
+        return 0.0, lesson.reached_s, speed, *choice
+    return 2.0 if lesson.diverged else 1.0, -lesson.best, speed, *choice
+
+
+def _merged(rows: Sequence[Row]) -> tuple[Row, ...]:
+    shown: list[Row] = []
+    for row in rows:
+        for place, known in enumerate(shown):
+            if _alike(row.result, known.result):
+                shown[place] = _one_row(known, row)
+                break
+        else:
+            shown.append(row)
+    return tuple(shown)
+
+
+def _one_row(known: Row, row: Row) -> Row:
+    """Both as one, under the name of the balancer that this library is about if it is among them."""
+    names = [known.result.choice.balance, *known.twins, row.result.choice.balance]
+    first = row if row.result.choice.balance.startswith(_PREFERRED) else known
+    return Row(first.result, first.of_limit, tuple(name for name in names if name != first.result.choice.balance))
+
+
+def _alike(one: Result, other: Result) -> bool:
+    if one.choice.sync != other.choice.sync:
+        return False
+    pairs = [(one.figures.samples_per_s, other.figures.samples_per_s)]
+    if one.lesson is not None and other.lesson is not None:
+        times = one.lesson.reached_s, other.lesson.reached_s
+        if (times[0] is None) != (times[1] is None):
+            return False
+        pairs.append((times[0] or one.lesson.best, times[1] or other.lesson.best))
+    return all(abs(left - right) <= _SAME * max(left, right) for left, right in pairs)
+
+
+def _baseline(rows: Sequence[Row]) -> Row:
+    """What DistributedDataParallel does, if it was played; else the slowest, that nothing looks better than it is."""
+    for row in rows:
+        if (row.result.choice.balance, row.result.choice.sync) == ("even", "bsp"):
+            return row
+    return min(rows, key=lambda row: row.result.figures.samples_per_s)

@@ -1,0 +1,221 @@
+"""Why a combination is as fast as it is, in words; every number in them was simulated. Pure."""
+
+from __future__ import annotations
+
+from uneven.balance import balancers
+from uneven.cluster.spec import ClusterSpec, Do
+from uneven.plan.bottleneck import bottleneck
+from uneven.plan.figures import Figures, Result, Worker
+from uneven.plan.rank import Plan, Row
+from uneven.sync import Pace
+
+_EQUAL = 1.1
+"""Workers are called about as fast if the fastest is faster by less. Ours, like all limits here."""
+
+_HEAVY = 0.15
+"""Part of the time from which communication is worth a word."""
+
+_SAMPLES = 0.05
+"""Relative difference in samples to the goal that is worth a word."""
+
+
+def findings(spec: ClusterSpec, plan: Plan) -> list[str]:
+    """What the baseline says about the cluster, in sentences without a full stop."""
+    figures, told = plan.baseline.result.figures, []
+    if len(figures.workers) > 1:
+        told.append(_unequal(plan.baseline.result))
+    if figures.communicate_share >= _HEAVY:
+        told.append(_heavy(spec, figures))
+    told += _happenings(spec)
+    return told
+
+
+def reason(row: Row, plan: Plan) -> str:
+    """Why this combination is where it is, without a full stop."""
+    told = [_timing(row.result, plan)]
+    learnt = _learning(row.result, plan)
+    if learnt:
+        told.append(learnt)
+    return "; ".join(told)
+
+
+def _unequal(result: Result) -> str:
+    figures = result.figures
+    slow, fast = figures.slowest, figures.fastest
+    if figures.unequal < _EQUAL:
+        return f"All {len(figures.workers)} nodes compute about as fast: there is little to balance"
+    text = f"{slow.node} computes {times(figures.unequal)} slower than {fast.node}, the fastest"
+    held_up = _others_wait(figures, slow)
+    if result.facts is not None and result.facts.pace is Pace.TOGETHER and held_up >= 0.02:
+        how = "equal batches leave" if result.choice.balance == "even" else f"{result.choice.balance} leaves"
+        text += f": {how} the others waiting {part(held_up)} of the time"
+    return text
+
+
+def _heavy(spec: ClusterSpec, figures: Figures) -> str:
+    slow = figures.slowest
+    talk_s, compute_s = slow.communicate_share * slow.step_s, _compute_s(slow)
+    text = f"An exchange takes {seconds(talk_s)}, computing {seconds(compute_s)} on {slow.node}"
+    narrow = bottleneck(spec)
+    if narrow is not None and narrow.seconds >= talk_s / 4:
+        return f"{text}: {narrow.what} is the bottleneck"
+    if spec.workload.exchange_core_s > 0:
+        return f"{text}: most of it is the processors' own part of it"
+    return text
+
+
+def _happenings(spec: ClusterSpec) -> list[str]:
+    told = []
+    for do, what in (
+        (Do.JOIN, "come"), (Do.LEAVE, "leave"), (Do.KILL, "die"), (Do.SLOW, "are slowed down"),
+        (Do.CUT_LINK, "have their links cut"),
+    ):  # fmt: skip
+        nodes = {event.node for event in spec.events if event.do is do}
+        if nodes:
+            told.append(f"{len(nodes)} {what}" if len(nodes) > 1 else f"{next(iter(nodes))} {_one(what)}")
+    return ["On the way, " + ", ".join(told)] if told else []
+
+
+def _one(what: str) -> str:
+    singular = {"come": "comes", "leave": "leaves", "die": "dies", "are slowed down": "is slowed down"}
+    return singular.get(what, "has its link cut")
+
+
+def _timing(result: Result, plan: Plan) -> str:
+    facts = result.facts
+    if facts is None:
+        return "the policy states no facts about itself"
+    if facts.pace is Pace.OWN:
+        return _own_pace(result)
+    if facts.pace is Pace.BOUNDED:
+        return _bounded(result)
+    if facts.pace is Pace.QUORUM:
+        return _quorum(result)
+    return _together(result, plan)
+
+
+def _own_pace(result: Result) -> str:
+    figures = result.figures
+    slow, fast = _rarest(figures), _most(figures)
+    if figures.steps_apart:
+        head = f"nobody waits; an exchange runs beside the training, one in {figures.steps_apart:.3g} steps"
+    elif figures.communicate_share >= _HEAVY:
+        head = f"nobody waits for others, but the exchange itself takes {part(figures.communicate_share)} of the time"
+    else:
+        head = "nobody waits for anybody"
+    if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s:
+        return f"{head}; all take about as many steps"
+    others = sum(one.late_rate_per_s for one in figures.workers) - slow.late_rate_per_s
+    return (
+        f"{head}: {fast.node} takes {times(fast.late_rate_per_s / slow.late_rate_per_s)} as many steps as {slow.node}; "
+        f"while that takes one, the others take {others / slow.late_rate_per_s:.0f}, and so stale is what it learns"
+    )
+
+
+def _bounded(result: Result) -> str:
+    figures = result.figures
+    slow, fast = figures.slowest, _most(figures)
+    if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s and _others_wait(figures, slow) > 0.1:
+        return (
+            f"runs at the pace of {slow.node} once the lead is used up: the others then wait, "
+            f"{part(_others_wait(figures, slow))} of their time in all"
+        )
+    return f"the lead that is allowed takes up what varies: the others wait {part(_others_wait(figures, slow))}"
+
+
+def _quorum(result: Result) -> str:
+    figures = result.figures
+    late = sorted((one for one in figures.workers if one.dropped), key=lambda one: -one.dropped / one.steps)
+    if not late:
+        return "nobody came too late"
+    first = late[0]
+    text = f"goes on without the last: {part(figures.dropped_share)} of all steps are thrown away"
+    return f"{text}, {part(first.dropped / first.steps)} of those of {first.node}"
+
+
+def _together(result: Result, plan: Plan) -> str:
+    figures = result.figures
+    told = [_balance(result, plan)]
+    every = result.facts.every if result.facts is not None else 1
+    before = plan.baseline.result.figures.communicate_share
+    if result.facts is not None and result.facts.pace is Pace.GROUPS:
+        told.append("only a group waits for its slowest, and meets another group next")
+    elif every > 1 and before >= 0.05:
+        told.append(f"an exchange every {every} steps: communication takes {part(figures.communicate_share)}")
+    elif figures.communicate_share >= _HEAVY:
+        told.append(f"communication takes {part(figures.communicate_share)}")
+    return "; ".join(told)
+
+
+def _balance(result: Result, plan: Plan) -> str:
+    figures = result.figures
+    least, most = min(one.batch for one in figures.workers), max(one.batch for one in figures.workers)
+    if not balancers.resolve(result.choice.balance).adapts and least + 1 >= most:
+        if figures.unequal < _EQUAL:
+            return "equal batches, about equal workers"
+        held_up = _others_wait(figures, figures.slowest)
+        return f"equal batches: the others wait {part(held_up)} of their time for {figures.slowest.node}"
+    small = min(figures.workers, key=lambda one: (one.batch, one.rank))
+    large = max(figures.workers, key=lambda one: (one.batch, -one.rank))
+    if least + 1 >= most:
+        return f"came to equal batches; waiting takes {part(figures.wait_share)}"
+    text = f"{large.node} takes {most} samples and {small.node} {least}"
+    base = plan.baseline.result.figures.wait_share
+    if figures.wait_share < base:
+        return f"{text}: waiting takes {part(figures.wait_share)} instead of {part(base)}"
+    return f"{text}; waiting takes {part(figures.wait_share)}"
+
+
+def _learning(result: Result, plan: Plan) -> str:
+    """How many samples it needs, against the baseline; most of what asynchrony costs."""
+    lesson, base = result.lesson, plan.baseline.result.lesson
+    if lesson is None:
+        return ""
+    if lesson.diverged:
+        return "but the model goes astray"
+    if lesson.reached_samples is None:
+        return f"but it comes to {part(lesson.best)} only"
+    if base is None or base.reached_samples is None or result is plan.baseline.result:
+        return ""
+    needs = lesson.reached_samples / base.reached_samples
+    if abs(needs - 1) < _SAMPLES:
+        return ""
+    more = "more" if needs > 1 else "fewer"
+    than = f"{plan.baseline.result.choice.sync} with {plan.baseline.result.choice.balance} shares"
+    return f"needs {part(abs(needs - 1))} {more} samples than {than}"
+
+
+def _others_wait(figures: Figures, slow: Worker) -> float:
+    """Part of their time that all but one spend waiting."""
+    others = [one for one in figures.workers if one.rank != slow.rank]
+    time_s = sum(one.step_s * one.steps for one in others)
+    return sum(one.wait_share * one.step_s * one.steps for one in others) / time_s if time_s > 0 else 0.0
+
+
+def _compute_s(worker: Worker) -> float:
+    return worker.step_s * (1 - worker.wait_share - worker.communicate_share)
+
+
+def _rarest(figures: Figures) -> Worker:
+    return min(figures.workers, key=lambda one: (one.late_rate_per_s, one.rank))
+
+
+def _most(figures: Figures) -> Worker:
+    return max(figures.workers, key=lambda one: (one.late_rate_per_s, -one.rank))
+
+
+def times(value: float) -> str:
+    """``3.94`` → ``3.9 ×``."""
+    return f"{value:.1f} ×" if value < 9.95 else f"{value:.0f} ×"
+
+
+def part(value: float) -> str:
+    """``0.614`` → ``61 %``."""
+    return f"{value:.0%}".replace("%", " %") if value >= 0.0995 or value == 0 else f"{value * 100:.1f} %"
+
+
+def seconds(value: float) -> str:
+    """``0.0123`` → ``12 ms``."""
+    if value < 0.9995:
+        return f"{value * 1e3:.2g} ms" if value < 0.0995 else f"{value * 1e3:.0f} ms"
+    return f"{value:.2g} s"

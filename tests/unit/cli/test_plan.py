@@ -1,0 +1,119 @@
+"""``uneven plan`` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uneven.cli import main
+from uneven.cli.plan import split
+
+
+def typed(*words: str, command: str = "plan") -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([command, *words])
+    return int(str(ended.value.code))
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, dict[str, Any]]:
+    """The page, and the object in its last line."""
+    capsys.readouterr()
+    assert typed(*words, "--json") == 0
+    text = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return text, found
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_all_combinations_of_demo4_are_ranked_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    text, told = planned(capsys, "demo4", "--iterations", "60")
+    rates = [row["samples_per_s"] for row in told["rows"]]
+    assert rates == sorted(rates, reverse=True)
+    assert len(rates) >= 20
+    assert max(rates) <= told["limit_per_s"]
+    assert told["best_carried"] == {"balance": "lb-bsp", "sync": "bsp"} or told["best_carried"]["sync"] == "bsp"
+    assert [row["carried"] for row in told["rows"]] == [row["sync"] == "bsp" for row in told["rows"]]
+    assert all(row["why"] for row in told["rows"])
+    assert {one["sync"] for one in told["left_out"]} >= {"ma", "hierarchical", "asp"}
+    base = next(row for row in told["rows"] if (row["balance"], row["sync"]) == ("even", "bsp"))
+    assert base["speed_up"] == 1.0
+    for words in ("node3 computes 6.0 × slower than node0", "The limit is", "Why", "Left out", "Today:", "not yet"):
+        assert words in text
+    assert "reached_s" not in base
+
+
+def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("demo4", "--train", "digits", "--accuracy", "0.8", "--balance", "even,lb-bsp", "--sync", "bsp,asp,diloco")
+    text, told = planned(capsys, *words, "--iterations", "80")
+    assert (told["task"], told["accuracy"]) == ("digits", 0.8)
+    times = [row["reached_s"] for row in told["rows"]]
+    reached = [time for time in times if time is not None]
+    assert times == sorted(reached) + [None] * (len(times) - len(reached))
+    by_sync = {(row["balance"], row["sync"]): row for row in told["rows"]}
+    # Both learn the same of the same samples; one is faster.
+    even, balanced = by_sync["even", "bsp"], by_sync["lb-bsp", "bsp"]
+    assert even["reached_samples"] == balanced["reached_samples"]
+    assert balanced["speed_up"] == pytest.approx(even["reached_s"] / balanced["reached_s"])
+    assert by_sync["even", "diloco"]["reached_s"] is None  # its first block is not over by then
+    assert "to 80 %" in text
+    assert "but it comes to" in text
+
+
+def test_a_recorded_run_is_planned_with_its_own_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    words = ("demo4", "--iterations", "40", "--run-dir", str(run))
+    assert typed(*words, command="simulate") == 0
+    few = ("--balance", "even,lb-bsp", "--sync", "bsp", "--iterations", "60")
+    _, described = planned(capsys, "demo4", *few)
+    _, with_file = planned(capsys, str(run), *few)
+    (run / "cluster.toml").unlink()
+    _, without = planned(capsys, str(run), *few)
+    assert without["cluster"] == "demo4"
+    for recorded in (with_file, without):
+        for row, known in zip(recorded["rows"], described["rows"], strict=True):
+            assert (row["balance"], row["samples_per_s"]) == (
+                known["balance"],
+                pytest.approx(known["samples_per_s"], rel=0.02),
+            )
+
+
+def test_a_combination_that_cannot_be_played_is_left_out_and_the_rest_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text, told = planned(capsys, "demo4", "--balance", "even,static:shares=1/2", "--sync", "bsp", "--iterations", "20")
+    assert [row["balance"] for row in told["rows"]] == ["even"]
+    (left,) = told["left_out"]
+    assert left["balance"] == "static:shares=1/2"
+    assert "2 shares do not fit" in left["why"]
+    assert "2 shares do not fit" in text
+    assert typed("demo4", "--balance", "static:shares=1/2", "--sync", "bsp") == 2
+    assert "nothing is left to be ranked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (("demo5",), "did you mean 'demo4'"),
+    (("demo4", "--balance", "lb-bsb"), "did you mean 'lb-bsp'"),
+    (("demo4", "--sync", "sps"), "did you mean"),
+    (("demo4", "--accuracy", "0.9"), "--accuracy 0.9 needs something that learns: add --train digits"),
+    (("demo4", "--iterations", "0"), "--iterations 0: it must be at least 1"),
+])  # fmt: skip
+def test_a_mistake_is_named(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed(*words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "parts"), [
+    (None, ()),
+    ("even, lb-bsp", ("even", "lb-bsp")),
+    ("bsp,bmuf:every=4,nesterov=true,asp", ("bsp", "bmuf:every=4,nesterov=true", "asp")),
+    ("shuffle:groups=digits,base=2:ma:every=2,asp", ("shuffle:groups=digits,base=2:ma:every=2", "asp")),
+])  # fmt: skip
+def test_options_stay_with_their_name(text: str | None, parts: tuple[str, ...]) -> None:
+    assert split(text) == parts
