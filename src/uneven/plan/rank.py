@@ -46,12 +46,12 @@ class Plan:
     @property
     def best(self) -> Row:
         """The first."""
-        return self.rows[0]
+        return self.shown[0]
 
     @property
     def best_carried(self) -> Row | None:
         """The first that a real run carries today."""
-        return next((row for row in self.rows if row.result.refused is None), None)
+        return next((row for row in self.shown if row.result.refused is None), None)
 
 
 def ranked(results: Sequence[Result]) -> Plan:
