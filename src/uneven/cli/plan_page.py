@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from uneven.virtual import Goal
 
 _WIDEST = 110
+_HELD = "\u00a0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,11 @@ def _scene(page: Page) -> str:
 
 def _say(console: Console, text: str, *, head: str = " ", style: str = "") -> None:
     """A paragraph that is indented below its head."""
-    lines = textwrap.wrap(text, max(20, console.width - len(head) - 1), break_long_words=False)
+    kept = re.sub(r"(?<=\d) (?=[%×]|m?s\b)", _HELD, text)  # a number stays with its unit
+    lines = textwrap.wrap(kept, max(20, console.width - len(head) - 1), break_long_words=False)
     for place, line in enumerate(lines):
-        console.print(Text(f"{head if place == 0 else ' ' * len(head)} {line}", style=style), soft_wrap=True)
+        shown = f"{head if place == 0 else ' ' * len(head)} {line.replace(_HELD, ' ')}"
+        console.print(Text(shown, style=style), soft_wrap=True)
 
 
 def _notes(page: Page) -> str:
