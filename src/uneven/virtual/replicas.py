@@ -26,12 +26,12 @@ class State:
 
     Attributes:
         velocity: of momentum; None before the first step, or without momentum.
-        unsent: what its own steps have moved and no exchange of movements has carried yet.
+        moved: what its own steps have moved, all together.
     """
 
     parameters: Tensor
     velocity: Tensor | None
-    unsent: Tensor
+    moved: Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +55,14 @@ class Replica:
 
     Attributes:
         block: of block momentum.
+        carried: how much of what it has moved was carried by exchanges of movements, or is not its own to send.
         gradient: of the step that it is in.
         fresh: samples since its last exchange of parameters or movements.
     """
 
     state: State
     block: Block
+    carried: Tensor
     gradient: Pending | None = None
     fresh: int = 0
 
@@ -129,7 +131,7 @@ class Sgd:
             velocity = self.task.momentum * state.velocity + gradient
         move = -self.task.learning_rate * velocity
         kept = velocity if self.task.momentum else None
-        after = State(state.parameters + move, kept, state.unsent + move)
+        after = State(state.parameters + move, kept, state.moved + move)
         self._taken[key] = state, gradient, after
         if len(self._taken) > _STEPS_KEPT:
             self._taken.popitem(last=False)

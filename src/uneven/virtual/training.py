@@ -36,7 +36,6 @@ class Training(Arithmetic):
         self._block = Block.first(first)  # of the shared copy
         self._served = False  # whether the shared copy is more than a name
         self._last = State(first, None, torch.zeros_like(first))  # of whoever took the last step
-        self._moves = False  # whether movements are exchanged
         self._rounds: dict[tuple[int, ...], State] = {}  # members → state after their newest round of gradients
         self._replicas: dict[int, Replica] = {}
         self._live: set[int] = set()
@@ -65,9 +64,8 @@ class Training(Arithmetic):
             state = next(reversed(self._rounds.values()))
         elif known is None and self._served:
             state = replace(state, parameters=self._centre)
-        if self._moves:  # what others have not sent yet is theirs to send
-            state = replace(state, unsent=torch.zeros_like(state.unsent))
-        self._replicas[rank] = Replica(state, Block.first(state.parameters) if known is None else known.block)
+        block = Block.first(state.parameters) if known is None else known.block
+        self._replicas[rank] = Replica(state, block, carried=state.moved)  # what is unsent, others have to send
         self._live.add(rank)
 
     def parameters(self, rank: int) -> Tensor:
@@ -114,16 +112,21 @@ class Training(Arithmetic):
         replica.fresh = 0
 
     def _movement(self, rank: int, exchange: Exchange) -> Tensor:
-        """What is carried of the unsent movement; the rest stays, for the whole party that this worker speaks for."""
-        self._moves = True
-        before = self._replicas[rank].state
-        value, rest = before.unsent, torch.zeros_like(before.unsent)
+        """What is carried of the movement not sent yet; the rest stays, for the whole party that it speaks for.
+
+        The others of the party may still be about to take the step that the speaker has taken, so it is written down
+        how much is carried, not how much is left.
+        """
+        speaker = self._replicas[rank]
+        moved, carried = speaker.state.moved, speaker.carried
+        value, after = moved - carried, moved
         if exchange.select is not None:
-            through = significant(before.unsent, before.parameters, exchange.select.threshold)
+            through = significant(value, speaker.state.parameters, exchange.select.threshold)
             self._parts[rank] = float(through.to(torch.float64).mean())
-            value, rest = torch.where(through, value, 0.0), torch.where(through, 0.0, value)
-        party = next((party for party in exchange.parties if rank in party), (rank,))
-        self._each(party, lambda state: replace(state, unsent=rest))
+            value, after = torch.where(through, value, 0.0), torch.where(through, moved, carried)
+        for one in next((party for party in exchange.parties if rank in party), (rank,)):
+            if one in self._replicas:
+                self._replicas[one].carried = after
         return value
 
     def significant(self, rank: int, exchange: Exchange) -> float | None:
@@ -257,14 +260,14 @@ class Training(Arithmetic):
         replica = self._replicas[rank]
         sent = self._sent.pop(key_of(rank, exchange), None)
         self._answers.pop(key_of(rank, exchange), None)
+        if sent is not None and exchange.moment is Moment.BACKGROUND:
+            self._take_over(rank, self._centre, sent)
+            return
         if exchange.payload is Payload.GRADIENT:
             replica.state, replica.gradient = self._rounds[exchange.members], None
-        elif sent is not None and exchange.moment is Moment.BACKGROUND:
-            self._take_over(rank, self._centre, sent)
         else:
-            replica.state = replace(
-                replica.state, parameters=self._centre, unsent=torch.zeros_like(replica.state.unsent)
-            )
+            replica.state = replace(replica.state, parameters=self._centre)
+        replica.carried = replica.state.moved
 
     def _take_over(self, rank: int, outcome: Tensor, sent: Sent) -> None:
         """Go on from the outcome, with what was learnt since the contribution left."""

@@ -18,6 +18,7 @@ from uneven.core.actions import Add, Elastic, Exchange, Mean, Merge, Moment, Pay
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.sync import SyncPolicy, policies
+from uneven.sync.bsp import gradient_mean
 
 
 def _reference() -> ModuleType:
@@ -117,9 +118,8 @@ def test_what_is_not_significant_stays_and_adds_up() -> None:
         return Trained(cluster(node("a"), node("b")), Quadratic.random(64), Geo(threshold), iterations=6)
 
     everything, something, nothing = ran(0.0), ran(0.2), ran(math.inf)
-    states = [something.training._replicas[rank].state for rank in (0, 1)]
     # What a replica is made of: its own steps, and of the other's what that has sent.
-    unsent = torch.stack([state.unsent for state in states])
+    unsent = torch.stack([unsent_of(something, rank) for rank in (0, 1)])
     assert unsent.abs().sum() > 0
     total = something.replicas() + unsent.flip(0)
     assert torch.allclose(total[0], total[1], atol=1e-12)
@@ -136,6 +136,36 @@ def test_what_the_filter_holds_back_takes_no_time_on_the_wire() -> None:
     held = Trained(spec, Quadratic.random(64), Blocking(math.inf), iterations=2)
     assert held.steps[0].exchange_s == 0.0
     assert slow[0] > held.steps[0].ended_at_s
+
+
+def unsent_of(ran: Trained, rank: int) -> torch.Tensor:
+    """What a worker has moved and no exchange has carried."""
+    replica = ran.training._replicas[rank]
+    return replica.state.moved - replica.carried
+
+
+class Sited(SyncPolicy):
+    """BSP inside a site, and significant movements from site to site, one voice each."""
+
+    def plan(self, view: SyncView) -> StepPlan:
+        home = tuple(rank for rank in view.members if view.sites[rank] == view.sites[view.rank])
+        far = Exchange(
+            payload=Payload.DELTA, members=view.members, parties=((0, 1), (2, 3)), merge=Add(),
+            moment=Moment.BACKGROUND, select=Significant(0.05),
+        )  # fmt: skip
+        return StepPlan(exchanges=(gradient_mean(home), far))
+
+
+def test_a_site_is_one_voice_and_one_replica() -> None:
+    nodes = (node(f"n{rank}", 1.0 + rank // 2, site=SITES[rank]) for rank in range(4))
+    ran = Trained(cluster(*nodes), Quadratic.random(64), Sited(), iterations=6)
+    models, unsent = ran.replicas(), [unsent_of(ran, rank) for rank in range(4)]
+    assert torch.equal(models[0], models[1])
+    assert torch.equal(models[2], models[3])
+    assert torch.equal(unsent[0], unsent[1])  # whoever speaks next knows what is not sent
+    assert torch.allclose(models[0] + unsent[2], models[2] + unsent[0], atol=1e-12)
+    assert not torch.allclose(models[0], models[2], atol=1e-6)
+    assert len({id(ran.training._replicas[rank].state) for rank in range(4)}) == 2
 
 
 class Blocking(Geo):
