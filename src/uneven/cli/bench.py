@@ -11,12 +11,13 @@ BENCHES = {
     "lb-bsp": "uneven.bench.lb_bsp",
     "closed-loop": "uneven.bench.closed_loop",
     "split": "uneven.bench.micro_split",
+    "worlds": "uneven.bench.worlds",
 }
 
 
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(BENCHES)}.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends within 90 seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     data: Annotated[
         str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
@@ -34,6 +35,8 @@ def bench(
     closed-loop  predictors compared in virtual time, where the truth is known.
                  Seconds.
     split        how long deciding takes for 10,000 workers. Seconds.
+    worlds       described clusters, emulated with real processes and simulated:
+                 do both say the same? As root, with links. Ten minutes.
 
     \b
     Examples:

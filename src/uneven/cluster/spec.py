@@ -43,6 +43,8 @@ class Node:
             workload's core-seconds.
         jitter: relative standard deviation of single compute times, log-normal, for the simulator.
         memory_samples: largest batch that fits its device; None is no limit.
+        period_s: its processor time is dealt out once in so many seconds, as the quota of a control group is; 0 deals
+            it out evenly. For the simulator; the emulator's control groups have 10 ms.
 
     Raises:
         ConfigError: a value out of its range, naming node and attribute.
@@ -60,6 +62,7 @@ class Node:
     cost: Cost | None = None
     jitter: float = 0.0
     memory_samples: int | None = None
+    period_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -68,6 +71,7 @@ class Node:
         positive(where, "cores", self.cores)
         not_negative(where, "latency_s", self.latency_s)
         not_negative(where, "jitter", self.jitter)
+        not_negative(where, "period_s", self.period_s)
         for key in ("memory_bytes", "memory_samples", "up_bit_per_s", "down_bit_per_s", "share"):
             value = getattr(self, key)
             if value is not None:
@@ -125,6 +129,8 @@ class Workload:
         gradient_bytes: what an exchange of the whole model moves, before any compression.
         overhead_core_s, per_sample_core_s: core-seconds of an iteration, Γ(x) on one core; for nodes without ``cost``.
         exchange_core_s: core-seconds that a worker's own side of an exchange takes.
+        report_core_s: core-seconds that giving a report and deciding on everybody's take; the dearer, the rarer, for
+            the slow loop has a budget. They delay nothing here.
         backward: part of the compute time that is the backward pass; gradients become ready evenly over it, so an
             exchange can hide under it. Two thirds is usual: it is about twice the work of the forward pass.
         first_bucket_bytes, bucket_bytes: gradients travel in buckets, the first of them smaller; the values are those
@@ -139,6 +145,7 @@ class Workload:
     overhead_core_s: float = 0.005
     per_sample_core_s: float = 0.0005
     exchange_core_s: float = 0.0
+    report_core_s: float = 0.0
     backward: float = 2 / 3
     first_bucket_bytes: int = 2**20
     bucket_bytes: int = 25 * 2**20

@@ -113,8 +113,8 @@ class Network:
 
     def _shape(self, index: int, *, up: bool, bit_per_s: float) -> None:
         device = names.INTERFACE if up else names.port(index)
-        shaped = math.isfinite(self._bits.get((index, device), math.inf))
-        lines = shape.commands(device, bit_per_s, self._latencies_s[index], shaped=shaped)
+        before = self._bits.get((index, device), math.inf)
+        lines = shape.commands(device, bit_per_s, self._latencies_s[index], before_bit_per_s=before)
         if lines:
             run("tc", self.namespace(index) if up else self._switch, lines)
         self._bits[index, device] = bit_per_s

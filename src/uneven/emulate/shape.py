@@ -11,6 +11,9 @@ kept short; much shorter, and a timer of the kernel that comes late costs bandwi
 LEAST_BURST_BYTES = 4000
 """A bucket must hold the largest packet, 1514 bytes, with something to spare."""
 
+_ANY_BIT_PER_S = 1e15
+"""More than any link has, where a number is needed for none."""
+
 QUEUE_S = 0.5
 LEAST_QUEUE_BYTES = 1_000_000
 """The queue is long: a full one drops packets, and TCP then waits 0.2 s and more, which says nothing about
@@ -27,15 +30,18 @@ def queue_bytes(bit_per_s: float) -> int:
     return max(math.ceil(bit_per_s / 8 * QUEUE_S), LEAST_QUEUE_BYTES)
 
 
-def commands(device: str, bit_per_s: float, latency_s: float, *, shaped: bool) -> list[str]:
+def commands(device: str, bit_per_s: float, latency_s: float, *, before_bit_per_s: float = math.inf) -> list[str]:
     """Lines for ``tc -batch`` that set what leaves through ``device`` from now on.
 
     Args:
         bit_per_s: infinite is not limited.
         latency_s: added to every packet; needs netem.
-        shaped: something was set there before.
+        before_bit_per_s: what was set there before. A smaller bucket takes the place of an empty queue: what is already
+            queued was let in for holding the larger bucket's largest packet, the smaller one never has enough for
+            that, and the link would stand still for ever. TCP sends again what is lost with the queue.
     """
-    lines = [f"qdisc del dev {device} root"] if shaped and math.isinf(bit_per_s) else []
+    shrinks = math.isinf(bit_per_s) or burst_bytes(bit_per_s) < burst_bytes(min(before_bit_per_s, _ANY_BIT_PER_S))
+    lines = [f"qdisc del dev {device} root"] if math.isfinite(before_bit_per_s) and shrinks else []
     place = "root"
     if math.isfinite(bit_per_s):
         rate, burst, queue = max(1, round(bit_per_s)), burst_bytes(bit_per_s), queue_bytes(bit_per_s)

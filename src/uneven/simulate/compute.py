@@ -52,6 +52,29 @@ class Processor:
             left_s -= rate * (change_s - time_s)
             time_s = change_s
 
+    def after_rest(self, now_s: float, idle_s: float, work_s: float) -> float:
+        """What is left of a piece of work that begins now, counted as if processor time were dealt out evenly.
+
+        With a quota it is dealt out at the start of each period of P seconds, and a worker may use its part at once.
+        Who has waited finds the part of the present period untouched, runs through it, waits for the next period, and
+        in the last period is through before its part would have been dealt out evenly. Beginning anywhere in a period
+        and needing any part of the last one, it is ahead by P (1 − q) on average at a quota of q cores for each
+        thread, half of it at either end; though not by more than it has waited, and it cannot be faster than its
+        threads. Where others compete, they take what it leaves.
+        """
+        node = self._node
+        rate = self.rate(now_s)
+        quota = node.cores * rate / node.threads
+        if node.period_s <= 0.0 or quota >= 1.0 or node.load.at(now_s) > 0.0:
+            return work_s
+        ahead_s = min(node.period_s * (1.0 - quota), max(idle_s, 0.0))
+        return max(work_s - ahead_s * rate, work_s * quota)
+
+    def rate(self, now_s: float) -> float:
+        """Part of the node's full speed at a time."""
+        available = self._steady if self._steady is not None else self._node.available(now_s)
+        return available * self._factor
+
     def work_s(self, start_s: float, end_s: float) -> float:
         """How much work is done between two times; the inverse of :meth:`end_s`."""
         if self._steady is not None:

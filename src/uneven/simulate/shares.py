@@ -162,6 +162,8 @@ class Shares:
         newest = era.decider.newest
         if era.fingerprint[0] is not newest:
             era.fingerprint = newest, era.decider.fingerprint()
+        rate = worker.machine.processor.rate(worker.computed_s)
+        cost_s = worker.machine.report_work_s / rate if rate > 0.0 else 0.0
         return Report(
             iteration=window.iteration,
             iterations=window.iterations,
@@ -169,8 +171,8 @@ class Shares:
             local_s=window.local_s,
             exchange_s=window.exchange_s,
             transfer_s=window.transfer_s,
-            control_s=0.0,
-            cost_s=0.0,
+            control_s=cost_s,
+            cost_s=cost_s,
             cpu=math.nan,
             memory=math.nan,
             split=era.fingerprint[1],

@@ -23,12 +23,14 @@ class Machine:
     Attributes:
         cost: Γ(x) with the whole node.
         exchange_work_s: what its own side of an exchange of the whole model takes, with the whole node.
+        report_work_s: what giving a report and deciding take, with the whole node.
     """
 
     processor: Processor
     cost: Cost
     jitter: Jitter
     exchange_work_s: float = 0.0
+    report_work_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -102,10 +104,11 @@ class Worker:
 
     def compute(self, now_s: float, work_s: float) -> None:
         """Begin to compute."""
+        processor = self.machine.processor
         self.started_s = now_s
-        self._work_s = work_s
+        self._work_s = processor.after_rest(now_s, now_s - self.computed_s, work_s)
         self._mark = now_s, 0.0
-        self.computed_s = self.machine.processor.end_s(now_s, work_s)
+        self.computed_s = processor.end_s(now_s, self._work_s)
 
     def ready_s(self, part: float) -> float:
         """When so much of this step's work is done, or was."""

@@ -242,6 +242,7 @@ def _machine(scenario: Scenario, rank: int) -> Machine:
         cost=spec.cost(node),
         jitter=Jitter(node.jitter, scenario.seed, rank),
         exchange_work_s=scenario.exchange_s.get(rank, own_s),
+        report_work_s=spec.workload.report_core_s / min(1.0, node.cores),
     )
 
 

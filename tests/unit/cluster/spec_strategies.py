@@ -55,6 +55,7 @@ def node(name: str) -> st.SearchStrategy[Node]:
         site=st.sampled_from(["", "eu", 'a "quoted"\\site', "東京"]),
         cost=maybe() | costs,
         jitter=small,
+        period_s=small,
         memory_samples=maybe() | counts,
     )
 

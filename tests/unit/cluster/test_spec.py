@@ -33,6 +33,7 @@ def event(do: Do = Do.KILL, node: str = "a", **rest: Any) -> Event:
         ({"share": steady(0.0)}, "share = 0"),
         ({"latency_s": -0.1}, r"latency_s = -0\.1"),
         ({"jitter": -0.1}, r"jitter = -0\.1"),
+        ({"period_s": -0.1}, r"period_s = -0\.1"),
         ({"memory_bytes": 0}, "memory_bytes = 0"),
         ({"memory_samples": -4}, "memory_samples = -4"),
         ({"up_bit_per_s": steady(0.0)}, r"up_bit_per_s = 0\.0: it must be positive"),

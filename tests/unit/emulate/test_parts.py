@@ -31,11 +31,14 @@ def test_a_bucket_holds_two_milliseconds_and_at_least_a_packet() -> None:
 def test_words_for_tc() -> None:
     limited = "qdisc replace dev eth0 root handle 1: tbf rate 100000000bit burst 25000 limit 6250000"
     delay = "handle 10: netem delay 1500us limit 100000"
-    assert shape.commands("eth0", 100e6, 0, shaped=False) == [limited]
-    assert shape.commands("eth0", math.inf, 0, shaped=False) == []
-    assert shape.commands("eth0", math.inf, 0, shaped=True) == ["qdisc del dev eth0 root"]
-    assert shape.commands("eth0", 100e6, 0.0015, shaped=True) == [limited, f"qdisc replace dev eth0 parent 1:1 {delay}"]
-    assert shape.commands("eth0", math.inf, 0.0015, shaped=False) == [f"qdisc replace dev eth0 root {delay}"]
+    away = "qdisc del dev eth0 root"
+    assert shape.commands("eth0", 100e6, 0) == [limited]
+    assert shape.commands("eth0", math.inf, 0) == []
+    assert shape.commands("eth0", math.inf, 0, before_bit_per_s=1e6) == [away]
+    assert shape.commands("eth0", 100e6, 0, before_bit_per_s=20e6) == [limited]
+    assert shape.commands("eth0", 100e6, 0, before_bit_per_s=400e6) == [away, limited]
+    assert shape.commands("eth0", 100e6, 0.0015) == [limited, f"qdisc replace dev eth0 parent 1:1 {delay}"]
+    assert shape.commands("eth0", math.inf, 0.0015) == [f"qdisc replace dev eth0 root {delay}"]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -90,3 +90,44 @@ def test_a_slow_down_while_another_policy_computes() -> None:
     run = Ran(cluster(node("a"), node("b"), events=(slow,)), "asp", iterations=2)
     assert run.ends_s(0) == [1.5, 3.5]
     assert run.ends_s(1) == [1.0, 2.0]
+
+
+def test_who_waited_has_a_head_start_under_a_quota() -> None:
+    """By going through the periods: some 40 ms of work at a quarter core, begun anywhere in a period of 10 ms."""
+    node = Node(name="n", cores=0.25, period_s=0.01)
+    told_s, found_s = [], []
+    for core_s in (0.04 + part / 50 * 0.0025 for part in range(50)):
+        told_s.append(Processor(node).after_rest(0.0, math.inf, core_s / 0.25))
+        found_s += [_dealt_out(core_s, 0.25, 0.01, phase / 100 * 0.01) for phase in range(100)]
+    assert fmean(told_s) == pytest.approx(fmean(found_s), rel=0.002)
+
+
+def _dealt_out(core_s: float, quota: float, period_s: float, phase_s: float) -> float:
+    """How long it takes if each period's part can be used at once, and the present one is untouched."""
+    time_s, left_s, until_s = phase_s, core_s, 0.0
+    while True:
+        until_s += period_s
+        here_s = min(quota * period_s, left_s, until_s - time_s)
+        left_s -= here_s
+        if left_s <= 1e-12:
+            return time_s + here_s - phase_s
+        time_s = until_s
+
+
+@pytest.mark.parametrize(
+    ("node", "idle_s", "left_s"),
+    [
+        (Node(name="evenly", cores=0.25), 1.0, 0.16),
+        (Node(name="whole-cores", cores=2.0, period_s=0.01), 1.0, 0.16),
+        (Node(name="rivals", cores=0.25, period_s=0.01, load=steady(1.0)), 1.0, 0.16),
+        (Node(name="did-not-wait", cores=0.25, period_s=0.01), 0.0, 0.16),
+        (Node(name="waited-for-a-moment", cores=0.25, period_s=0.01), 0.004, 0.156),
+    ],
+)
+def test_no_more_head_start_than_was_saved(node: Node, idle_s: float, left_s: float) -> None:
+    assert Processor(node).after_rest(0.0, idle_s, 0.16) == pytest.approx(left_s)
+
+
+def test_a_head_start_makes_nobody_faster_than_its_thread() -> None:
+    node = Node(name="n", cores=0.25, period_s=0.01)
+    assert Processor(node).after_rest(0.0, 1.0, 0.004) == pytest.approx(0.001)

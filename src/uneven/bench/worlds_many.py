@@ -1,0 +1,38 @@
+"""Simulates many workers in a process of its own and prints how long it took: ``python -m … WORKERS ITERATIONS``."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+
+from uneven.balance import balancers
+from uneven.cluster.spec import ClusterSpec, Node, Workload
+from uneven.simulate import Scenario, simulate
+from uneven.sync import BSP
+
+_KINDS = (1.0, 0.8, 0.5, 0.4)
+"""Cores of the nodes, by turns."""
+
+_SAMPLES_EACH = 64
+
+
+def main(workers: int, iterations: int) -> None:
+    """Balanced BSP on unequal nodes without jitter or limits on links."""
+    nodes = tuple(Node(name=f"node{rank}", cores=_KINDS[rank % len(_KINDS)]) for rank in range(workers))
+    spec = ClusterSpec(name="many", nodes=nodes, workload=Workload(global_batch=_SAMPLES_EACH * workers))
+    started_s = time.perf_counter()
+    outcome = simulate(
+        Scenario(spec=spec, balancer=balancers.resolve("lb-bsp"), policy=BSP(), iterations=iterations)
+    )
+    took_s = time.perf_counter() - started_s
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    found = {
+        "workers_10000_s": took_s, "workers_10000_peak_bytes": peak, "events_per_s": outcome.happened / took_s,
+    }  # fmt: skip
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
