@@ -45,6 +45,7 @@ TIE = 0.03
 _MANY = 10_000
 _ITERATIONS_OF_MANY = 100
 _LIMIT_S = 240.0
+_CLEANS_WITHIN_S = 30.0
 
 Progress = Callable[[str, str, float], None]
 
@@ -110,10 +111,29 @@ def _emulate(spec: ClusterSpec, balance: str, where: Path, data: str, iterations
         *(sys.executable, "-m", "uneven", "emulate", "--balance", balance, "--run-dir", str(where / "run"), "--module"),
         *(str(where / "cluster.toml"), "--", "uneven.bench.worlds_worker", str(iterations), str(GLOBAL_BATCH), data),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    if done.returncode:
-        raise LaunchError(f"emulating {spec.name} with {balance} failed:\n{done.stderr[-3000:]}", done.returncode)
+    with (where / "output.txt").open("w+") as output:
+        emulator = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            code = emulator.wait(_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"emulating {spec.name} with {balance} took more than {_LIMIT_S:g} s") from None
+        finally:
+            _end(emulator)
+        if code:
+            said = (where / "output.txt").read_text()[-3000:]
+            raise LaunchError(f"emulating {spec.name} with {balance} failed:\n{said}", code)
     return list(journal.read(where / "run").records())
+
+
+def _end(emulator: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, and leave it the time to clean up; killed, it would leave that to the next one."""
+    if emulator.poll() is None:
+        emulator.terminate()
+        try:
+            emulator.wait(_CLEANS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            emulator.kill()
+            emulator.wait()
 
 
 def iteration_s(records: list[Record]) -> float:

@@ -29,7 +29,8 @@ def workload_of(records: Iterable[Record], spec: ClusterSpec) -> Workload:
             steps[record.rank].append(record)
     cores = [node.cores for node in spec.nodes]
     batches = [float(steps[rank][0].batch) for rank in steps]
-    ahead_s = [node.period_s * (1.0 - node.cores) for node in spec.nodes]
+    waited_s = [statistics.fmean(one.exchange_s - one.transfer_s for one in its) for its in steps.values()]
+    ahead_s = [min(node.period_s * (1.0 - node.cores), waited_s[rank]) for rank, node in enumerate(spec.nodes)]
     work_s = [
         (statistics.fmean(one.data_s + one.compute_s for one in its) + ahead_s[rank]) * cores[rank]
         for rank, its in steps.items()

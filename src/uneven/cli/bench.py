@@ -36,7 +36,8 @@ def bench(
                  Seconds.
     split        how long deciding takes for 10,000 workers. Seconds.
     worlds       described clusters, emulated with real processes and simulated:
-                 do both say the same? As root, with links. Ten minutes.
+                 do both say the same? As root, with links. Twenty minutes,
+                 --quick six.
 
     \b
     Examples:
