@@ -237,7 +237,9 @@ class Session:
         self._loop.log(scalars)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this run is, to be saved beside the model's state: the same on every rank, plain data.
+        """Where this run is, to be saved beside the model's state: plain data.
+
+        Any rank's serves all; only what a rank's own predictor has learnt differs from rank to rank.
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """

@@ -198,14 +198,18 @@ def test_distributed_checkpoint_of_a_plain_dictionary(me: RankContext, tmp_path:
 
 
 @ranks(2)
-def test_the_state_is_the_same_on_every_rank_and_plain_data(me: RankContext) -> None:
+def test_the_state_is_plain_data_and_the_same_on_every_rank_but_for_its_own_predictor(me: RankContext) -> None:
     run = Training("lb-bsp")
     run.train(4)
     state = run.session.state_dict()
     assert json.loads(json.dumps(state)) == state
     table: list[Any] = [None, None]
     dist.all_gather_object(table, state)
+    both = [json.loads(other.pop("control")) for other in table]
+    own = [(other.pop("rank"), other.pop("forecaster")) for other in both]
+    assert own[0] != own[1]
     assert table[0] == table[1]
+    assert both[0] == both[1]
     run.session.close()
 
 
@@ -255,7 +259,7 @@ def test_a_checkpoint_of_another_run_is_refused(me: RankContext, what: str) -> N
 def test_a_checkpoint_of_another_schema_or_none_at_all_is_refused() -> None:
     with uneven.Session() as session:
         state = session.state_dict()
-        with pytest.raises(CheckpointError, match=r"schema 9, this version reads 1"):
+        with pytest.raises(CheckpointError, match=r"schema 9, this version reads 2"):
             session.load_state_dict({**state, "schema": 9})
         with pytest.raises(CheckpointError, match=r"found \['model'\].*session\.state_dict"):
             session.load_state_dict({"model": 1})

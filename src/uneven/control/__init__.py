@@ -1,10 +1,12 @@
-"""The deciding half of the slow loop: reports → referee → predictors → balancer → split. Pure.
+"""The deciding half of the slow loop: iterations → forecast → report → referee → balancer → split. Pure.
 
-The real run asks a :class:`~uneven.control.decider.Decider` on every rank, the simulator asks one for everybody.
+Each worker has a :class:`~uneven.control.forecast.Forecaster` of its own and sends what it says. The real run asks a
+:class:`~uneven.control.decider.Decider` on every rank, the simulator asks one for everybody.
 """
 
 from uneven.control.decider import Decider, Decision
+from uneven.control.forecast import Forecast, Forecaster
 from uneven.control.referee import Complaint, Referee
 from uneven.control.reports import Report, Spacing
 
-__all__ = ["Complaint", "Decider", "Decision", "Referee", "Report", "Spacing"]
+__all__ = ["Complaint", "Decider", "Decision", "Forecast", "Forecaster", "Referee", "Report", "Spacing"]

@@ -12,22 +12,13 @@ from operator import le
 from typing import Any
 
 from uneven.balance.base import Balancer
-from uneven.control.referee import Complaint, Referee
+from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee
 from uneven.control.reports import Report, Spacing
 from uneven.core.apportion import proportional
 from uneven.core.records import SplitRecord
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConflictError
-from uneven.predict.base import predictors
 from uneven.registry import describe
-
-_STIR = 0.2
-"""Relative distance of a report from its prediction that makes the next gathers come sooner again …"""
-
-_USUAL_TIMES = 4.0
-"""… if it is also so many times what is usual for this worker: a noisy one strays without having changed."""
-
-_USUAL_WEIGHT = 0.1
 
 _REMEMBERED = 1024
 """Splits kept; far more than can be decided within any look-ahead."""
@@ -40,11 +31,13 @@ class Decision:
     Attributes:
         split: the new split, or None if the old one stays.
         complaints: one for each report that was not believed.
-        next: the iteration at whose end the next reports are due.
+        soonest: the iteration from whose end on somebody may call for reports.
+        next: the iteration at whose end the next reports are due if nobody calls.
     """
 
     split: SplitRecord | None
     complaints: tuple[Complaint, ...]
+    soonest: int
     next: int
 
 
@@ -52,7 +45,7 @@ class Decider:
     """Keeps the split. The same reports get the same answer, on whichever rank it is asked.
 
     Args:
-        balancer: decides; its ``predictor`` names the predictor that every worker gets one of.
+        balancer: decides.
         members: ranks, ascending; position i of limits, reports and shares belongs to the i-th.
         limits: least and greatest share of each member.
         global_batch: X.
@@ -75,8 +68,8 @@ class Decider:
         self._limits = limits
         self._global_batch = global_batch
         self._lookahead = lookahead
-        self._predictors = [predictors.resolve(balancer.predictor) for _ in members]
-        self._usual = [0.0] * len(members)
+        self._predicted_per_s = [math.nan] * len(members)
+        self._doubts = [0.0] * len(members)
         self._referee = Referee()
         self._spacing = Spacing(len(members), budget)
         nothing = (None,) * len(members)
@@ -114,24 +107,13 @@ class Decider:
         self._compare([report.split for report in reports])
         raw = [report.observation() for report in reports]
         verdict = self._referee.judge(self._members, raw, iteration=iteration)
-        stirs = False
         for place, (seen, fresh) in enumerate(zip(verdict.observed, verdict.fresh, strict=True)):
             if fresh and seen is not None:
-                stirs = self._observe(place, seen) or stirs
+                self._predicted_per_s[place], self._doubts[place] = _believed(reports[place], seen)
         split = self._split(iteration, verdict.observed)
-        gap = self._spacing.gap(tuple(reports), quiet=not (split or stirs))
-        return Decision(split, verdict.complaints, launched + gap)
-
-    def _observe(self, place: int, seen: Observation) -> bool:
-        """Show a report to its predictor; whether it strayed from the prediction unusually far."""
-        predictor = self._predictors[place]
-        expected = predictor.predict()
-        predictor.observe(seen)
-        if not expected > 0:
-            return False
-        strayed, usual = abs(seen.speed_per_s - expected) / expected, self._usual[place]
-        self._usual[place] += _USUAL_WEIGHT * (strayed - usual)
-        return strayed > max(_STIR, _USUAL_TIMES * usual)
+        urgent = any(report.urgent > 0.0 for report in reports)
+        gap = self._spacing.gap(tuple(reports), quiet=split is None and not urgent)
+        return Decision(split, verdict.complaints, launched + gap.least, launched + gap.most)
 
     def _split(self, iteration: int, observed: tuple[Observation | None, ...]) -> SplitRecord | None:
         view = self._view(iteration, observed, self.newest)
@@ -159,9 +141,9 @@ class Decider:
             members=self._members,
             shares=shares,
             observed=observed,
-            predicted_per_s=tuple(predictor.predict() for predictor in self._predictors),
+            predicted_per_s=tuple(self._predicted_per_s),
             limits=self._limits,
-            doubts=tuple(predictor.doubt() for predictor in self._predictors),
+            doubts=tuple(self._doubts),
         )
 
     def _even(self) -> tuple[int, ...]:
@@ -177,31 +159,46 @@ class Decider:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Shares, predictors, referee and balancer, as plain data."""
+        """Shares, forecasts, referee and balancer, as plain data."""
         return {
             "kind": self._kind(),
             "shares": list(self.newest),
-            "predictors": [predictor.state_dict() for predictor in self._predictors],
+            "predicted_per_s": [None if math.isnan(speed) else speed for speed in self._predicted_per_s],
+            "doubts": list(self._doubts),
             "referee": self._referee.state_dict(),
             "balancer": self._balancer.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh."""
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
+
+        Returns:
+            Whether it goes on.
+        """
         shares, limits = tuple(state["shares"]), self._limits
         fits = len(shares) == len(self._members) and sum(shares) == self._global_batch
         fits = fits and all(map(le, limits.lower, shares)) and all(map(le, shares, limits.upper))
-        if fits and state["kind"] == self._kind():
+        fits = fits and state["kind"] == self._kind()
+        if fits:
             self.newest = shares
-            for predictor, learnt in zip(self._predictors, state["predictors"], strict=True):
-                predictor.load_state_dict(learnt)
+            self._predicted_per_s = [math.nan if speed is None else speed for speed in state["predicted_per_s"]]
+            self._doubts = list(state["doubts"])
             self._referee.load_state_dict(state["referee"])
             self._balancer.load_state_dict(state["balancer"])
         self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)
+        return fits
 
     def _kind(self) -> list[str]:
         """Whose state it is: what one balancer learnt says nothing to another."""
         return [describe(self._balancer), self._balancer.predictor]
+
+
+def _believed(report: Report, seen: Observation) -> tuple[float, float]:
+    """A worker's forecast and its doubt; its last speed serves where there is none, or one out of all proportion."""
+    speed = seen.speed_per_s
+    if not speed / ABSURD_FACTOR <= report.predicted_per_s <= speed * ABSURD_FACTOR:
+        return speed, 0.0
+    return report.predicted_per_s, report.doubt if 0.0 <= report.doubt < math.inf else 0.0
 
 
 def _rehearse(balancer: Balancer, view: BalanceView) -> None:

@@ -10,8 +10,11 @@ from uneven.core.views import Observation
 _WARM_UP = 4
 """Gathers at the start that do not mind the budget: the first split should come soon."""
 
-_IDLE_GAP = 8
-"""While nothing changes, gathers are up to so many times rarer than the budget would allow."""
+_IDLE_GAP = 32
+"""While nothing changes, gathers are up to so many times rarer than the budget would allow …"""
+
+_DEAF_GAP = 8
+"""… or so many times where nobody can call for one, and a change is only heard of at the next."""
 
 _AIM = 0.7
 """Part of the budget that is spent: it is a bound, and what a short run measures scatters around the mean."""
@@ -37,6 +40,9 @@ class Report(NamedTuple):
     cost_s: float  # of the last exchange of reports
     cpu: float
     memory: float
+    predicted_per_s: float  # its own word on its next iteration; NaN if it has none yet
+    doubt: float
+    urgent: float  # 1 if its speed has left what it last foretold; NaN where nobody can call for a gather
     split: float  # fingerprint of the newest split, which must be the same everywhere
 
     @property
@@ -62,6 +68,13 @@ class Report(NamedTuple):
         )
 
 
+class Gap(NamedTuple):
+    """Iterations, at least one, from one gather to the next: at the earliest if somebody calls, and at the latest."""
+
+    least: int
+    most: int
+
+
 class Spacing:
     """How many iterations from one gather to the next, so that the loop stays within its budget. Pure.
 
@@ -84,17 +97,19 @@ class Spacing:
         self._gathers = 0
         self._still = 1
 
-    def gap(self, reports: tuple[Report, ...], quiet: bool) -> int:
-        """Iterations, at least one, from reports that are the same on every rank."""
+    def gap(self, reports: tuple[Report, ...], quiet: bool) -> Gap:
+        """The next gap, from reports that are the same on every rank."""
         self._gathers += 1
-        self._still = min(2 * self._still, _IDLE_GAP) if quiet else 1
+        deaf = any(math.isnan(report.urgent) for report in reports)
+        self._still = min(2 * self._still, _DEAF_GAP if deaf else _IDLE_GAP) if quiet else 1
         told = [(rank, report) for rank, report in enumerate(reports) if report.believable and report.iterations > 0]
         for rank, report in told:
             # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
             self._cost_s[rank] += (0.2 if self._cost_s[rank] else 1.0) * (report.cost_s - self._cost_s[rank])
         if self._gathers <= _WARM_UP or not told:
-            return 1
-        return self._needed(told) * self._still
+            return Gap(1, 1)
+        least = self._needed(told)
+        return Gap(least, least * self._still)
 
     def _needed(self, told: list[tuple[int, Report]]) -> int:
         samples = math.fsum(report.samples for _, report in told)

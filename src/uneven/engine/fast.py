@@ -17,7 +17,7 @@ from torch import nn
 
 from uneven.balance import Balancer
 from uneven.config import RunConfig
-from uneven.control import Decider
+from uneven.control import Decider, Forecaster
 from uneven.core.records import SplitRecord, StepRecord
 from uneven.core.views import Limits, SyncView
 from uneven.data.loader import BalancedLoader
@@ -29,6 +29,7 @@ from uneven.errors import ConfigError, NonFiniteError
 from uneven.measure.clock import HostClock, clock_for
 from uneven.measure.load import LoadMeter
 from uneven.measure.meter import Meter
+from uneven.predict import predictors
 from uneven.sync import SyncPolicy, carried
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
@@ -118,6 +119,7 @@ class FastLoop:
         self._slow = SlowLoop(
             self._connection.transport,
             decider,
+            lambda: Forecaster(predictors.resolve(balancer.predictor)),
             on_split=self._split,
             on_complaint=self._complain,
         )
@@ -155,6 +157,8 @@ class FastLoop:
         if self.carrier is not None:
             plan = self._policy.plan(SyncView(rank=self._rank, clock=self._steps, members=self._members))
             self.carrier.begin(part.iteration, part.batch(self._rank) / part.size, exchanging=bool(plan.exchanges))
+            if self.carrier.rider is not None and self._slow is not None:
+                self.carrier.rider.calling = self._slow.urgent
         self._control_s += time.perf_counter() - entered_s
         self._meter.begin(part.iteration)
 
@@ -180,18 +184,22 @@ class FastLoop:
 
     def _exchange(self, iteration: int) -> None:
         assert self._slow is not None
-        latest = self._load.latest
-        load = Load(latest.machine_cpu, latest.machine_memory) if latest else Load()
+        rider = self.carrier.rider if self.carrier is not None else None
+        called = rider.take() if rider is not None else None
         entered_s = time.perf_counter()
-        reported = self._slow.tick(iteration, load, self._exchange_cost_s)
+        reported = self._slow.tick(iteration, self._now(), self._exchange_cost_s, called)
         spent_s = time.perf_counter() - entered_s
         self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
+
+    def _now(self) -> Load:
+        latest = self._load.latest
+        return Load(latest.machine_cpu, latest.machine_memory) if latest else Load()
 
     def _record(self, timing: Any) -> None:
         assert self._slow is not None
         part = self._parts.pop(timing.iteration)
         batch = part.batch(self._rank)
-        self._slow.measured(timing, batch, self._control_s)
+        self._slow.measured(timing, batch, self._control_s, self._now())
         self._scribe.write(
             StepRecord(
                 rank=self._rank,

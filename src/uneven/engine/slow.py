@@ -6,6 +6,9 @@ it, so the result is there. Every rank reads the same table, so every rank decid
 needed. A split that was decided after iteration k is in force from k + 1 + lookahead, where ``lookahead`` is
 how far ahead the loaders have drawn indices.
 
+A worker whose speed leaves what it foretold calls for a gather: the call rides on the gradients, so everybody hears
+it in the same iteration. That is what lets gathers be rare while nothing changes.
+
 The loop has a budget. What it costs is part of the reports, so all ranks know the dearest one's cost and
 space the gathers alike.
 """
@@ -13,14 +16,19 @@ space the gathers alike.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from uneven.control import Decider, Report
+from uneven.control import Decider, Forecaster, Report
 from uneven.core.records import SplitRecord
+from uneven.core.views import Observation
 from uneven.measure.meter import Timing
 from uneven.transport.base import Pending, Transport
+
+_PAST = 32
+"""Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
 
 
 @dataclass(slots=True)
@@ -59,6 +67,7 @@ class SlowLoop:
     Args:
         transport: the line to the other workers.
         decider: this rank's; all ranks hold the same.
+        forecaster: makes the one that gives this rank's word on its own speed.
         on_split: told about every change of the split.
         on_complaint: told about every report that was not believed: rank, iteration, text.
     """
@@ -67,17 +76,22 @@ class SlowLoop:
         self,
         transport: Transport,
         decider: Decider,
+        forecaster: Callable[[], Forecaster],
         *,
         on_split: Callable[[SplitRecord], None],
         on_complaint: Callable[[int, int, str], None],
     ) -> None:
         self._transport = transport
         self._decider = decider
+        self._make_forecaster = forecaster
+        self._forecaster = forecaster()
+        self._past: deque[tuple[Report, ...]] = deque(maxlen=_PAST)
         self._on_split = on_split
         self._on_complaint = on_complaint
         self._window = _Window()
         self._pending: Pending | None = None
         self._next: int | None = None  # the first iteration, also after a resume, warms up and is not reported
+        self._soonest = 0
         self._warm = False
         self._launched = 0
 
@@ -90,7 +104,12 @@ class SlowLoop:
         """The split in force in ``iteration``."""
         return self._decider.shares(iteration)
 
-    def measured(self, timing: Timing, samples: int, control_s: float) -> None:
+    @property
+    def urgent(self) -> bool:
+        """Whether this rank calls for a gather."""
+        return self._forecaster.urgent
+
+    def measured(self, timing: Timing, samples: int, control_s: float, load: Load) -> None:
         """One iteration's timing has become readable; padded batches and the first iteration do not count.
 
         Args:
@@ -99,11 +118,25 @@ class SlowLoop:
         warm, self._warm = self._warm, True
         if samples > 0 and warm:
             self._window.add(timing, samples, control_s)
+            if self._decider.adapts:
+                self._forecaster.observe(
+                    Observation(
+                        iteration=timing.iteration,
+                        samples=samples,
+                        local_s=timing.local_s,
+                        exchange_s=timing.exchange_s,
+                        transfer_s=timing.transfer_s,
+                        cpu=load.cpu,
+                        memory=load.memory,
+                    )
+                )
 
-    def tick(self, iteration: int, load: Load, cost_s: float) -> bool:
+    def tick(self, iteration: int, load: Load, cost_s: float, called: bool | None) -> bool:
         """The end of ``iteration``; called on every rank alike.
 
         Args:
+            called: whether anybody has called for a gather since the last turn, the same on every rank; None where
+                calls are not carried.
             cost_s: what this rank's last exchange of reports cost the fast loop, from giving a report to deciding.
 
         Returns:
@@ -115,23 +148,26 @@ class SlowLoop:
             rows, self._pending = self._pending.result(), None
             self._decide(iteration, tuple(Report(*row) for row in rows))
         if self._next is None:
-            self._next = iteration + 1
-        if iteration >= self._next:
-            self._pending = self._transport.gather(self._report(load, cost_s))
+            self._next = self._soonest = iteration + 1
+        if iteration >= self._next or (called and iteration >= self._soonest):
+            self._pending = self._transport.gather(self._report(load, cost_s, heard=called is not None))
             self._launched = iteration
             return True
         return False
 
     def _decide(self, iteration: int, reports: tuple[Report, ...]) -> None:
+        self._past.append(reports)
         decision = self._decider.decide(iteration, self._launched, reports)
         for complaint in decision.complaints:
             self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
         if decision.split is not None:
             self._on_split(decision.split)
-        self._next = decision.next
+        self._soonest, self._next = decision.soonest, decision.next
 
-    def _report(self, load: Load, cost_s: float) -> Report:
+    def _report(self, load: Load, cost_s: float, heard: bool) -> Report:
         window, self._window = self._window, _Window()
+        urgent = float(self._forecaster.urgent) if heard else math.nan
+        forecast = self._forecaster.tell()
         return Report(
             iteration=window.iteration,
             iterations=window.iterations,
@@ -143,16 +179,37 @@ class SlowLoop:
             cost_s=cost_s,
             cpu=load.cpu,
             memory=load.memory,
+            predicted_per_s=forecast.predicted_per_s,
+            doubt=forecast.doubt,
+            urgent=urgent,
             split=self._decider.fingerprint(),
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The decider's state, as plain data."""
-        return self._decider.state_dict()
+        """The decider's state, what this rank's forecaster has learnt, and everybody's past, as plain data."""
+        past = [[[x if math.isfinite(x) else None for x in report] for report in reports] for reports in self._past]
+        rank = self._transport.rank
+        return {**self._decider.state_dict(), "rank": rank, "forecaster": self._forecaster.state_dict(), "past": past}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh."""
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
             self._pending.result()
         self._pending, self._next, self._window = None, None, _Window()
-        self._decider.load_state_dict(state)
+        self._forecaster = self._make_forecaster()
+        self._past.clear()
+        if not self._decider.load_state_dict(state):
+            return
+        for reports in state["past"]:
+            self._past.append(tuple(Report(*(math.nan if x is None else x for x in row)) for row in reports))
+        if state["rank"] == self._transport.rank:
+            self._forecaster.load_state_dict(state["forecaster"])
+        else:  # another rank's file: learn anew from what this one reported
+            self._relive()
+        self._forecaster.tell()
+
+    def _relive(self) -> None:
+        for reports in self._past:
+            own = reports[self._transport.rank]
+            if own.believable:
+                self._forecaster.observe(own.observation())

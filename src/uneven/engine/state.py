@@ -12,7 +12,7 @@ from typing import Any
 
 from uneven.errors import CheckpointError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def pack(loader: dict[str, Any], control: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from uneven.balance.base import Balancer
-from uneven.control import Decider, Report
+from uneven.control import Decider, Forecaster, Report
 from uneven.core.apportion import proportional
-from uneven.core.records import SplitRecord
-from uneven.core.views import Limits
+from uneven.core.records import SplitRecord, StepRecord
+from uneven.core.views import Limits, Observation
 from uneven.predict.base import predictors
 from uneven.simulate.members import Seat
 from uneven.simulate.worker import Window, Worker
@@ -48,6 +48,7 @@ class _Era:
     seat: Seat
     decider: Decider
     due: int  # the iteration at whose end reports are due
+    soonest: int  # the one from whose end on a worker may call for them
     reports: dict[int, Report] = field(default_factory=dict)
     launched: int = -1
     cuts: dict[int, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)  # iteration → shares, firsts
@@ -75,7 +76,8 @@ class Shares:
         self._terms = terms
         self._on_split = on_split
         self._on_complaint = on_complaint
-        self._eras = [_Era(seat, self._decider(seat), seat.first + 1)]
+        self._eras = [self._era(seat)]
+        self._forecasters: dict[int, Forecaster] = {}
         self._ended = -1
 
     def part(self, rank: int, iteration: int) -> Part:
@@ -90,6 +92,25 @@ class Shares:
             cut = era.cuts[iteration] = shares, _firsts(era, shares)
         return Part(cut[0][place], cut[1][place])
 
+    def measured(self, step: StepRecord) -> None:
+        """What a worker has seen of its own iteration."""
+        if self._eras[-1].decider.adapts:
+            self._forecaster(step.rank).observe(
+                Observation(
+                    iteration=step.iteration,
+                    samples=step.batch,
+                    local_s=step.compute_s,
+                    exchange_s=step.exchange_s,
+                    transfer_s=step.transfer_s,
+                )
+            )
+
+    def _forecaster(self, rank: int) -> Forecaster:
+        known = self._forecasters.get(rank)
+        if known is None:
+            known = self._forecasters[rank] = Forecaster(predictors.resolve(self._terms.balancer.predictor))
+        return known
+
     def ended(self, worker: Worker, iteration: int, newest: int) -> None:
         """A worker has ended an iteration.
 
@@ -102,6 +123,8 @@ class Shares:
         self._ended = max(self._ended, iteration)
         if len(era.reports) == len(era.seat.members) and self._ended > era.launched:
             self._decide(era, max(self._ended, newest))
+        if not era.reports and self._forecaster(worker.rank).urgent:  # heard in the next iteration's exchange
+            era.due = min(era.due, max(iteration + 1, era.soonest))
         if iteration >= era.due and worker.rank not in era.reports:
             era.reports[worker.rank] = self._report(era, worker)
             era.launched = max(era.launched, iteration)
@@ -113,9 +136,14 @@ class Shares:
         old = self._eras[-1]
         if old.seat.first == seat.first:
             self._eras.pop()
-        decider = self._decider(seat)
-        decider.load_state_dict(self._inherited(old, seat, decider))
-        self._eras.append(_Era(seat, decider, seat.first + 1))
+        era = self._era(seat)
+        era.decider.load_state_dict(self._inherited(old, seat, era.decider))
+        for rank in set(self._forecasters) - set(old.seat.places):
+            del self._forecasters[rank]
+        self._eras.append(era)
+
+    def _era(self, seat: Seat) -> _Era:
+        return _Era(seat, self._decider(seat), seat.first + 1, seat.first + 1)
 
     def _decider(self, seat: Seat) -> Decider:
         return Decider(
@@ -136,22 +164,21 @@ class Shares:
     def _inherited(self, old: _Era, seat: Seat, decider: Decider) -> dict[str, object]:
         """The old decider's state, for the new members: a newcomer gets the mean share and is yet to be measured."""
         state = old.decider.state_dict()
-        learnt = state["predictors"]
-        fresh = predictors.resolve(self._terms.balancer.predictor).state_dict()
         places = [old.seat.places.get(rank) for rank in seat.members]
         weights = [math.nan if place is None else float(old.decider.newest[place]) for place in places]
-        if not self._terms.balancer.adapts:
-            return state | {"shares": decider.newest, "predictors": [fresh for _ in places]}
-        return state | {
-            "shares": proportional(weights, self._terms.global_batch, self._limits(seat)),
-            "predictors": [fresh if place is None else learnt[place] for place in places],
+        told = {
+            "predicted_per_s": [None if place is None else state["predicted_per_s"][place] for place in places],
+            "doubts": [0.0 if place is None else state["doubts"][place] for place in places],
         }
+        if not self._terms.balancer.adapts:
+            return state | told | {"shares": decider.newest}
+        return state | told | {"shares": proportional(weights, self._terms.global_batch, self._limits(seat))}
 
     def _decide(self, era: _Era, iteration: int) -> None:
         reports = [era.reports[rank] for rank in era.seat.members]
         decision = era.decider.decide(iteration, era.launched, reports)
         era.reports = {}
-        era.due = decision.next
+        era.soonest, era.due = decision.soonest, decision.next
         for complaint in decision.complaints:
             self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
         if decision.split is not None:
@@ -159,6 +186,7 @@ class Shares:
 
     def _report(self, era: _Era, worker: Worker) -> Report:
         window, worker.window = worker.window, Window()
+        urgent, forecast = self._forecaster(worker.rank).urgent, self._forecaster(worker.rank).tell()
         newest = era.decider.newest
         if era.fingerprint[0] is not newest:
             era.fingerprint = newest, era.decider.fingerprint()
@@ -175,6 +203,9 @@ class Shares:
             cost_s=cost_s,
             cpu=math.nan,
             memory=math.nan,
+            predicted_per_s=forecast.predicted_per_s,
+            doubt=forecast.doubt,
+            urgent=float(urgent),
             split=era.fingerprint[1],
         )
 

@@ -199,3 +199,4 @@ class Steps:
             window.local_s += step.compute_s
             window.exchange_s += step.exchange_s
             window.transfer_s += step.transfer_s
+            self._shares.measured(step)

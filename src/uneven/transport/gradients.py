@@ -27,6 +27,7 @@ from uneven.core.actions import Exchange, Mean, Moment, Payload
 from uneven.errors import TrainingError
 from uneven.transport.check import unused_parameters
 from uneven.transport.hooks import ModelHook
+from uneven.transport.rider import Rider
 from uneven.transport.rollcall import RollCall
 from uneven.transport.statistics import BatchStatistics
 from uneven.transport.syncnorm import weigh_sync_batch_norm
@@ -75,6 +76,7 @@ class GradientCarrier:
     Attributes:
         weight: x_i / X of the batch in hand; set before its forward pass.
         iteration: for messages.
+        rider: carries calls along with the gradients; None on an accelerator, where reading one would wait for it.
         owner: kept alive as long as the model.
     """
 
@@ -83,6 +85,7 @@ class GradientCarrier:
     on_nonfinite: Callable[[], None]
     weight: float = 0.0
     iteration: int = 0
+    rider: Rider | None = None
     owner: object = None
     _ddp: DistributedDataParallel | None = None
     _parameters: list[nn.Parameter] = field(default_factory=list)
@@ -119,7 +122,9 @@ class GradientCarrier:
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
         self._statistics = BatchStatistics.of(model)
         self._nonfinite = torch.zeros(1, device=self._parameters[0].device)
-        self._flag = self._nonfinite.numpy() if self._nonfinite.device.type == "cpu" else None
+        on_host = self._nonfinite.device.type == "cpu"
+        self._flag = self._nonfinite.numpy() if on_host else None
+        self.rider = Rider() if on_host else None
         self._group = dist.group.WORLD
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
@@ -228,7 +233,7 @@ class GradientCarrier:
     def _reduce(self, gradients: torch.Tensor) -> dist.Work:
         try:
             # The group's own method: dist.all_reduce around it takes as long again, and this runs for every bucket.
-            return self._group.allreduce([gradients])
+            return self._group.allreduce([gradients if self.rider is None else self.rider.mount(gradients)])
         except RuntimeError as error:
             raise self._failure(error) from error
 
@@ -258,6 +263,9 @@ class GradientCarrier:
         try:
             for flight in flights:
                 flight.work.wait()
+            if self.rider is not None:
+                self.rider.dismount()
+            for flight in flights:
                 flight.future.set_result(flight.bucket)
             if self._statistics is not None:
                 self._statistics.finish()

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from uneven.balance import Balancer, balancers
-from uneven.control import Decider
+from uneven.control import Decider, Forecaster
 from uneven.core.records import SplitRecord
 from uneven.core.views import Limits
 from uneven.engine.slow import Load, SlowLoop
 from uneven.measure.meter import Timing
+from uneven.predict import predictors
 from uneven.transport.threads import Hub, ThreadTransport
 
 X = 120
@@ -50,18 +51,21 @@ class Crew:
         self.complaints: list[list[tuple[int, int, str]]] = [[] for _ in speeds]
         self.used: list[tuple[int, ...]] = []
         self.gathers: list[int] = []
+        self.calls: list[int] = []
         hub, lies = Hub(self.n, timeout_s=0.2), lies or {}
+        decided = [balancers.resolve(balance) if isinstance(balance, str) else balance(rank) for rank in range(self.n)]
         self.loops = [
             SlowLoop(
                 Lying(hub, rank, lies[rank]) if rank in lies else hub.endpoint(rank),
                 Decider(
-                    balancers.resolve(balance) if isinstance(balance, str) else balance(rank),
+                    decided[rank],
                     tuple(range(self.n)),
                     Limits(lower=(1,) * self.n, upper=(X,) * self.n),
                     global_batch=X,
                     lookahead=lookahead,
                     budget=budget,
                 ),
+                lambda rank=rank: Forecaster(predictors.resolve(decided[rank].predictor)),
                 on_split=self.splits[rank].append,
                 on_complaint=lambda *told, rank=rank: self.complaints[rank].append(told),
             )
@@ -77,10 +81,14 @@ class Crew:
             self.used.append(now)
             times = [share / speed for share, speed in zip(now, self.speeds, strict=True)]
             launched = []
+            spent_s = self.cost_s if self.gathers[-1:] == [self.iteration - 1] else 0.0
+            called = any(loop.urgent for loop in self.loops)  # as the gradients carry it
+            if called:
+                self.calls.append(self.iteration)
             for loop, share, time_s in zip(self.loops, now, times, strict=True):
                 timing = Timing(self.iteration, data_s=0.0, compute_s=time_s, exchange_s=max(times) - time_s)
-                loop.measured(timing, share, 0.0)
-                loop.tick(self.iteration, Load(), self.cost_s)
+                loop.measured(timing, share, spent_s, Load())
+                loop.tick(self.iteration, Load(), self.cost_s, called)
                 launched.append(loop._launched)
             assert len(set(launched)) == 1, "ranks disagree when to gather"
             if launched[0] == self.iteration:

@@ -159,7 +159,7 @@ def ticks(crew: Crew, iterations: range, ranks: int) -> None:
     """Turns of the first ranks only, without any measurement."""
     for iteration in iterations:
         for loop in crew.loops[:ranks]:
-            loop.tick(iteration, Load(), 0.0)
+            loop.tick(iteration, Load(), 0.0, None)
 
 
 def test_a_balancer_that_is_not_deterministic_is_caught() -> None:
@@ -235,3 +235,49 @@ def test_going_back_in_the_same_run_forgets_what_is_undone() -> None:
     crew.speeds = [20, 40, 60]
     crew.run(20)
     assert crew.used[-1] == (20, 40, 60)
+
+
+def test_a_change_is_told_at_once_however_long_all_was_quiet() -> None:
+    crew = Crew([60, 40, 20], "lb-bsp", budget=0.05)
+    crew.run(600)
+    quiet = [b - a for a, b in zip(crew.gathers[-3:], crew.gathers[-2:], strict=False)]
+    assert min(quiet) > 20
+    assert not crew.calls
+    crew.speeds = [20, 40, 60]
+    crew.run(8)
+    assert crew.calls == [602]  # two iterations were measured, and in the third one everybody hears
+    assert crew.gathers[-1] >= 602
+    assert crew.used[-1] == (20, 40, 60)
+
+
+def test_calls_are_made_within_the_budget() -> None:
+    """A worker that changes all the time does not get to talk all the time."""
+    crew = Crew([60, 40, 20], "lb-bsp", budget=0.005)
+    crew.cost_s = 0.1
+    for _ in range(100):
+        crew.speeds = crew.speeds[::-1]
+        crew.run(20)
+    late = [iteration for iteration in crew.gathers if iteration >= 100]
+    assert len(crew.calls) > 100
+    # An iteration takes at least a second: 120 samples at 120 a second.
+    assert len(late) * crew.cost_s <= 0.005 * (crew.iteration - 100) * 1.5
+
+
+def test_a_rank_learns_from_its_own_past_out_of_another_ranks_file() -> None:
+    crew = Crew([60, 40, 20], "lb-bsp")
+    crew.run(60)
+    saved = json.dumps(crew.loops[0].state_dict(), allow_nan=False)
+    other = Crew([60, 40, 20], "lb-bsp")
+    for loop in other.loops:
+        loop.load_state_dict(json.loads(saved))
+    other.iteration = crew.iteration
+    assert [loop._forecaster.tell().predicted_per_s for loop in other.loops] == pytest.approx([60, 40, 20])
+    other.run(60)
+    assert set(other.used) == {(60, 40, 20)}
+
+
+@pytest.mark.parametrize("told", [math.nan, math.inf, 0.0, -1.0, 1e30])
+def test_a_forecast_out_of_all_proportion_is_not_believed(told: float) -> None:
+    crew = Crew([60, 40, 20], lies={1: falsify(predicted_per_s=told, doubt=told)})
+    crew.run(50)
+    assert crew.used[-1] == (60, 40, 20)

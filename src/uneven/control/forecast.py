@@ -1,0 +1,61 @@
+"""Each worker's word on its own speed. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from uneven.control.alarm import Alarm
+from uneven.core.views import Observation
+from uneven.predict.base import Predictor
+
+
+class Forecast(NamedTuple):
+    """What a worker tells the others of its speed to come.
+
+    Attributes:
+        predicted_per_s: samples per second in the next iteration; NaN if it cannot tell.
+        doubt: relative standard error.
+    """
+
+    predicted_per_s: float
+    doubt: float
+
+
+class Forecaster:
+    """Watches one worker, from inside it.
+
+    A worker predicts itself: it sees each of its iterations and its machine as it is now, while the others only get
+    a report now and then; and a prediction that is sent need not come out the same, to the last bit, on machines with
+    other processors.
+
+    Args:
+        predictor: this worker's own.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        self._alarm = Alarm()
+
+    @property
+    def urgent(self) -> bool:
+        """Whether its speed has left what it last told the others, so that they had better hear soon."""
+        return self._alarm.on
+
+    def observe(self, seen: Observation) -> None:
+        """One iteration, or several at once."""
+        self._predictor.observe(seen)
+        self._alarm.hear(seen.speed_per_s)
+
+    def tell(self) -> Forecast:
+        """The forecast that goes into a report; from now on its speed is held against it."""
+        forecast = Forecast(self._predictor.predict(), self._predictor.doubt())
+        self._alarm.expect(forecast.predicted_per_s)
+        return forecast
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the predictor has learnt, as plain JSON-able data."""
+        return self._predictor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._predictor.load_state_dict(state)

@@ -1,0 +1,84 @@
+"""A worker's word on its own speed, and when it calls for the others to hear a new one."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from uneven.control.alarm import Alarm
+from uneven.control.forecast import Forecaster
+from uneven.core.views import Observation
+from uneven.predict import EMA
+
+
+def expecting(speed_per_s: float = 100.0, noise: float = 0.0, seed: int = 1) -> Alarm:
+    """An alarm that has heard some iterations about this speed."""
+    alarm, rng = Alarm(), random.Random(seed)
+    alarm.expect(speed_per_s)
+    for _ in range(200):
+        alarm.hear(speed_per_s * (1.0 + noise * rng.gauss(0.0, 1.0)))
+    alarm.expect(speed_per_s)
+    return alarm
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.5, 0.8])
+def test_a_lone_spike_is_not_worth_a_word_and_two_in_a_row_are(factor: float) -> None:
+    alarm = expecting()
+    for _ in range(5):
+        alarm.hear(100.0 * factor)
+        assert not alarm.on
+        for _ in range(5):
+            alarm.hear(100.0)
+    alarm.hear(100.0 * factor)
+    alarm.hear(100.0 * factor)
+    assert alarm.on
+
+
+def test_who_gets_faster_is_heard_too() -> None:
+    alarm = expecting()
+    alarm.hear(200.0)
+    alarm.hear(200.0)
+    assert alarm.on
+
+
+def test_noise_alone_seldom_calls() -> None:
+    alarm, rng, calls = expecting(noise=0.1), random.Random(2), 0
+    for _ in range(10_000):
+        alarm.hear(100.0 * (1.0 + 0.1 * rng.gauss(0.0, 1.0)))
+        calls += alarm.on
+        if alarm.on:
+            alarm.expect(100.0)
+    assert 0 < calls < 60
+
+
+def test_a_small_lasting_change_is_noticed_in_noise() -> None:
+    alarm, rng = expecting(noise=0.1), random.Random(3)
+    for _ in range(30):
+        alarm.hear(85.0 * (1.0 + 0.1 * rng.gauss(0.0, 1.0)))
+    assert alarm.on
+
+
+@pytest.mark.parametrize("nothing", [math.nan, 0.0, -1.0, math.inf])
+def test_what_is_no_speed_says_nothing(nothing: float) -> None:
+    alarm = expecting()
+    for _ in range(10):
+        alarm.hear(nothing)
+    assert not alarm.on
+    alarm.expect(nothing)  # nothing foretold, nothing to be held against
+    for _ in range(10):
+        alarm.hear(1.0)
+    assert not alarm.on
+
+
+def test_a_forecast_that_was_told_is_what_later_speeds_are_held_against() -> None:
+    forecaster = Forecaster(EMA(alpha=1.0))
+    assert math.isnan(forecaster.tell().predicted_per_s)
+    for iteration, local_s in enumerate([1.0, 1.0, 2.0, 2.0, 2.0]):
+        forecaster.observe(Observation(iteration=iteration, samples=100, local_s=local_s))
+        if iteration == 1:
+            assert forecaster.tell().predicted_per_s == 100.0
+    assert forecaster.urgent
+    assert forecaster.tell().predicted_per_s == 50.0
+    assert not forecaster.urgent
