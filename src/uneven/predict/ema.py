@@ -42,8 +42,8 @@ class EMA(Predictor):
             self._sum += self.alpha * (speed - self._sum)
             self._weight += self.alpha * (1.0 - self._weight)
 
-    def predict(self) -> float:
-        """The average."""
+    def predict(self, ahead: int = 1) -> float:
+        """The average, however far ahead."""
         return self._sum / self._weight if self._weight > 0.0 else math.nan
 
     def state_dict(self) -> dict[str, Any]:

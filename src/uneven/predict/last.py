@@ -24,8 +24,8 @@ class Last(Predictor):
         if speed is not None:
             self._speed_per_s = speed
 
-    def predict(self) -> float:
-        """The last speed."""
+    def predict(self, ahead: int = 1) -> float:
+        """The last speed, however far ahead."""
         return self._speed_per_s
 
     def state_dict(self) -> dict[str, Any]:

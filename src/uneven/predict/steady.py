@@ -84,8 +84,8 @@ class Steady(Predictor):
         self._slower = self._faster = 0.0
         self._run = []
 
-    def predict(self) -> float:
-        """One over the mean."""
+    def predict(self, ahead: int = 1) -> float:
+        """One over the mean, however far ahead."""
         return 1.0 / self._mean_s
 
     def doubt(self) -> float:

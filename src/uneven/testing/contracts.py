@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from uneven.balance import Balancer
 from uneven.core.actions import Moment, Payload, Via
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
-from uneven.predict import Predictor, predictors
+from uneven.predict import Predictor, predictors, study
 from uneven.sync import Pace, SyncPolicy
 from uneven.transport.base import Transport
 
@@ -103,7 +103,7 @@ def _through_json(state: dict[str, Any]) -> Any:
 
 
 class PredictorContract(ABC):
-    """What every predictor promises."""
+    """What every predictor promises. One that learns is given its lessons as soon as it hands them out."""
 
     @abstractmethod
     def make(self) -> Predictor:
@@ -111,35 +111,40 @@ class PredictorContract(ABC):
 
     def test_nothing_is_predicted_before_the_first_report(self) -> None:
         assert math.isnan(self.make().predict())
+        assert self.make().lesson() is None
 
-    @_examples(seen=reports(least=1))
-    def test_a_prediction_is_a_positive_speed(self, seen: list[Observation]) -> None:
+    @_examples(seen=reports(least=1), ahead=st.integers(1, 5))
+    def test_a_prediction_is_a_positive_speed(self, seen: list[Observation], ahead: int) -> None:
         predictor = self.make()
         for observation in seen:
-            predictor.observe(observation)
+            _show(predictor, observation)
             assert 0 < predictor.predict() < math.inf
+            assert 0 < predictor.predict(ahead) < math.inf
+            assert 0 <= predictor.doubt() < math.inf
 
     @_examples(speed=st.floats(0.1, 1e4))
     def test_a_steady_speed_is_found(self, speed: float) -> None:
         predictor = self.make()
         for k in range(30):
-            predictor.observe(report(k, speed))
+            _show(predictor, report(k, speed))
         assert math.isclose(predictor.predict(), speed, rel_tol=0.02)
+        assert math.isclose(predictor.predict(4), speed, rel_tol=0.02)
 
     @_examples(seen=reports())
-    def test_all_ranks_come_to_the_same_prediction(self, seen: list[Observation]) -> None:
+    def test_two_that_saw_the_same_predict_the_same(self, seen: list[Observation]) -> None:
         here, there = self.make(), self.make()
         for observation in seen:
-            here.observe(observation)
+            _show(here, observation)
+            here.predict(3)
             here.predict()
-            there.observe(observation)
+            _show(there, observation)
             assert here.predict() == there.predict(), "asking twice must change nothing"
 
     @_examples(seen=reports(least=1), samples=st.integers(0, 1))
     def test_a_report_without_a_speed_changes_nothing(self, seen: list[Observation], samples: int) -> None:
         predictor = self.make()
         for observation in seen:
-            predictor.observe(observation)
+            _show(predictor, observation)
         before = predictor.predict()
         predictor.observe(Observation(iteration=len(seen), samples=samples, local_s=0.0 if samples else 1.0))
         assert predictor.predict() == before
@@ -148,14 +153,36 @@ class PredictorContract(ABC):
     def test_its_state_survives_a_restart(self, seen: list[Observation], cut: int) -> None:
         old = self.make()
         for observation in seen[:cut]:
-            old.observe(observation)
+            _show(old, observation)
         new = self.make()
         new.load_state_dict(_through_json(old.state_dict()))
         assert repr(new.predict()) == repr(old.predict())  # as text, so that NaN equals NaN
         for observation in seen[cut:]:
-            old.observe(observation)
-            new.observe(observation)
+            _show(old, observation)
+            _show(new, observation)
             assert new.predict() == old.predict()
+            assert new.doubt() == old.doubt()
+
+    @_examples(seen=reports(least=1))
+    def test_a_lesson_learns_the_same_every_time_and_counts_once_absorbed(self, seen: list[Observation]) -> None:
+        here, there = self.make(), self.make()
+        for observation in seen:
+            here.observe(observation)
+            there.observe(observation)
+            before = here.predict()
+            lesson, same = here.lesson(), there.lesson()
+            assert (lesson is None) == (same is None)
+            if lesson is not None and same is not None:
+                lesson.learn()
+                assert here.predict() == before, "what is not absorbed counts for nothing"
+                here.absorb(lesson.learn())
+                there.absorb(same.learn())
+            assert here.predict() == there.predict()
+
+
+def _show(predictor: Predictor, observation: Observation) -> None:
+    predictor.observe(observation)
+    study(predictor)
 
 
 class BalancerContract(ABC):
