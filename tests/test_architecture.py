@@ -27,6 +27,7 @@ PURE = (
     *("uneven.plan", "uneven.plan.*"),
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),
+    *("uneven.bench.peers", *(f"uneven.bench.peers.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),
 )
 
 WORLDLY = {
