@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 LEAKS = """
-import os, socket, subprocess, sys, threading
+import os, psutil, socket, subprocess, sys, threading
 
 kept = []
 
@@ -16,6 +16,12 @@ def test_thread():
 
 def test_process():
     kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+
+def test_grandchild():
+    kept.append(subprocess.Popen(["sh", "-c", "sleep 61 & wait"]))
+
+def test_zombie():
+    kept.append(subprocess.Popen(["true"]))
 
 def test_port():
     listener = socket.create_server(("127.0.0.1", 0))
@@ -33,22 +39,27 @@ def test_clean():
     thread.join()
 
 def test_tidy_up():
-    kept[0].kill()
-    kept[0].wait()
-    kept[1].close()
+    kept.pop().close()
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+    for process in kept:
+        process.wait()
 """
 
 
 def test_every_kind_of_leak_fails(tmp_path: Path) -> None:
     conftest = Path(__file__).with_name("conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("PATIENCE_S = 3.0", "PATIENCE_S = 0.2"))
+    (tmp_path / "alone.py").write_text(Path(__file__).with_name("alone.py").read_text())
     (tmp_path / "test_leaks_inside.py").write_text(LEAKS)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         capture_output=True, text=True, timeout=60, cwd=tmp_path,
         env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
     )  # fmt: skip
-    assert re.search(r"7 passed, 5 errors", run.stdout), run.stdout
+    assert re.search(r"9 passed, 7 errors", run.stdout), run.stdout
     for leak in ("thread forgotten", "process ", "listening port ", "variable FORGOTTEN=1"):
         assert f"left behind: ['{leak}" in run.stdout
+    assert re.search(r"left behind: \[[^\]]* sleep 61'", run.stdout)
+    assert re.search(r"left behind: \[[^\]]*nobody has waited for it\)'\]", run.stdout)
     assert "taken away: ['variable FORGOTTEN=1']" in run.stdout

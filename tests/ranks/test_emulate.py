@@ -31,7 +31,8 @@ say(**said_of, links=sorted(name for _, name in socket.if_nameindex()), shm=os.l
 """
 
 
-def test_every_node_is_a_machine_of_its_own(tmp_path: Path) -> None:
+def test_every_node_is_a_machine_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # a number of the user's own would be kept
     nodes = cluster(tmp_path, '[[nodes]]\nname = "a"\n[[nodes]]\nname = "b"\ncores = 1.5\n')
     done = emulate(tmp_path, nodes, "--", str(script(tmp_path, WHERE)), "--epochs", "3", "--help")
     assert done.returncode == 0, done.stderr
@@ -58,6 +59,7 @@ say(share=busy(2.0))
 """
 
 
+@pytest.mark.alone
 def test_quotas_share_the_processor_as_described(tmp_path: Path) -> None:
     cores = (0.4, 0.2, 0.1, 0.05)
     text = "".join(f'[[nodes]]\nname = "n{i}"\ncores = {share}\n' for i, share in enumerate(cores))
@@ -69,6 +71,7 @@ def test_quotas_share_the_processor_as_described(tmp_path: Path) -> None:
     assert got == sorted(got, reverse=True)
 
 
+@pytest.mark.alone
 def test_a_trace_is_replayed_while_the_run_goes_on(tmp_path: Path) -> None:
     node = '[[nodes]]\nname = "a"\nshare = { values = [0.1, 0.6], step_s = 20, speedup = 20 }\n'
     steps = "ready()\nsay(shares=[busy(0.1) for _ in range(40)])\n"
@@ -85,6 +88,7 @@ def test_a_trace_is_replayed_while_the_run_goes_on(tmp_path: Path) -> None:
     assert turns >= 3  # four seconds of two values by turns
 
 
+@pytest.mark.alone
 def test_rivals_take_their_part(tmp_path: Path) -> None:
     nodes = '[[nodes]]\nname = "free"\ncores = 0.3\n[[nodes]]\nname = "shared"\ncores = 0.3\nload = 2\n'
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--", str(script(tmp_path, SHARE)))
@@ -115,6 +119,7 @@ say(seconds=transfer(2_500_000))
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("limited", ["up", "down"])
 def test_a_token_bucket_in_each_direction(tmp_path: Path, limited: str) -> None:
     receiver, sender = ("", "up_bit_per_s = 2e7\n") if limited == "up" else ("down_bit_per_s = 2e7\n", "")
@@ -142,6 +147,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.alone
 def test_an_all_reduce_takes_as_long_as_a_ring_must(tmp_path: Path) -> None:
     """4 MB over four nodes at 100 Mbit/s: each sends 2 · 3/4 · 4 MB, 0.48 s."""
     link = "cores = 0.45\nup_bit_per_s = 1e8\ndown_bit_per_s = 1e8\n"
@@ -244,6 +250,7 @@ def test_memory_is_limited_and_the_message_says_so(tmp_path: Path) -> None:
     assert "it needed more memory than its node's memory_bytes" in done.stderr
 
 
+@pytest.mark.alone
 def test_who_never_says_that_it_trains_is_limited_all_the_same(tmp_path: Path) -> None:
     node = '[[nodes]]\nname = "silent"\ncores = 0.2\n'
     late = "before = busy(1.0)\ntime.sleep(3.0)\nsay(before=before, after=busy(1.0))\n"
@@ -255,6 +262,7 @@ def test_who_never_says_that_it_trains_is_limited_all_the_same(tmp_path: Path) -
     assert float(str(one["after"])) < 0.26 < float(str(one["before"]))
 
 
+@pytest.mark.alone
 def test_a_worker_that_is_through_goes_on_freely(tmp_path: Path) -> None:
     node = '[[nodes]]\nname = "a"\ncores = 0.1\nshare = { values = [1.0, 0.9], step_s = 0.2 }\n'
     through = "ready()\nslow = busy(1.0)\nrundir.mark_through(run, rank)\ntime.sleep(0.5)\n"

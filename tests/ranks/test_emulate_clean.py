@@ -30,7 +30,7 @@ from emulation import (
 
 from uneven.emulate import cgroup, names
 
-pytestmark = [pytest.mark.slow, needs_root]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, needs_root]  # one removes what another has left
 
 NODES = """
 [[nodes]]

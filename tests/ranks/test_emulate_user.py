@@ -47,6 +47,7 @@ def test_a_session_trains(tmp_path: Path) -> None:
     assert len(list(journal.iterations(list(read.records())))) == 20
 
 
+@pytest.mark.alone
 def test_shares_and_their_traces_hold(tmp_path: Path) -> None:
     nodes = """
 [[nodes]]
@@ -108,6 +109,7 @@ def test_a_kill_and_a_death_are_told(tmp_path: Path) -> None:
     assert "cluster 'test' says so, at 0.2 s" in done.stderr
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(bool(WHY_NOT), reason=f"makes a namespace in which it is an ordinary user: {WHY_NOT}")
 def test_somebody_who_is_not_root_gets_the_same(tmp_path: Path) -> None:
     base = ["unshare", "--user", "--map-user=65534", "--map-group=65534", sys.executable, "-m", "uneven"]

@@ -177,6 +177,7 @@ while True: pass
 """
 
 
+@pytest.mark.alone
 def test_shares_hold_from_the_moment_a_worker_is_ready(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = launch.Launch(target=(script(tmp_path, BUSY),), shares=(0.3, 0.1), wait_ready=True)
@@ -230,6 +231,7 @@ while True: pass
 """
 
 
+@pytest.mark.alone
 def test_a_worker_that_is_through_is_not_throttled_any_more(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = launch.Launch(target=(script(tmp_path, THROUGH),), shares=(0.05, 0.05), wait_ready=True)

@@ -146,6 +146,7 @@ def work(seconds: float) -> None:
         pass
 
 
+@pytest.mark.alone
 @ranks(2)
 def test_who_computes_longer_waits_less(me: RankContext, tmp_path: str) -> None:
     with uneven.Session(balance="even", journal=tmp_path) as session:
