@@ -1,0 +1,75 @@
+"""hivemind-style: everybody takes micro-batches until X samples are in. Pure.
+
+After the documentation of hivemind's optimizer: peers accumulate gradients until together they have the target batch,
+then average, weighed by their samples. Nobody is told how much to take, so faster workers take more.
+
+Open in the description, and our reading: a worker looks at the common count when a micro-batch of its own is done; what
+is in hand then still counts, so the batch is larger than X. How much larger it is said to be is about ten per cent.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uneven.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """What came of one round.
+
+    Attributes:
+        samples: of each worker; together at least X.
+        ends_s: when each stopped.
+        enough_s: when the X-th sample was in.
+    """
+
+    samples: tuple[int, ...]
+    ends_s: tuple[float, ...]
+    enough_s: float
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """What each worker's mean gradient counts: its samples ÷ all samples."""
+        total = sum(self.samples)
+        return tuple(samples / total for samples in self.samples)
+
+
+def accumulate(
+    micro_batch_s: Sequence[float], grain: int, total: int, *, notice_s: float = 0.0, started_s: float = 0.0
+) -> Accumulated:
+    """One round.
+
+    Args:
+        micro_batch_s: seconds of a micro-batch on each worker.
+        grain: samples of a micro-batch.
+        total: X.
+        notice_s: until a worker can know that the X-th sample is in.
+        started_s: what each worker needs before its first micro-batch.
+
+    Raises:
+        ConfigError: no workers, an empty micro-batch, or one that takes no time.
+    """
+    if grain < 1 or total < 1 or not micro_batch_s or not all(0.0 < s < math.inf for s in micro_batch_s):
+        raise ConfigError(
+            f"accumulating {total} samples in micro-batches of {grain} that take {list(micro_batch_s)} s: all of these "
+            f"must be positive"
+        )
+    needed = -(-total // grain)
+    ends = [(started_s + s, rank) for rank, s in enumerate(micro_batch_s)]
+    heapq.heapify(ends)
+    for _ in range(needed - 1):
+        end_s, rank = ends[0]
+        heapq.heapreplace(ends, (end_s + micro_batch_s[rank], rank))
+    enough_s = ends[0][0]
+    known_s = enough_s + notice_s
+    # The first end of a micro-batch at which it can be known; rounding must not cost one micro-batch more.
+    counts = [max(1, math.ceil((known_s - started_s) / s - 1e-9)) for s in micro_batch_s]
+    return Accumulated(
+        samples=tuple(grain * count for count in counts),
+        ends_s=tuple(started_s + count * s for count, s in zip(counts, micro_batch_s, strict=True)),
+        enough_s=enough_s,
+    )
