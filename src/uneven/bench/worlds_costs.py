@@ -1,10 +1,17 @@
-"""What a step of the trained network costs in core-seconds, from one recorded run."""
+"""What a step of the trained network costs in core-seconds, by the processor time that recorded runs used.
+
+How fast a processor is on the day is no part of a description, and on a shared machine it changes from run to run. So
+the shape of the cost, a + b x, is taken from one run in which batches differ, and its scale from the run that a
+simulation is to be compared with. Times, waits, transfers and splits are left for the simulator to say.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 from uneven.cluster.spec import ClusterSpec, Workload
 from uneven.core.records import Record, StepRecord
@@ -16,31 +23,63 @@ place on four workers of two shared cores on 2026-11-20. It decides how often th
 _WARM = 4
 """First iterations, which do not count."""
 
+_TO_DEVIATION = 1.4826
+"""From the median absolute deviation to the standard deviation of a normal distribution."""
 
-def workload_of(records: Iterable[Record], spec: ClusterSpec) -> Workload:
-    """The workload of ``spec`` with costs in core-seconds: a + b x by least squares over the workers' means.
 
-    Batches must differ between workers, and each must keep its own. The head start that a quota gives to who has waited
-    is added to the times, for it is not the work's; see ``Processor.after_rest`` in :mod:`uneven.simulate.compute`.
+def shape_of(records: Iterable[Record], workload: Workload) -> Workload:
+    """``workload`` with costs in core-seconds: a + b x by least squares over the workers' means.
+
+    Batches must differ between workers, and each must keep its own.
     """
-    steps: dict[int, list[StepRecord]] = {rank: [] for rank in range(len(spec.nodes))}
-    for record in records:
-        if isinstance(record, StepRecord) and record.iteration >= _WARM:
-            steps[record.rank].append(record)
-    cores = [node.cores for node in spec.nodes]
-    batches = [float(steps[rank][0].batch) for rank in steps]
-    waited_s = [statistics.fmean(one.exchange_s - one.transfer_s for one in its) for its in steps.values()]
-    ahead_s = [min(node.period_s * (1.0 - node.cores), waited_s[rank]) for rank, node in enumerate(spec.nodes)]
-    work_s = [
-        (statistics.fmean(one.data_s + one.compute_s for one in its) + ahead_s[rank]) * cores[rank]
-        for rank, its in steps.items()
-    ]
-    moved_s = [statistics.fmean(one.transfer_s for one in its) * cores[rank] for rank, its in steps.items()]
+    steps = _by_rank(records, _WARM)
+    batches = [float(its[0].batch) for its in steps.values()]
+    work_s = [statistics.fmean(one.local_cpu_s for one in its) for its in steps.values()]
     slope, start = statistics.linear_regression(batches, work_s)
     return replace(
-        spec.workload,
+        workload,
         overhead_core_s=max(start, 0.0),
         per_sample_core_s=slope,
-        exchange_core_s=statistics.median(moved_s),
+        exchange_core_s=_exchange_core_s(steps),
         report_core_s=_REPORT_CORE_S,
     )
+
+
+def as_in(spec: ClusterSpec, records: Iterable[Record], since: int) -> ClusterSpec:
+    """The description with its costs as dear and as noisy as they were in a run of it, from an iteration on."""
+    steps = _by_rank(records, since)
+    nodes = []
+    for rank, node in enumerate(spec.nodes):
+        own = replace(spec, workload=_scaled(spec.workload, steps[rank]))
+        nodes.append(replace(node, cost=own.cost(node), jitter=_jitter(steps[rank])))
+    workload = replace(spec.workload, exchange_core_s=_exchange_core_s(steps))
+    return replace(spec, nodes=tuple(nodes), workload=workload)
+
+
+def _scaled(workload: Workload, its: list[StepRecord]) -> Workload:
+    a_s, b_s = workload.overhead_core_s, workload.per_sample_core_s
+    scale = sum(one.local_cpu_s for one in its) / sum(a_s + b_s * one.batch for one in its)
+    return replace(workload, overhead_core_s=scale * a_s, per_sample_core_s=scale * b_s)
+
+
+def _jitter(its: list[StepRecord]) -> float:
+    """Relative deviation of a worker's times: from neighbour to neighbour, so that lasting changes do not count."""
+    local_s = [one.data_s + one.compute_s for one in its]
+    apart = [
+        abs(later_s - earlier_s) / (later_s + earlier_s) * 2.0
+        for (earlier, earlier_s), (later, later_s) in pairwise(zip(its, local_s, strict=True))
+        if earlier.batch == later.batch
+    ]
+    return _TO_DEVIATION * statistics.median(apart) / math.sqrt(2.0) if apart else 0.0
+
+
+def _by_rank(records: Iterable[Record], since: int) -> dict[int, list[StepRecord]]:
+    steps: dict[int, list[StepRecord]] = {}
+    for record in records:
+        if isinstance(record, StepRecord) and record.iteration >= since:
+            steps.setdefault(record.rank, []).append(record)
+    return steps
+
+
+def _exchange_core_s(steps: dict[int, list[StepRecord]]) -> float:
+    return statistics.median(statistics.fmean(one.exchange_cpu_s for one in its) for its in steps.values())

@@ -135,6 +135,8 @@ class Workload:
             exchange can hide under it. Two thirds is usual: it is about twice the work of the forward pass.
         first_bucket_bytes, bucket_bytes: gradients travel in buckets, the first of them smaller; the values are those
             of DistributedDataParallel, 1 MiB and 25 MiB.
+        framing: bytes that a link carries for each byte of a message: the default is that of TCP with time stamps in
+            full Ethernet frames of 1,514 bytes, of which 1,448 are the message's.
         significant: part of the entries that a filter for significant ones lets through, for as long as no gradients
             are computed that could tell. Ours.
         epoch_samples: length of the data set.
@@ -149,6 +151,7 @@ class Workload:
     backward: float = 2 / 3
     first_bucket_bytes: int = 2**20
     bucket_bytes: int = 25 * 2**20
+    framing: float = 1514 / 1448
     significant: float = 0.1
     epoch_samples: int = 50_000
 
@@ -160,6 +163,8 @@ class Workload:
             not_negative("workload", one.name, value)
         for key in ("global_batch", "epoch_samples", "first_bucket_bytes", "bucket_bytes"):
             positive("workload", key, getattr(self, key))
+        if self.framing < 1:
+            raise ConfigError(f"workload: framing = {self.framing!r}: a link carries the message too, so at least 1")
         for key in ("backward", "significant"):
             if getattr(self, key) > 1:
                 raise ConfigError(f"workload: {key} = {getattr(self, key)!r}: it is a part, at most 1")

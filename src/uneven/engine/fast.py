@@ -211,6 +211,8 @@ class FastLoop:
                 compute_s=timing.compute_s,
                 exchange_s=timing.exchange_s,
                 transfer_s=timing.transfer_s,
+                local_cpu_s=timing.local_cpu_s,
+                exchange_cpu_s=timing.exchange_cpu_s,
                 control_s=self._control_s,
                 ended_at_s=time.time(),
             )

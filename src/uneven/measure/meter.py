@@ -27,6 +27,9 @@ class Timing:
     ``transfer_s`` is the part of ``exchange_s`` that this worker's own side of the exchange takes: the processor
     time that it used there, at the pace at which it gets processor time while it computes. Moving bytes through
     sockets is work, and a worker with a tenth of a core needs ten times as long for it as one with a whole one.
+
+    ``local_cpu_s`` and ``exchange_cpu_s`` are the processor time of this process, all threads, in the two parts of the
+    iteration; 0 where the clock cannot tell.
     """
 
     iteration: int
@@ -34,6 +37,8 @@ class Timing:
     compute_s: float
     exchange_s: float
     transfer_s: float = 0.0
+    local_cpu_s: float = 0.0
+    exchange_cpu_s: float = 0.0
 
     @property
     def local_s(self) -> float:
@@ -100,10 +105,13 @@ class Meter:
         compute_s = self._clock.elapsed_s(marks.begin, marks.end) - exchange_s
         moved_s = sum(self._clock.worked_s(*pair) for pair in marks.exchanges)
         computed_s = self._clock.worked_s(marks.begin, marks.end) - moved_s
+        fetched_s = self._clock.worked_s(marks.asked, marks.begin)
         return Timing(
             iteration=marks.iteration,
             data_s=self._clock.elapsed_s(marks.asked, marks.begin),
             compute_s=compute_s,
             exchange_s=exchange_s,
             transfer_s=min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0,
+            local_cpu_s=fetched_s + computed_s,
+            exchange_cpu_s=moved_s,
         )

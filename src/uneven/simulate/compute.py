@@ -11,6 +11,10 @@ from uneven.cluster.spec import Node
 _BLOCK = 256
 """Iterations whose jitter is drawn at once."""
 
+_KEPT_CORE_S = 1e-3
+"""Quota that Linux leaves with a core whose threads have gone to sleep, beyond the period that it was dealt out in
+(min_cfs_rq_runtime in kernel/sched/fair.c); the next work there finds it."""
+
 
 class Processor:
     """The processor time that one worker gets on its node.
@@ -59,16 +63,34 @@ class Processor:
         Who has waited finds the part of the present period untouched, runs through it, waits for the next period, and
         in the last period is through before its part would have been dealt out evenly. Beginning anywhere in a period
         and needing any part of the last one, it is ahead by P (1 − q) on average at a quota of q cores for each
-        thread, half of it at either end; though not by more than it has waited, and it cannot be faster than its
-        threads. Where others compete, they take what it leaves.
+        thread, half of it at either end; and a millisecond of processor time was kept for it besides. It is not ahead
+        by more than it has waited, and it cannot be faster than its threads. Where others compete, they take what it
+        leaves.
         """
-        node = self._node
-        rate = self.rate(now_s)
-        quota = node.cores * rate / node.threads
-        if node.period_s <= 0.0 or quota >= 1.0 or node.load.at(now_s) > 0.0:
+        node, rate, quota = self._node, self.rate(now_s), self._quota(now_s)
+        if quota >= 1.0 or node.load.at(now_s) > 0.0:
             return work_s
-        ahead_s = min(node.period_s * (1.0 - quota), max(idle_s, 0.0))
+        ahead_s = min(node.period_s * (1.0 - quota) + _KEPT_CORE_S / quota, max(idle_s, 0.0)) if quota > 0.0 else 0.0
         return max(work_s - ahead_s * rate, work_s * quota)
+
+    def hand_over_s(self, now_s: float, messages: int) -> float:
+        """What an exchange of so many messages in a row loses under a quota where it goes from thread to thread.
+
+        That is about a period: the core on which the message's thread runs finds the quota with the other one's, and
+        waits for the next. Where others compete, they use up the quota while the worker waits for a message, which
+        then finds all of them stopped: with the part 1 − q of the time, for half of that part of a period; on the way
+        in and on the way out.
+        """
+        quota, period_s = self._quota(now_s), self._node.period_s
+        if quota >= 1.0:
+            return 0.0
+        stopped = 1.0 - min(1.0, self._node.cores * self._factor) if self._node.load.at(now_s) > 0.0 else 0.0
+        return period_s * (1.0 + 2 * messages * stopped**2 / 2)
+
+    def _quota(self, now_s: float) -> float:
+        """Cores for each thread, where they are dealt out in periods; else 1."""
+        node = self._node
+        return node.cores * self.rate(now_s) / node.threads if node.period_s > 0.0 else 1.0
 
     def rate(self, now_s: float) -> float:
         """Part of the node's full speed at a time."""

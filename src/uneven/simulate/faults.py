@@ -161,7 +161,7 @@ class Faults:
         else:
             worker.fetching = True
             route = stage.topology.point(source, rank)
-            stage.network.start(route, stage.workload.gradient_bytes, self._fetched, worker, source)
+            stage.network.start(route, stage.whole_bytes, self._fetched, worker, source)
 
     def _fetched(self, worker: Worker, source: int) -> None:
         worker.fetching = False

@@ -102,15 +102,16 @@ class Rings:
     def _own_sides(self, meeting: Round) -> None:
         """Let every member's processor do its part."""
         now_s = meeting.own_end_s = self._stage.queue.now_s
+        messages = 2 * (len(self._speakers(meeting)) - 1)
         for worker in meeting.arrived.values():
             worker.meeting = None
             if meeting.overlapped:
                 self._stage.arithmetic.sends(worker.rank, meeting.exchange)
             if worker.machine.exchange_work_s:
-                own_s = worker.own_side_s(now_s)
-                meeting.own_end_s = max(meeting.own_end_s, now_s + own_s)
+                busy_s, end_s = worker.own_side(now_s, messages)
+                meeting.own_end_s = max(meeting.own_end_s, end_s)
                 if meeting.exchange.moment is not Moment.BACKGROUND:
-                    worker.transfer_s += own_s
+                    worker.transfer_s += busy_s
 
     def _sent(self, meeting: Round) -> None:
         meeting.flow = None

@@ -86,10 +86,9 @@ class Servers:
 
     def _own_side(self, errand: Errand) -> None:
         now_s = self._stage.queue.now_s
-        own_s = errand.worker.own_side_s(now_s)
-        errand.own_end_s = now_s + own_s
+        busy_s, errand.own_end_s = errand.worker.own_side(now_s, messages=1)
         if errand.exchange.moment is not Moment.BACKGROUND:
-            errand.worker.transfer_s += own_s
+            errand.worker.transfer_s += busy_s
 
     def _pushed(self, errand: Errand) -> None:
         errand.bucket += 1
@@ -155,8 +154,8 @@ class Servers:
 
     def _pull(self, errand: Errand, then: Callable[[Errand], None]) -> None:
         self._stage.arithmetic.answers(errand.worker.rank, errand.exchange)
-        size_bytes = self._stage.workload.gradient_bytes
-        self._stage.network.start(self._way(errand, self._stage.topology.pull), size_bytes, self._pulled, errand, then)
+        route = self._way(errand, self._stage.topology.pull)
+        self._stage.network.start(route, self._stage.whole_bytes, self._pulled, errand, then)
 
     def _pulled(self, errand: Errand, then: Callable[[Errand], None]) -> None:
         if not errand.worker.dead:

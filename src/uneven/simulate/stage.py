@@ -49,12 +49,17 @@ class Stage:
         """The members of an exchange of this worker's present step."""
         return self.groups.of(self.seats.at(worker.clock).generation, members)
 
+    @property
+    def whole_bytes(self) -> float:
+        """What the whole model takes on a link."""
+        return self.workload.gradient_bytes * self.workload.framing
+
     def size_bytes(self, rank: int, exchange: Exchange) -> float:
-        """What one member sends in an exchange.
+        """What one member puts on its link in an exchange.
 
         An entry that was chosen by its significance travels with its position, which is as long again.
         """
-        whole = float(self.workload.gradient_bytes)
+        whole = self.whole_bytes
         if exchange.select is None:
             return whole
         part = self.arithmetic.significant(rank, exchange)

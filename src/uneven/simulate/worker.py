@@ -131,7 +131,15 @@ class Worker:
         since_s, done_s = self._mark
         self.computed_s = self.machine.processor.end_s(since_s, self._work_s - done_s)
 
-    def own_side_s(self, now_s: float) -> float:
-        """How long its own side of an exchange of the whole model takes if it begins now."""
-        work_s = self.machine.exchange_work_s
-        return self.machine.processor.end_s(now_s, work_s) - now_s if work_s else 0.0
+    def own_side(self, now_s: float, messages: int) -> tuple[float, float]:
+        """Its own side of an exchange of the whole model that begins now: how long that keeps it busy, and its end.
+
+        Args:
+            messages: that it gets and answers one after another.
+        """
+        work_s, processor = self.machine.exchange_work_s, self.machine.processor
+        if not work_s:
+            return 0.0, now_s
+        left_s = processor.after_rest(now_s, now_s - self.computed_s, work_s)
+        busy_s = processor.end_s(now_s, work_s) - now_s
+        return busy_s, processor.end_s(now_s, left_s) + processor.hand_over_s(now_s, messages)

@@ -94,7 +94,7 @@ def test_a_loop_without_backward_is_all_compute(meter: Meter, clock: Script) -> 
     meter.begin(0)
     clock.go(4.0)
     meter.end()
-    assert meter.timings() == [Timing(iteration=0, data_s=0.0, compute_s=4.0, exchange_s=0.0)]
+    assert meter.timings() == [Timing(iteration=0, data_s=0.0, compute_s=4.0, exchange_s=0.0, local_cpu_s=4.0)]
 
 
 def test_a_pause_belongs_to_no_iteration(meter: Meter, clock: Script) -> None:
@@ -152,3 +152,4 @@ def test_own_work_in_the_exchange_is_told_from_waiting(meter: Meter, clock: Scri
     meter.end()
     (timing,) = meter.timings()
     assert (timing.compute_s, timing.exchange_s, timing.transfer_s) == (4.0, 3.0, 0.5)
+    assert (timing.local_cpu_s, timing.exchange_cpu_s) == (2.0, 0.25)

@@ -25,7 +25,8 @@ def cluster(
     *nodes: Node, events: tuple[Event, ...] = (), links: tuple[SiteLink, ...] = (), **workload: Any
 ) -> ClusterSpec:
     """These nodes; of the workload, what is named and nothing else costs time."""
-    load = {"global_batch": 4 * len(nodes), "exchange_core_s": 0.0, "gradient_bytes": MEGABYTE, **workload}
+    load = {"global_batch": 4 * len(nodes), "exchange_core_s": 0.0, "gradient_bytes": MEGABYTE, "framing": 1.0}
+    load.update(workload)
     return ClusterSpec(name="small", nodes=nodes, events=events, links=links, workload=Workload(**load))
 
 
