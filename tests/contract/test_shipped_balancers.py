@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.balance import Balancer, Even, Hysteresis, LbBsp, PresumeEqual, Proportional, Static, balancers
+from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Numerical, PresumeEqual, Proportional, Static, balancers
 from uneven.testing.contracts import BalancerContract
 
 
@@ -43,5 +43,17 @@ class TestLbBsp(BalancerContract):
         return LbBsp()
 
 
+class TestNumerical(BalancerContract):
+    def make(self) -> Balancer:
+        return Numerical(window=1)
+
+
+class TestNumericalOfADevice(BalancerContract):
+    workers = 2
+
+    def make(self) -> Balancer:
+        return balancers.resolve("numerical:pairs=2,window=1,saturation=2/3,rest=0")
+
+
 def test_no_shipped_balancer_is_left_out() -> None:
-    assert set(balancers) == {"even", "static", "proportional", "lb-bsp"}
+    assert set(balancers) == {"even", "static", "proportional", "lb-bsp", "numerical"}

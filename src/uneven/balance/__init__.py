@@ -4,6 +4,7 @@ from uneven.balance.base import Balancer, balancers
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import Hysteresis
 from uneven.balance.lb_bsp import LbBsp
+from uneven.balance.numerical import Numerical
 from uneven.balance.presume import PresumeEqual
 from uneven.balance.proportional import Proportional
 from uneven.balance.static import Static
@@ -12,5 +13,16 @@ balancers.register("even", Even)
 balancers.register("static", Static)
 balancers.register("proportional", Proportional)
 balancers.register("lb-bsp", LbBsp)
+balancers.register("numerical", Numerical)
 
-__all__ = ["Balancer", "Even", "Hysteresis", "LbBsp", "PresumeEqual", "Proportional", "Static", "balancers"]
+__all__ = [
+    "Balancer",
+    "Even",
+    "Hysteresis",
+    "LbBsp",
+    "Numerical",
+    "PresumeEqual",
+    "Proportional",
+    "Static",
+    "balancers",
+]

@@ -10,6 +10,7 @@ import typer
 BENCHES = {
     "lb-bsp": "uneven.bench.lb_bsp",
     "closed-loop": "uneven.bench.closed_loop",
+    "balancers": "uneven.bench.balancers",
     "split": "uneven.bench.micro_split",
     "worlds": "uneven.bench.worlds",
 }
@@ -34,6 +35,8 @@ def bench(
                  uneven on four equal workers. Six minutes and a half.
     closed-loop  predictors compared in virtual time, where the truth is known.
                  Seconds.
+    balancers    balancers compared in virtual time, where the costs are known:
+                 saturation, constant parts, memory limits, a cut link. A minute.
     split        how long deciding takes for 10,000 workers. Seconds.
     worlds       described clusters, emulated with real processes and simulated:
                  do both say the same? As root, with links. Twenty minutes,

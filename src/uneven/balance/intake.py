@@ -1,0 +1,121 @@
+"""Which of the workers' reports tell something of the batch sizes now in force? Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.core.exact import Floats, column
+from uneven.core.views import BalanceView, Observation
+
+Flags = npt.NDArray[np.bool_]
+"""One yes or no per member, shape (n,)."""
+
+_SAME_SIZE = 0.1
+"""Relative difference up to which a report counts as one of the present size: the last iteration of an epoch may be
+short. Ours."""
+
+_NOTHING = Observation(iteration=-1, samples=0, local_s=0.0)
+
+
+class Reports(NamedTuple):
+    """The newest report of each member as columns of shape (n,); zeros where there is none.
+
+    Attributes:
+        news: whether it was not there at the last look.
+        clean: whether it is news and of the present size, the first one after a change of the size left out.
+        size: samples of an iteration, mean over the report.
+        iterations: that it covers.
+        local_s: data and compute time of an iteration, mean.
+        transfer_s: time of an iteration that its own communication takes where the backward pass does not hide it.
+        memory: use of the memory that a larger batch would fill, 0 … 1; NaN where unknown.
+    """
+
+    news: Flags
+    clean: Flags
+    size: Floats
+    iterations: Floats
+    local_s: Floats
+    transfer_s: Floats
+    memory: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """What an iteration takes this worker by itself: communication counts, waiting for others does not."""
+        return self.local_s + self.transfer_s
+
+
+class Intake:
+    """Reads the reports out of one view after the other.
+
+    The first iteration with a new size is not like the others (memory is allocated, kernels are chosen anew), so the
+    first report that has such an iteration in it is not clean. Until it comes, reports are still of the old size: a
+    split is in force some iterations after it was decided.
+    """
+
+    def __init__(self) -> None:
+        self._members: tuple[int, ...] = ()
+        self._shares = np.zeros(0)
+        self._newest = np.zeros(0)
+        self._size = np.zeros(0)
+        self._owed = np.zeros(0, np.bool_)
+
+    def take(self, view: BalanceView) -> Reports:
+        """What is new. Asked once for each view."""
+        shares = column(view.shares)
+        if view.members != self._members:
+            self._meet(view.members, shares)
+        rows = [_NOTHING if seen is None else seen for seen in view.observed]
+        newest = column([seen.iteration for seen in rows])
+        samples = column([seen.samples for seen in rows])
+        iterations = column([seen.iterations for seen in rows])
+        local_s = column([seen.local_s for seen in rows]) / iterations
+        transfer_s = column([seen.transfer_s for seen in rows]) / iterations
+        size = samples / iterations
+        news = (newest != self._newest) & (samples > 0) & (local_s > 0)
+        owed = self._owed | (shares != self._shares)
+        clean = news & ~owed & (np.abs(size - shares) <= _SAME_SIZE * shares)
+        has_come = news & ((size != self._size) | (size == shares))
+        self._owed = owed & ~has_come
+        self._shares = shares
+        self._newest = np.where(news, newest, self._newest)
+        self._size = np.where(news, size, self._size)
+        return Reports(news, clean, size, iterations, local_s, transfer_s, column([seen.memory for seen in rows]))
+
+    def _meet(self, members: tuple[int, ...], shares: Floats) -> None:
+        """Others take part: what is known of those who stay is kept, and newcomers owe nothing."""
+        places = {rank: place for place, rank in enumerate(self._members)}
+        old = [places.get(rank, -1) for rank in members]
+        self._shares = pick(self._shares, old, shares)
+        self._newest = pick(self._newest, old, np.full(len(old), -1.0))
+        self._size = pick(self._size, old, np.zeros(len(old)))
+        self._owed = pick(self._owed.astype(np.float64), old, np.zeros(len(old))) > 0.0
+        self._members = members
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen of each member."""
+        return {
+            "members": list(self._members),
+            "shares": self._shares.tolist(),
+            "newest": self._newest.tolist(),
+            "size": self._size.tolist(),
+            "owed": self._owed.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._members = tuple(state["members"])
+        self._shares = np.array(state["shares"], np.float64)
+        self._newest = np.array(state["newest"], np.float64)
+        self._size = np.array(state["size"], np.float64)
+        self._owed = np.array(state["owed"], np.bool_)
+
+
+def pick(values: Floats, places: list[int], instead: Floats) -> Floats:
+    """``values`` at the places, shape (n,); that of ``instead`` where the place is −1."""
+    if len(values) == 0:
+        return instead
+    index = np.array(places, np.intp)
+    return np.where(index >= 0, values[index], instead)

@@ -1,0 +1,224 @@
+"""LB-BSP on GPUs: samples move in steps from the straggler to the leader. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from uneven.balance.base import Balancer, standing
+from uneven.balance.bounds import Bounds, device_bounds, whole_numbers, with_memory
+from uneven.balance.intake import Flags, Intake, Reports
+from uneven.balance.window import Window
+from uneven.core.actions import Split
+from uneven.core.exact import Floats, Wholes
+from uneven.core.views import BalanceView
+from uneven.errors import ConfigError
+
+FAST, FINE, SETTLED = "fast approach", "fine-tune", "settled"
+"""The phases, as they stand in the reason of every split."""
+
+FIRST_STEP = 0.3
+"""Δ0 as a part of the mean share. Ours: the specification's default, 0.05, took longer in all but equal and linear
+simulated workers (``uneven bench balancers``)."""
+
+WINDOW, LONGEST = 5, 40
+"""W0 and Wmax, iterations. Defaults of the specification, as the two that follow."""
+
+REST = 0.03
+"""ε: a gap between straggler and leader, as a part of the straggler's time, that is not worth a move."""
+
+RESTART = 0.15
+"""θ: a gap that, in two windows in a row, ends the fine tuning."""
+
+
+class Numerical(Balancer):
+    """The method of LB-BSP for devices whose time is not proportional to the batch (SoCC 2020; specification §1.8).
+
+    ::
+
+        watch a window ─► straggler: most time, leader: least among those with memory left
+              ▲              │
+              │              ├─ gap below ε ───────────────► hold
+              │              ├─ roles as they were ────────► move a step        fast approach
+              │              └─ roles reversed ────────────► half the step, twice the window, move    fine-tune
+              └──────────────┴─ reversed at a step of one ─► the best split so far                    settled
+
+    Twice in a row a gap above θ while fine-tuning or settled: something has changed for good, and it starts again
+    from where it is. Time is what a worker needs by itself, its own communication included, waiting for others left
+    out. The window, the roles, the two phases, the shrinking step and the lengthening window are the paper's; the
+    procedure is the specification's reading of it, and no number is the paper's.
+
+    Nobody is drained below its saturation point, where fewer samples gain nothing, or filled beyond its memory limit.
+
+    Args:
+        step: first step as a part of the mean share, above 0, at most 1.
+        window: iterations to watch at first, at least 1.
+        longest: iterations that a window may grow to.
+        rest: ε, at least 0, below 1.
+        restart: θ, above ``rest``.
+        pairs: so many of the fastest and the slowest are paired at a time, k-th with k-th; the paper's pair is one.
+        saturation: x_s of each rank, samples, from a profile (:mod:`uneven.balance.profile`); none is 1.
+        most: x_o of each rank, samples, likewise; none is no limit but the view's.
+
+    Raises:
+        ConfigError: an option out of range.
+    """
+
+    predictor = "last"
+
+    def __init__(
+        self,
+        *,
+        step: float = FIRST_STEP,
+        window: int = WINDOW,
+        longest: int = LONGEST,
+        rest: float = REST,
+        restart: float = RESTART,
+        pairs: int = 1,
+        saturation: Sequence[int] | int = (),
+        most: Sequence[int] | int = (),
+    ) -> None:
+        if not (0.0 < step <= 1.0 and 0.0 <= rest < restart < 1.0):
+            raise ConfigError(
+                f"numerical: step = {step!r} must be above 0 and at most 1, and 0 ≤ rest = {rest!r} < restart = "
+                f"{restart!r} < 1"
+            )
+        if not (1 <= window <= longest and pairs >= 1):
+            raise ConfigError(
+                f"numerical: 1 ≤ window = {window!r} ≤ longest = {longest!r} are iterations, and pairs = {pairs!r} "
+                f"must be at least 1"
+            )
+        self._first_step, self._first_window, self._longest = step, window, longest
+        self._rest, self._restart, self._pairs = rest, restart, pairs
+        self._saturation = whole_numbers("numerical: saturation", saturation)
+        self._most = whole_numbers("numerical: most", most)
+        self._intake, self._watched = Intake(), Window()
+        self._members: tuple[int, ...] = ()
+        self._begin(1)
+
+    def _begin(self, step: int) -> None:
+        """The fast approach, from wherever the shares are."""
+        self._phase, self._step, self._window = FAST, step, self._first_window
+        self._givers: frozenset[int] = frozenset()  # ranks of the last move
+        self._takers: frozenset[int] = frozenset()
+        self._best: tuple[float, tuple[int, ...]] | None = None
+        self._wide = 0  # windows in a row with a gap above θ
+
+    def split(self, view: BalanceView) -> Split:
+        """Watch, hold or move."""
+        view = with_memory(view, self._most)
+        reports = self._intake.take(view)
+        present = standing(view)
+        if view.members != self._members or present != view.shares:
+            self._members = view.members
+            self._begin(max(1, round(self._first_step * view.global_batch / len(view.members))))
+            self._watched.clear()
+        if present != view.shares:
+            return self._told(present, "starting from the nearest split that fits")
+        self._watched.add(reports)
+        if not self._watched.full(self._window):
+            return self._told(present, f"watching, {self._watched.watched()} of {self._window} iterations")
+        times_s = self._watched.median_s()
+        self._watched.clear()
+        return self._decide(view, reports, times_s)
+
+    def _decide(self, view: BalanceView, reports: Reports, times_s: Floats) -> Split:
+        shares = np.array(view.shares, np.int64)
+        bounds = device_bounds(view, self._saturation)
+        can_give, can_take = bounds.can_give(shares), bounds.can_take(shares, reports.memory)
+        slowest_s = float(times_s.max())
+        if self._best is None or slowest_s < self._best[0]:
+            self._best = slowest_s, view.shares
+        gap = _gap(times_s, can_give, can_take)
+        if self._phase != FAST and self._changed_for_good(gap):
+            self._begin(max(1, round(self._first_step * view.global_batch / len(view.members))))
+            return self._told(view.shares, f"restart: times {gap:.0%} apart in two windows in a row")
+        if self._phase == SETTLED:
+            return self._told(view.shares, f"times within {gap:.1%}")
+        pairs = _pairs(times_s, can_give, can_take, self._rest, self._pairs)
+        if not pairs:
+            return self._told(view.shares, f"nothing to gain: times within {gap:.1%}")
+        leader, straggler = view.members[pairs[0].leader], view.members[pairs[0].straggler]
+        if leader in self._givers or straggler in self._takers:
+            if self._step == 1:
+                self._phase = SETTLED
+                return self._told(self._best[1], f"back to the best split seen, {1e3 * self._best[0]:.4g} ms")
+            self._phase = FINE
+            self._step, self._window = max(1, self._step // 2), min(self._longest, 2 * self._window)
+        return self._move(view, shares, bounds, pairs)
+
+    def _changed_for_good(self, gap: float) -> bool:
+        self._wide = self._wide + 1 if gap > self._restart else 0
+        return self._wide >= 2
+
+    def _move(self, view: BalanceView, shares: Wholes, bounds: Bounds, pairs: list[_Pair]) -> Split:
+        for leader, straggler in pairs:
+            n = int(min(self._step, shares[straggler] - bounds.least[straggler], bounds.most[leader] - shares[leader]))
+            shares[straggler] -= n
+            shares[leader] += n
+        self._takers = frozenset(view.members[pair.leader] for pair in pairs)
+        self._givers = frozenset(view.members[pair.straggler] for pair in pairs)
+        first = pairs[0]
+        n = abs(int(shares[first.leader]) - view.shares[first.leader])
+        others = f" and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+        words = f"{n} samples from rank {view.members[first.straggler]} to rank {view.members[first.leader]}{others}"
+        return self._told(tuple(shares.tolist()), words)
+
+    def _told(self, shares: tuple[int, ...], words: str) -> Split:
+        return Split(shares, f"numerical, {self._phase}: {words}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Phase, step, window, roles, the best split and what was watched so far."""
+        return {
+            "members": list(self._members),
+            "phase": self._phase,
+            "step": self._step,
+            "window": self._window,
+            "givers": sorted(self._givers),
+            "takers": sorted(self._takers),
+            "best": None if self._best is None else [self._best[0], list(self._best[1])],
+            "wide": self._wide,
+            "watched": self._watched.state_dict(),
+            "intake": self._intake.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._members = tuple(state["members"])
+        self._phase, self._step, self._window = str(state["phase"]), int(state["step"]), int(state["window"])
+        self._givers, self._takers = frozenset(state["givers"]), frozenset(state["takers"])
+        best = state["best"]
+        self._best = None if best is None else (float(best[0]), tuple(best[1]))
+        self._wide = int(state["wide"])
+        self._watched.load_state_dict(state["watched"])
+        self._intake.load_state_dict(state["intake"])
+
+
+class _Pair(NamedTuple):
+    leader: int  # places among the members
+    straggler: int
+
+
+def _gap(times_s: Floats, can_give: Flags, can_take: Flags) -> float:
+    """(most time − least time) / most time over those who can still move.
+
+    A worker that can neither give nor take would ask for restarts for ever.
+    """
+    if not (can_give.any() and can_take.any()):
+        return 0.0
+    most, least = float(times_s[can_give].max()), float(times_s[can_take].min())
+    return max(0.0, (most - least) / most)
+
+
+def _pairs(times_s: Floats, can_give: Flags, can_take: Flags, rest: float, pairs: int) -> list[_Pair]:
+    """The k-th fastest that can take with the k-th slowest that can give, while their times are apart by ``rest``."""
+    order = np.argsort(times_s, kind="stable")
+    found: list[_Pair] = []
+    for leader, straggler in zip(order[can_take[order]], order[::-1][can_give[order[::-1]]], strict=False):
+        most = times_s[straggler]
+        if len(found) == pairs or not (most - times_s[leader] >= rest * most and most > times_s[leader]):
+            break
+        found.append(_Pair(int(leader), int(straggler)))
+    return found

@@ -1,0 +1,75 @@
+"""What several reports together say of each worker's time. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from uneven.balance.intake import Reports
+from uneven.core.exact import Floats
+
+LEAST_REPORTS = 3
+"""Of each worker in a window: with three, the median does not mind one random delay. Ours."""
+
+_MOST_REPORTS = 64
+"""Kept while somebody's are still missing. Ours."""
+
+
+class Window:
+    """Watches for a number of iterations, so that one random delay does not matter (specification §1.8).
+
+    A window is counted in iterations that the reports cover, for reports are sums over several of them, and holds at
+    least three reports of every worker.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[Floats] = []  # seconds of an iteration, shape (n,) each; NaN where a worker said nothing
+        self._iterations = np.zeros(0)
+        self._counts = np.zeros(0)
+
+    def clear(self) -> None:
+        """Begin to watch anew."""
+        self.__init__()  # type: ignore[misc]
+
+    def add(self, reports: Reports) -> None:
+        """Take in the clean ones."""
+        if len(self._iterations) != len(reports.clean):
+            self._rows = []
+            self._iterations, self._counts = np.zeros(len(reports.clean)), np.zeros(len(reports.clean))
+        if not reports.clean.any():
+            return
+        self._rows = [*self._rows[1 - _MOST_REPORTS :], np.where(reports.clean, reports.seconds, np.nan)]
+        self._iterations = self._iterations + np.where(reports.clean, reports.iterations, 0.0)
+        self._counts = self._counts + reports.clean
+
+    def watched(self) -> int:
+        """Iterations that the worker with the fewest has told of."""
+        return int(self._iterations.min()) if len(self._iterations) else 0
+
+    def full(self, iterations: int) -> bool:
+        """Whether everybody has told of so many iterations, in three reports or more."""
+        return self.watched() >= iterations and int(self._counts.min()) >= LEAST_REPORTS
+
+    def median_s(self) -> Floats:
+        """Median of each worker's reports, seconds of an iteration, shape (n,); NaN for one that has told nothing."""
+        ordered = np.sort(np.stack(self._rows), axis=0)  # NaN comes last
+        told = np.count_nonzero(~np.isnan(ordered), axis=0)
+        at = np.arange(ordered.shape[1])
+        low, high = ordered[np.maximum(told - 1, 0) // 2, at], ordered[np.minimum(told // 2, len(ordered) - 1), at]
+        middle: Floats = low + (high - low) * 0.5
+        return middle
+
+    def state_dict(self) -> dict[str, Any]:
+        """The reports so far."""
+        return {
+            "rows": [[None if t != t else t for t in row.tolist()] for row in self._rows],
+            "iterations": self._iterations.tolist(),
+            "counts": self._counts.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._rows = [np.array([np.nan if t is None else t for t in row], np.float64) for row in state["rows"]]
+        self._iterations = np.array(state["iterations"], np.float64)
+        self._counts = np.array(state["counts"], np.float64)
