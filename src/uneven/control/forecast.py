@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from uneven.control.alarm import Alarm
 from uneven.core.views import Observation
-from uneven.predict.base import Predictor
+from uneven.predict.base import Lesson, Predictor
 
 
 class Forecast(NamedTuple):
@@ -51,6 +51,14 @@ class Forecaster:
         forecast = Forecast(self._predictor.predict(), self._predictor.doubt())
         self._alarm.expect(forecast.predicted_per_s)
         return forecast
+
+    def lesson(self) -> Lesson | None:
+        """Training of the predictor that is due, to be worked off wherever there is time; see :class:`Predictor`."""
+        return self._predictor.lesson()
+
+    def absorb(self, learnt: Any) -> None:
+        """What a lesson has learnt."""
+        self._predictor.absorb(learnt)
 
     def state_dict(self) -> dict[str, Any]:
         """What the predictor has learnt, as plain JSON-able data."""

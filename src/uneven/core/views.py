@@ -22,7 +22,7 @@ class Observation:
     iterations: int = 1  # that samples and times are sums over
     exchange_s: float = 0.0
     transfer_s: float = 0.0  # part of exchange_s in which its own bytes moved, where the carrier can tell
-    cpu: float = float("nan")  # use of the machine, 0 … 1; NaN where unknown
+    cpu: float = float("nan")  # part of the node's processor time that others took just now, 0 … 1; NaN where unknown
     memory: float = float("nan")  # use of the memory that a larger batch would fill, 0 … 1; NaN where unknown
 
     @property

@@ -29,6 +29,7 @@ from uneven.errors import ConfigError, NonFiniteError
 from uneven.measure.clock import HostClock, clock_for
 from uneven.measure.load import LoadMeter
 from uneven.measure.meter import Meter
+from uneven.measure.others import Others, find
 from uneven.predict import predictors
 from uneven.sync import SyncPolicy, carried
 from uneven.transport.check import check_model, describe_model
@@ -50,6 +51,7 @@ class FastLoop:
         self._members = tuple(range(connection.transport.size))
         self._meter = Meter(HostClock())
         self._load = LoadMeter(self._rank)
+        self._others = Others(find())
         self._slow: SlowLoop | None = None
         self._parts: dict[int, Part] = {}
         self._part: Part | None = None
@@ -171,35 +173,36 @@ class FastLoop:
             return
         self._steps += 1
         self._control_s += self._scribe.take_spent_s()
+        now = self._now() if self._slow.adapts else Load()
         for timing in self._meter.timings():
-            self._record(timing)
+            self._record(timing, now)
         load = self._load.sample(part.iteration)
         if load is not None:
             self._scribe.write(load)
         if sys.exc_info()[0] is not GeneratorExit:  # the loop was left: by all ranks, or by an error on this one
-            self._exchange(part.iteration)
+            self._exchange(part.iteration, now)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
         self._control_s += time.perf_counter() - entered_s
 
-    def _exchange(self, iteration: int) -> None:
+    def _exchange(self, iteration: int, now: Load) -> None:
         assert self._slow is not None
         rider = self.carrier.rider if self.carrier is not None else None
         called = rider.take() if rider is not None else None
         entered_s = time.perf_counter()
-        reported = self._slow.tick(iteration, self._now(), self._exchange_cost_s, called)
+        reported = self._slow.tick(iteration, now, self._exchange_cost_s, called)
         spent_s = time.perf_counter() - entered_s
         self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
 
     def _now(self) -> Load:
         latest = self._load.latest
-        return Load(latest.machine_cpu, latest.machine_memory) if latest else Load()
+        return Load(self._others.sample(), latest.machine_memory if latest is not None else math.nan)
 
-    def _record(self, timing: Any) -> None:
+    def _record(self, timing: Any, now: Load) -> None:
         assert self._slow is not None
         part = self._parts.pop(timing.iteration)
         batch = part.batch(self._rank)
-        self._slow.measured(timing, batch, self._control_s, self._now())
+        self._slow.measured(timing, batch, self._control_s, now)
         self._scribe.write(
             StepRecord(
                 rank=self._rank,
@@ -259,6 +262,8 @@ class FastLoop:
         """Let go of the model and of what was opened."""
         if self.carrier is not None:
             self.carrier.detach()
+        if self._slow is not None:
+            self._slow.close()
         self._load.close()
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from uneven.control import Decider, Forecaster, Report
 from uneven.core.records import SplitRecord
 from uneven.core.views import Observation
+from uneven.engine.tutor import Tutor
 from uneven.measure.meter import Timing
 from uneven.transport.base import Pending, Transport
 
@@ -55,7 +56,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Use of the machine, 0 … 1, as it goes into a report."""
+    """Use of the node, 0 … 1, as it goes into a report: its processors by others, its memory by everybody."""
 
     cpu: float = math.nan
     memory: float = math.nan
@@ -85,6 +86,7 @@ class SlowLoop:
         self._decider = decider
         self._make_forecaster = forecaster
         self._forecaster = forecaster()
+        self._tutor = Tutor()
         self._past: deque[tuple[Report, ...]] = deque(maxlen=_PAST)
         self._on_split = on_split
         self._on_complaint = on_complaint
@@ -103,6 +105,11 @@ class SlowLoop:
     def shares(self, iteration: int) -> tuple[int, ...]:
         """The split in force in ``iteration``."""
         return self._decider.shares(iteration)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether what is measured can change anything."""
+        return self._decider.adapts
 
     @property
     def urgent(self) -> bool:
@@ -130,6 +137,7 @@ class SlowLoop:
                         memory=load.memory,
                     )
                 )
+                self._tutor.turn(self._forecaster)
 
     def tick(self, iteration: int, load: Load, cost_s: float, called: bool | None) -> bool:
         """The end of ``iteration``; called on every rank alike.
@@ -196,6 +204,7 @@ class SlowLoop:
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
             self._pending.result()
         self._pending, self._next, self._window = None, None, _Window()
+        self._tutor.drop()
         self._forecaster = self._make_forecaster()
         self._past.clear()
         if not self._decider.load_state_dict(state):
@@ -207,6 +216,10 @@ class SlowLoop:
         else:  # another rank's file: learn anew from what this one reported
             self._relive()
         self._forecaster.tell()
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        self._tutor.close()
 
     def _relive(self) -> None:
         for reports in self._past:

@@ -95,7 +95,8 @@ class Shares:
     def measured(self, step: StepRecord) -> None:
         """What a worker has seen of its own iteration."""
         if self._eras[-1].decider.adapts:
-            self._forecaster(step.rank).observe(
+            forecaster = self._forecaster(step.rank)
+            forecaster.observe(
                 Observation(
                     iteration=step.iteration,
                     samples=step.batch,
@@ -104,6 +105,9 @@ class Shares:
                     transfer_s=step.transfer_s,
                 )
             )
+            lesson = forecaster.lesson()
+            if lesson is not None:  # nothing runs in the background here, and learning takes no time
+                forecaster.absorb(lesson.learn())
 
     def _forecaster(self, rank: int) -> Forecaster:
         known = self._forecasters.get(rank)

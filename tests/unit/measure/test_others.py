@@ -1,0 +1,98 @@
+"""What others take of the node's processors."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from uneven.measure.others import Node, Others, find
+
+
+class Scene:
+    """A node of two cores on which time passes as told."""
+
+    def __init__(self) -> None:
+        self.time_s = self.used_s = self.own_s = 0.0
+        self.others = Others(Node(2.0, lambda: self.used_s), lambda: self.own_s, lambda: self.time_s)
+
+    def go(self, time_s: float, own: float, others: float) -> None:
+        """So many cores busy with this process and with others."""
+        self.time_s += time_s
+        self.own_s += own * time_s
+        self.used_s += (own + others) * time_s
+
+
+def test_own_work_does_not_count() -> None:
+    scene = Scene()
+    assert math.isnan(scene.others.sample())
+    scene.go(1.0, own=1.5, others=0.5)
+    assert scene.others.sample() == pytest.approx(0.25)
+    scene.go(1.0, own=2.0, others=0.0)
+    assert scene.others.sample() == pytest.approx(0.0)
+
+
+def test_readings_that_are_too_close_are_not_taken() -> None:
+    scene = Scene()
+    scene.go(1.0, own=0.0, others=2.0)
+    assert scene.others.sample() == 1.0
+    scene.go(0.01, own=0.0, others=0.0)
+    assert scene.others.sample() == 1.0
+
+
+def test_counts_that_run_against_each_other_stay_in_range() -> None:
+    scene = Scene()
+    scene.go(0.1, own=1.0, others=-0.2)  # the node's count is coarser than the process's
+    assert scene.others.sample() == 0.0
+
+
+def test_where_nothing_can_be_known() -> None:
+    assert math.isnan(Others(None).sample())
+
+
+def test_a_group_of_version_2_with_a_quota_is_the_node(tmp_path: Path) -> None:
+    own, group = tmp_path / "cgroup", tmp_path / "tree" / "a" / "b"
+    group.mkdir(parents=True)
+    own.write_text("0::/a/b\n")
+    (group / "cpu.max").write_text("50000 100000\n")
+    (group / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    node = find(own, tmp_path / "tree")
+    assert node is not None
+    assert (node.cores, node.used_s()) == (0.5, 2.5)
+    (group / "cpu.max").write_text("max 100000\n")
+    machine = find(own, tmp_path / "tree")
+    assert machine is None or machine.cores >= 1
+
+
+@pytest.mark.parametrize("accounts", ["/g", "/"])
+def test_a_group_of_version_1_is_the_node_if_it_keeps_accounts_of_it(tmp_path: Path, accounts: str) -> None:
+    own, tree = tmp_path / "cgroup", tmp_path / "tree"
+    own.write_text(f"2:cpuacct:{accounts}\n1:cpu:/g\n0::/\n")
+    for controller in ("cpu", "cpuacct"):
+        (tree / controller / "g").mkdir(parents=True)
+    (tree / "cpu" / "g" / "cpu.cfs_quota_us").write_text("4000\n")
+    (tree / "cpu" / "g" / "cpu.cfs_period_us").write_text("10000\n")
+    (tree / "cpuacct" / "g" / "cpuacct.usage").write_text("1500000000\n")
+    (tree / "cpuacct" / "cpuacct.usage").write_text("9000000000\n")
+    node = find(own, tree)
+    if accounts == "/g":
+        assert node is not None
+        assert (node.cores, node.used_s()) == (0.4, 1.5)
+    else:
+        assert node is None or node.cores >= 1
+
+
+@pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="needs Linux' /proc/stat")
+def test_a_busy_process_is_seen() -> None:
+    others = Others(find())
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.6)
+        assert others.sample() > 0.02
+    finally:
+        busy.kill()
+        busy.wait()
