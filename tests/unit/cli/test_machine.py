@@ -154,8 +154,10 @@ def test_versions_of_packages() -> None:
     assert installed_version("no-such-package-here") == ""
 
 
-def test_gather_fills_everything() -> None:
-    facts = gather({**os.environ, "UNEVEN_DATA": "/nowhere"})
+def test_gather_fills_everything(tmp_path: Path) -> None:
+    quick = trying("raise ImportError('tried elsewhere')", tmp_path)  # test_doctor.py gathers with the real torch
+    facts = gather({**quick, "UNEVEN_DATA": "/nowhere"})
+    assert "tried elsewhere" in facts.torch.error
     assert facts.usable_cores <= facts.cores
     assert 0 < facts.available_bytes <= facts.memory_bytes
     assert facts.data is not None
