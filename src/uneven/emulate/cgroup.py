@@ -33,15 +33,19 @@ class Trees:
         version: 1 or 2.
         cpu: group under which new ones are made.
         memory: the same for memory; None where that controller is missing.
+        accounts: the same for counting used processor time, where version 1 keeps that in a tree of its own.
     """
 
     version: int
     cpu: Path
     memory: Path | None
+    accounts: Path | None = None
 
     def groups(self, run: str, *, memory: bool) -> tuple[Path, ...]:
         """The groups of an emulation, all of which are to be removed afterwards."""
         trees = [self.cpu]
+        if self.accounts is not None:  # limits nothing, but lets a node's worker see what others use there
+            trees.append(self.accounts)
         if memory and self.memory is not None and self.memory != self.cpu:
             trees.append(self.memory)
         return tuple(tree / names.group(run) for tree in trees)
@@ -65,11 +69,14 @@ def find(mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/se
             if "cpu" in controllers:
                 return Trees(version=2, cpu=Path(place), memory=Path(place) if "memory" in controllers else None)
         if kind == "cgroup":
-            for controller in {"cpu", "memory"} & set(options.split(",")):
+            for controller in {"cpu", "cpuacct", "memory"} & set(options.split(",")):
                 v1[controller] = _below(Path(place), root, paths.get(controller, "/"))
     if "cpu" not in v1:
         return "no control group with the cpu controller is mounted"
-    return Trees(version=1, cpu=v1["cpu"], memory=v1.get("memory"))
+    accounts = v1.get("cpuacct")
+    return Trees(
+        version=1, cpu=v1["cpu"], memory=v1.get("memory"), accounts=None if accounts == v1["cpu"] else accounts
+    )
 
 
 def _own_paths(own: Path) -> dict[str, str]:

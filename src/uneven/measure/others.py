@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +22,11 @@ class Node:
     """What is shared with the others.
 
     Attributes:
-        cores: how many there are.
+        cores: how many there are at the moment; None where there is no limit, so that something larger is the node.
         used_s: processor seconds that everybody together has used there, this process too.
     """
 
-    cores: float
+    cores: Callable[[], float | None]
     used_s: Callable[[], float]
 
 
@@ -34,39 +34,52 @@ class Others:
     """Part of the node's processor time that others took since the last reading.
 
     Args:
-        node: as :func:`find` gives it; None where nothing can be known.
+        nodes: as :func:`find` gives them, from the inside out; the first one with a limit counts.
         own_s: processor seconds that this process has used.
         now_s: the time.
     """
 
     def __init__(
         self,
-        node: Node | None,
+        nodes: Sequence[Node],
         own_s: Callable[[], float] = time.process_time,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._node, self._own_s, self._now_s = node, own_s, now_s
+        self._nodes, self._own_s, self._now_s = nodes, own_s, now_s
         self._part = math.nan
-        self._last = self._read()
+        self._node: Node | None = None
+        self._last = now_s(), 0.0
+        self._choose()
 
     def sample(self) -> float:
         """0 … 1; NaN where it cannot be known, and until the first two readings are far enough apart."""
-        if self._node is None or self._now_s() - self._last[0] < _LEAST_S:
+        now_s, then_s = self._now_s(), self._last[0]
+        if now_s - then_s < _LEAST_S:
             return self._part
-        before, self._last = self._last, self._read()
-        passed_s, taken_s = self._last[0] - before[0], self._last[1] - before[1]
-        self._part = min(max(taken_s / (passed_s * self._node.cores), 0.0), 1.0)
+        cores = self._choose()
+        if self._node is not None and cores is not None:
+            taken_s = self._node.used_s() - self._own_s()
+            self._part = min(max((taken_s - self._last[1]) / ((now_s - then_s) * cores), 0.0), 1.0)
+            self._last = now_s, taken_s
         return self._part
 
-    def _read(self) -> tuple[float, float]:
-        """The time, and what the others have used until then."""
-        used_s = self._node.used_s() if self._node is not None else math.nan
-        return self._now_s(), used_s - self._own_s()
+    def _choose(self) -> float | None:
+        """The cores of the node; None if there is none, or if it is another one than before."""
+        for node in self._nodes:
+            cores = node.cores()
+            if cores is not None:
+                if node is self._node:
+                    return cores
+                self._node, self._part = node, math.nan
+                self._last = self._now_s(), node.used_s() - self._own_s()
+                return None
+        self._node, self._part = None, math.nan
+        return None
 
 
-def find(own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> Node | None:
-    """The group with a quota that this process is in, else the machine, else None."""
-    return _group(own, tree) or _machine()
+def find(own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> tuple[Node, ...]:
+    """The group that this process is in, whose quota may come and go, and the machine; what there is of them."""
+    return tuple(node for node in (_group(own, tree), _machine()) if node is not None)
 
 
 def _group(own: Path, tree: Path) -> Node | None:
@@ -76,16 +89,23 @@ def _group(own: Path, tree: Path) -> Node | None:
         paths.update((controller, path.lstrip("/")) for controller in controllers.split(","))
     if "cpu" in paths:  # version 1
         limits, usage = tree / "cpu" / paths["cpu"], tree / "cpuacct" / paths.get("cpuacct", "") / "cpuacct.usage"
-        quota, period = _text(limits / "cpu.cfs_quota_us"), _text(limits / "cpu.cfs_period_us")
         same = paths.get("cpuacct") == paths["cpu"]  # a count of another group says nothing about this one
-        if quota.strip() not in ("", "-1") and same and usage.is_file():
-            return Node(int(quota) / int(period), lambda: int(usage.read_text()) / 1e9)
-    elif "" in paths:  # version 2
+        if same and usage.is_file():
+            return Node(lambda: _quota_of_version_1(limits), lambda: int(usage.read_text()) / 1e9)
+    elif "" in paths and (tree / paths[""] / "cpu.max").is_file():  # version 2
         group = tree / paths[""]
-        quota, _, period = _text(group / "cpu.max").strip().partition(" ")
-        if quota not in ("", "max"):
-            return Node(int(quota) / int(period), lambda: _usage_usec(group / "cpu.stat") / 1e6)
+        return Node(lambda: _quota_of_version_2(group), lambda: _usage_usec(group / "cpu.stat") / 1e6)
     return None
+
+
+def _quota_of_version_1(group: Path) -> float | None:
+    quota, period = _text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota not in ("", "-1") else None
+
+
+def _quota_of_version_2(group: Path) -> float | None:
+    quota, _, period = _text(group / "cpu.max").strip().partition(" ")
+    return int(quota) / int(period) if quota not in ("", "max") else None
 
 
 def _usage_usec(stat: Path) -> int:
@@ -97,7 +117,7 @@ def _machine() -> Node | None:
     if cores is None or not stat.is_file():
         return None
     ticks_per_s = os.sysconf("SC_CLK_TCK")
-    return Node(cores, lambda: _busy_ticks(stat) / ticks_per_s)
+    return Node(lambda: cores, lambda: _busy_ticks(stat) / ticks_per_s)
 
 
 def _busy_ticks(stat: Path) -> int:

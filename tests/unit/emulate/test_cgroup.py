@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.emulate import cgroup
+from uneven.emulate import cgroup, names
 from uneven.emulate.cgroup import Groups, Trees, quota_us
 from uneven.errors import LaunchError
 
@@ -151,3 +151,14 @@ def test_removing_what_is_not_there_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "uneven-0123abcd" / "node0").mkdir(parents=True)
     assert cgroup.remove(tmp_path / "uneven-0123abcd") == 0
     assert not (tmp_path / "uneven-0123abcd").exists()
+
+
+def test_version_1_may_keep_accounts_in_a_tree_of_its_own(tmp_path: Path) -> None:
+    for name in ("cpu", "cpuacct"):
+        (tmp_path / name).mkdir()
+    mounts = mounted(tmp_path, *(line(tmp_path / name, "cgroup", name) for name in ("cpu", "cpuacct")))
+    found = cgroup.find(mounts, belongs(tmp_path, "2:cpuacct:/", "1:cpu:/"))
+    assert found == Trees(version=1, cpu=tmp_path / "cpu", memory=None, accounts=tmp_path / "cpuacct")
+    assert found.groups("0123abcd", memory=False) == tuple(
+        tmp_path / name / names.group("0123abcd") for name in ("cpu", "cpuacct")
+    )

@@ -18,7 +18,11 @@ class Scene:
 
     def __init__(self) -> None:
         self.time_s = self.used_s = self.own_s = 0.0
-        self.others = Others(Node(2.0, lambda: self.used_s), lambda: self.own_s, lambda: self.time_s)
+        self.quota: float | None = None
+        group = Node(lambda: self.quota, lambda: self.own_s + self.beside_s)
+        machine = Node(lambda: 2.0, lambda: self.used_s)
+        self.beside_s = 0.0  # by others in the same group
+        self.others = Others([group, machine], lambda: self.own_s, lambda: self.time_s)
 
     def go(self, time_s: float, own: float, others: float) -> None:
         """So many cores busy with this process and with others."""
@@ -36,6 +40,18 @@ def test_own_work_does_not_count() -> None:
     assert scene.others.sample() == pytest.approx(0.0)
 
 
+def test_a_group_counts_as_soon_as_it_has_a_quota() -> None:
+    scene = Scene()
+    scene.go(1.0, own=0.5, others=1.0)
+    assert scene.others.sample() == pytest.approx(0.5)
+    scene.quota = 0.5
+    scene.go(1.0, own=0.25, others=1.0)
+    assert math.isnan(scene.others.sample())  # nothing was read there before
+    scene.go(1.0, own=0.25, others=1.0)
+    scene.beside_s += 0.25
+    assert scene.others.sample() == pytest.approx(0.5)
+
+
 def test_readings_that_are_too_close_are_not_taken() -> None:
     scene = Scene()
     scene.go(1.0, own=0.0, others=2.0)
@@ -51,7 +67,7 @@ def test_counts_that_run_against_each_other_stay_in_range() -> None:
 
 
 def test_where_nothing_can_be_known() -> None:
-    assert math.isnan(Others(None).sample())
+    assert math.isnan(Others([]).sample())
 
 
 def test_a_group_of_version_2_with_a_quota_is_the_node(tmp_path: Path) -> None:
@@ -60,12 +76,10 @@ def test_a_group_of_version_2_with_a_quota_is_the_node(tmp_path: Path) -> None:
     own.write_text("0::/a/b\n")
     (group / "cpu.max").write_text("50000 100000\n")
     (group / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
-    node = find(own, tmp_path / "tree")
-    assert node is not None
-    assert (node.cores, node.used_s()) == (0.5, 2.5)
+    node = find(own, tmp_path / "tree")[0]
+    assert (node.cores(), node.used_s()) == (0.5, 2.5)
     (group / "cpu.max").write_text("max 100000\n")
-    machine = find(own, tmp_path / "tree")
-    assert machine is None or machine.cores >= 1
+    assert node.cores() is None
 
 
 @pytest.mark.parametrize("accounts", ["/g", "/"])
@@ -78,12 +92,13 @@ def test_a_group_of_version_1_is_the_node_if_it_keeps_accounts_of_it(tmp_path: P
     (tree / "cpu" / "g" / "cpu.cfs_period_us").write_text("10000\n")
     (tree / "cpuacct" / "g" / "cpuacct.usage").write_text("1500000000\n")
     (tree / "cpuacct" / "cpuacct.usage").write_text("9000000000\n")
-    node = find(own, tree)
+    found = find(own, tree)
+    machine = find(tmp_path / "none", tree)
+    assert len(found) == len(machine) + (accounts == "/g")
     if accounts == "/g":
-        assert node is not None
-        assert (node.cores, node.used_s()) == (0.4, 1.5)
-    else:
-        assert node is None or node.cores >= 1
+        assert (found[0].cores(), found[0].used_s()) == (0.4, 1.5)
+        (tree / "cpu" / "g" / "cpu.cfs_quota_us").write_text("-1\n")
+        assert found[0].cores() is None
 
 
 @pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="needs Linux' /proc/stat")
