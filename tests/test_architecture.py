@@ -28,6 +28,7 @@ PURE = (
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),
     *("uneven.bench.peers", *(f"uneven.bench.peers.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),
+    *(f"uneven.bench.{name}" for name in ("rivals_cases", "rivals_inside", "rivals_loops")),
     *(f"uneven.bench.peers.{name}" for name in ("accumulate", "flexrr", "flexrr_messages", "flexrr_time", "quorum")),
 )
 

@@ -11,6 +11,7 @@ BENCHES = {
     "lb-bsp": "uneven.bench.lb_bsp",
     "closed-loop": "uneven.bench.closed_loop",
     "balancers": "uneven.bench.balancers",
+    "rivals": "uneven.bench.rivals",
     "split": "uneven.bench.micro_split",
     "worlds": "uneven.bench.worlds",
 }
@@ -37,6 +38,8 @@ def bench(
                  Seconds.
     balancers    balancers compared in virtual time, where the costs are known:
                  saturation, constant parts, memory limits, a cut link. A minute.
+    rivals       rivals from the literature and ours in virtual time, against an
+                 oracle. Under a minute.
     split        how long deciding takes for 10,000 workers. Seconds.
     worlds       described clusters, emulated with real processes and simulated:
                  do both say the same? As root, with links. Twenty minutes,

@@ -36,10 +36,16 @@ class Played:
 
 
 class _Play:
-    """The events of one iteration. A message is heard when the piece in hand is done, or at once by an idle worker."""
+    """The events of one iteration."""
 
-    def __init__(self, workers: Sequence[FlexRR], seconds: Callable[[int, int, int], float], message_s: float) -> None:
-        self._workers, self._seconds, self._message_s = workers, seconds, message_s
+    def __init__(
+        self,
+        workers: Sequence[FlexRR],
+        seconds: Callable[[int, int, int], float],
+        message_s: float,
+        attentive: bool,
+    ) -> None:
+        self._workers, self._seconds, self._message_s, self._attentive = workers, seconds, message_s, attentive
         self._events: list[tuple[float, int, int, tuple[int, Message] | None]] = []
         self._count = 0
         self._computing: list[Compute | None] = [None] * len(workers)
@@ -56,7 +62,7 @@ class _Play:
             now_s, _, rank, letter = heapq.heappop(self._events)
             if letter is None:
                 self._piece_done(rank, now_s)
-            elif self._computing[rank] is None:
+            elif self._attentive or self._computing[rank] is None:
                 self._act(rank, self._workers[rank].heard(*letter), now_s)
             else:
                 self._letters[rank].append(letter)
@@ -113,6 +119,7 @@ def play(
     groups: Sequence[tuple[int, ...]],
     *,
     message_s: float,
+    attentive: bool = False,
     rules: Rules | None = None,
 ) -> Played:
     """One iteration.
@@ -121,13 +128,15 @@ def play(
         pieces: micro-batches of each worker.
         seconds: of (who, owner, piece): how long a worker needs for a piece of an owner's batch.
         groups: of each rank, see :func:`~uneven.bench.peers.flexrr_messages.helper_groups`.
-        message_s: from sending a message to its being there; it is heard between two pieces.
+        message_s: from sending a message to its being there.
+        attentive: whether a worker hears it at once, by a thread beside its computing, or when the piece in hand is
+            done; an idle worker hears it at once anyway.
 
     Raises:
         TrainingError: the rules let a piece be done twice or never; a fault of theirs.
     """
     workers = [FlexRR(rank, groups[rank], count, rules=rules) for rank, count in enumerate(pieces)]
-    events = _Play(workers, seconds, message_s)
+    events = _Play(workers, seconds, message_s, attentive)
     events.run()
     done_by = events.done_by(pieces)
     return Played(tuple(events.ends_s), tuple(events.busy_s), done_by, events.dropped, events.messages)

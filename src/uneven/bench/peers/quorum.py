@@ -89,11 +89,13 @@ class Redundant:
     Attributes:
         ends_s: when each version was complete.
         counted_s: compute time of each worker that went into an update.
+        waited_s: time of each worker between a gradient that counted and the update.
         dropped: gradients of each rank that came too late.
     """
 
     ends_s: tuple[float, ...]
     counted_s: tuple[float, ...]
+    waited_s: tuple[float, ...]
     dropped: tuple[int, ...]
 
 
@@ -108,7 +110,7 @@ def play(workers: int, spares: int, versions: int, seconds: Callable[[int, int],
         ConfigError: nobody would be waited for.
     """
     quorum = Quorum(workers, spares)
-    counted_s = [0.0] * workers
+    counted_s, waited_s, came_s = [0.0] * workers, [0.0] * workers, [0.0] * workers
     hand = [(seconds(0, rank), rank, 0, seconds(0, rank)) for rank in range(workers)]  # end, rank, version, duration
     heapq.heapify(hand)
     ends_s: list[float] = []
@@ -117,11 +119,14 @@ def play(workers: int, spares: int, versions: int, seconds: Callable[[int, int],
         verdict = quorum.arrive(rank, version)
         if verdict.counts:
             counted_s[rank] += took_s
+            came_s[rank] = now_s
         if verdict.complete:
             ends_s.append(now_s)
+            for waiting in verdict.complete:
+                waited_s[waiting] += now_s - came_s[waiting]
         for free in verdict.complete if verdict.counts else (rank,):
             next_s = seconds(min(quorum.version, versions - 1), free)
             heapq.heappush(hand, (now_s + next_s, free, quorum.version, next_s))
     if not math.isfinite(ends_s[-1]):
         raise ConfigError(f"backup: version {len(ends_s)} never ends: every worker must need a finite time")
-    return Redundant(tuple(ends_s), tuple(counted_s), tuple(quorum.dropped))
+    return Redundant(tuple(ends_s), tuple(counted_s), tuple(waited_s), tuple(quorum.dropped))

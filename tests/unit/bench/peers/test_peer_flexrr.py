@@ -150,6 +150,15 @@ def test_a_straggler_is_helped_until_all_end_together() -> None:
     assert sum(rank == 3 for rank in played.done_by[3]) == pytest.approx(20, abs=2)
 
 
+def test_a_worker_that_listens_while_it_computes_is_helped_better() -> None:
+    def ends_s(attentive: bool) -> float:
+        seconds = (1.0, 1.0, 1.0, 10.0)
+        played = play([64] * 4, lambda who, *_: seconds[who], helper_groups(4), message_s=0.01, attentive=attentive)
+        return max(played.ends_s)
+
+    assert 82.6 < ends_s(True) < ends_s(False)
+
+
 def test_equal_workers_do_not_help_each_other() -> None:
     played = play([20] * 4, lambda who, owner, piece: 1.0, helper_groups(4), message_s=0.01)
     assert (played.moved, played.dropped) == (0, 0)
@@ -171,9 +180,10 @@ def test_messages_that_take_long_help_less() -> None:
     message_s=st.sampled_from([0.0, 0.3, 2.0]),
     helpers=st.sampled_from([None, 2]),
     early=st.integers(0, 3),
+    attentive=st.booleans(),
 )
 def test_each_piece_counts_exactly_once(
-    counts: list[int], seed: int, message_s: float, helpers: int | None, early: int
+    counts: list[int], seed: int, message_s: float, helpers: int | None, early: int, attentive: bool
 ) -> None:
     rng = random.Random(seed)
     slow = [rng.choice((0.2, 1.0, 1.0, 5.0)) for _ in counts]

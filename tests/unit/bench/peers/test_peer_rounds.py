@@ -61,6 +61,7 @@ def test_without_spares_it_is_bsp() -> None:
     run = play(3, 0, 5, lambda version, rank: 1.0 + rank)
     assert run.ends_s == (3.0, 6.0, 9.0, 12.0, 15.0)
     assert run.dropped == (0, 0, 0)
+    assert run.waited_s == (10.0, 5.0, 0.0)
 
 
 def test_the_slowest_is_not_waited_for_and_its_work_is_lost() -> None:
