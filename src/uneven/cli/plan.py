@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from uneven.cli import options
+from uneven.cli.options import played
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from uneven.cluster.spec import ClusterSpec
     from uneven.plan import Choice, LeftOut, Result
     from uneven.simulate import Scenario
-
-_PLAYED = "What is played"
 
 
 def command(
@@ -33,33 +32,19 @@ def command(
             show_default=False,
         ),
     ],
-    iterations: Annotated[int, typer.Option(rich_help_panel=_PLAYED, help="Global batches that each one takes.")] = 200,
+    iterations: Annotated[int, played("Global batches that each one takes.")] = 200,
     balance: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,…", rich_help_panel=_PLAYED, help="Balancers. [default: all]", show_default=False),
+        str | None, played("Balancers. [default: all]", metavar="NAME,…", show_default=False)
     ] = None,
     sync: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,…", rich_help_panel=_PLAYED, help="Synchronisations. [default: all]", show_default=False
-        ),
+        str | None, played("Synchronisations. [default: all]", metavar="NAME,…", show_default=False)
     ] = None,
     train: Annotated[
         str | None,
-        typer.Option(
-            metavar="TASK",
-            rich_help_panel=_PLAYED,
-            help="Rank by the time to an accuracy: really train digits, or fashion where UNEVEN_DATA has it.",
-            show_default=False,
-        ),
+        options.task("Rank by the time to an accuracy: really train digits, or fashion where UNEVEN_DATA has it."),
     ] = None,
-    accuracy: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE", rich_help_panel=_PLAYED, help="With --train: the goal. [default: 0.9]", show_default=False
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(rich_help_panel=_PLAYED, help="Of jitter and order of the samples.")] = 0,
+    accuracy: Annotated[float | None, options.accuracy("With --train: the goal. [default: 0.9]")] = None,
+    seed: Annotated[int, played("Of jitter and order of the samples.")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object too, as the last line.")
     ] = False,
@@ -165,12 +150,13 @@ def split(text: str | None) -> tuple[str, ...]:
 def _play(
     case: _Case, choices: Sequence[Choice], lesson: learning.Lesson
 ) -> tuple[list[Result], list[LeftOut]]:
+    from uneven.cli.progress import bar
     from uneven.errors import ConfigError, TrainingError
     from uneven.plan import LeftOut
 
     results: list[Result] = []
     failed: list[LeftOut] = []
-    with _bar(len(choices)) as moved:
+    with bar(len(choices), named=True) as moved:
         for place, choice in enumerate(choices):
             moved(place, f"{choice.balance} under {choice.sync}")
             try:
@@ -212,22 +198,3 @@ def _one(case: _Case, choice: Choice, lesson: learning.Lesson, moved: Callable[[
         refused=carried(choice.sync),
         lesson=taught,
     )
-
-
-@contextmanager
-def _bar(choices: int) -> Iterator[Callable[..., None]]:
-    """A progress bar on the terminal; it is moved about twenty times a second at most."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("simulated"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bars:
-        bar, shown_s = bars.add_task("", total=choices), 0.0
-
-        def moved(done: float, name: str | None = None) -> None:
-            nonlocal shown_s
-            if name is not None or perf_counter() - shown_s > 0.05:
-                shown_s = perf_counter()
-                bars.update(bar, completed=done, description=name)
-
-        yield moved

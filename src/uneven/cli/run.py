@@ -5,102 +5,40 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from uneven import config, launch, rundir
 from uneven.balance import balancers
+from uneven.cli import options
 from uneven.errors import ConfigError
 from uneven.journal.paths import rank_paths
 from uneven.sync import carried, policies
 
 _READY_WITHIN_S = 60.0
-_WORKERS = "Workers"
-_MACHINES = "Several machines (as torchrun)"
-_SETTINGS = "Training"
 
 
 def run(
-    target: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What to run; what follows it reaches it untouched.")
-    ],
-    nproc: Annotated[
-        str | None,
-        typer.Option(
-            "--nproc-per-node",
-            "--nproc",
-            metavar="N",
-            rich_help_panel=_WORKERS,
-            help="Workers here: a number, gpu, cpu or auto. [default: as many as shares, or GPUs, or 1]",
-        ),
-    ] = None,
-    module: Annotated[
-        bool,
-        typer.Option("--module", "-m", rich_help_panel=_WORKERS, help="SCRIPT is a module, as with python -m."),
-    ] = False,
-    shares: Annotated[
-        str | None,
-        typer.Option(
-            metavar="0.6,0.4,…",
-            rich_help_panel=_WORKERS,
-            help="Slow each worker down to so many cores, for instance 0.1, once it trains.",
-        ),
-    ] = None,
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            rich_help_panel=_WORKERS,
-            help="Start all workers anew so often when one dies. Over gloo that may hang after a kill.",
-        ),
-    ] = 0,
-    balance: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel=_SETTINGS, help="Balancer, for instance lb-bsp."),
-    ] = None,
-    sync: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel=_SETTINGS, help="Synchronisation, for instance bsp."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(rich_help_panel=_SETTINGS, help="Decides the order of the samples.")
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=_SETTINGS, help="Part of an iteration that measuring may cost. [default: 0.005]"),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", rich_help_panel=_SETTINGS, help="How long to wait for a missing worker."),
-    ] = None,
-    config_file: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FILE", rich_help_panel=_SETTINGS, help="Settings. [default: ./uneven.toml]"),
-    ] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", rich_help_panel=_SETTINGS, help="Journal. [default: runs/TIME-SCRIPT]"),
-    ] = None,
-    nnodes: Annotated[str, typer.Option(metavar="N|MIN:MAX", rich_help_panel=_MACHINES, help="Machines.")] = "1",
-    node_rank: Annotated[int, typer.Option(rich_help_panel=_MACHINES, help="Which of them this is, from 0.")] = 0,
-    master_addr: Annotated[str, typer.Option(rich_help_panel=_MACHINES, help="Address of machine 0.")] = "127.0.0.1",
-    master_port: Annotated[
-        int | None, typer.Option(rich_help_panel=_MACHINES, help="Port on machine 0. [default: 29500]")
-    ] = None,
-    rdzv_backend: Annotated[
-        str | None, typer.Option(rich_help_panel=_MACHINES, help="How machines meet: static or c10d.")
-    ] = None,
-    rdzv_endpoint: Annotated[
-        str, typer.Option(metavar="HOST:PORT", rich_help_panel=_MACHINES, help="Where they meet.")
-    ] = "",
-    rdzv_id: Annotated[str, typer.Option(rich_help_panel=_MACHINES, help="Name under which they meet.")] = "",
-    local_addr: Annotated[
-        str | None, typer.Option(rich_help_panel=_MACHINES, help="Address of this machine for the others.")
-    ] = None,
-    standalone: Annotated[
-        bool,
-        typer.Option("--standalone", rich_help_panel=_MACHINES, help="One machine, any free port (the default)."),
-    ] = False,
+    target: options.Script,
+    nproc: options.Nproc = None,
+    module: options.Module = False,
+    shares: options.Shares = None,
+    max_restarts: options.MaxRestarts = 0,
+    balance: options.Balance = None,
+    sync: options.Sync = None,
+    seed: options.Seed = None,
+    budget: options.Budget = None,
+    timeout: options.Timeout = None,
+    config_file: options.ConfigFile = None,
+    run_dir: options.RunDir = None,
+    nnodes: options.Nnodes = "1",
+    node_rank: options.NodeRank = 0,
+    master_addr: options.MasterAddr = "127.0.0.1",
+    master_port: options.MasterPort = None,
+    rdzv_backend: options.RdzvBackend = None,
+    rdzv_endpoint: options.RdzvEndpoint = "",
+    rdzv_id: options.RdzvId = "",
+    local_addr: options.LocalAddr = None,
+    standalone: options.Standalone = False,
 ) -> None:
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
 
@@ -135,17 +73,28 @@ def run(
         wait_ready=shares is not None,
         ready_within_s=_READY_WITHIN_S,
     )
-    directory = run_dir or rundir.new_path(target[0], datetime.now())
     # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.
-    rundir.create(directory, layers, shared=start.nodes[1] > 1)
-    print(f"uneven: run directory {directory} (follow it with `uneven watch {directory}`)", file=sys.stderr)
+    directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
     launch.run(start, run_directory=directory)
+    told_without_journal(directory, ", so nothing was balanced; or it named another journal")
+
+
+def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, shared: bool = False) -> Path:
+    """Make the run directory and say where it is.
+
+    Args:
+        shared: several machines make it.
+    """
+    directory = asked or rundir.new_path(script, datetime.now())
+    rundir.create(directory, layers, shared=shared)
+    print(f"uneven: run directory {directory} (follow it with `uneven watch {directory}`)", file=sys.stderr)
+    return directory
+
+
+def told_without_journal(directory: Path, so: str = "") -> None:
+    """Say so if nobody wrote a journal there, and what follows."""
     if not rank_paths(directory):
-        print(
-            f"uneven: no journal in {directory}: the script made no uneven.Session(), so nothing was balanced; or it "
-            f"named another journal",
-            file=sys.stderr,
-        )
+        print(f"uneven: no journal in {directory}: the script made no uneven.Session(){so}", file=sys.stderr)
 
 
 def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:

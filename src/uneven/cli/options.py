@@ -1,0 +1,94 @@
+"""Options that several commands have, each written once, and all of ``uneven run``'s, which are torchrun's.
+
+A command says ``balance: Balance = None``. Where two commands mean different things by one option, the text is theirs:
+``Annotated[int, played("Steps of each worker.")]``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_WORKERS = "Workers"
+_MACHINES = "Several machines (as torchrun)"
+_TRAINING = "Training"
+_PLAYED = "What is played"
+
+DESCRIBED = "A TOML file, or the name of one that comes with uneven: demo4."
+
+
+def option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    """One option, for ``Annotated``.
+
+    Args:
+        panel: heading that it belongs under.
+        text: its help.
+    """
+    return typer.Option(*names, rich_help_panel=panel, help=text, **more)
+
+
+# Of commands that train a script: run and emulate.
+
+Module = Annotated[bool, option(_WORKERS, "SCRIPT is a module, as with python -m.", "--module", "-m")]
+Balance = Annotated[str | None, option(_TRAINING, "Balancer, for instance lb-bsp.", metavar="NAME")]
+Sync = Annotated[str | None, option(_TRAINING, "Synchronisation, for instance bsp.", metavar="NAME")]
+Seed = Annotated[int | None, option(_TRAINING, "Decides the order of the samples.")]
+Budget = Annotated[
+    float | None, option(_TRAINING, "Part of an iteration that measuring may cost. [default: 0.005]")
+]
+Timeout = Annotated[float | None, option(_TRAINING, "How long to wait for a missing worker.", metavar="SECONDS")]
+ConfigFile = Annotated[
+    Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")
+]
+RunDir = Annotated[Path | None, option(_TRAINING, "Journal. [default: runs/TIME-SCRIPT]", metavar="DIR")]
+
+# Of run: workers here, and on several machines.
+
+Script = Annotated[
+    list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What to run; what follows it reaches it untouched.")
+]
+Nproc = Annotated[
+    str | None,
+    option(
+        *(_WORKERS, "Workers here: a number, gpu, cpu or auto. [default: as many as shares, or GPUs, or 1]"),
+        *("--nproc-per-node", "--nproc"),
+        metavar="N",
+    ),
+]
+Shares = Annotated[
+    str | None,
+    option(
+        _WORKERS, "Slow each worker down to so many cores, for instance 0.1, once it trains.", metavar="0.6,0.4,…"
+    ),
+]
+MaxRestarts = Annotated[
+    int, option(_WORKERS, "Start all workers anew so often when one dies. Over gloo that may hang after a kill.")
+]
+Nnodes = Annotated[str, option(_MACHINES, "Machines.", metavar="N|MIN:MAX")]
+NodeRank = Annotated[int, option(_MACHINES, "Which of them this is, from 0.")]
+MasterAddr = Annotated[str, option(_MACHINES, "Address of machine 0.")]
+MasterPort = Annotated[int | None, option(_MACHINES, "Port on machine 0. [default: 29500]")]
+RdzvBackend = Annotated[str | None, option(_MACHINES, "How machines meet: static or c10d.")]
+RdzvEndpoint = Annotated[str, option(_MACHINES, "Where they meet.", metavar="HOST:PORT")]
+RdzvId = Annotated[str, option(_MACHINES, "Name under which they meet.")]
+LocalAddr = Annotated[str | None, option(_MACHINES, "Address of this machine for the others.")]
+Standalone = Annotated[bool, option(_MACHINES, "One machine, any free port (the default).", "--standalone")]
+
+# Of commands that simulate: simulate and plan. They say these of different things, so the text is a command's own.
+
+
+def played(text: str, **more: Any) -> Any:
+    """What is simulated."""
+    return option(_PLAYED, text, **more)
+
+
+def task(text: str, panel: str = _PLAYED) -> Any:
+    """``--train``."""
+    return option(panel, text, metavar="TASK", show_default=False)
+
+
+def accuracy(text: str, panel: str = _PLAYED) -> Any:
+    """The goal of ``--train``."""
+    return option(panel, text, metavar="SHARE", show_default=False)

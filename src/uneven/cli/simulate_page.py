@@ -1,0 +1,92 @@
+"""What ``uneven simulate`` shows: where each node's time goes, and what it came to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from uneven.cli import learning
+from uneven.report.text import count, percent, seconds, span
+
+if TYPE_CHECKING:
+    from uneven.simulate import Outcome, Scenario
+    from uneven.virtual import Goal, Learnt
+
+_ROWS = 40
+
+
+class Played(NamedTuple):
+    """A simulation that is over.
+
+    Attributes:
+        took_s: wall time.
+    """
+
+    outcome: Outcome
+    learnt: Learnt | None
+    took_s: float
+
+
+def show(scenario: Scenario, played: Played, goal: Goal | None) -> None:
+    """Print the table and what it came to."""
+    Console().print(_table(scenario, played.outcome))
+    told = _lines(scenario, played)
+    if played.learnt is not None:
+        told += learning.lines(played.learnt, goal, scenario.spec.workload.global_batch)
+    _print(told)
+
+
+def compare(played: Played, plain: Played) -> None:
+    """Print how much faster it was than even shares under bsp."""
+    outcome, base = played.outcome, plain.outcome
+    told = [
+        f"even shares under bsp: {seconds(base.iteration_s)} per iteration, {count(base.samples_per_s)} samples/s; "
+        f"speed-up {outcome.samples_per_s / base.samples_per_s:.2f} ×"
+    ]
+    own, other = (one.learnt.reached if one.learnt is not None else None for one in (played, plain))
+    if own is not None and other is not None:
+        told.append(
+            f"even shares under bsp reach that accuracy after {seconds(other.at_s)}: "
+            f"speed-up {other.at_s / own.at_s:.2f} × to the goal"
+        )
+    _print(told)
+
+
+def _print(lines: list[str]) -> None:
+    console = Console()
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(scenario: Scenario, outcome: Outcome) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=f"{scenario.spec.name}, simulated", title_justify="left")
+    table.add_column("node")
+    for name in ("steps", "samples", "compute", "wait", "communicate", "until"):
+        table.add_column(name, justify="right")
+    for worker in outcome.workers[:_ROWS]:
+        table.add_row(
+            worker.node,
+            count(worker.steps),
+            count(worker.samples),
+            percent(worker.compute_share),
+            percent(worker.wait_share),
+            percent(worker.communicate_share),
+            span(worker.ended_at_s),
+        )
+    if len(outcome.workers) > _ROWS:
+        table.add_row(f"… and {len(outcome.workers) - _ROWS} more", *[""] * 6)
+    return table
+
+
+def _lines(scenario: Scenario, played: Played) -> list[str]:
+    outcome = played.outcome
+    what = f"{scenario.balance} under {scenario.sync}"
+    return [
+        f"{what}: {seconds(outcome.iteration_s)} per iteration (90 % within {seconds(outcome.p90_s)}), "
+        f"{count(outcome.samples_per_s)} samples/s, waiting {percent(outcome.wait_share)}",
+        f"{span(outcome.ended_at_s)} of training simulated in {seconds(played.took_s)} "
+        f"({count(outcome.happened / played.took_s)} events/s)",
+    ]
