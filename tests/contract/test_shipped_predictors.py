@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.predict import EMA, Last, Predictor, Steady, predictors
+from uneven.predict import ARIMA, EMA, NARX, Auto, Last, Predictor, Steady, predictors
 from uneven.testing.contracts import PredictorContract
 
 
@@ -26,5 +26,37 @@ class TestSteady(PredictorContract):
         return Steady()
 
 
+class TestARIMA(PredictorContract):
+    def make(self) -> Predictor:
+        return ARIMA()
+
+
+class TestARIMAOfTwo(PredictorContract):
+    def make(self) -> Predictor:
+        return predictors.resolve("arima:p=2,d=0,q=2,window=20,every=1,hold=4")
+
+
+class TestNARX(PredictorContract):
+    def make(self) -> Predictor:
+        return NARX()
+
+
+class TestEagerNARX(PredictorContract):
+    """Trains and predicts from the beginning, as the default would only after more than the contract shows it."""
+
+    def make(self) -> Predictor:
+        return predictors.resolve("narx:hidden=2,delay=1,warm_up=4,every=2,memory=16,penalty=1")
+
+
+class TestAuto(PredictorContract):
+    def make(self) -> Predictor:
+        return Auto()
+
+
+class TestEagerAuto(PredictorContract):
+    def make(self) -> Predictor:
+        return Auto(experts=("last", "steady", NARX(warm_up=4, every=3), ARIMA(window=20, every=3)))
+
+
 def test_no_shipped_predictor_is_left_out() -> None:
-    assert set(predictors) == {"last", "ema", "steady"}
+    assert set(predictors) == {"last", "ema", "steady", "arima", "narx", "auto"}

@@ -1,12 +1,18 @@
 """How fast will each worker be next? Pure."""
 
+from uneven.predict.arima import ARIMA
+from uneven.predict.auto import Auto
 from uneven.predict.base import Lesson, Predictor, predictors, study
 from uneven.predict.ema import EMA
 from uneven.predict.last import Last
+from uneven.predict.narx import NARX
 from uneven.predict.steady import Steady
 
 predictors.register("last", Last)
 predictors.register("ema", EMA)
 predictors.register("steady", Steady)
+predictors.register("arima", ARIMA)
+predictors.register("narx", NARX)
+predictors.register("auto", Auto)
 
-__all__ = ["EMA", "Last", "Lesson", "Predictor", "Steady", "predictors", "study"]
+__all__ = ["ARIMA", "EMA", "NARX", "Auto", "Last", "Lesson", "Predictor", "Steady", "predictors", "study"]

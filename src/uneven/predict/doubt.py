@@ -1,0 +1,67 @@
+"""How wrong are predictions, noise of the iterations themselves left out? Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+_AHEAD = 8  # iterations whose mean a prediction is held against
+_WEIGHT = 0.005  # of the newest comparison; the difference of two means needs many of them
+_CLIP = 3.0  # times the usual error; a lone spike counts as this much and no more
+_LEAST = 0.005  # relative; so exact is no clock
+
+
+class Doubt:
+    """The standard error of a predictor, told from its own record (ours).
+
+    A prediction p of a speed s with noise of variance σ² misses the next iteration by (p − s)² + σ² and the mean of the
+    next m by (p − s)² + σ²/m, in the mean. Both are measured, so (p − s)² is known: (m · second − first) / (m − 1). It
+    holds for every predictor, whatever is in it. Differences are relative.
+    """
+
+    def __init__(self) -> None:
+        self._told: deque[float] = deque(maxlen=_AHEAD)  # predictions, oldest first …
+        self._came: deque[float] = deque(maxlen=_AHEAD)  # … and what came
+        self._first = 0.0
+        self._second = 0.0
+        self._weight = 0.0
+
+    def compare(self, told: float, came: float) -> None:
+        """A prediction and the speed that was then measured; a prediction that is NaN says nothing."""
+        if math.isnan(told):
+            return
+        if self._weight:  # neither the first surprise nor a spike may count beyond measure
+            reach = _CLIP * max(math.sqrt(self._first / self._weight), _LEAST)
+            came = min(max(came, told * (1.0 - reach)), told * (1.0 + reach))
+        self._told.append(told)
+        self._came.append(came)
+        if len(self._told) < _AHEAD:
+            return
+        oldest = self._told[0]
+        mean = math.fsum(self._came) / _AHEAD
+        self._first += _WEIGHT * ((self._came[0] / oldest - 1.0) ** 2 - self._first)
+        self._second += _WEIGHT * ((mean / oldest - 1.0) ** 2 - self._second)
+        self._weight += _WEIGHT * (1.0 - self._weight)
+
+    def value(self) -> float:
+        """Relative standard error of a prediction; 0 before anything is known."""
+        if not self._weight:
+            return 0.0
+        first, second = self._first / self._weight, self._second / self._weight
+        apart = min(first, (_AHEAD * second - first) / (_AHEAD - 1))
+        return math.sqrt(max(apart, _LEAST**2))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The record."""
+        return {
+            "told": list(self._told),
+            "came": list(self._came),
+            "sums": [self._first, self._second, self._weight],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._told = deque(state["told"], maxlen=_AHEAD)
+        self._came = deque(state["came"], maxlen=_AHEAD)
+        self._first, self._second, self._weight = state["sums"]

@@ -1,0 +1,201 @@
+"""What all predictors that train have in common. Pure."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from uneven.core.views import Observation
+from uneven.errors import ConfigError
+from uneven.predict.base import Lesson, Predictor, measured
+from uneven.predict.doubt import Doubt
+from uneven.predict.past import LEVEL, SPEED, Floats, Past
+
+LOWEST, HIGHEST = 0.25, 4.0
+"""A prediction is kept within these multiples of the median of the newest speeds [default of the specification]."""
+
+_MEDIAN_OF = 20
+_RARER_AFTER = 20  # lessons are due whenever so many times fewer iterations than seen have passed …
+_RAREST = 5  # … and at the latest after so many times the shortest gap
+_TRAINS_FROM = 0.25  # of the warm-up
+_USUAL_WEIGHT = 0.05  # of the newest miss in the usual one
+_USUAL_CLIP = 3.0  # times the usual miss; more counts as this
+_FIRST_MISS = 0.1  # relative, assumed at first
+_LEAST_MISS = 0.01  # relative; a machine without noise must not take its first hiccup for a change
+_NORMAL = 1.2533  # standard deviation over mean absolute deviation, of a normal distribution
+
+
+class Model(ABC):
+    """A frozen model of one worker's speed; learning makes another one."""
+
+    @abstractmethod
+    def forecast(self, rows: Floats, steps: int) -> float:
+        """Samples per second ``steps`` rows after the last of ``rows``, see :mod:`uneven.predict.past`."""
+
+    @abstractmethod
+    def study(self, rows: Floats, number: int) -> Model:
+        """The model after one more lesson, its ``number``-th, on the newest rows."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What was learnt, as plain JSON-able data."""
+
+    @abstractmethod
+    def restored(self, state: dict[str, Any]) -> Model:
+        """The model with this ``state()``; its options stay those of this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Practice(Lesson):
+    """One lesson of a model on a copy of what its worker did."""
+
+    model: Model
+    rows: Floats
+    number: int
+
+    def learn(self) -> Model:
+        """The model that is to take its place."""
+        return self.model.study(self.rows, self.number)
+
+
+class Learner(Predictor):
+    """Keeps the past, hands out lessons, and has a model predict once it has learnt enough; until then, the EMA.
+
+    Predictions are clipped to a sane range, for a model may err without bounds where it has seen nothing.
+
+    A lone spike says nothing about the next iteration: one that misses the prediction by more than ``hold`` usual
+    misses is held back, and the past shows what was predicted in its place. If the next iteration is more like it than
+    like that, it was no spike, and both are taken in. A change that the model foresaw, from the use of the processor
+    say, misses nothing and is not held.
+
+    Args:
+        model: blank.
+        warm_up: iterations until the model predicts, at least 4.
+        every: iterations between two lessons, at least 1; later on they are up to five times rarer.
+        memory: iterations to learn from, at least 16.
+        hold: usual misses (standard deviations) from which on an iteration is held back; 0 holds nothing back.
+
+    Raises:
+        ConfigError: an option out of range.
+    """
+
+    def __init__(self, model: Model, *, warm_up: int, every: int, memory: int, hold: float) -> None:
+        for name, value, least in (("warm_up", warm_up, 4), ("every", every, 1), ("memory", memory, 16)):
+            whole(name, value, least)
+        if isinstance(hold, bool) or not isinstance(hold, (int, float)) or not 0.0 <= hold < math.inf:
+            raise ConfigError(f"hold = {hold!r} must be a number of standard deviations, at least 0, for instance 4")
+        self._model = model
+        self._warm_up = warm_up
+        self._every = every
+        self._hold = float(hold)
+        self._past = Past(memory)
+        self._doubt = Doubt()
+        self._pace = 1  # iterations per row
+        self._since = 0
+        self._lessons = 0
+        self._learnt = 0
+        self._held: float | None = None
+        self._usual = _FIRST_MISS
+        self._next: float | None = None  # the prediction, once it was asked for
+
+    def observe(self, seen: Observation) -> None:
+        """Take in one iteration; no training here."""
+        speed = measured(seen)
+        if speed is None:
+            return
+        expected = self.predict()
+        self._doubt.compare(expected, speed)
+        self._take(speed, expected, seen)
+        self._pace = seen.iterations
+        self._since += 1
+        self._next = None
+
+    def _take(self, speed: float, expected: float, seen: Observation) -> None:
+        missed = math.log(speed / expected) if expected > 0.0 else 0.0
+        odd = self._hold > 0.0 and self._past.seen > 0 and abs(missed) > self._hold * self._usual
+        if expected > 0.0:
+            usual = _NORMAL * min(abs(missed), _USUAL_CLIP * self._usual)
+            self._usual = max(_LEAST_MISS, self._usual + _USUAL_WEIGHT * (usual - self._usual))
+        if self._held is not None and self._no_spike(self._held, speed):
+            self._past.amend(self._held)
+            odd = False
+        self._past.append(expected if odd else speed, seen.cpu, seen.memory)
+        self._held = speed if odd else None
+
+    def _no_spike(self, held: float, speed: float) -> bool:
+        """Whether the iteration after one that was held back is more like it than like what was put in its place."""
+        assumed = float(self._past.rows[-1, SPEED])
+        return abs(math.log(speed / held)) < abs(math.log(speed / assumed))
+
+    def predict(self, ahead: int = 1) -> float:
+        """The model's word within the sane range, or the moving average."""
+        if ahead <= self._pace:
+            if self._next is None:
+                self._next = self._forecast(1)
+            return self._next
+        return self._forecast(round(ahead / self._pace))
+
+    def _forecast(self, steps: int) -> float:
+        if not self._past.seen:
+            return math.nan
+        rows = self._past.rows
+        level = float(rows[-1, LEVEL])
+        if self._past.seen < self._warm_up or not self._learnt:
+            return level
+        speed, middle = self._model.forecast(rows, steps), self._past.median(_MEDIAN_OF)
+        return min(max(speed, LOWEST * middle), HIGHEST * middle) if math.isfinite(speed) else level
+
+    def doubt(self) -> float:
+        """See :class:`~uneven.predict.doubt.Doubt`."""
+        return self._doubt.value()
+
+    def lesson(self) -> Lesson | None:
+        """The next lesson, if enough was seen since the last one."""
+        seen = self._past.seen
+        gap = min(max(seen // _RARER_AFTER, self._every), _RAREST * self._every)
+        if seen < _TRAINS_FROM * self._warm_up or self._since < gap:
+            return None
+        self._since = 0
+        self._lessons += 1
+        return Practice(self._model, self._past.rows.copy(), self._lessons)
+
+    def absorb(self, learnt: Any) -> None:
+        """Put the model that has learnt in the place of the present one."""
+        if not isinstance(learnt, type(self._model)):
+            raise TypeError(f"a {type(self).__name__} learns {type(self._model).__name__}, not {type(learnt).__name__}")
+        self._model = learnt
+        self._learnt += 1
+        self._next = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Past, model and counters."""
+        return {
+            "past": self._past.state_dict(),
+            "model": self._model.state() if self._learnt else None,
+            "doubt": self._doubt.state_dict(),
+            "counts": [self._pace, self._since, self._lessons, self._learnt],
+            "held": self._held,
+            "usual": self._usual,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._past.load_state_dict(state["past"])
+        if state["model"] is not None:
+            self._model = self._model.restored(state["model"])
+        self._doubt.load_state_dict(state["doubt"])
+        self._pace, self._since, self._lessons, self._learnt = state["counts"]
+        self._held, self._usual, self._next = state["held"], float(state["usual"]), None
+
+
+def whole(name: str, value: int, least: int, most: int = 10_000) -> int:
+    """The value, if it is a whole number in the range.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name} = {value!r} must be a whole number from {least} to {most}")
+    return value

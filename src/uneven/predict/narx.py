@@ -1,0 +1,54 @@
+"""The nonlinear autoregressive network with external inputs. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from uneven.errors import ConfigError
+from uneven.predict.learner import Learner, whole
+from uneven.predict.narx_net import NarxNet
+
+
+class NARX(Learner):
+    """v̂ᵏ = F(vᵏ⁻¹ … vᵏ⁻ᵈ; cᵏ … cᵏ⁻ᵈ⁺¹; mᵏ … mᵏ⁻ᵈ⁺¹) (LB-BSP, specification §1.6).
+
+    c and m are the use of the node's processors by others and of its memory, current when the prediction is made: a
+    slowdown that they announce is followed at once, and a spike without one is not. Where they are not known, the net
+    does without (then it is a NAR).
+
+    Learning is online, on this worker's own past, with measured speeds as inputs (series-parallel, or open loop). What
+    the paper's network looks like is not known; the defaults are ours, see docs/ideas/predictors.md.
+
+    Args:
+        hidden: units of the hidden layer, 1 … 64.
+        delay: iterations d that it looks back, 1 … 16.
+        warm_up: iterations until it predicts, at least 4; before, the moving average.
+        every: iterations between two lessons, at least 1.
+        memory: iterations to learn from, at least 16.
+        rows: of them, drawn for one lesson, at least 16.
+        penalty: on the weights, above 0; more keeps it closer to the moving average.
+        hold: see :class:`~uneven.predict.learner.Learner`.
+
+    Raises:
+        ConfigError: an option out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden: int = 6,
+        delay: int = 2,
+        warm_up: int = 60,
+        every: int = 10,
+        memory: int = 1000,
+        rows: int = 256,
+        penalty: float = 30.0,
+        hold: float = 4.0,
+    ) -> None:
+        whole("hidden", hidden, 1, 64)
+        whole("delay", delay, 1, 16)
+        whole("rows", rows, 16)
+        if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not 0.0 < penalty < math.inf:
+            raise ConfigError(f"narx: penalty = {penalty!r} must be above 0, for instance 30")
+        net = NarxNet.blank(hidden=hidden, delay=delay, rows_per_lesson=rows, penalty=float(penalty))
+        super().__init__(net, warm_up=warm_up, every=every, memory=memory, hold=hold)

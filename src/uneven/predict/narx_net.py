@@ -1,0 +1,195 @@
+"""The network of NARX: one hidden layer, trained by Levenberg and Marquardt's method. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from uneven.predict.learner import Model
+from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, SPEED, Floats, next_row
+
+_USE = 2.0  # uses are 0 … 1; differences from their mean are taken times this
+_LEAST_DAMPING, _MOST_DAMPING = 1e-6, 1e6
+_DIRECT = 0.01  # price of a direct weight
+_TRIES = 2  # steps of different damping in one lesson
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NarxNet(Model):
+    """v̂_{r+1} = level_r + linear + tanh layer, of d past speeds and d + 1 uses of processor and memory.
+
+    The level is the moving average of the speeds. Inputs are the differences of speeds and uses from their levels, and
+    the levels of the uses; only the hidden layer sees these. So whatever the net has learnt, it comes back to a speed
+    that stays, also to one that it has never seen, and the direct weights can say "as fast as of late, less what the
+    use of the processor has risen by". All weights that lead to the output start at zero and are drawn to zero by a
+    penalty: the net is the average until the data say what it gets wrong.
+
+    Attributes:
+        hidden: units H.
+        delay: rows d that the net looks back, through F = 2 + D inputs, of which D = 2 + 3 d are differences.
+        rows_per_lesson: of the past, drawn anew for each lesson.
+        penalty: on the weights; 1 takes a weight of 1 for as likely as an error of the usual size.
+        weights: ``(H F + H + H + D,)``: hidden weights and offsets, output weights, direct weights.
+        damping: of the next step.
+        scale_per_s: samples per second that count as 1, the median of the rows.
+        mean_use: of processor and memory, which counts as 0 where they are not known.
+    """
+
+    hidden: int
+    delay: int
+    rows_per_lesson: int
+    penalty: float
+    weights: Floats
+    damping: float = 1e-2
+    scale_per_s: float = 1.0
+    mean_use: tuple[float, float] = field(default=(0.0, 0.0))
+
+    @classmethod
+    def blank(cls, *, hidden: int, delay: int, rows_per_lesson: int, penalty: float) -> NarxNet:
+        """Knows nothing."""
+        return cls(hidden, delay, rows_per_lesson, penalty, _first_weights(hidden, delay))
+
+    def forecast(self, rows: Floats, steps: int) -> float:
+        """One row after the other; a predicted speed serves as the past of the next, and uses stay as they are."""
+        if len(rows) <= self.delay:
+            return float("nan")
+        newest: list[Sequence[float]] = rows[-self.delay - 1 :].tolist()
+        for _ in range(steps):
+            speed = self._next(newest) * self.scale_per_s
+            last = newest[-1]
+            newest = [*newest[1:], next_row(last, speed, last[CPU], last[MEMORY])]
+        return speed
+
+    def _next(self, rows: list[Sequence[float]]) -> float:
+        """The output for d + 1 rows; as ``_output(_inputs(rows))``, without an array for every number."""
+        backwards, scale = rows[::-1], self.scale_per_s
+        newest = backwards[0]
+        inputs = [(row[SPEED] - newest[LEVEL]) / scale for row in backwards[:-1]]
+        levels = []
+        for kind, mean in enumerate(self.mean_use):
+            level = newest[CPU_LEVEL + kind]
+            inputs += [_or_zero(row[CPU + kind] - level) for row in backwards]
+            levels.append(_or_zero(level - mean))
+        return newest[LEVEL] / scale + float(self._output(self.weights, np.array([inputs + levels]))[0][0])
+
+    def study(self, rows: Floats, number: int) -> NarxNet:
+        """One damped Gauss-Newton step on rows drawn from the past, if it lowers error and penalty together."""
+        if len(rows) < self.delay + 3:
+            return self
+        scale = float(np.median(rows[:, SPEED]))
+        net = replace(self, scale_per_s=scale, mean_use=(_mean(rows[:, CPU]), _mean(rows[:, MEMORY])))
+        inputs = net._inputs(rows[:-1])
+        target = (rows[self.delay + 1 :, SPEED] - rows[self.delay : -1, LEVEL]) / scale
+        if len(target) > self.rows_per_lesson:
+            drawn = np.random.default_rng(number).choice(len(target), self.rows_per_lesson, replace=False)
+            inputs, target = inputs[drawn], target[drawn]
+        return net._step(inputs, target)
+
+    def _step(self, inputs: Floats, target: Floats) -> NarxNet:
+        output, slope = self._output(self.weights, inputs)
+        missed = target - output
+        strayed = self.weights - _first_weights(self.hidden, self.delay)
+        price = _prices(self.hidden, self.delay) * self.penalty * max(float(missed @ missed) / len(missed), 1e-8)
+        matrix = self._jacobian(inputs, slope)
+        square = matrix.T @ matrix
+        pull = matrix.T @ missed - price * strayed
+        before = float(missed @ missed) + float(price * strayed @ strayed)
+        diagonal = np.diag_indices(len(pull))
+        damping = self.damping
+        for _ in range(_TRIES):
+            damped = square.copy()
+            damped[diagonal] += price + damping * (1e-3 + square[diagonal])
+            weights = self.weights + np.linalg.solve(damped, pull)
+            left = target - self._output(weights, inputs)[0]
+            strayed = weights - _first_weights(self.hidden, self.delay)
+            if float(left @ left) + float(price * strayed @ strayed) < before:
+                return replace(self, weights=weights, damping=max(damping / 5.0, _LEAST_DAMPING))
+            damping = min(damping * 10.0, _MOST_DAMPING)
+        return replace(self, damping=damping)
+
+    def _inputs(self, rows: Floats) -> Floats:
+        """``(n − d, F)``: of every d + 1 rows in a run the differences, newest first, and the levels of the uses."""
+        n, d = len(rows) - self.delay, self.delay
+        level = rows[d:, LEVEL]
+        columns = [(rows[d - age :, SPEED][:n] - level) / self.scale_per_s for age in range(d)]
+        levels = []
+        for kind, mean in enumerate(self.mean_use):
+            level = rows[d:, CPU_LEVEL + kind]
+            columns += [_USE * (rows[d - age :, CPU + kind][:n] - level) for age in range(d + 1)]
+            levels.append(_USE * (level - mean))
+        return np.nan_to_num(np.stack(columns + levels, axis=1))
+
+    def _parts(self, weights: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        h, f = self.hidden, _differences(self.delay) + 2
+        first, rest = weights[: h * f].reshape(h, f), weights[h * f :]
+        return first, rest[:h], rest[h : 2 * h], rest[2 * h :]
+
+    def _output(self, weights: Floats, inputs: Floats) -> tuple[Floats, Floats]:
+        """What is added to the level, ``(n,)``, and the values of the hidden units, ``(n, H)``."""
+        first, offsets, last, direct = self._parts(weights)
+        units = np.tanh(inputs @ first.T + offsets)
+        return inputs[:, : len(direct)] @ direct + units @ last, units
+
+    def _jacobian(self, inputs: Floats, units: Floats) -> Floats:
+        """``(n, weights)``: how each output changes with each weight."""
+        _, _, last, direct = self._parts(self.weights)
+        slope = last * (1.0 - units * units)
+        first = (slope[:, :, None] * inputs[:, None, :]).reshape(len(inputs), -1)
+        return np.concatenate([first, slope, units, inputs[:, : len(direct)]], axis=1)
+
+    def state(self) -> dict[str, Any]:
+        """Weights, damping and scaling."""
+        return {
+            "weights": self.weights.tolist(),
+            "damping": self.damping,
+            "scale_per_s": self.scale_per_s,
+            "mean_use": list(self.mean_use),
+        }
+
+    def restored(self, state: dict[str, Any]) -> NarxNet:
+        """With these weights."""
+        cpu, memory = state["mean_use"]
+        return replace(
+            self,
+            weights=np.array(state["weights"]),
+            damping=float(state["damping"]),
+            scale_per_s=float(state["scale_per_s"]),
+            mean_use=(float(cpu), float(memory)),
+        )
+
+
+def _mean(uses: Floats) -> float:
+    known = uses[~np.isnan(uses)]
+    return float(known.mean()) if len(known) else 0.0
+
+
+def _or_zero(difference: float) -> float:
+    return 0.0 if math.isnan(difference) else _USE * difference
+
+
+def _differences(delay: int) -> int:
+    return delay + 2 * (delay + 1)
+
+
+def _prices(hidden: int, delay: int) -> Floats:
+    """What each weight costs; the direct ones are cheap, so that what is linear is learnt by them."""
+    direct = _differences(delay)
+    prices = np.full(hidden * (direct + 2) + 2 * hidden + direct, 1.0)
+    prices[-direct:] = _DIRECT
+    return prices
+
+
+def _first_weights(hidden: int, delay: int) -> Floats:
+    """Random ones from the speeds into the hidden layer, the same each time; everything else is zero."""
+    direct = _differences(delay)
+    inputs = direct + 2
+    weights = np.zeros(hidden * inputs + 2 * hidden + direct)
+    rng = np.random.default_rng(7)
+    first = weights[: hidden * inputs].reshape(hidden, inputs)
+    first[:, :delay] = rng.normal(0.0, 1.0 / np.sqrt(delay), (hidden, delay))
+    weights[hidden * inputs : hidden * (inputs + 1)] = rng.normal(0.0, 0.5, hidden)
+    return weights

@@ -1,0 +1,118 @@
+"""What a predictor remembers of its worker. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+SPEED, LEVEL, CPU, MEMORY, CPU_LEVEL, MEMORY_LEVEL = range(6)
+"""Columns of the rows: the speed in an iteration and its moving average with those before; the use of processor and
+memory right after it, which is current for the next one; the moving averages of the uses that were current for the
+iterations in LEVEL."""
+
+LEVEL_WEIGHT = 0.2
+"""Of the newest speed in the level, which is the moving average that :class:`~uneven.predict.ema.EMA` keeps."""
+
+_DIGITS = 7  # kept of each number, so that a checkpoint stays small; timers are not that exact
+
+
+class Past:
+    """The newest rows of one worker: speed, use of processor and memory, and their moving averages.
+
+    Args:
+        size: rows kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._buffer = np.zeros((2 * size, 6))
+        self._end = 0
+        self.seen = 0
+
+    @property
+    def rows(self) -> Floats:
+        """A view, ``(n, 6)``, oldest first; NaN where a reading was never known."""
+        return self._buffer[max(0, self._end - self._size) : self._end]
+
+    def append(self, speed_per_s: float, cpu: float, memory: float) -> None:
+        """Another iteration. A reading that is missing is taken to be what it last was."""
+        if self._end == len(self._buffer):
+            self._buffer[: self._size] = self._buffer[-self._size :]
+            self._end = self._size
+        speed, cpu, memory = _short(speed_per_s), _short(cpu), _short(memory)
+        row: tuple[float, ...] = (speed, speed, cpu, memory, cpu, memory)
+        if self._end:
+            weight = max(LEVEL_WEIGHT, 1.0 / (self.seen + 1))
+            row = next_row(self._buffer[self._end - 1].tolist(), speed, cpu, memory, weight)
+        self._buffer[self._end] = row
+        self._end += 1
+        self.seen += 1
+
+    def amend(self, speed_per_s: float) -> None:
+        """The newest row's speed was another one."""
+        _, _, cpu, memory, *_ = self._buffer[self._end - 1].tolist()
+        self._end -= 1
+        self.seen -= 1
+        self.append(speed_per_s, cpu, memory)
+
+    def median(self, newest: int) -> float:
+        """Of the newest speeds, in samples per second."""
+        recent = sorted(self._buffer[max(0, self._end - newest) : self._end, SPEED].tolist())
+        return float(recent[len(recent) // 2])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first row, and of the others what was measured; the averages follow from it."""
+        rows = self.rows
+        measured = [_jsonable(rows[1:, column]) for column in (SPEED, CPU, MEMORY)]
+        return {"seen": self.seen, "first": _jsonable(rows[:1].ravel()), "rows": measured}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`; of more rows than are kept, the newest."""
+        first, measured = _numbers(state["first"]), [_numbers(column) for column in state["rows"]]
+        self._end, self.seen = 0, int(state["seen"]) - len(measured[0])
+        if first:
+            self._buffer[0], self._end = first, 1
+        for speed, cpu, memory in zip(*measured, strict=True):
+            self.append(speed, cpu, memory)
+
+
+def next_row(
+    before: Sequence[float], speed: float, cpu: float, memory: float, weight: float = LEVEL_WEIGHT
+) -> tuple[float, ...]:
+    """The row of an iteration from the row before and what was measured.
+
+    Args:
+        weight: of the newest values in the moving averages. That of the n-th iteration is at least 1/n, so that the
+            first ones count as a plain mean would count them and a slow first iteration does not linger.
+    """
+    _, level, cpu_before, memory_before, cpu_level, memory_level = before
+    return (
+        speed,
+        _short(level + weight * (speed - level)),
+        cpu_before if math.isnan(cpu) else cpu,
+        memory_before if math.isnan(memory) else memory,
+        _averaged(cpu_level, cpu_before, weight),
+        _averaged(memory_level, memory_before, weight),
+    )
+
+
+def _averaged(level: float, newest: float, weight: float) -> float:
+    return newest if math.isnan(level) else _short(level + weight * (newest - level))
+
+
+def _jsonable(values: Floats) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _numbers(values: list[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,102 @@
+"""The mixture: never much worse than the best of its experts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from shown import show
+
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.predict import EMA, Auto, Last, predictors
+from uneven.predict.auto import EXPERTS
+
+
+def missed(told: list[float], speeds: list[float]) -> float:
+    return float(np.sqrt(np.square(np.subtract(told, speeds)[50:]).mean()))
+
+
+@pytest.mark.parametrize("kind", ["noise", "walk"])
+def test_it_finds_the_better_expert(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0.0, 5.0, 400)
+    speeds = (200 + noise if kind == "noise" else 200 + np.cumsum(noise / 2)).tolist()
+    auto = Auto(experts=("last", "ema"), share=0.001)
+    together = missed(show(auto, speeds), speeds)
+    alone = {name: missed(show(predictors.resolve(name), speeds), speeds) for name in ("last", "ema")}
+    assert together < 1.03 * min(alone.values())
+    last, ema = auto.weights()
+    assert (last < ema) == (kind == "noise")
+
+
+def test_a_calm_does_not_make_it_forget_who_was_right_about_changes() -> None:
+    rng = np.random.default_rng(1)
+    levels = np.repeat([100.0, 50.0] * 8, 40)
+    speeds = (levels * np.exp(rng.normal(0.0, 0.01, len(levels)))).tolist()
+    auto = Auto(experts=("last", "ema"))
+    assert missed(show(auto, speeds), speeds) < 1.1 * missed(show(Last(), speeds), speeds)
+
+
+def test_weights_add_up_to_one_and_none_is_lost_for_ever() -> None:
+    auto = Auto(experts=("last", "ema"), share=0.01)
+    show(auto, [100.0, 10.0] * 200)
+    assert sum(auto.weights()) == pytest.approx(1.0)
+    assert min(auto.weights()) >= 0.005 * 0.99
+
+
+def test_a_single_expert_is_itself() -> None:
+    speeds = [100.0, 120.0, 90.0, 110.0] * 5
+    assert show(Auto(experts="ema"), speeds)[1:] == pytest.approx(show(EMA(), speeds)[1:])
+
+
+def test_the_experts_take_turns_in_learning() -> None:
+    auto = Auto(experts=("arima", "narx"))
+    kinds = set()
+    for speed in [100.0, 101.0, 99.0] * 30:
+        show_one(auto, speed)
+        while (lesson := auto.lesson()) is not None:
+            place, learnt = lesson.learn()
+            kinds.add((place, type(learnt).__name__))
+            auto.absorb((place, learnt))
+    assert kinds == {(0, "Arima"), (1, "NarxNet")}
+
+
+def show_one(auto: Auto, speed: float) -> None:
+    from uneven.core.views import Observation
+
+    auto.observe(Observation(iteration=0, samples=100, local_s=100 / speed))
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 1.0])
+def test_the_doubt_is_the_standard_error(alpha: float) -> None:
+    found = []
+    for seed in range(4):
+        noise = np.random.default_rng(seed).normal(0.0, 0.1, 1500)
+        auto = Auto(experts=(EMA(alpha=alpha),))
+        show(auto, (100 * (1 + noise)).tolist())
+        found.append(auto.doubt())
+    of_white_noise = 0.1 * np.sqrt(alpha / (2 - alpha))
+    assert np.mean(found) == pytest.approx(of_white_noise, abs=0.01)
+    assert Auto().doubt() == 0.0
+
+
+def test_its_state_is_plain_and_goes_on() -> None:
+    speeds = [100.0, 101.0, 99.0, 97.0] * 40
+    old, new = Auto(), Auto()
+    show(old, speeds, [0.1] * len(speeds), [0.5] * len(speeds))
+    new.load_state_dict(json.loads(json.dumps(old.state_dict(), allow_nan=False)))
+    assert show(new, speeds) == show(old, speeds)
+    with pytest.raises(ConfigError, match=f"{len(EXPERTS)} experts, not 1"):
+        Auto(experts="ema").load_state_dict(old.state_dict())
+
+
+def test_options() -> None:
+    auto = predictors.resolve("auto:experts=last/ema,rate=1,share=0.1")
+    assert isinstance(auto, Auto)
+    assert len(auto.weights()) == 2
+    for spec in ("auto:rate=-1", "auto:share=0.6", "auto:experts=auto", "auto:experts=3"):
+        with pytest.raises(ConfigError):
+            predictors.resolve(spec)
+    with pytest.raises(UnknownNameError, match="did you mean 'ema'"):
+        predictors.resolve("auto:experts=emma")
