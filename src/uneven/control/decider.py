@@ -111,8 +111,7 @@ class Decider:
             if fresh and seen is not None:
                 self._predicted_per_s[place], self._doubts[place] = _believed(reports[place], seen)
         split = self._split(iteration, verdict.observed)
-        urgent = any(report.urgent > 0.0 for report in reports)
-        gap = self._spacing.gap(tuple(reports), quiet=split is None and not urgent)
+        gap = self._spacing.gap(tuple(reports), changed=split is not None)
         return Decision(split, verdict.complaints, launched + gap.least, launched + gap.most)
 
     def _split(self, iteration: int, observed: tuple[Observation | None, ...]) -> SplitRecord | None:

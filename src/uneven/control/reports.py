@@ -42,7 +42,8 @@ class Report(NamedTuple):
     memory: float
     predicted_per_s: float  # its own word on its next iteration; NaN if it has none yet
     doubt: float
-    urgent: float  # 1 if its speed has left what it last foretold; NaN where nobody can call for a gather
+    urgent: float  # 1 if its speed has left what it last foretold
+    deaf: float  # 1 where nobody can call for a gather
     split: float  # fingerprint of the newest split, which must be the same everywhere
 
     @property
@@ -97,11 +98,14 @@ class Spacing:
         self._gathers = 0
         self._still = 1
 
-    def gap(self, reports: tuple[Report, ...], quiet: bool) -> Gap:
-        """The next gap, from reports that are the same on every rank."""
+    def gap(self, reports: tuple[Report, ...], changed: bool) -> Gap:
+        """The next gap, from reports that are the same on every rank, and whether they changed the split."""
         self._gathers += 1
-        deaf = any(math.isnan(report.urgent) for report in reports)
-        self._still = min(2 * self._still, _DEAF_GAP if deaf else _IDLE_GAP) if quiet else 1
+        deaf, urgent = (any(getattr(report, name) > 0.0 for report in reports) for name in ("deaf", "urgent"))
+        if changed or (urgent and deaf):
+            self._still = 1
+        elif not urgent:  # who called and was heard to no effect will call again if need be
+            self._still = min(2 * self._still, _DEAF_GAP if deaf else _IDLE_GAP)
         told = [(rank, report) for rank, report in enumerate(reports) if report.believable and report.iterations > 0]
         for rank, report in told:
             # A single cost may be a stop of the whole process that fell into it; the mean is the truth.

@@ -158,7 +158,7 @@ class SlowLoop:
         if self._next is None:
             self._next = self._soonest = iteration + 1
         if iteration >= self._next or (called and iteration >= self._soonest):
-            self._pending = self._transport.gather(self._report(load, cost_s, heard=called is not None))
+            self._pending = self._transport.gather(self._report(load, cost_s, deaf=called is None))
             self._launched = iteration
             return True
         return False
@@ -172,9 +172,9 @@ class SlowLoop:
             self._on_split(decision.split)
         self._soonest, self._next = decision.soonest, decision.next
 
-    def _report(self, load: Load, cost_s: float, heard: bool) -> Report:
+    def _report(self, load: Load, cost_s: float, deaf: bool) -> Report:
         window, self._window = self._window, _Window()
-        urgent = float(self._forecaster.urgent) if heard else math.nan
+        urgent = self._forecaster.urgent
         forecast = self._forecaster.tell()
         return Report(
             iteration=window.iteration,
@@ -189,7 +189,8 @@ class SlowLoop:
             memory=load.memory,
             predicted_per_s=forecast.predicted_per_s,
             doubt=forecast.doubt,
-            urgent=urgent,
+            urgent=float(urgent),
+            deaf=float(deaf),
             split=self._decider.fingerprint(),
         )
 

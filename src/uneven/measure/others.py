@@ -13,8 +13,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_LEAST_S = 0.05
+_LEAST_S = 0.1
 """Between two readings: the machine's own count comes in hundredths of a second."""
+
+_LIMITS_EVERY_S = 1.0
+"""Between two looks at how large the node is."""
+
+
+class _File:
+    """A small file of the kernel's that stays open: opening it anew would cost more than reading it."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def text(self) -> str:
+        """Its first lines, as they are now."""
+        return os.pread(self._descriptor, 4096, 0).decode()
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +65,36 @@ class Others:
         self._nodes, self._own_s, self._now_s = nodes, own_s, now_s
         self._part = math.nan
         self._node: Node | None = None
+        self._cores = math.nan
         self._last = now_s(), 0.0
-        self._choose()
+        self._looked_s = -math.inf
+        self._choose(now_s())
 
     def sample(self) -> float:
         """0 … 1; NaN where it cannot be known, and until the first two readings are far enough apart."""
         now_s, then_s = self._now_s(), self._last[0]
-        if now_s - then_s < _LEAST_S:
+        if now_s - then_s < _LEAST_S or self._choose(now_s) or self._node is None:
             return self._part
-        cores = self._choose()
-        if self._node is not None and cores is not None:
-            taken_s = self._node.used_s() - self._own_s()
-            self._part = min(max((taken_s - self._last[1]) / ((now_s - then_s) * cores), 0.0), 1.0)
-            self._last = now_s, taken_s
+        taken_s = self._node.used_s() - self._own_s()
+        self._part = min(max((taken_s - self._last[1]) / ((now_s - then_s) * self._cores), 0.0), 1.0)
+        self._last = now_s, taken_s
         return self._part
 
-    def _choose(self) -> float | None:
-        """The cores of the node; None if there is none, or if it is another one than before."""
+    def _choose(self, now_s: float) -> bool:
+        """See which node counts, now and then; whether it is another one than before, to be read for the first time."""
+        if now_s - self._looked_s < _LIMITS_EVERY_S:
+            return False
+        self._looked_s, before, self._node = now_s, self._node, None
         for node in self._nodes:
             cores = node.cores()
             if cores is not None:
-                if node is self._node:
-                    return cores
-                self._node, self._part = node, math.nan
-                self._last = self._now_s(), node.used_s() - self._own_s()
-                return None
-        self._node, self._part = None, math.nan
-        return None
+                self._node, self._cores = node, cores
+                break
+        if self._node is before:
+            return False
+        self._part = math.nan
+        self._last = now_s, self._node.used_s() - self._own_s() if self._node is not None else 0.0
+        return True
 
 
 def find(own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> tuple[Node, ...]:
@@ -84,48 +104,39 @@ def find(own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgrou
 
 def _group(own: Path, tree: Path) -> Node | None:
     paths: dict[str, str] = {}
-    for line in _text(own).splitlines():
+    for line in own.read_text().splitlines() if own.is_file() else []:
         _, controllers, path = line.split(":", 2)
         paths.update((controller, path.lstrip("/")) for controller in controllers.split(","))
     if "cpu" in paths:  # version 1
-        limits, usage = tree / "cpu" / paths["cpu"], tree / "cpuacct" / paths.get("cpuacct", "") / "cpuacct.usage"
+        group, accounts = tree / "cpu" / paths["cpu"], tree / "cpuacct" / paths.get("cpuacct", "")
         same = paths.get("cpuacct") == paths["cpu"]  # a count of another group says nothing about this one
-        if same and usage.is_file():
-            return Node(lambda: _quota_of_version_1(limits), lambda: int(usage.read_text()) / 1e9)
+        if same and (group / "cpu.cfs_quota_us").is_file() and (accounts / "cpuacct.usage").is_file():
+            quota, period = _File(group / "cpu.cfs_quota_us"), _File(group / "cpu.cfs_period_us")
+            usage = _File(accounts / "cpuacct.usage")
+            return Node(lambda: _part(quota.text(), period.text()), lambda: int(usage.text()) / 1e9)
     elif "" in paths and (tree / paths[""] / "cpu.max").is_file():  # version 2
-        group = tree / paths[""]
-        return Node(lambda: _quota_of_version_2(group), lambda: _usage_usec(group / "cpu.stat") / 1e6)
+        limit, stat = _File(tree / paths[""] / "cpu.max"), _File(tree / paths[""] / "cpu.stat")
+        return Node(lambda: _part(*limit.text().split()), lambda: _usage_usec(stat.text()) / 1e6)
     return None
 
 
-def _quota_of_version_1(group: Path) -> float | None:
-    quota, period = _text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota not in ("", "-1") else None
+def _part(quota: str, period: str) -> float | None:
+    return int(quota) / int(period) if quota.strip() not in ("-1", "max") else None
 
 
-def _quota_of_version_2(group: Path) -> float | None:
-    quota, _, period = _text(group / "cpu.max").strip().partition(" ")
-    return int(quota) / int(period) if quota not in ("", "max") else None
-
-
-def _usage_usec(stat: Path) -> int:
-    return next(int(line.split()[1]) for line in stat.read_text().splitlines() if line.startswith("usage_usec"))
+def _usage_usec(stat: str) -> int:
+    return next(int(line.split()[1]) for line in stat.splitlines() if line.startswith("usage_usec"))
 
 
 def _machine() -> Node | None:
-    stat, cores = Path("/proc/stat"), os.cpu_count()
-    if cores is None or not stat.is_file():
+    path, cores = Path("/proc/stat"), os.cpu_count()
+    if cores is None or not path.is_file():
         return None
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
-    return Node(lambda: cores, lambda: _busy_ticks(stat) / ticks_per_s)
+    stat, ticks_per_s = _File(path), os.sysconf("SC_CLK_TCK")
+    return Node(lambda: cores, lambda: _busy_ticks(stat.text()) / ticks_per_s)
 
 
-def _busy_ticks(stat: Path) -> int:
+def _busy_ticks(stat: str) -> int:
     """All but idle and waiting for disks, of all processors; guests are counted in user already."""
-    with stat.open() as lines:
-        user, nice, system, _, _, irq, softirq, steal = map(int, lines.readline().split()[1:9])
+    user, nice, system, _, _, irq, softirq, steal = map(int, stat[: stat.index("\n")].split()[1:9])
     return user + nice + system + irq + softirq + steal
-
-
-def _text(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""

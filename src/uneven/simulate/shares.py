@@ -210,6 +210,7 @@ class Shares:
             predicted_per_s=forecast.predicted_per_s,
             doubt=forecast.doubt,
             urgent=float(urgent),
+            deaf=0.0,
             split=era.fingerprint[1],
         )
 

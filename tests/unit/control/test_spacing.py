@@ -14,7 +14,7 @@ def report(iterations: int, samples: int, control_s: float, cost_s: float) -> Re
     return Report(
         iteration=0, iterations=iterations, samples=iterations * samples, local_s=iterations * ITERATION_S,
         exchange_s=0.0, transfer_s=0.0, control_s=control_s, cost_s=cost_s, cpu=0.0, memory=0.0,
-        predicted_per_s=1.0, doubt=0.0, urgent=0.0, split=0.0,
+        predicted_per_s=1.0, doubt=0.0, urgent=0.0, deaf=0.0, split=0.0,
     )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def spent(spacing: Spacing, cost_s: float, measuring_s: float, iterations: int, 
         if gathers > 5:
             counted_s += sum(row.samples * row.control_s / row.iterations for row in rows) / sum(SAMPLES)
             done += window
-        window = spacing.gap(rows, quiet=False).most
+        window = spacing.gap(rows, changed=True).most
         # Most costs are alike; now and then the process is stopped in the middle of one.
         costs = [cost_s * (20.0 if rng.random() < 0.1 else rng.uniform(0.5, 1.5)) for _ in SAMPLES]
         gathers += 1
@@ -51,7 +51,7 @@ def test_a_burst_is_paid_back_and_then_forgotten() -> None:
     spacing = Spacing(3, 0.005)
 
     def gap(window: int, control_s: float) -> int:
-        return spacing.gap(tuple(report(window, samples, control_s, 1e-3) for samples in SAMPLES), quiet=False).most
+        return spacing.gap(tuple(report(window, samples, control_s, 1e-3) for samples in SAMPLES), changed=True).most
 
     gaps = [1]
     for _ in range(20):
@@ -67,13 +67,24 @@ def test_a_burst_is_paid_back_and_then_forgotten() -> None:
 def test_the_start_does_not_mind_the_budget() -> None:
     spacing = Spacing(3, 0.005)
     dear = tuple(report(1, samples, 0.1, 0.1) for samples in SAMPLES)
-    assert [spacing.gap(dear, quiet=False) for _ in range(4)] == [(1, 1)] * 4
-    assert spacing.gap(dear, quiet=False).least > 1
+    assert [spacing.gap(dear, changed=True) for _ in range(4)] == [(1, 1)] * 4
+    assert spacing.gap(dear, changed=True).least > 1
 
 
-@pytest.mark.parametrize(("urgent", "times"), [(0.0, 32), (float("nan"), 8)])
-def test_while_nothing_changes_gathers_are_rarer_where_somebody_could_call(urgent: float, times: int) -> None:
+def idle(spacing: Spacing, gathers: int = 1, **values: float) -> int:
+    """After so many gathers that change nothing: how much rarer than possible the next one is."""
+    rows = tuple(report(1, samples, 1e-3, 1e-3)._replace(**values) for samples in SAMPLES)
+    gap = [spacing.gap(rows, changed=False) for _ in range(gathers)][-1]
+    return gap.most // gap.least
+
+
+@pytest.mark.parametrize(("deaf", "times"), [(0.0, 32), (1.0, 8)])
+def test_while_nothing_changes_gathers_are_rarer_where_somebody_could_call(deaf: float, times: int) -> None:
+    assert idle(Spacing(3, 0.005), 20, deaf=deaf) == times
+
+
+def test_a_call_to_no_effect_does_not_bring_more_gathers_but_where_none_can_be_heard_it_does() -> None:
     spacing = Spacing(3, 0.005)
-    rows = tuple(report(1, samples, 1e-3, 1e-3)._replace(urgent=urgent) for samples in SAMPLES)
-    gap = [spacing.gap(rows, quiet=True) for _ in range(20)][-1]
-    assert gap.most == times * gap.least
+    before = idle(spacing, 8)
+    assert idle(spacing, urgent=1.0) == before
+    assert idle(spacing, urgent=1.0, deaf=1.0) == 1

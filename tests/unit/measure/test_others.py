@@ -45,7 +45,7 @@ def test_a_group_counts_as_soon_as_it_has_a_quota() -> None:
     scene.go(1.0, own=0.5, others=1.0)
     assert scene.others.sample() == pytest.approx(0.5)
     scene.quota = 0.5
-    scene.go(1.0, own=0.25, others=1.0)
+    scene.go(1.5, own=0.25, others=1.0)
     assert math.isnan(scene.others.sample())  # nothing was read there before
     scene.go(1.0, own=0.25, others=1.0)
     scene.beside_s += 0.25
