@@ -203,5 +203,6 @@ class _Ours:
             predicted_per_s=forecast.predicted_per_s,
             doubt=forecast.doubt,
             urgent=float(urgent),
+            deaf=0.0,
             split=self.decider.fingerprint(),
         )
