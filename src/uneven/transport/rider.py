@@ -20,8 +20,8 @@ class Rider:
         self.heard = False
         self._sizes: list[int] = []  # bytes of each bucket of this exchange, in order
         self._index = -1  # the bucket of this exchange that is ridden on
-        self._staged: torch.Tensor | None = None
-        self._bucket: torch.Tensor | None = None
+        self._bucket: torch.Tensor | None = None  # the one that is ridden on now
+        self._staged = self._room = self._seat = torch.empty(0)  # the copy, and its two parts
 
     def mount(self, bucket: torch.Tensor) -> torch.Tensor:
         """What is to be summed up instead of ``bucket``: itself, or a copy with one more number at its end."""
@@ -29,19 +29,19 @@ class Rider:
         self._sizes.append(bucket.numel() * bucket.element_size())
         if index != self._index:
             return bucket
-        staged = self._staged
-        if staged is None or staged.numel() != bucket.numel() + 1 or staged.dtype != bucket.dtype:
-            staged = self._staged = torch.empty(bucket.numel() + 1, dtype=bucket.dtype)
-        staged[:-1].copy_(bucket)
-        staged[-1] = float(self.calling)
+        if self._room.numel() != bucket.numel() or self._room.dtype != bucket.dtype:
+            self._staged = torch.empty(bucket.numel() + 1, dtype=bucket.dtype)
+            self._room, self._seat = self._staged[:-1], self._staged[-1:]
+        self._room.copy_(bucket)
+        self._seat.fill_(float(self.calling))
         self._bucket = bucket
-        return staged
+        return self._staged
 
     def dismount(self) -> None:
         """All sums are there: give the bucket its own, and hear whether anybody called."""
-        if self._bucket is not None and self._staged is not None:
-            self._bucket.copy_(self._staged[:-1])
-            self.heard = self.heard or bool(self._staged[-1] > 0)
+        if self._bucket is not None:
+            self._bucket.copy_(self._room)
+            self.heard = self.heard or self._seat.item() > 0
         smallest = min(self._sizes)
         self._index = self._sizes.index(smallest) if smallest <= _LARGEST_BYTES else -1
         self._sizes, self._bucket = [], None
