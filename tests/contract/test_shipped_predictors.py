@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.predict import ARIMA, EMA, NARX, Auto, Last, Predictor, Steady, predictors
+from uneven.predict import ARIMA, EMA, LSTM, NARX, RNN, Auto, Last, Predictor, Steady, predictors
 from uneven.testing.contracts import PredictorContract
 
 
@@ -48,6 +48,26 @@ class TestEagerNARX(PredictorContract):
         return predictors.resolve("narx:hidden=2,delay=1,warm_up=4,every=2,memory=16,penalty=1")
 
 
+class TestRNN(PredictorContract):
+    def make(self) -> Predictor:
+        return RNN()
+
+
+class TestEagerRNN(PredictorContract):
+    def make(self) -> Predictor:
+        return predictors.resolve("rnn:hidden=3,length=4,warm_up=6,every=2,memory=16,batch=8,uses=true")
+
+
+class TestLSTM(PredictorContract):
+    def make(self) -> Predictor:
+        return LSTM()
+
+
+class TestEagerLSTM(PredictorContract):
+    def make(self) -> Predictor:
+        return predictors.resolve("lstm:hidden=3,length=4,warm_up=6,every=2,memory=16,batch=8")
+
+
 class TestAuto(PredictorContract):
     def make(self) -> Predictor:
         return Auto()
@@ -59,4 +79,4 @@ class TestEagerAuto(PredictorContract):
 
 
 def test_no_shipped_predictor_is_left_out() -> None:
-    assert set(predictors) == {"last", "ema", "steady", "arima", "narx", "auto"}
+    assert set(predictors) == {"last", "ema", "steady", "arima", "rnn", "lstm", "narx", "auto"}

@@ -6,13 +6,29 @@ from uneven.predict.base import Lesson, Predictor, predictors, study
 from uneven.predict.ema import EMA
 from uneven.predict.last import Last
 from uneven.predict.narx import NARX
+from uneven.predict.recurrent import LSTM, RNN
 from uneven.predict.steady import Steady
 
 predictors.register("last", Last)
 predictors.register("ema", EMA)
 predictors.register("steady", Steady)
 predictors.register("arima", ARIMA)
+predictors.register("rnn", RNN)
+predictors.register("lstm", LSTM)
 predictors.register("narx", NARX)
 predictors.register("auto", Auto)
 
-__all__ = ["ARIMA", "EMA", "NARX", "Auto", "Last", "Lesson", "Predictor", "Steady", "predictors", "study"]
+__all__ = [
+    "ARIMA",
+    "EMA",
+    "LSTM",
+    "NARX",
+    "RNN",
+    "Auto",
+    "Last",
+    "Lesson",
+    "Predictor",
+    "Steady",
+    "predictors",
+    "study",
+]

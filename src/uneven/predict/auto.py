@@ -11,7 +11,7 @@ from uneven.errors import ConfigError
 from uneven.predict.base import Lesson, Predictor, measured, predictors
 from uneven.predict.doubt import Doubt
 
-EXPERTS = ("last", "ema", "steady", "arima", "narx")
+EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 """The paper's six and ours."""
 
 _MOST_LOSS = 12.5  # of one iteration, which is an error of five times the usual one; a spike counts as this

@@ -1,0 +1,141 @@
+"""A plain recurrent cell and an LSTM cell, forwards and backwards through time. Pure.
+
+They are so small that one call into a library costs more than the arithmetic; with NumPy nothing has to be loaded, and
+nothing waits for a lock. ``tests/unit/predict/test_recurrent.py`` compares values and gradients with PyTorch's.
+
+Shapes: B sequences of L steps with I inputs, H hidden units.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from uneven.predict.past import Floats
+
+
+class Weights(NamedTuple):
+    """With G gates: from the inputs ``(I, G H)``, from the hidden ``(H, G H)``, offsets ``(G H,)``, out ``(H,)``."""
+
+    inputs: Floats
+    hidden: Floats
+    offsets: Floats
+    out: Floats
+
+
+class Cell(ABC):
+    """One kind of recurrent layer."""
+
+    gates: int
+
+    def size(self, inputs: int, hidden: int) -> int:
+        """Number of weights."""
+        return (inputs + hidden + 1) * self.gates * hidden + hidden
+
+    def split(self, flat: Floats, inputs: int, hidden: int) -> Weights:
+        """Views of a flat vector of weights."""
+        wide = self.gates * hidden
+        ends = np.cumsum([inputs * wide, hidden * wide, wide]).tolist()
+        first, second, third, last = np.split(flat, ends)
+        return Weights(first.reshape(inputs, wide), second.reshape(hidden, wide), third, last)
+
+    @abstractmethod
+    def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
+        """The last hidden values ``(B, H)`` of ``x``, ``(B, L, I)``, from zeros; and what the way back needs."""
+
+    @abstractmethod
+    def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
+        """How the sum over all steps' gates changes: ``(L, B, G H)``, for the slope ``(B, H)`` of the last hidden."""
+
+    def gradient(self, weights: Weights, x: Floats, target: Floats) -> tuple[float, Floats]:
+        """Mean squared error of ``hidden · out`` from ``target``, ``(B,)``, and its gradient, flat."""
+        last, trail = self.forward(weights, x)
+        missed = last @ weights.out - target
+        scale = 2.0 / len(target)
+        steps = self.backward(weights, trail, scale * missed[:, None] * weights.out)
+        before = np.stack([step[0] for step in trail])  # (L, B, H), the hidden values that each step came from
+        wide = steps.shape[2]
+        flat = steps.reshape(-1, wide)
+        parts = (
+            np.swapaxes(x, 0, 1).reshape(-1, x.shape[2]).T @ flat,
+            before.reshape(-1, before.shape[2]).T @ flat,
+            flat.sum(axis=0),
+            scale * (missed @ last),
+        )
+        return float(missed @ missed) / len(target), np.concatenate([part.ravel() for part in parts])
+
+
+class PlainCell(Cell):
+    """h_t = tanh(x_t W + h_{t−1} U + b) (Elman)."""
+
+    gates = 1
+
+    def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
+        """See :meth:`Cell.forward`."""
+        from_inputs = x @ weights.inputs + weights.offsets
+        hidden = np.zeros((len(x), len(weights.out)))
+        trail = []
+        for t in range(x.shape[1]):
+            before, hidden = hidden, np.tanh(from_inputs[:, t] + hidden @ weights.hidden)
+            trail.append((before, hidden))
+        return hidden, trail
+
+    def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
+        """See :meth:`Cell.backward`."""
+        steps = []
+        for _, hidden in reversed(trail):
+            step = slope * (1.0 - hidden * hidden)
+            steps.append(step)
+            slope = step @ weights.hidden.T
+        return np.stack(steps[::-1])
+
+
+class LongCell(Cell):
+    """The LSTM of Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000).
+
+    c_t = f c_{t−1} + i g and h_t = o tanh(c_t), with the gates i, f, g, o in this order, as in PyTorch.
+    """
+
+    gates = 4
+
+    def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
+        """See :meth:`Cell.forward`."""
+        n = len(weights.out)
+        from_inputs = x @ weights.inputs + weights.offsets
+        hidden, kept = np.zeros((len(x), n)), np.zeros((len(x), n))
+        # tanh(z) = 2 σ(2 z) − 1, so one call does for all four gates
+        half = np.full(4 * n, 0.5)
+        half[2 * n : 3 * n] = 1.0
+        trail = []
+        for t in range(x.shape[1]):
+            values = np.tanh((from_inputs[:, t] + hidden @ weights.hidden) * half)
+            gate = values * half + (1.0 - half)
+            i, f, g, o = gate[:, :n], gate[:, n : 2 * n], gate[:, 2 * n : 3 * n], gate[:, 3 * n :]
+            kept_before, kept = kept, f * kept + i * g
+            bent = np.tanh(kept)
+            before, hidden = hidden, o * bent
+            trail.append((before, kept_before, bent, i, f, g, o))
+        return hidden, trail
+
+    def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
+        """See :meth:`Cell.backward`."""
+        steps = []
+        kept_slope = np.zeros_like(slope)
+        for _, kept_before, bent, i, f, g, o in reversed(trail):
+            kept_slope = kept_slope + slope * o * (1.0 - bent * bent)
+            step = np.concatenate(
+                [
+                    kept_slope * g * i * (1.0 - i),
+                    kept_slope * kept_before * f * (1.0 - f),
+                    kept_slope * i * (1.0 - g * g),
+                    slope * bent * o * (1.0 - o),
+                ],
+                axis=1,
+            )
+            steps.append(step)
+            slope = step @ weights.hidden.T
+            kept_slope = kept_slope * f
+        return np.stack(steps[::-1])
