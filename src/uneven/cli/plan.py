@@ -174,7 +174,7 @@ def _one(case: _Case, choice: Choice, lesson: learning.Lesson, moved: Callable[[
     scenario, counter = case.scenario(choice), Counter()
     turns = 1 if lesson.task is None else 2
     facts, progress = scenario.policy.facts, lambda done: moved(min(1.0, done / case.iterations) / turns)
-    outcome = simulate(scenario, counter, arithmetic=counter, progress=progress)
+    outcome = simulate(scenario, arithmetic=counter, progress=progress)
     taught = None
     if lesson.task is not None:
         from uneven.virtual import train

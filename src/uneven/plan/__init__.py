@@ -1,7 +1,7 @@
 """Which balancer and which policy fit a cluster, and why: simulated combinations, ranked, with reasons. Pure."""
 
 from uneven.plan.combine import Choice, LeftOut, combinations, default_syncs
-from uneven.plan.figures import Counter, Figures, Lesson, Result, Worker
+from uneven.plan.figures import Counter, Figures, Lesson, Result
 from uneven.plan.rank import Plan, Row, ranked
 from uneven.plan.reasons import findings, reason
 
@@ -14,7 +14,6 @@ __all__ = [
     "Plan",
     "Result",
     "Row",
-    "Worker",
     "combinations",
     "default_syncs",
     "findings",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from uneven.balance import balancers
 from uneven.cluster.spec import ClusterSpec, Do
 from uneven.plan.bottleneck import bottleneck
-from uneven.plan.figures import Figures, Result, Worker
+from uneven.plan.figures import Figures, Result
 from uneven.plan.rank import Plan, Row
+from uneven.simulate import WorkerOutcome
 from uneven.sync import Pace
 
 _EQUAL = 1.1
@@ -185,22 +186,22 @@ def _learning(result: Result, plan: Plan) -> str:
     return f"needs {part(abs(needs - 1))} {more} samples than {than}"
 
 
-def _others_wait(figures: Figures, slow: Worker) -> float:
+def _others_wait(figures: Figures, slow: WorkerOutcome) -> float:
     """Part of their time that all but one spend waiting."""
     others = [one for one in figures.workers if one.rank != slow.rank]
     time_s = sum(one.step_s * one.steps for one in others)
     return sum(one.wait_share * one.step_s * one.steps for one in others) / time_s if time_s > 0 else 0.0
 
 
-def _compute_s(worker: Worker) -> float:
+def _compute_s(worker: WorkerOutcome) -> float:
     return worker.step_s * (1 - worker.wait_share - worker.communicate_share)
 
 
-def _rarest(figures: Figures) -> Worker:
+def _rarest(figures: Figures) -> WorkerOutcome:
     return min(figures.workers, key=lambda one: (one.late_rate_per_s, one.rank))
 
 
-def _most(figures: Figures) -> Worker:
+def _most(figures: Figures) -> WorkerOutcome:
     return max(figures.workers, key=lambda one: (one.late_rate_per_s, -one.rank))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,20 +24,36 @@ class WorkerOutcome:
     Attributes:
         clock: steps that are over for it, those that others took while it was late included.
         steps: that it took itself.
-        samples: of these steps that counted.
+        dropped: of these, that came too late and count for nothing.
+        samples: of the steps that counted.
+        batch: samples of the last step that counted.
+        speed_per_s: samples that counted, per second of computing for them.
+        step_s: mean time of a step.
+        late_rate_per_s: steps per second in the second half of the run, or while it was there if that was less.
         compute_share, wait_share, communicate_share: parts of the time of its steps, 0 … 1.
-        ended_at_s: end of its last step.
+        began_at_s, ended_at_s: start of its first step, end of its last.
     """
 
     rank: int
     node: str
     clock: int
     steps: int
+    dropped: int
     samples: int
+    batch: int
+    speed_per_s: float
+    step_s: float
+    late_rate_per_s: float
     compute_share: float
     wait_share: float
     communicate_share: float
+    began_at_s: float
     ended_at_s: float
+
+    @property
+    def present_s(self) -> float:
+        """From the start of its first step to the end of its last."""
+        return self.ended_at_s - self.began_at_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +82,23 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Sums:
-    steps: int = 0
+    began_s: float
+    dropped: int = 0
     samples: int = 0
+    batch: int = 0
     compute_s: float = 0.0
+    counted_s: float = 0.0  # computing for samples that counted
     exchange_s: float = 0.0
-    began_s: float = math.nan
-    ended_at_s: float = 0.0
     iterations: array[int] = field(default_factory=lambda: array("q"))
+    ends_s: array[float] = field(default_factory=lambda: array("d"))
+
+    @property
+    def steps(self) -> int:
+        return len(self.ends_s)
+
+    @property
+    def ended_s(self) -> float:
+        return self.ends_s[-1]
 
 
 class Tally:
@@ -91,13 +118,17 @@ class Tally:
         """One step has ended; steps come in the order of their ends."""
         sums = self._workers.get(step.rank)
         if sums is None:
-            sums = self._workers[step.rank] = _Sums()
-            sums.began_s = step.ended_at_s - step.compute_s - step.exchange_s
-        sums.steps += 1
-        sums.samples += step.batch
+            sums = self._workers[step.rank] = _Sums(step.ended_at_s - step.compute_s - step.exchange_s)
         sums.compute_s += step.compute_s
         sums.exchange_s += step.exchange_s
-        sums.ended_at_s = self._ends_s[step.iteration] = step.ended_at_s
+        if step.batch:
+            sums.batch = step.batch
+            sums.samples += step.batch
+            sums.counted_s += step.compute_s
+        else:
+            sums.dropped += 1
+        self._ends_s[step.iteration] = step.ended_at_s
+        sums.ends_s.append(step.ended_at_s)
         sums.iterations.append(step.iteration)
         if step.exchange_s < self._least_s.get(step.iteration, math.inf):
             self._least_s[step.iteration] = step.exchange_s
@@ -111,17 +142,20 @@ class Tally:
         """What was counted."""
         ends_s = np.array([end_s for _, end_s in sorted(self._ends_s.items())])
         durations_s = np.diff(ends_s) if len(ends_s) > 1 else ends_s
-        workers = tuple(self._worker(rank, sums, clocks[rank]) for rank, sums in sorted(self._workers.items()))
+        end_s = max((sums.ended_s for sums in self._workers.values()), default=0.0)
+        workers = tuple(
+            self._worker(rank, sums, clocks[rank], end_s) for rank, sums in sorted(self._workers.items())
+        )
         time_s = math.fsum(sums.compute_s + sums.exchange_s for sums in self._workers.values())
         wait_s = math.fsum(self._wait_s(sums) for sums in self._workers.values())
-        rates = [_ratio(sums.samples, sums.ended_at_s - sums.began_s) for sums in self._workers.values()]
+        rates = [_ratio(worker.samples, worker.present_s) for worker in workers]
         return Outcome(
             iterations=len(ends_s),
             iteration_s=float(np.median(durations_s)) if len(ends_s) else math.nan,
             p90_s=float(np.quantile(durations_s, 0.9)) if len(ends_s) else math.nan,
             samples_per_s=math.fsum(rates),
             wait_share=_ratio(wait_s, time_s),
-            ended_at_s=max((sums.ended_at_s for sums in self._workers.values()), default=0.0),
+            ended_at_s=end_s,
             happened=happened + sum(sums.steps for sums in self._workers.values()),
             workers=workers,
         )
@@ -129,19 +163,32 @@ class Tally:
     def _wait_s(self, sums: _Sums) -> float:
         return max(0.0, sums.exchange_s - math.fsum(self._least_s[iteration] for iteration in sums.iterations))
 
-    def _worker(self, rank: int, sums: _Sums, clock: int) -> WorkerOutcome:
+    def _worker(self, rank: int, sums: _Sums, clock: int, end_s: float) -> WorkerOutcome:
         time_s, wait_s = sums.compute_s + sums.exchange_s, self._wait_s(sums)
         return WorkerOutcome(
             rank=rank,
             node=self._names[rank],
             clock=clock,
             steps=sums.steps,
+            dropped=sums.dropped,
             samples=sums.samples,
+            batch=sums.batch,
+            speed_per_s=_ratio(sums.samples, sums.counted_s),
+            step_s=_ratio(time_s, sums.steps),
+            late_rate_per_s=_late_rate(sums, end_s),
             compute_share=_ratio(sums.compute_s, time_s),
             wait_share=_ratio(wait_s, time_s),
             communicate_share=_ratio(sums.exchange_s - wait_s, time_s),
-            ended_at_s=sums.ended_at_s,
+            began_at_s=sums.began_s,
+            ended_at_s=sums.ended_s,
         )
+
+
+def _late_rate(sums: _Sums, end_s: float) -> float:
+    middle_s = end_s / 2
+    if sums.began_s < middle_s and sums.ended_s > 0.9 * end_s:
+        return _ratio(sums.steps - bisect_left(sums.ends_s, middle_s), sums.ended_s - middle_s)
+    return _ratio(sums.steps, sums.ended_s - sums.began_s)
 
 
 def _ratio(above: float, below: float) -> float:

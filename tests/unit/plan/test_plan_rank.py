@@ -7,15 +7,15 @@ import pytest
 from uneven.balance import balancers
 from uneven.cluster.spec import ClusterSpec, Node, Workload
 from uneven.core.cost import Affine
-from uneven.plan import Choice, Counter, Figures, Lesson, Result, Worker, ranked
-from uneven.simulate import Scenario, simulate, streamed
+from uneven.plan import Choice, Counter, Figures, Lesson, Result, ranked
+from uneven.simulate import Scenario, WorkerOutcome, simulate, streamed
 from uneven.sync import Pace, policies
 
 
 def figures(samples_per_s: float, limit_per_s: float = 100.0) -> Figures:
-    worker = Worker(
-        rank=0, node="n", steps=1, dropped=0, samples=1, speed_per_s=limit_per_s, present_s=1.0, batch=1, step_s=1.0,
-        late_rate_per_s=1.0, wait_share=0.0, communicate_share=0.0,
+    worker = WorkerOutcome(
+        rank=0, node="n", clock=1, steps=1, dropped=0, samples=1, batch=1, speed_per_s=limit_per_s, step_s=1.0,
+        late_rate_per_s=1.0, compute_share=1.0, wait_share=0.0, communicate_share=0.0, began_at_s=0.0, ended_at_s=1.0,
     )  # fmt: skip
     return Figures(
         workers=(worker,), samples_per_s=samples_per_s, limit_per_s=limit_per_s, iteration_s=1.0, wait_share=0.0,
@@ -86,7 +86,7 @@ def played(sync: str, balance: str = "even", iterations: int = 40) -> Figures:
         Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=iterations)
     )
     counter = Counter()
-    outcome = simulate(scenario, counter, arithmetic=counter)
+    outcome = simulate(scenario, arithmetic=counter)
     assert policy.facts is not None
     return counter.figures(outcome, waits=policy.facts.pace is not Pace.OWN)
 

@@ -31,7 +31,7 @@ def played(spec: ClusterSpec, *pairs: tuple[str, str], lessons: dict[str, Lesson
         scenario = streamed(
             Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=60)
         )
-        outcome = simulate(scenario, counter, arithmetic=counter)
+        outcome = simulate(scenario, arithmetic=counter)
         assert policy.facts is not None
         figures = counter.figures(outcome, waits=policy.facts.pace is not Pace.OWN)
         lesson = (lessons or {}).get(sync)
