@@ -20,7 +20,7 @@ class LoadMeter:
         every_s: least time between two samples.
     """
 
-    def __init__(self, rank: int, gpu_uuid: str | None = None, every_s: float = 2.0) -> None:
+    def __init__(self, rank: int, gpu_uuid: str | None = None, every_s: float = 5.0) -> None:
         self._rank = rank
         self._every_s = every_s
         self._process = psutil.Process()
