@@ -25,6 +25,9 @@ LINES_UP_TO = 16
 """More workers than this are drawn as a map or without a legend."""
 _POINTS = 12_000
 _AROUND_ZERO = ((0, "#2166ac"), (0.5, "#f7f7f7"), (1, "#b2182b"))
+_CAPTION = 22
+"""Height of a caption with the space around it, pixels."""
+
 _GRID = "#e8e8e8"
 
 
@@ -58,7 +61,7 @@ def time_areas(run: RunData, series: Mapping[int, WorkerSeries], top_s: float) -
     rows = math.ceil(len(series) / columns)
     scale, unit = time_unit(top_s)
     data: list[Figure] = []
-    layout = _layout("", height=max(260, 70 + rows * (190 if columns < 4 else 125)))
+    layout = _captioned(_layout("", height=max(260, 70 + rows * (190 if columns < 4 else 125))))
     layout["grid"] = {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.35, "xgap": 0.12}
     layout["annotations"] = []
     for index, (rank, one) in enumerate(series.items()):
@@ -184,7 +187,7 @@ def mean_bars(runs: Mapping[str, RunData]) -> Figure:
     """Mean time of a step of every worker, stacked bars, one small picture per run, on one scale."""
     scale, unit = time_unit(max(run.summary.iteration_s for run in runs.values()))
     most = max(len(run.ranks) for run in runs.values())
-    layout = _layout("", height=max(220, 110 + 26 * most if most <= 16 else 110 + 11 * most))
+    layout = _captioned(_layout("", height=max(220, 110 + 26 * most if most <= 16 else 110 + 11 * most)))
     layout |= {"barmode": "stack", "annotations": [], "bargap": 0.25}
     layout["grid"] = {"rows": 1, "columns": len(runs), "pattern": "independent", "xgap": 0.16}
     data: list[Figure] = []
@@ -251,6 +254,16 @@ def _layout(y_title: str, *, x_title: str = "iteration", height: int = 320) -> F
         "xaxis": _axis(x_title),
         "yaxis": _axis(y_title),
     }
+
+
+def _captioned(layout: Figure) -> Figure:
+    """The legend goes above the captions of the pictures in the first row, which it would cover on a narrow page."""
+    margin = layout["margin"]
+    drawn = layout["height"] - margin["t"] - margin["b"]
+    layout["height"] += _CAPTION
+    margin["t"] += _CAPTION
+    layout["legend"]["y"] = 1 + _CAPTION / drawn
+    return layout
 
 
 def _axis(title: str) -> Figure:

@@ -87,6 +87,17 @@ def test_pictures_have_axis_names_and_steady_colours(tmp_path: Path) -> None:
     ]
 
 
+def test_the_legend_covers_no_caption(tmp_path: Path) -> None:
+    runs = {name: SampleRun(noise=0.1).write(tmp_path / name) for name in ("one", "other")}
+    captioned = [seen["layout"] for seen in Seen(html.comparison(runs)).figures if "annotations" in seen["layout"]]
+    assert len(captioned) == 3  # the mean of both, and each one's areas
+    for layout in captioned:
+        drawn = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+        size = max(one["font"]["size"] for one in layout["annotations"])
+        assert (layout["legend"]["y"] - 1) * drawn >= 1.3 * size
+        assert layout["margin"]["t"] >= (layout["legend"]["y"] - 1) * drawn + 1.3 * layout["font"]["size"]
+
+
 def test_stacked_areas_add_up_to_the_step(tmp_path: Path) -> None:
     run = SampleRun(iterations=30).write(tmp_path)
     areas = next(f for f in Seen(html.report(run)).figures if len(f["data"]) == 16)["data"]
