@@ -236,6 +236,51 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (path.parent / target).exists(), f"{path.relative_to(root)} links to {target}"
 
 
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
+PICTURE_BYTES = 150_000
+
+
+def wrong_pictures(docs: Path) -> list[str]:
+    """What is missing, shown by no page, too large, or without words for those who cannot see it."""
+    named: set[Path] = set()
+    found = []
+    for page in sorted(docs.rglob("*.md")):
+        for words, target in PICTURE.findall(page.read_text()):
+            picture = (page.parent / target).resolve()
+            named.add(picture)
+            if not words:
+                found.append(f"{page.name} says nothing of {picture.name}")
+            if not picture.is_file():
+                found.append(f"{page.name} shows {picture.name}, which is not there")
+    for picture in sorted((docs / "pictures").glob("*.png")):
+        if picture.resolve() not in named:
+            found.append(f"no page shows {picture.name}")
+        if picture.stat().st_size > PICTURE_BYTES:
+            found.append(f"{picture.name} has more than {PICTURE_BYTES} bytes")
+    return found
+
+
+def test_every_picture_is_there_small_and_shown() -> None:
+    assert wrong_pictures(DOCS) == []
+    shown = {page.stem for page in (DOCS / "how-to").glob("*.md") if PICTURE.search(page.read_text())}
+    assert shown >= {"describe-a-cluster", "emulate", "simulate", "plan", "read-a-run"}
+
+
+def test_pictures_that_are_missing_unused_large_or_mute_are_found(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    for name, size in (("fine", 10), ("large", PICTURE_BYTES + 1), ("unused", 10)):
+        (tmp_path / "pictures" / f"{name}.png").write_bytes(bytes(size))
+    (tmp_path / "how-to").mkdir()
+    pictures = "![what one sees](../pictures/fine.png) ![](../pictures/large.png) ![gone](../pictures/gone.png)"
+    (tmp_path / "how-to" / "page.md").write_text(pictures)
+    assert wrong_pictures(tmp_path) == [
+        "page.md says nothing of large.png",
+        "page.md shows gone.png, which is not there",
+        f"large.png has more than {PICTURE_BYTES} bytes",
+        "no page shows unused.png",
+    ]
+
+
 def test_every_dependency_has_its_reason_and_nothing_else_has() -> None:
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())
     groups = [

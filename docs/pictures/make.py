@@ -1,0 +1,200 @@
+"""Makes the pictures of the pages again, from what the commands of the pages write.
+
+    python docs/pictures/make.py [--runs DIR] [NAME …]      all of them without a name
+
+Chromium takes them (Debian's package chromium; CHROMIUM names another one), and Pillow, which TensorBoard brings, makes
+them small. Nothing else here needs either. ``start`` and ``read-a-run`` show one demo and ``emulate`` a run of half a
+minute, on two cores that nobody else may use; ``emulate`` needs root. With --runs the run directories are kept, and
+what lies there already is shown again without another run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.text import Text
+
+PICTURES = Path(__file__).parent
+DOCS = PICTURES.parent
+TRAINED = ("220", "256", "digits")
+"""Iterations, global batch and data set of the emulated training."""
+WIDTH = 900
+"""Of a picture in the page's own pixels, about as wide as a page of text is shown."""
+SCALE = 1.5
+"""Pixels of the file for each of them, for screens that are finer."""
+COLOURS = 256
+"""Of a picture, so that it stays small."""
+COLUMNS = 94
+"""Of the terminal."""
+
+STYLE = f"""
+html {{ background: #fff; }}
+body {{ font: 15px/1.45 sans-serif; color: #222; background: #fff; margin: 0; }}
+main {{ width: {WIDTH - 16}px; max-width: none; margin: 0; padding: 0 8px; }}
+main > section {{ border: 0; margin: 0; padding: 6px 0 0; }}
+p.note {{ max-width: none; color: #444; }}
+pre {{ font: 15px/1.25 "DejaVu Sans Mono", monospace; margin: 0; padding: 14px; color: #222; }}
+"""
+MEASURE = """
+<script>document.title = "height " + Math.ceil(document.querySelector("main").getBoundingClientRect().height);</script>
+"""
+
+
+def uneven(*words: str, columns: int | None = None) -> str:
+    """Run a command of the pages; what it writes, with its colours if there are ``columns``."""
+    env = dict(os.environ)
+    if columns is not None:
+        env |= {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(columns)}
+    command = [sys.executable, "-m", "uneven", *words]
+    return subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def recorded(runs: Path, name: str, *words: str, target: tuple[str, ...] = ()) -> Path:
+    """The run directory of a command, which is run if it is not there yet."""
+    where = runs / name
+    if not where.is_dir():
+        uneven(*words, "--run-dir", str(where), *target)
+    return where
+
+
+def block(page: str, language: str) -> str:
+    """The first block of a language in a page, so that a picture shows what stands there."""
+    found = re.search(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page} has no block of {language}"
+    return found[1]
+
+
+def described(runs: Path, page: str) -> str:
+    """The cluster of a page, as a file."""
+    path = runs / f"{Path(page).stem}.toml"
+    path.write_text(block(page, "toml"))
+    return str(path)
+
+
+def report(run: Path) -> Path:
+    """Its HTML report."""
+    uneven("report", str(run))
+    return run / "report.html"
+
+
+def parts(page: Path, *titles: str) -> str:
+    """A report without its head and foot and with these sections alone."""
+    html = page.read_text()
+    sections = dict(re.findall(r"(?s)<section><h2>(.*?)</h2>(.*?)</section>", html))
+    kept = "".join(f"<section><h2>{title}</h2>{sections[title]}</section>" for title in titles)
+    head, tail = html.partition("<main>")[0], html.partition("</main>")[2]
+    head = head.replace("</head>", f"<style>{STYLE}</style></head>")
+    return f"{head}<main>{kept}</main>{tail}"
+
+
+def terminal(said: str) -> str:
+    """What a command wrote to a terminal of so many columns, as a page."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), color_system="truecolor")
+    console.print(Text.from_ansi(said.rstrip()), soft_wrap=True)
+    shown = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+    return (
+        f'<!doctype html><html><head><meta charset="utf-8"><style>{STYLE}</style></head>'
+        f"<body><main>{shown}</main></body></html>"
+    )
+
+
+def start(runs: Path) -> str:
+    (page,) = _demo(runs).glob("*-demo.html")
+    return parts(page, "Where the time of a step goes", "Time per iteration")
+
+
+def read_a_run(runs: Path) -> str:
+    (run,) = _demo(runs).glob("*-balanced")
+    return parts(report(run), "Where each worker&#x27;s time goes", "Share of the global batch")
+
+
+def _demo(runs: Path) -> Path:
+    where = runs / "demo"
+    if not where.is_dir():
+        uneven("demo", "--runs", str(where))
+    return where
+
+
+def describe_a_cluster(runs: Path) -> str:
+    spec = described(runs, "how-to/describe-a-cluster.md")
+    run = recorded(runs, "described", "simulate", spec, "--iterations", "240")
+    return parts(report(run), "Share of the global batch", "Time per iteration")
+
+
+def emulate(runs: Path) -> str:
+    spec = described(runs, "how-to/emulate.md")
+    run = recorded(runs, "emulated", "emulate", spec, target=("--", "-m", "uneven.bench.worlds_worker", *TRAINED))
+    return parts(report(run), "Cores in use by the worker", "Share of the global batch")
+
+
+def simulate(runs: Path) -> str:
+    run = recorded(runs, "simulated", "simulate", "lb_bsp_cpu32", "--iterations", "300")
+    return parts(report(run), "Share of the global batch", "Time per iteration")
+
+
+def plan(runs: Path) -> str:
+    played = ("--balance", "even,lb-bsp", "--train", "digits", "--accuracy", "0.9")
+    said = uneven("plan", "demo4", *played, columns=COLUMNS)
+    return terminal(said.partition("\n\x1b[1mWhy")[0])
+
+
+MADE: dict[str, Callable[[Path], str]] = {
+    "start": start,
+    "read-a-run": read_a_run,
+    "describe-a-cluster": describe_a_cluster,
+    "emulate": emulate,
+    "simulate": simulate,
+    "plan": plan,
+}
+
+
+def take(html: str, picture: Path, folder: Path) -> None:
+    """Have Chromium show a page and save it as high as it is."""
+    page = folder / "page.html"
+    page.write_text(html.replace("</body>", f"{MEASURE}</body>"))
+    dom = chromium("--dump-dom", page)
+    found = re.search(r"<title>height (\d+)</title>", dom)
+    assert found is not None, "the page did not say how high it is"
+    size = (f"--force-device-scale-factor={SCALE}", f"--window-size={WIDTH},{found[1]}")
+    chromium(*size, f"--screenshot={folder / 'shot.png'}", page)
+    with Image.open(folder / "shot.png") as shot:
+        shot.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
+
+
+def chromium(*words: str | Path) -> str:
+    """What it writes; its log is dropped unless it fails."""
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+    program = os.environ.get("CHROMIUM", "chromium")
+    command = [program, "--headless", "--disable-gpu", "--hide-scrollbars", *sandbox, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{program} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path)
+    parser.add_argument("names", nargs="*", choices=[*MADE, []])
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="uneven-pictures-") as folder:
+        runs = asked.runs or Path(folder)
+        runs.mkdir(parents=True, exist_ok=True)
+        for name in asked.names or MADE:
+            picture = PICTURES / f"{name}.png"
+            take(MADE[name](runs.resolve()), picture, Path(folder))
+            print(f"{picture}: {picture.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
