@@ -9,38 +9,32 @@ simulated, for how fast that is.
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from uneven import journal
 from uneven.balance import balancers
 from uneven.bench.workload import images, network
 from uneven.bench.worlds_cases import CHANGE_AT, GLOBAL_BATCH, Case, calibration, cases
+from uneven.bench.worlds_compare import BALANCERS, Pair, iteration_s, summarize, summary, tables
 from uneven.bench.worlds_costs import as_in, shape_of
 from uneven.bench.worlds_worker import WIDTH
 from uneven.cluster.spec import ClusterSpec, Workload
 from uneven.cluster.write import to_toml
-from uneven.core.records import Record, StepRecord
+from uneven.core.records import Record
 from uneven.emulate.probe import why_not_isolated
 from uneven.errors import LaunchError
 from uneven.simulate import Scenario, simulate
 from uneven.sync import BSP
 
-BALANCERS = ("even", "lb-bsp")
+__all__ = ["run", "tables"]
+
 SETTLED = CHANGE_AT + 45
 """Iteration from which on an iteration counts: the split has been found, after a change as well."""
-
-TIE = 0.03
-"""Two strategies whose times differ by less are called equally fast."""
 
 _MANY = 10_000
 _ITERATIONS_OF_MANY = 100
@@ -48,6 +42,20 @@ _LIMIT_S = 240.0
 _CLEANS_WITHIN_S = 30.0
 
 Progress = Callable[[str, str, float], None]
+
+
+class Effort(NamedTuple):
+    """How long is measured.
+
+    Attributes:
+        settled: iteration from which on an iteration counts.
+        iterations: of each run.
+        repeats: of each run, the balancers taking turns.
+    """
+
+    settled: int
+    iterations: int
+    repeats: int
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
@@ -59,63 +67,71 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     Raises:
         LaunchError: an emulated run failed.
     """
-    iterations, repeats = (SETTLED + 16, 1) if quick else (SETTLED + 30, 3)
+    effort = Effort(SETTLED, SETTLED + 16, 1) if quick else Effort(SETTLED, SETTLED + 30, 3)
     isolated = not why_not_isolated()
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)
-        workload = _calibrate(place, data, progress)
+        progress("emulated", "calibration", 0.0)
+        workload = measured(*calibration(_unknown(data)), place, data, SETTLED)
         played = {name: case for name, case in cases(workload).items() if isolated or not case.needs_root}
-        found = _both_worlds(played, place, data, iterations, repeats, progress)
-    compared = {name: {balance: _summary(pairs) for balance, pairs in found[name].items()} for name in played}
+        compared = compare(played, place, data, effort, progress)
+    progress("simulated", f"{_MANY:,} workers", 0.0)
+    large = many(_MANY, _ITERATIONS_OF_MANY)
+    progress("simulated", f"{_MANY:,} workers", 1.0)
     return {
         **summarize(compared),
         "left_out": [name for name in cases(workload) if name not in played],
-        "repeats": repeats,
+        "repeats": effort.repeats,
         "workload": {
             "overhead_core_s": workload.overhead_core_s,
             "per_sample_core_s": workload.per_sample_core_s,
             "exchange_core_s": workload.exchange_core_s,
         },
-        **_many(workload, progress),
+        "workers_10000_s": large["took_s"],
+        "workers_10000_peak_bytes": large["peak_bytes"],
+        "events_per_s": large["events_per_s"],
     }
 
 
-def _calibrate(place: Path, data: str, progress: Progress) -> Workload:
-    progress("emulated", "calibration", 0.0)
+def _unknown(data: str) -> Workload:
+    """What the network moves; what it costs is to be measured."""
     gradient_bytes = sum(4 * parameter.numel() for parameter in network(images(data), WIDTH).parameters())
-    unknown = Workload(global_batch=GLOBAL_BATCH, gradient_bytes=gradient_bytes)
-    spec, split = calibration(unknown)
-    records = _emulate(spec, split, place / "calibration", data, SETTLED)
-    return shape_of(records, spec.workload)
+    return Workload(global_batch=GLOBAL_BATCH, gradient_bytes=gradient_bytes)
 
 
-class Pair(NamedTuple):
-    """Median iteration time of one description in both worlds."""
-
-    simulated_s: float
-    emulated_s: float
+def measured(spec: ClusterSpec, split: str, place: Path, data: str, iterations: int) -> Workload:
+    """The description's workload with the network's costs, from one emulated run with a split that stays."""
+    return shape_of(_emulate(spec, split, place / "calibration", data, iterations), spec.workload)
 
 
-def _both_worlds(
-    played: dict[str, Case], place: Path, data: str, iterations: int, repeats: int, progress: Progress
-) -> dict[str, dict[str, list[Pair]]]:
-    """Case → balancer → one pair for each repeat; the balancers take turns."""
+def compare(
+    played: Mapping[str, Case], place: Path, data: str, effort: Effort, progress: Progress
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Case → balancer → what both worlds said.
+
+    Args:
+        place: folder for the runs.
+
+    Raises:
+        LaunchError: an emulated run failed.
+    """
     found: dict[str, dict[str, list[Pair]]] = {name: {balance: [] for balance in BALANCERS} for name in played}
-    jobs = [(repeat, name, balance) for repeat in range(repeats) for name in played for balance in BALANCERS]
+    jobs = [(repeat, name, balance) for repeat in range(effort.repeats) for name in played for balance in BALANCERS]
     for number, (repeat, name, balance) in enumerate(jobs):
         progress("emulated", f"{name}, {balance}", (number + 1) / (len(jobs) + 1))
-        where = place / f"{played[name].spec.name}-{balance}-{repeat}"
-        records = _emulate(played[name].spec, balance, where, data, iterations)
-        simulated = _simulate(played[name].spec, balance, records, iterations)
-        found[name][balance].append(Pair(iteration_s(simulated), iteration_s(records)))
-    return found
+        spec = played[name].spec
+        records = _emulate(spec, balance, place / f"{spec.name}-{balance}-{repeat}", data, effort.iterations)
+        simulated = _simulate(spec, balance, records, effort)
+        pair = Pair(iteration_s(simulated, effort.settled), iteration_s(records, effort.settled))
+        found[name][balance].append(pair)
+    return {name: {balance: summary(pairs) for balance, pairs in found[name].items()} for name in played}
 
 
-def _simulate(spec: ClusterSpec, balance: str, emulated: list[Record], iterations: int) -> list[Record]:
+def _simulate(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> list[Record]:
     """The same run in virtual time, on processors as fast as they were in the emulated one."""
     records: list[Record] = []
-    spec = as_in(spec, emulated, SETTLED)
-    scenario = Scenario(spec=spec, balancer=balancers.resolve(balance), policy=BSP(), iterations=iterations)
+    spec = as_in(spec, emulated, effort.settled)
+    scenario = Scenario(spec=spec, balancer=balancers.resolve(balance), policy=BSP(), iterations=effort.iterations)
     simulate(scenario, records.append)
     return records
 
@@ -153,98 +169,18 @@ def _end(emulator: subprocess.Popen[bytes]) -> None:
             emulator.wait()
 
 
-def iteration_s(records: list[Record]) -> float:
-    """Median time of an iteration that counts, by the end of rank 0's steps."""
-    ends_s = {step.iteration: step.ended_at_s for step in records if isinstance(step, StepRecord) and step.rank == 0}
-    counted = [ends_s[iteration] for iteration in sorted(ends_s) if iteration >= SETTLED - 1]
-    return statistics.median(later - earlier for earlier, later in pairwise(counted))
+def many(workers: int, iterations: int) -> dict[str, float]:
+    """Speed and memory of a large simulation, in a process of its own so that its memory can be told.
 
+    Returns:
+        ``took_s``, ``peak_bytes`` and ``events_per_s``.
 
-def _summary(pairs: list[Pair]) -> dict[str, Any]:
-    """Medians over the repeats; the error is that of the middle pair, since both of a pair ran at the same speed."""
-    emulated_s = [pair.emulated_s for pair in pairs]
-    return {
-        "simulated_s": statistics.median(pair.simulated_s for pair in pairs),
-        "emulated_s": statistics.median(emulated_s),
-        "emulated_range_s": [min(emulated_s), max(emulated_s)],
-        "error": abs(statistics.median(pair.simulated_s / pair.emulated_s for pair in pairs) - 1.0),
-    }
-
-
-def summarize(compared: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """How well the worlds agree, over all cases and both balancers."""
-    errors = [one["error"] for case in compared.values() for one in case.values()]
-    agree = [agreed(case) for case in compared.values()]
-    return {
-        "cases": compared,
-        "median_error": statistics.median(errors),
-        "worst_error": max(errors),
-        "rank_agreement": sum(agree) / len(agree),
-    }
-
-
-def agreed(case: dict[str, dict[str, Any]]) -> bool:
-    """Whether both worlds call the same balancer faster, or say almost the same of how much."""
-    simulated, emulated = (_ratio(case, world) for world in ("simulated_s", "emulated_s"))
-    same = verdict(case, "simulated_s") == verdict(case, "emulated_s")
-    return same or abs(simulated - emulated) < TIE / 2
-
-
-def _ratio(case: dict[str, dict[str, Any]], world: str) -> float:
-    first, second = BALANCERS
-    return float(case[first][world] / case[second][world])
-
-
-def verdict(case: dict[str, dict[str, Any]], world: str) -> str:
-    """Which balancer is faster there; "neither" within the tie."""
-    first, second = BALANCERS
-    ratio = _ratio(case, world)
-    if abs(ratio - 1.0) < TIE:
-        return "neither"
-    return second if ratio > 1.0 else first
-
-
-def _many(workload: Workload, progress: Progress) -> dict[str, float]:
-    """Speed and memory of a simulation of 10,000 workers, in a process of its own so that its memory can be told."""
-    progress("simulated", f"{_MANY:,} workers", 0.0)
-    command = [sys.executable, "-m", "uneven.bench.worlds_many", str(_MANY), str(_ITERATIONS_OF_MANY)]
+    Raises:
+        LaunchError: it failed.
+    """
+    command = [sys.executable, "-m", "uneven.bench.worlds_many", str(workers), str(iterations)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     if done.returncode:
-        raise LaunchError(f"simulating {_MANY} workers failed:\n{done.stderr[-3000:]}", done.returncode)
-    progress("simulated", f"{_MANY:,} workers", 1.0)
+        raise LaunchError(f"simulating {workers} workers failed:\n{done.stderr[-3000:]}", done.returncode)
     found: dict[str, float] = json.loads(done.stdout)
     return found
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
-    table = Table(title="Simulated and emulated: median ms per iteration", box=SIMPLE_HEAD)
-    for heading in ("", "balancer", "simulated", "emulated", "error", "faster: simulated", "emulated"):
-        table.add_column(heading, justify="right" if heading in ("simulated", "emulated", "error") else "left")
-    for name, case in result["cases"].items():
-        verdicts = [verdict(case, world) for world in ("simulated_s", "emulated_s")]
-        for balance, one in case.items():
-            low, high = one["emulated_range_s"]
-            around = f" \\[{low * 1e3:.1f} … {high * 1e3:.1f}]" if high > low else ""
-            table.add_row(
-                name if balance == BALANCERS[0] else "",
-                balance,
-                f"{one['simulated_s'] * 1e3:.1f}",
-                f"{one['emulated_s'] * 1e3:.1f}{around}",
-                f"{one['error']:.1%}",
-                *(verdicts if balance == BALANCERS[0] else ("", "")),
-            )
-    summary = Table(title="How well they agree", box=SIMPLE_HEAD)
-    summary.add_column("")
-    summary.add_column("measured", justify="right")
-    summary.add_row("error, median", f"{result['median_error']:.1%}")
-    summary.add_row("error, worst", f"{result['worst_error']:.1%}")
-    summary.add_row("cases in which both say which is faster", f"{result['rank_agreement']:.0%}")
-    if result["left_out"]:
-        summary.add_row("left out, for they need root", ", ".join(result["left_out"]))
-    summary.add_row(
-        f"{_ITERATIONS_OF_MANY} iterations of {_MANY:,} workers",
-        f"{result['workers_10000_s']:.1f} s, {result['workers_10000_peak_bytes'] / 1e9:.2f} GB",
-    )
-    summary.add_row("events per second there", f"{result['events_per_s']:,.0f}")
-    return [table, summary]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import random
 from typing import Never
 
 import pytest
+from rich.console import Console
 
-from uneven.bench.worlds import SETTLED, iteration_s, summarize, verdict
+from uneven.bench.worlds import many, tables
 from uneven.bench.worlds_cases import calibration, cases
+from uneven.bench.worlds_compare import Pair, iteration_s, summarize, summary, verdict
 from uneven.bench.worlds_costs import as_in, shape_of
 from uneven.cluster.parse import from_toml
 from uneven.cluster.spec import Workload
 from uneven.cluster.write import to_toml
 from uneven.core.records import StepRecord
+from uneven.errors import LaunchError
 
 
 def no_files(asked: object) -> Never:
@@ -75,10 +79,11 @@ def test_what_changes_for_good_is_no_noise() -> None:
 
 def test_only_settled_iterations_count() -> None:
     ends_s = [0.0]
-    for iteration in range(SETTLED + 9):
-        ends_s.append(ends_s[-1] + (5.0 if iteration < SETTLED else 0.1))
+    for iteration in range(20 + 9):
+        ends_s.append(ends_s[-1] + (5.0 if iteration < 20 else 0.1))
     steps = [step(rank, k, 64, 0.03, ended_at_s=end + rank) for rank in (1, 0) for k, end in enumerate(ends_s[1:])]
-    assert iteration_s(list(steps)) == pytest.approx(0.1)
+    assert iteration_s(list(steps), since=20) == pytest.approx(0.1)
+    assert iteration_s(list(steps), since=0) == pytest.approx(5.0)
 
 
 def case(simulated: tuple[float, float], emulated: tuple[float, float]) -> dict[str, dict[str, float]]:
@@ -110,3 +115,37 @@ def test_every_case_can_be_written_down_and_fits_a_laptop() -> None:
         assert from_toml(to_toml(one.spec), "case", no_files) == one.spec
         assert sum(node.cores for node in one.spec.nodes) <= 1.8
     assert sum(one.needs_root for one in found.values()) == 3
+
+
+def test_the_middle_pair_tells_the_error() -> None:
+    pairs = [Pair(0.10, 0.20), Pair(0.30, 0.30), Pair(0.22, 0.20)]
+    found = summary(pairs)
+    assert found["error"] == pytest.approx(0.0)  # of 0.5, 1.0 and 1.1
+    assert (found["simulated_s"], found["emulated_s"]) == (0.22, 0.20)
+    assert found["emulated_range_s"] == [0.20, 0.30]
+
+
+def test_the_tables_show_every_case_what_agrees_and_what_was_left_out() -> None:
+    even, balanced = summary([Pair(0.30, 0.33)]), summary([Pair(0.100, 0.110), Pair(0.100, 0.090)])
+    compared = {"uphill": {"even": even, "lb-bsp": balanced}}
+    result = {
+        **summarize(compared), "left_out": ["a narrow link"], "workers_10000_s": 12.34,
+        "workers_10000_peak_bytes": 230e6, "events_per_s": 81_234.0,
+    }  # fmt: skip
+    console = Console(width=120, record=True, file=io.StringIO())
+    for table in tables(result):
+        console.print(table)
+    lines = console.export_text().splitlines()
+    first = next(line for line in lines if "uphill" in line)
+    assert first.split()[1:] == ["even", "300.0", "330.0", "9.1%", "lb-bsp", "lb-bsp"]
+    assert any("lb-bsp" in line and "100.0 [90.0 … 110.0]" in line for line in lines)
+    for shown in ("a narrow link", "12.3 s, 0.23 GB", "81,234", "100%"):
+        assert any(shown in line for line in lines), shown
+
+
+def test_a_large_simulation_tells_its_speed_and_memory() -> None:
+    found = many(workers=12, iterations=3)
+    assert set(found) == {"took_s", "peak_bytes", "events_per_s"}
+    assert all(value > 0 for value in found.values())
+    with pytest.raises(LaunchError, match="simulating 0 workers failed"):
+        many(workers=0, iterations=3)

@@ -1,0 +1,109 @@
+"""What both worlds said of a description, compared, and the tables that show it. No process, no file, no clock."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven.core.records import Record, StepRecord
+
+BALANCERS = ("even", "lb-bsp")
+
+TIE = 0.03
+"""Two strategies whose times differ by less are called equally fast."""
+
+
+class Pair(NamedTuple):
+    """Median iteration time of one description in both worlds."""
+
+    simulated_s: float
+    emulated_s: float
+
+
+def iteration_s(records: list[Record], since: int) -> float:
+    """Median time of an iteration from this one on, by the end of rank 0's steps."""
+    ends_s = {step.iteration: step.ended_at_s for step in records if isinstance(step, StepRecord) and step.rank == 0}
+    counted = [ends_s[iteration] for iteration in sorted(ends_s) if iteration >= since - 1]
+    return statistics.median(later - earlier for earlier, later in pairwise(counted))
+
+
+def summary(pairs: list[Pair]) -> dict[str, Any]:
+    """Medians over the repeats; the error is that of the middle pair, since both of a pair ran at the same speed."""
+    emulated_s = [pair.emulated_s for pair in pairs]
+    return {
+        "simulated_s": statistics.median(pair.simulated_s for pair in pairs),
+        "emulated_s": statistics.median(emulated_s),
+        "emulated_range_s": [min(emulated_s), max(emulated_s)],
+        "error": abs(statistics.median(pair.simulated_s / pair.emulated_s for pair in pairs) - 1.0),
+    }
+
+
+def summarize(compared: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """How well the worlds agree, over all cases and both balancers."""
+    errors = [one["error"] for case in compared.values() for one in case.values()]
+    agree = [agreed(case) for case in compared.values()]
+    return {
+        "cases": compared,
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors),
+        "rank_agreement": sum(agree) / len(agree),
+    }
+
+
+def agreed(case: dict[str, dict[str, Any]]) -> bool:
+    """Whether both worlds call the same balancer faster, or say almost the same of how much."""
+    simulated, emulated = (_ratio(case, world) for world in ("simulated_s", "emulated_s"))
+    same = verdict(case, "simulated_s") == verdict(case, "emulated_s")
+    return same or abs(simulated - emulated) < TIE / 2
+
+
+def _ratio(case: dict[str, dict[str, Any]], world: str) -> float:
+    first, second = BALANCERS
+    return float(case[first][world] / case[second][world])
+
+
+def verdict(case: dict[str, dict[str, Any]], world: str) -> str:
+    """Which balancer is faster there; "neither" within the tie."""
+    first, second = BALANCERS
+    ratio = _ratio(case, world)
+    if abs(ratio - 1.0) < TIE:
+        return "neither"
+    return second if ratio > 1.0 else first
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    table = Table(title="Simulated and emulated: median ms per iteration", box=SIMPLE_HEAD)
+    for heading in ("", "balancer", "simulated", "emulated", "error", "faster: simulated", "emulated"):
+        table.add_column(heading, justify="right" if heading in ("simulated", "emulated", "error") else "left")
+    for name, case in result["cases"].items():
+        verdicts = [verdict(case, world) for world in ("simulated_s", "emulated_s")]
+        for balance, one in case.items():
+            low, high = one["emulated_range_s"]
+            around = f" \\[{low * 1e3:.1f} … {high * 1e3:.1f}]" if high > low else ""
+            table.add_row(
+                name if balance == BALANCERS[0] else "",
+                balance,
+                f"{one['simulated_s'] * 1e3:.1f}",
+                f"{one['emulated_s'] * 1e3:.1f}{around}",
+                f"{one['error']:.1%}",
+                *(verdicts if balance == BALANCERS[0] else ("", "")),
+            )
+    agreement = Table(title="How well they agree", box=SIMPLE_HEAD)
+    agreement.add_column("")
+    agreement.add_column("measured", justify="right")
+    agreement.add_row("error, median", f"{result['median_error']:.1%}")
+    agreement.add_row("error, worst", f"{result['worst_error']:.1%}")
+    agreement.add_row("cases in which both say which is faster", f"{result['rank_agreement']:.0%}")
+    if result["left_out"]:
+        agreement.add_row("left out, for they need root", ", ".join(result["left_out"]))
+    agreement.add_row(
+        "100 iterations of 10,000 workers",
+        f"{result['workers_10000_s']:.1f} s, {result['workers_10000_peak_bytes'] / 1e9:.2f} GB",
+    )
+    agreement.add_row("events per second there", f"{result['events_per_s']:,.0f}")
+    return [table, agreement]

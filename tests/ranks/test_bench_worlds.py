@@ -1,0 +1,50 @@
+"""``uneven bench worlds`` on one small description: from words over real processes to both worlds' times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from emulation import needs_root
+
+from uneven import journal
+from uneven.bench.worlds import Effort, compare, measured
+from uneven.bench.worlds_cases import GLOBAL_BATCH, Case
+from uneven.bench.worlds_compare import BALANCERS, summarize
+from uneven.cluster.spec import ClusterSpec, Node, Workload
+from uneven.core.records import RunRecord, StepRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, needs_root]
+
+TINY = ClusterSpec(
+    name="tiny",
+    nodes=(Node(name="a", cores=0.6, period_s=0.01), Node(name="b", cores=0.3, period_s=0.01)),
+    workload=Workload(global_batch=GLOBAL_BATCH, gradient_bytes=1_000_000),
+)
+
+
+def test_costs_come_from_an_emulated_run(tmp_path: Path) -> None:
+    workload = measured(TINY, "static:shares=3/1", tmp_path, "digits", iterations=8)
+    assert workload.per_sample_core_s > 0
+    assert workload.exchange_core_s > 0
+    assert workload.gradient_bytes == TINY.workload.gradient_bytes  # what was known is kept
+
+
+def test_a_description_is_emulated_and_simulated_and_compared(tmp_path: Path) -> None:
+    told: list[tuple[str, str, float]] = []
+    effort = Effort(settled=8, iterations=12, repeats=1)
+    compared = compare({"tiny": Case(TINY)}, tmp_path, "digits", effort, lambda *what: told.append(what))
+    assert [what for _, what, _ in told] == ["tiny, even", "tiny, lb-bsp"]
+    assert tuple(compared["tiny"]) == BALANCERS
+    for balance, one in compared["tiny"].items():
+        assert one["simulated_s"] > 0
+        assert one["emulated_s"] > 0
+        assert one["error"] == pytest.approx(abs(one["simulated_s"] / one["emulated_s"] - 1))
+        records = list(journal.read(tmp_path / f"tiny-{balance}-0" / "run").records())
+        steps = [step for step in records if isinstance(step, StepRecord)]
+        assert len(steps) == 2 * effort.iterations
+        runs = [run for run in records if isinstance(run, RunRecord)]
+        assert {(run.world, run.settings["balance"]) for run in runs} == {("emulated", balance)}
+        unequal = {step.batch for step in steps if step.iteration == effort.iterations - 1}
+        assert (len(unequal) == 1) is (balance == "even")
+    assert set(summarize(compared)) == {"cases", "median_error", "worst_error", "rank_agreement"}
