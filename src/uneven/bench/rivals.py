@@ -19,10 +19,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as Shown
 
 from uneven.balance import balancers
-from uneven.bench.peers import rivals
+from uneven.bench.peers import Lbb, rivals
 from uneven.bench.rivals_cases import ITERATIONS, SETTLING, Case, Table, cases
 from uneven.bench.rivals_inside import accumulating, backup, flexrr
-from uneven.bench.rivals_loops import Outcome, foreseen, oracle, ours, rival
+from uneven.bench.rivals_loops import Outcome, foreseen, oracle, ours, profiles, rival
 from uneven.cluster.series import DATA_VARIABLE
 
 OURS = "lb-bsp"
@@ -33,6 +33,9 @@ LIMITS = ("oracle", "foreseen")
 
 CANDIDATES = ("lb-bsp", "numerical", "analytic", "model")
 """Ours, as far as they are registered."""
+
+LBB_AS_OURS = "lbb as ours"
+"""The strongest rival, with reports as rare and as late as ours: what it would be in a run within the same budget."""
 
 INSIDE = {"flexrr": flexrr, "backup": backup, "accumulate": accumulating}
 
@@ -48,7 +51,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
 
     Returns:
         ``cases``: case → method → of_limit, iteration_s, waiting, lost, samples, best; ``best_rival`` and
-        ``gain_over_best_rival`` by case; ``ours``, ``seeds``, ``iterations``, ``settling``.
+        ``gain_over_best_rival`` and ``of_foreseen`` (ours) by case; ``ours``, ``seeds``, ``iterations``, ``settling``.
     """
     seeds = 1 if quick else 3
     recorded = _recordings()
@@ -73,6 +76,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
         "gain_over_best_rival": {
             name: rows[OURS]["of_limit"] / rows[leaders[name]]["of_limit"] for name, rows in found.items()
         },
+        "of_foreseen": {name: rows[OURS]["of_limit"] / rows["foreseen"]["of_limit"] for name, rows in found.items()},
         "seeds": seeds,
         "iterations": ITERATIONS,
         "settling": SETTLING,
@@ -87,6 +91,7 @@ def methods() -> dict[str, Callable[[Case, int], Outcome]]:
     }
     for name in rivals:
         found[name] = lambda case, seed, name=name: rival(case, name, seed)  # type: ignore[misc]
+    found[LBB_AS_OURS] = lambda case, seed: ours(case, Lbb(profile=profiles(case, seed)))
     for name, play in INSIDE.items():
         found[name] = lambda case, _, play=play: play(case)  # type: ignore[misc]
     registered = set(balancers)
@@ -131,10 +136,10 @@ def _recordings() -> dict[str, Table]:
 def tables(result: dict[str, Any]) -> list[Shown]:
     """The result for people."""
     names = list(result["cases"])
-    first = Shown(title="Of the limit: the oracle's time ÷ theirs, for as many samples", box=SIMPLE_HEAD)
-    first.add_column("")
+    first = _narrow("Of the limit: the oracle's time ÷ theirs, for as many samples")
+    first.add_column("", no_wrap=True)
     for name in names:
-        first.add_column(name.replace(" ", "\n", 1), justify="right")
+        first.add_column(name.replace(" ", "\n").replace("band", "band-\n"), justify="right", no_wrap=True)
     for method in result["cases"][names[0]]:
         rows = [result["cases"][name][method] for name in names]
         leads = [method == result["best_rival"][name] for name in names]
@@ -143,17 +148,24 @@ def tables(result: dict[str, Any]) -> list[Shown]:
             for row, lead in zip(rows, leads, strict=True)
         ]
         first.add_row(f"[bold]{method}[/bold]" if method == result["ours"] else method, *cells)
-    first.add_row("gain over best rival", *(f"{result['gain_over_best_rival'][name]:.3f}" for name in names))
+    for key, words in (("gain_over_best_rival", "÷ best rival"), ("of_foreseen", "÷ foreseen")):
+        first.add_row(words, *(f"{result[key][name]:.3f}" for name in names))
     return [first, *(_one(name, rows) for name, rows in result["cases"].items())]
 
 
 def _one(name: str, rows: dict[str, dict[str, Any]]) -> Shown:
-    shown = Shown(title=name, box=SIMPLE_HEAD)
-    for heading in ("", "ms per iteration", "of limit", "waiting", "thrown away", "samples ÷ X", "best in hindsight"):
-        shown.add_column(heading, justify="left" if heading in ("", "best in hindsight") else "right")
+    shown = _narrow(name)
+    shown.add_column("", no_wrap=True)
+    for heading in ("ms per\niteration", "of\nlimit", "waiting", "thrown\naway", "samples\n÷ X"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("best in\nhindsight", no_wrap=True)
     for method, row in rows.items():
         shown.add_row(
             method, f"{row['iteration_s'] * 1e3:.1f}", f"{row['of_limit']:.3f}", f"{row['waiting']:.1%}",
             f"{row['lost']:.1%}" if row["lost"] else "", f"{row['samples']:.2f}", row["best"],
         )  # fmt: skip
     return shown
+
+
+def _narrow(title: str) -> Shown:
+    return Shown(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)

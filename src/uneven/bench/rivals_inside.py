@@ -64,7 +64,7 @@ def _flexrr(case: Case, grain: int, attentive: bool) -> Outcome:
             by_rank[rank][cut[piece]] for row in played.done_by for piece, rank in enumerate(row)
         )
         totals.add(k, took_s, math.fsum(played.busy_s) - lost_s + math.fsum(around_s), max(lost_s, 0.0))
-    return totals.outcome(f"micro-batches of {grain}{', heard at once' if attentive else ''}")
+    return totals.outcome(f"grain {grain}{', attentive' if attentive else ''}")
 
 
 def _seconds(by_rank: list[dict[int, float]], cut: tuple[int, ...]) -> Callable[[int, int, int], float]:
@@ -80,7 +80,7 @@ def _accumulating(case: Case, grain: int) -> Outcome:
         took_s = max(end_s + more_s for end_s, more_s in zip(one.ends_s, around_s, strict=True))
         busy_s = math.fsum(one.ends_s) + math.fsum(around_s)
         totals.add(k, took_s, busy_s, samples=sum(one.samples) / case.global_batch)
-    return totals.outcome(f"micro-batches of {grain}")
+    return totals.outcome(f"grain {grain}")
 
 
 def _backup(case: Case, spares: int) -> Outcome:
