@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Numerical, PresumeEqual, Proportional, Static, balancers
+from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Model, Numerical, PresumeEqual, Proportional, Static, balancers
 from uneven.testing.contracts import BalancerContract
 
 
@@ -43,6 +43,11 @@ class TestLbBsp(BalancerContract):
         return LbBsp()
 
 
+class TestModel(BalancerContract):
+    def make(self) -> Balancer:
+        return Model(margin=0.0, hysteresis=0.0)
+
+
 class TestNumerical(BalancerContract):
     def make(self) -> Balancer:
         return Numerical(window=1)
@@ -56,4 +61,4 @@ class TestNumericalOfADevice(BalancerContract):
 
 
 def test_no_shipped_balancer_is_left_out() -> None:
-    assert set(balancers) == {"even", "static", "proportional", "lb-bsp", "numerical"}
+    assert set(balancers) == {"even", "static", "proportional", "lb-bsp", "model", "numerical"}

@@ -4,6 +4,7 @@ from uneven.balance.base import Balancer, balancers
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import Hysteresis
 from uneven.balance.lb_bsp import LbBsp
+from uneven.balance.model import Model
 from uneven.balance.numerical import Numerical
 from uneven.balance.presume import PresumeEqual
 from uneven.balance.proportional import Proportional
@@ -13,6 +14,7 @@ balancers.register("even", Even)
 balancers.register("static", Static)
 balancers.register("proportional", Proportional)
 balancers.register("lb-bsp", LbBsp)
+balancers.register("model", Model)
 balancers.register("numerical", Numerical)
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Even",
     "Hysteresis",
     "LbBsp",
+    "Model",
     "Numerical",
     "PresumeEqual",
     "Proportional",

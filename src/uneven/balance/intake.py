@@ -27,6 +27,7 @@ class Reports(NamedTuple):
         news: whether it was not there at the last look.
         clean: whether it is news and of the present size, the first one after a change of the size left out.
         size: samples of an iteration, mean over the report.
+        newest_size: the same in its last iteration, as far as can be told.
         iterations: that it covers.
         local_s: data and compute time of an iteration, mean.
         transfer_s: time of an iteration that its own communication takes where the backward pass does not hide it.
@@ -36,6 +37,7 @@ class Reports(NamedTuple):
     news: Flags
     clean: Flags
     size: Floats
+    newest_size: Floats
     iterations: Floats
     local_s: Floats
     transfer_s: Floats
@@ -82,7 +84,9 @@ class Intake:
         self._shares = shares
         self._newest = np.where(news, newest, self._newest)
         self._size = np.where(news, size, self._size)
-        return Reports(news, clean, size, iterations, local_s, transfer_s, column([seen.memory for seen in rows]))
+        newest_size = np.maximum(np.where(news & (self._owed | clean), size, shares), 1.0)
+        memory = column([seen.memory for seen in rows])
+        return Reports(news, clean, size, newest_size, iterations, local_s, transfer_s, memory)
 
     def _meet(self, members: tuple[int, ...], shares: Floats) -> None:
         """Others take part: what is known of those who stay is kept, and newcomers owe nothing."""

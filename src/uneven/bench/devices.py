@@ -19,7 +19,7 @@ SPIKES = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Γ(x) = max(floor, overhead + x · per_sample), and an exchange of which the backward pass hides a part.
+    """Γ(x) = max(floor, overhead + x · per_sample + x² · bend), and an exchange that the backward pass hides in part.
 
     Buckets begin to move when ``ready`` of the computing is done and need ``link_s`` in all; the last one needs
     ``tail_s`` after the computing::
@@ -27,20 +27,24 @@ class Device:
         seconds(x) = max(Γ(x) + tail_s, ready · Γ(x) + link_s)
 
     Attributes:
+        tile: the device computes whole tiles of so many samples.
         most: samples that fit into its memory.
     """
 
     per_sample_s: float
     overhead_s: float = 0.0
     floor_s: float = 0.0
+    bend_s: float = 0.0
     link_s: float = 0.0
     tail_s: float = 0.0
     ready: float = 0.5
+    tile: int = 1
     most: int | None = None
 
     def local_s(self, samples: int) -> float:
         """Computing."""
-        return max(self.floor_s, self.overhead_s + self.per_sample_s * samples)
+        samples += -samples % self.tile
+        return max(self.floor_s, self.overhead_s + (self.per_sample_s + self.bend_s * samples) * samples)
 
     def whole_s(self, local_s: float) -> float:
         """Computing and the communication that it does not hide."""
@@ -160,6 +164,17 @@ CASES = (
     Case(
         name="memory", about="the two fastest cards hold 150 and 90 samples",
         devices=(replace(_V100, most=150), replace(_M60, most=90), _K80, _K520), global_batch=512, noise=0.05,
+    ),
+    Case(
+        name="curved", about="time grows with the square of the batch, as where a cache is too small",
+        devices=(
+            Device(per_sample_s=0.0002, bend_s=2e-6), Device(per_sample_s=0.0001, overhead_s=0.02, bend_s=4e-6),
+            Device(per_sample_s=0.0008), Device(per_sample_s=0.0001, bend_s=1e-5),
+        ), global_batch=512, noise=0.03,
+    ),
+    Case(
+        name="tiles", about="the four cards compute tiles of 16 samples", devices=tuple(replace(c, tile=16) for c in _FOUR),
+        global_batch=500, noise=0.02,
     ),
     Case(name="16 cards", about="four of each card", devices=tuple(card for card in _FOUR for _ in range(4)),
          global_batch=2048, noise=0.03),

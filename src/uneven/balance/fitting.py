@@ -1,0 +1,125 @@
+"""The curve max(g, a + b x) through a few measured points of each worker. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from uneven.core.exact import Floats
+
+_PRIOR = 0.3
+"""Part of its time that a worker's constant part is at first believed to be, plus or minus. Ours."""
+
+_LEAST_SLOPE = 0.02
+"""Of the mean time per sample: no curve is flatter, so that nobody is handed everything. Ours."""
+
+_EVIDENCE = 8.0
+"""Variances of one iteration by which a floor must explain the points better than a line does. Ours."""
+
+_BEND = 0.02
+"""Relative; how far the floor and the line may be apart at the points next to the bend. Ours."""
+
+
+class Points(NamedTuple):
+    """Times at some sizes, shape (slots, n), two slots or more; empty ones have size infinity and weight 0."""
+
+    size: Floats
+    local_s: Floats
+    transfer_s: Floats
+    weight: Floats  # iterations
+
+    @classmethod
+    def none(cls, workers: int, slots: int = 6) -> Points:
+        """Nothing is known."""
+        return cls(np.full((slots, workers), np.inf), *np.zeros((3, slots, workers)))
+
+
+class Curve(NamedTuple):
+    """Γ(x) = max(floor_s, overhead_s + x · per_sample_s) of each worker, shape (n,).
+
+    The curve of LB-BSP's 2018 poster; its form there is piecewise linear, this one is the specification's (§1.8).
+    """
+
+    floor_s: Floats
+    overhead_s: Floats
+    per_sample_s: Floats
+
+    @classmethod
+    def none(cls, workers: int) -> Curve:
+        """No curves."""
+        return cls(*(np.zeros(workers) for _ in range(3)))
+
+    def seconds(self, size: Floats) -> Floats:
+        """Γ(x) of each worker."""
+        return np.maximum(self.floor_s, self.overhead_s + self.per_sample_s * size)
+
+
+def fit(points: Points, spread: Floats) -> Curve:
+    """Least squares, once without a floor and once for every place that the bend can have; the best that is likely.
+
+    The constant part is believed to be small until the points say otherwise, and it is never negative. A worker
+    without any point gets a curve of no meaning.
+
+    Args:
+        points: at least one of each worker that counts.
+        spread: relative standard deviation of one iteration, shape (n,).
+    """
+    size, local_s, w = _by_size(points)
+    size = np.where(w > 0.0, size, 0.0)
+    total = np.maximum(added(w), 1e-300)
+    mean_x, mean_t = np.maximum(added(w * size) / total, 1e-300), np.maximum(added(w * local_s) / total, 1e-300)
+    x, t = size / mean_x, local_s / mean_t
+    wx, wt = w * x, w * t
+    below = np.stack([w, wx, wt, wx * x, wx * t, wt * t])
+    for k in range(1, len(w)):
+        below[:, k] += below[:, k - 1]  # up to and with point k
+    every = below[:, -1:]
+    noise = spread * spread
+    a, b, error = _line(np.concatenate([every, every - below[:, :-1]], axis=1), noise)
+    # Candidate 0 has no floor; candidate k has its first k points on one.
+    flat_w, _, flat_t, _, _, flat_tt = below[:, :-1]
+    g = flat_t / np.maximum(flat_w, 1e-300)
+    error[1:] += np.maximum(flat_tt - g * flat_t, 0.0) + _EVIDENCE * noise
+    bends = (a[1:] + b[1:] * x[:-1] <= g * (1.0 + _BEND)) & (a[1:] + b[1:] * x[1:] >= g * (1.0 - _BEND))
+    error[1:] = np.where(bends & (w[1:] > 0.0), error[1:], np.inf)
+    best, at = np.argmin(error, axis=0), np.arange(len(noise))
+    floor = np.where(best > 0, g[best - 1, at], 0.0)
+    return Curve(floor * mean_t, a[best, at] * mean_t, b[best, at] * (mean_t / mean_x))
+
+
+def _by_size(points: Points) -> tuple[Floats, Floats, Floats]:
+    """Sizes, times and weights, each worker's points in the order of their sizes."""
+    slots, workers = points.size.shape
+    order = np.argsort(np.ascontiguousarray(points.size.T), axis=1, kind="stable")
+    place = (order * workers + np.arange(workers)[:, None]).T.ravel()
+    size, local_s, weight = (
+        values.ravel()[place].reshape(slots, workers) for values in (points.size, points.local_s, points.weight)
+    )
+    return size, local_s, weight
+
+
+def _line(sums: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
+    """a, b and the squared error of a + b x, with a prior on a; no meaning where there are no points.
+
+    Args:
+        sums: of w, wx, wt, wxx, wxt and wtt, shape (6, candidates, n).
+    """
+    w, x, t, xx, xt, tt = sums
+    prior = noise / _PRIOR**2
+    xx, least = np.maximum(xx, 1e-300), 1e-300
+    a = np.maximum((t * xx - x * xt) / np.maximum((w + prior) * xx - x * x, least), 0.0)
+    b = (xt - a * x) / xx
+    flat = b < _LEAST_SLOPE
+    b = np.where(flat, _LEAST_SLOPE, b)
+    a = np.where(flat, np.maximum((t - b * x) / np.maximum(w, least), 0.0), a)
+    error = tt - 2.0 * (a * t + b * xt) + a * a * w + 2.0 * a * b * x + b * b * xx
+    return a, b, np.maximum(error, 0.0)
+
+
+def added(rows: Floats) -> Floats:
+    """The sum over the rows, one after the other: the same on every machine."""
+    found: Floats = rows[0]
+    for row in rows[1:]:
+        found = found + row
+    return found

@@ -1,0 +1,183 @@
+"""Ours: every worker's cost learnt while it works, and the exact split for it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uneven.balance.base import Balancer, check_predictor, standing
+from uneven.balance.bounds import whole_numbers, with_memory
+from uneven.balance.curves import Curves
+from uneven.balance.even import Even
+from uneven.balance.fitting import Curve
+from uneven.balance.hysteresis import DEFAULT_FRACTION
+from uneven.balance.intake import Intake
+from uneven.balance.minmax import Costs, Line, earliest_end
+from uneven.balance.overlap import Overlap
+from uneven.balance.pace import Pace
+from uneven.balance.presume import DEFAULT_MARGIN
+from uneven.core.actions import Split
+from uneven.core.exact import column, exact_sum
+from uneven.core.views import BalanceView, Limits
+from uneven.errors import ConfigError
+
+_CHANCE_SHARE = 0.1
+"""Part of the gain that chance alone would promise that a move is asked for on top, as in Hysteresis."""
+
+_STEEP = 0.5
+"""Beyond the largest batch seen, a sample is believed to cost at least so much of the mean sample so far. Ours.
+
+A worker below its saturation point looks as if more samples cost nothing; where it saturates is not known before it
+has been there. No curve with a constant part is steeper than the mean sample, so half of it goes wrong by little."""
+
+
+class Model(Balancer):
+    """Fits Γ_i(x) = max(g, a + b x) and the communication beside it, and solves the integer min-max exactly.
+
+    ::
+
+        reports ──► Curves: Γ_i, lasting changes told from spikes ──┐
+                ──► Overlap: communication, and what hides of it ───┼─► earliest_end ─► worth it? ─► Split
+        predictions ──► level: how fast each worker is right now ───┘
+
+    Proportional shares come to the same in the end where workers keep their speed, for they too end where all finish
+    together. But on the way there, and after every change, they take the whole time for proportional to the batch. A
+    worker whose time is nine tenths constant is then given a tenth of what it could take. And they follow the noise at
+    the present size only, where the curve has all that was measured at any size.
+
+    The present speed is the predictor's word, as far as it is further from the curve than its own doubt. So the curve
+    goes through what is measured at the present split, whatever its shape, and every solution is a numerical step from
+    there: a last fine tuning by steps, tried on top, found nothing left to do in the simulated cases.
+
+    Equal workers keep equal shares, and a move must be worth it, by the same margins as in
+    :class:`~uneven.balance.lb_bsp.LbBsp`, but with the times of the curves.
+
+    Args:
+        predictor: specification of the predictor.
+        hysteresis: predicted gain from which a change is worth it, 0 … 1.
+        margin: predicted gain over equal shares from which workers count as unequal, 0 … 1.
+        most: largest batch that each rank can hold, samples, from a profile; none is no limit but the view's.
+
+    Raises:
+        UnknownNameError: no such predictor.
+        ConfigError: an option out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        predictor: str = "steady",
+        hysteresis: float = DEFAULT_FRACTION,
+        margin: float = DEFAULT_MARGIN,
+        most: Sequence[int] | int = (),
+    ) -> None:
+        if not (0.0 <= hysteresis < 1.0 and 0.0 <= margin < 1.0):
+            raise ConfigError(f"model: hysteresis = {hysteresis!r} and margin = {margin!r} must be at least 0, below 1")
+        self.predictor = check_predictor(predictor)
+        self._fraction, self._margin = hysteresis, margin
+        self._most = whole_numbers("model: most", most)
+        self._intake, self._curves, self._overlap = Intake(), Curves(), Overlap()
+        self._pace = Pace()
+        self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, for n may be large
+        self._alike = 0  # looks in a row at which the workers were so
+
+    def split(self, view: BalanceView) -> Split:
+        """Learn, solve, and move if it is worth it."""
+        view = with_memory(view, self._most)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # who has not reported has no numbers
+            self._learn(view)
+        present = standing(view)
+        if present != view.shares:
+            return Split(present, "model: starting from the nearest split that fits")
+        if not view.ready:
+            return Split(present, "model: waiting for a first report")
+        costs = self._costs(view)
+        return self._worth(view, costs, earliest_end(costs, view.global_batch, view.limits, present))
+
+    def _learn(self, view: BalanceView) -> None:
+        reports = self._intake.take(view)
+        for part in (self._curves, self._overlap, self._pace):
+            part.meet(view.members)
+        self._curves.points = self._overlap.learn(reports, self._curves.points)
+        foretold_s = reports.newest_size / column(view.predicted_per_s) - self._overlap.seconds(reports.local_s)
+        foretold_s = self._pace.listen(reports, self._curves, foretold_s, view.doubts)
+        self._curves.learn(reports, self._pace.level, foretold_s)
+
+    def _costs(self, view: BalanceView) -> Costs:
+        """Seconds of an iteration as a function of the share, as far as is known."""
+        predicted = column(view.predicted_per_s)
+        known, curve = self._curves.known, self._curves.curve
+        curve = Curve(
+            np.where(known, curve.floor_s, 0.0),
+            np.where(known, curve.overhead_s, 0.0),
+            np.where(known, curve.per_sample_s, 1.0 / predicted),
+        )
+        floor_s, a, b = (self._pace.level * part for part in curve)
+        hidden, late_s, least_s = self._overlap.hidden, self._overlap.level_s, self._overlap.least_s
+        shown = 1.0 - hidden
+        lines = [Line(a + least_s, b), Line(shown * a + late_s, shown * b)] if hidden.any() else [Line(a + late_s, b)]
+        costs = Costs(np.maximum(floor_s + least_s, shown * floor_s + late_s), tuple(lines))
+        sizes = self._curves.points.size
+        largest = np.where(known, np.where(sizes < np.inf, sizes, 0.0).max(axis=0, initial=1.0), 1.0)
+        there_s = costs.seconds(largest)
+        steep = _STEEP * there_s / largest
+        steep = np.where(known & (steep > b), steep, 0.0)
+        further = Line(np.where(steep > 0.0, there_s - steep * largest, costs.lines[0].start_s),
+                       np.where(steep > 0.0, steep, costs.lines[0].slope_s))  # fmt: skip
+        return Costs(costs.floor_s, (*costs.lines, further))
+
+    def _worth(self, view: BalanceView, costs: Costs, proposed: tuple[int, ...]) -> Split:
+        even = self._even_shares(view)
+        even_s, present_s, proposed_s = (
+            float(costs.seconds(column(shares)).max()) for shares in (even, view.shares, proposed)
+        )
+        chance = self._chance(view)
+        alike = 1.0 - proposed_s / even_s <= self._margin + chance
+        self._alike = self._alike + 1 if alike else 0
+        if self._alike > 1 or (alike and view.shares == even):  # a lone spike can make anybody look alike
+            return Split(even, f"model, even: the workers differ too little to gain {self._margin + chance:.1%}")
+        gain, needed = 1.0 - proposed_s / present_s, self._fraction + _CHANCE_SHARE * chance
+        if gain > needed:
+            return Split(proposed, f"model, solved: predicted iteration {present_s:.4g} s → {proposed_s:.4g} s")
+        return Split(view.shares, f"model, kept: a change would gain {gain:.1%}, less than {needed:.1%}")
+
+    def _even_shares(self, view: BalanceView) -> tuple[int, ...]:
+        if self._even is None or self._even[0] != view.global_batch or self._even[1] is not view.limits:
+            self._even = view.global_batch, view.limits, Even().split(view).shares
+        return self._even[2]
+
+    def _chance(self, view: BalanceView) -> float:
+        """Gain that equal workers would promise by chance alone: the largest of n errors of σ is near σ √(2 ln n)."""
+        n = len(view.members)
+        if n < 2:
+            return 0.0
+        weight = np.maximum(self._curves.points.weight.max(axis=0, initial=0.0), 1.0)
+        errors = self._curves.spread * self._curves.spread / weight
+        return math.sqrt(exact_sum(errors) / n * 2.0 * _logarithm(n))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Curves, communication, and what was seen."""
+        return {
+            "intake": self._intake.state_dict(),
+            "curves": self._curves.state_dict(),
+            "overlap": self._overlap.state_dict(),
+            "pace": self._pace.state_dict(),
+            "alike": self._alike,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._intake.load_state_dict(state["intake"])
+        self._curves.load_state_dict(state["curves"])
+        self._overlap.load_state_dict(state["overlap"])
+        self._pace.load_state_dict(state["pace"])
+        self._alike = int(state["alike"])
+
+
+def _logarithm(n: int) -> float:
+    """ln n within 6 %, straight between the powers of two: the same to the last bit in every mathematics library."""
+    power = n.bit_length() - 1
+    return 0.6931471805599453 * (power + n / float(1 << power) - 1.0)
