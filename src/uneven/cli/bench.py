@@ -10,11 +10,13 @@ import typer
 BENCHES = {
     "lb-bsp": "uneven.bench.lb_bsp",
     "closed-loop": "uneven.bench.closed_loop",
+    "predictors": "uneven.bench.predictors",
     "balancers": "uneven.bench.balancers",
     "rivals": "uneven.bench.rivals",
     "split": "uneven.bench.micro_split",
     "worlds": "uneven.bench.worlds",
 }
+SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 
 
 def bench(
@@ -24,6 +26,7 @@ def bench(
     data: Annotated[
         str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
     ] = "digits",
+    sweep: Annotated[bool, typer.Option("--sweep", help="Try options instead (predictors only).")] = False,
 ) -> None:
     """Measure a claim on this machine.
 
@@ -36,6 +39,9 @@ def bench(
                  uneven on four equal workers. Six minutes and a half.
     closed-loop  predictors compared in virtual time, where the truth is known.
                  Seconds.
+    predictors   predictors compared on recorded and made-up workers: errors,
+                 and the iteration times that they lead to. --sweep tries their
+                 options instead. Two minutes, --sweep ten.
     balancers    balancers compared in virtual time, where the costs are known:
                  saturation, constant parts, memory limits, a cut link. A minute.
     rivals       rivals from the literature and ours in virtual time, against an
@@ -49,16 +55,19 @@ def bench(
     Examples:
       uneven bench split
       uneven bench lb-bsp --quick
+      uneven bench predictors --sweep
       uneven bench lb-bsp --json | tail -n 1 > lb-bsp.json
     """
     import importlib
 
     from uneven.bench.workload import images
-    from uneven.errors import UnknownNameError
+    from uneven.errors import ConfigError, UnknownNameError
 
     if name not in BENCHES:
         raise UnknownNameError("bench", name, BENCHES)
-    module = importlib.import_module(BENCHES[name])
+    if sweep and name not in SWEEPS:
+        raise ConfigError(f"bench {name} has no --sweep; these have: {', '.join(SWEEPS)}")
+    module = importlib.import_module(SWEEPS[name] if sweep else BENCHES[name])
     images(data)  # a data set that is not there is said here, not by a worker
     result = _run(module, quick, data)
     from rich.console import Console

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from uneven.predict.learner import Model
 from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, SPEED, Floats, next_row
@@ -84,17 +85,20 @@ class NarxNet(Model):
         net = replace(self, scale_per_s=scale, mean_use=(_mean(rows[:, CPU]), _mean(rows[:, MEMORY])))
         inputs = net._inputs(rows[:-1])
         target = (rows[self.delay + 1 :, SPEED] - rows[self.delay : -1, LEVEL]) / scale
+        counts = np.ones(len(target))
         if len(target) > self.rows_per_lesson:
-            drawn = np.random.default_rng(number).choice(len(target), self.rows_per_lesson, replace=False)
+            drawn, counts = _drawn(np.square(inputs).sum(axis=1) + target * target, self.rows_per_lesson, number)
             inputs, target = inputs[drawn], target[drawn]
-        return net._step(inputs, target)
+        return net._step(inputs, target, np.sqrt(counts))
 
-    def _step(self, inputs: Floats, target: Floats) -> NarxNet:
+    def _step(self, inputs: Floats, target: Floats, roots: Floats) -> NarxNet:
+        """``roots``: square root of how many rows each one stands for."""
         output, slope = self._output(self.weights, inputs)
-        missed = target - output
+        missed = (target - output) * roots
         strayed = self.weights - _first_weights(self.hidden, self.delay)
-        price = _prices(self.hidden, self.delay) * self.penalty * max(float(missed @ missed) / len(missed), 1e-8)
-        matrix = self._jacobian(inputs, slope)
+        usual = max(float(missed @ missed) / float(roots @ roots), 1e-8)
+        price = _prices(self.hidden, self.delay) * self.penalty * usual
+        matrix = self._jacobian(inputs, slope) * roots[:, None]
         square = matrix.T @ matrix
         pull = matrix.T @ missed - price * strayed
         before = float(missed @ missed) + float(price * strayed @ strayed)
@@ -104,7 +108,7 @@ class NarxNet(Model):
             damped = square.copy()
             damped[diagonal] += price + damping * (1e-3 + square[diagonal])
             weights = self.weights + np.linalg.solve(damped, pull)
-            left = target - self._output(weights, inputs)[0]
+            left = (target - self._output(weights, inputs)[0]) * roots
             strayed = weights - _first_weights(self.hidden, self.delay)
             if float(left @ left) + float(price * strayed @ strayed) < before:
                 return replace(self, weights=weights, damping=max(damping / 5.0, _LEAST_DAMPING))
@@ -165,6 +169,18 @@ class NarxNet(Model):
 def _mean(uses: Floats) -> float:
     known = uses[~np.isnan(uses)]
     return float(known.mean()) if len(known) else 0.0
+
+
+def _drawn(sizes: Floats, many: int, number: int) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Rows of a lesson and how many rows each stands for: half of them those in which most happens, for changes are
+    rare and are what is to be learnt; the others by chance from the rest, each for as many as were left out."""
+    order = np.argsort(sizes)
+    most = many // 2
+    rest, largest = order[:-most], order[-most:]
+    chance = np.random.default_rng(number).choice(rest, many - most, replace=False)
+    counts = np.ones(many)
+    counts[most:] = len(rest) / (many - most)
+    return np.concatenate([largest, chance]), counts
 
 
 def _or_zero(difference: float) -> float:

@@ -1,0 +1,149 @@
+"""What ``uneven bench predictors`` plays: made-up workers whose truth is known, and the form that all cases have."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+WORKERS = 4
+ITERATIONS = 800
+BASE_PER_S = (120.0, 100.0, 80.0, 60.0)
+"""Samples per second of the made-up workers, undisturbed."""
+
+NOISE = 0.03
+"""Of a made-up iteration's speed, relative standard deviation."""
+
+READING_NOISE = 0.02
+"""Of a reading of the processor's use, 0 … 1."""
+
+SPIKE = 0.2
+"""A lone spike is an iteration at this part of the usual speed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Some workers, iteration by iteration.
+
+    Attributes:
+        name: in tables.
+        kind: "real", "recorded" or "synthetic".
+        speeds_per_s: ``(workers, iterations)``, measured.
+        cpu: ``(workers, iterations)``, part of the node's processors that others took right after the iteration, so
+            that it is current for the next one; NaN where nobody knows.
+        memory: the same of the node's memory in use.
+        scored_from: first iteration that counts. Those before are there to learn from, and what options are chosen by.
+        levels_per_s: the speeds without noise, where they are known; else empty.
+    """
+
+    name: str
+    kind: str
+    speeds_per_s: Floats
+    cpu: Floats
+    memory: Floats
+    scored_from: int
+    levels_per_s: Floats | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return len(self.speeds_per_s)
+
+    @property
+    def iterations(self) -> int:
+        """How many, all together."""
+        return int(self.speeds_per_s.shape[1])
+
+    def part(self, iterations: int, scored_from: int) -> Case:
+        """The beginning of it."""
+        speeds, cpu, memory = (one[:, :iterations] for one in (self.speeds_per_s, self.cpu, self.memory))
+        levels = None if self.levels_per_s is None else self.levels_per_s[:, :iterations]
+        return replace(
+            self, speeds_per_s=speeds, cpu=cpu, memory=memory, levels_per_s=levels, scored_from=scored_from
+        )
+
+
+def case_of(
+    name: str, kind: str, speeds_per_s: Floats, cpu: Floats | None = None, memory: Floats | None = None
+) -> Case:
+    """A case of which the second half is scored."""
+    unknown = np.full(speeds_per_s.shape, math.nan)
+    return Case(
+        name,
+        kind,
+        speeds_per_s,
+        unknown if cpu is None else cpu,
+        unknown if memory is None else memory,
+        speeds_per_s.shape[1] // 2,
+    )
+
+
+def synthetic(iterations: int = ITERATIONS, seed: int = 0) -> dict[str, Case]:
+    """The four with a known answer."""
+    return {
+        case.name: case
+        for case in (
+            spikes(iterations, seed),
+            steps(iterations, seed),
+            announced(iterations, seed),
+            drift(iterations, seed),
+        )
+    }
+
+
+def calm(iterations: int = ITERATIONS, seed: int = 0) -> Case:
+    """Nothing but noise; others take a tenth of the processors all the time."""
+    return _made("calm", np.ones((WORKERS, iterations)), np.full((WORKERS, iterations), 0.1), seed)
+
+
+def spikes(iterations: int = ITERATIONS, seed: int = 0, every: int = 40) -> Case:
+    """Lone slow iterations, one of 40, that nothing announces and that say nothing about the next one."""
+    rng = np.random.default_rng([seed, 1])
+    factors = np.ones((WORKERS, iterations))
+    for worker in range(WORKERS):
+        for start in range(20, iterations - every, every):
+            factors[worker, start + rng.integers(0, every - 3)] = SPIKE
+    return _made("spikes", factors, np.full((WORKERS, iterations), 0.1), seed)
+
+
+def steps(iterations: int = ITERATIONS, seed: int = 0) -> Case:
+    """Lasting changes to other speeds, every 60 … 120 iterations, that nothing announces."""
+    return _made("steps", _blocks(iterations, seed, (1.0, 0.7, 0.5, 0.35)), None, seed)
+
+
+def announced(iterations: int = ITERATIONS, seed: int = 0) -> Case:
+    """Others come and go and take a part of the processors; the reading before the first slow iteration shows it."""
+    free = _blocks(iterations + 1, seed, (1.0, 0.7, 0.5, 0.35))
+    return _made("announced", free[:, :-1], 1.0 - free[:, 1:], seed)
+
+
+def drift(iterations: int = ITERATIONS, seed: int = 0) -> Case:
+    """Slow waves, up and down by a quarter in some 300 iterations."""
+    rng = np.random.default_rng([seed, 2])
+    phase, period = rng.uniform(0.0, 2 * np.pi, (WORKERS, 1)), rng.uniform(250, 400, (WORKERS, 1))
+    return _made("drift", 1.0 + 0.25 * np.sin(phase + 2 * np.pi * np.arange(iterations) / period), None, seed)
+
+
+def _blocks(iterations: int, seed: int, levels: tuple[float, ...]) -> Floats:
+    rng = np.random.default_rng([seed, 3])
+    factors = np.ones((WORKERS, iterations))
+    for worker in range(WORKERS):
+        start = 0
+        while start < iterations:
+            end = start + int(rng.integers(60, 120))
+            before = factors[worker, start - 1] if start else math.nan
+            factors[worker, start:end] = rng.choice([level for level in levels if level != before])
+            start = end
+    return factors
+
+
+def _made(name: str, factors: Floats, use: Floats | None, seed: int) -> Case:
+    rng = np.random.default_rng([seed, 4])
+    levels = factors * np.array(BASE_PER_S)[:, None]
+    measured = levels * np.exp(rng.normal(0.0, NOISE, levels.shape))
+    read = None if use is None else np.clip(use + rng.normal(0.0, READING_NOISE, use.shape), 0.0, 1.0)
+    return replace(case_of(name, "synthetic", measured, read), levels_per_s=levels)
