@@ -10,8 +10,9 @@ from statistics import median
 from uneven.balance.base import Balancer
 from uneven.bench.peers import Lbb, rivals
 from uneven.bench.peers.cubic import Cubic
-from uneven.bench.rivals_cases import ITERATIONS, SETTLING, Case, Table
-from uneven.control import Decider, Forecaster, Report
+from uneven.bench.rivals_cases import ITERATIONS, SETTLING, Case
+from uneven.bench.rivals_cases import Table as Factors
+from uneven.control import Decider, Forecaster, Report, Table
 from uneven.core.apportion import fastest_finish
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.predict import predictors
@@ -83,7 +84,7 @@ def foreseen(case: Case) -> Outcome:
     return _knowing(case, case.level)
 
 
-def _knowing(case: Case, slow: Table) -> Outcome:
+def _knowing(case: Case, slow: Factors) -> Outcome:
     totals, limits = Totals(case.workers), Limits.uniform(case.workers, case.global_batch)
     for k in range(ITERATIONS):
         factors = slow[k].tolist()
@@ -177,7 +178,7 @@ class _Ours:
                 self._predictors[place].absorb(lesson.learn())
             self._windows[place].append(one)
         if self._reports:
-            decision = self.decider.decide(k, self._launched, self._reports)
+            decision = self.decider.decide(k, self._launched, Table(self._reports))
             self._reports, self._soonest, self._due = [], decision.soonest, decision.next
         if any(forecaster.urgent for forecaster in self._forecasters):  # heard in the next iteration's exchange
             self._due = min(self._due, max(k + 1, self._soonest))

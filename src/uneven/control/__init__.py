@@ -7,6 +7,8 @@ Each worker has a :class:`~uneven.control.forecast.Forecaster` of its own and se
 from uneven.control.decider import Decider, Decision
 from uneven.control.forecast import Forecast, Forecaster
 from uneven.control.referee import Complaint, Referee
-from uneven.control.reports import Report, Spacing
+from uneven.control.reports import Report
+from uneven.control.spacing import Spacing
+from uneven.control.table import Table
 
-__all__ = ["Complaint", "Decider", "Decision", "Forecast", "Forecaster", "Referee", "Report", "Spacing"]
+__all__ = ["Complaint", "Decider", "Decision", "Forecast", "Forecaster", "Referee", "Report", "Spacing", "Table"]

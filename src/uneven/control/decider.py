@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from operator import le
 from typing import Any
 
+import numpy as np
+
 from uneven.balance.base import Balancer
-from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee
-from uneven.control.reports import Report, Spacing
+from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee, Verdict
+from uneven.control.spacing import Spacing
+from uneven.control.table import Column, Table
 from uneven.core.apportion import proportional
 from uneven.core.records import SplitRecord
 from uneven.core.views import BalanceView, Limits, Observation
@@ -68,8 +71,9 @@ class Decider:
         self._limits = limits
         self._global_batch = global_batch
         self._lookahead = lookahead
-        self._predicted_per_s = [math.nan] * len(members)
-        self._doubts = [0.0] * len(members)
+        self._predicted_per_s = np.full(len(members), math.nan)
+        self._doubts = np.zeros(len(members))
+        self._fingerprint: tuple[tuple[int, ...], float] = ((), 0.0)
         self._referee = Referee()
         self._spacing = Spacing(len(members), budget)
         nothing = (None,) * len(members)
@@ -89,33 +93,41 @@ class Decider:
 
     def fingerprint(self) -> float:
         """Of the newest split, exact in a float64; goes into every report."""
-        value = 0
-        for share in self.newest:
-            value = (value * 1_000_003 + share) % (2**48)
-        return float(value)
+        if self._fingerprint[0] is not self.newest:
+            value = 0
+            for share in self.newest:
+                value = (value * 1_000_003 + share) % (2**48)
+            self._fingerprint = self.newest, float(value)
+        return self._fingerprint[1]
 
-    def decide(self, iteration: int, launched: int, reports: Sequence[Report]) -> Decision:
+    def decide(self, iteration: int, launched: int, table: Table) -> Decision:
         """Take in one report of each member.
 
         Args:
             iteration: the one that has just ended.
             launched: the one at whose end the reports were given.
+            table: the reports.
 
         Raises:
             ConflictError: another rank has decided another split before.
         """
-        self._compare([report.split for report in reports])
-        raw = [report.observation() for report in reports]
-        verdict = self._referee.judge(self._members, raw, iteration=iteration)
-        for place, (seen, fresh) in enumerate(zip(verdict.observed, verdict.fresh, strict=True)):
-            if fresh and seen is not None:
-                self._predicted_per_s[place], self._doubts[place] = _believed(reports[place], seen)
-        split = self._split(iteration, verdict.observed)
-        gap = self._spacing.gap(tuple(reports), changed=split is not None)
+        self._compare(table.column("split"))
+        verdict = self._referee.judge(self._members, table, iteration=iteration)
+        self._believe(table, verdict)
+        split = self._split(iteration, verdict)
+        gap = self._spacing.gap(table, changed=split is not None)
         return Decision(split, verdict.complaints, launched + gap.least, launched + gap.most)
 
-    def _split(self, iteration: int, observed: tuple[Observation | None, ...]) -> SplitRecord | None:
-        view = self._view(iteration, observed, self.newest)
+    def _believe(self, table: Table, verdict: Verdict) -> None:
+        """Take over forecasts; a worker's speed serves where there is none, or one out of all proportion."""
+        speeds, told, doubts = verdict.speeds_per_s, table.column("predicted_per_s"), table.column("doubt")
+        sound = (told >= speeds / ABSURD_FACTOR) & (told <= speeds * ABSURD_FACTOR)
+        sure = sound & (doubts >= 0.0) & (doubts < math.inf)
+        self._predicted_per_s = np.where(verdict.fresh, np.where(sound, told, speeds), self._predicted_per_s)
+        self._doubts = np.where(verdict.fresh, np.where(sure, doubts, 0.0), self._doubts)
+
+    def _split(self, iteration: int, verdict: Verdict) -> SplitRecord | None:
+        view = self._view(iteration, verdict.observed, self.newest)
         answer = self._balancer.split(view)
         if answer.shares == self.newest:
             return None
@@ -126,13 +138,13 @@ class Decider:
             decided_at=iteration,
             iteration=first,
             shares=answer.shares,
-            speeds_per_s=tuple(seen.speed_per_s if seen else math.nan for seen in view.observed),
+            speeds_per_s=tuple(np.where(verdict.speeds_per_s > 0, verdict.speeds_per_s, math.nan).tolist()),
             predicted_per_s=view.predicted_per_s,
             reason=answer.reason,
         )
 
     def _view(
-        self, iteration: int, observed: tuple[Observation | None, ...], shares: tuple[int, ...]
+        self, iteration: int, observed: Sequence[Observation | None], shares: tuple[int, ...]
     ) -> BalanceView:
         return BalanceView(
             iteration=iteration,
@@ -140,17 +152,17 @@ class Decider:
             members=self._members,
             shares=shares,
             observed=observed,
-            predicted_per_s=tuple(self._predicted_per_s),
+            predicted_per_s=tuple(self._predicted_per_s.tolist()),
             limits=self._limits,
-            doubts=tuple(self._doubts),
+            doubts=tuple(self._doubts.tolist()),
         )
 
     def _even(self) -> tuple[int, ...]:
         return proportional([1.0] * len(self._members), self._global_batch, self._limits)
 
-    def _compare(self, fingerprints: list[float]) -> None:
-        if len(set(fingerprints)) > 1:
-            odd = [rank for rank, value in zip(self._members, fingerprints, strict=True) if value != fingerprints[0]]
+    def _compare(self, fingerprints: Column) -> None:
+        if (fingerprints != fingerprints[0]).any():
+            odd = [self._members[place] for place in np.flatnonzero(fingerprints != fingerprints[0])]
             raise ConflictError(
                 f"rank {', '.join(map(str, odd))} decided another split than rank {self._members[0]}: a balancer or "
                 f"predictor gave different answers to the same view; it must be deterministic (see "
@@ -162,8 +174,8 @@ class Decider:
         return {
             "kind": self._kind(),
             "shares": list(self.newest),
-            "predicted_per_s": [None if math.isnan(speed) else speed for speed in self._predicted_per_s],
-            "doubts": list(self._doubts),
+            "predicted_per_s": [None if math.isnan(speed) else speed for speed in self._predicted_per_s.tolist()],
+            "doubts": self._doubts.tolist(),
             "referee": self._referee.state_dict(),
             "balancer": self._balancer.state_dict(),
         }
@@ -180,8 +192,8 @@ class Decider:
         fits = fits and state["kind"] == self._kind()
         if fits:
             self.newest = shares
-            self._predicted_per_s = [math.nan if speed is None else speed for speed in state["predicted_per_s"]]
-            self._doubts = list(state["doubts"])
+            told = [math.nan if speed is None else speed for speed in state["predicted_per_s"]]
+            self._predicted_per_s, self._doubts = np.array(told), np.array(state["doubts"])
             self._referee.load_state_dict(state["referee"])
             self._balancer.load_state_dict(state["balancer"])
         self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)
@@ -190,14 +202,6 @@ class Decider:
     def _kind(self) -> list[str]:
         """Whose state it is: what one balancer learnt says nothing to another."""
         return [describe(self._balancer), self._balancer.predictor]
-
-
-def _believed(report: Report, seen: Observation) -> tuple[float, float]:
-    """A worker's forecast and its doubt; its last speed serves where there is none, or one out of all proportion."""
-    speed = seen.speed_per_s
-    if not speed / ABSURD_FACTOR <= report.predicted_per_s <= speed * ABSURD_FACTOR:
-        return speed, 0.0
-    return report.predicted_per_s, report.doubt if 0.0 <= report.doubt < math.inf else 0.0
 
 
 def _rehearse(balancer: Balancer, view: BalanceView) -> None:

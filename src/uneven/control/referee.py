@@ -1,21 +1,27 @@
 """The referee: which of the workers' reports are believed. Pure.
 
-A report that is missing or absurd never reaches a predictor or a balancer. The last good one serves in its
-place, and a complaint says so, for the journal. Every rank judges the same reports, so all believe the same.
+A report that is missing or absurd never reaches a balancer. The last good one serves in its place, and a complaint says
+so, for the journal. Every rank judges the same reports, so all believe the same.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uneven.core.views import Observation
+import numpy as np
+import numpy.typing as npt
+
+from uneven.control.reports import Report
+from uneven.control.table import Column, Seen, Table
 
 ABSURD_FACTOR = 1e6
 """A speed so many times above or below the middle of the others' is not believed."""
+
+_TIMES = ("local_s", "exchange_s", "transfer_s")
+_NOTHING = np.full(len(Report._fields), math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +39,14 @@ class Verdict:
 
     Attributes:
         observed: what is believed of each; None before its first good report.
-        fresh: whether that is news; only then is it shown to the predictor.
+        fresh: whether that is news.
+        speeds_per_s: of what is believed; 0 where nothing is.
         complaints: one for each report that was not believed.
     """
 
-    observed: tuple[Observation | None, ...]
-    fresh: tuple[bool, ...]
+    observed: Seen
+    fresh: npt.NDArray[np.bool_]
+    speeds_per_s: Column
     complaints: tuple[Complaint, ...]
 
 
@@ -46,15 +54,17 @@ class Referee:
     """Believes or refuses reports, and remembers the last good one of each rank."""
 
     def __init__(self) -> None:
-        self._last: dict[int, Observation] = {}
+        self._members: tuple[int, ...] = ()
+        self._last = Table(np.empty((0, len(_NOTHING))))
+        self._speeds_per_s = np.empty(0)
 
-    def judge(self, members: Sequence[int], raw: Sequence[Observation | None], *, iteration: int) -> Verdict:
+    def judge(self, members: Sequence[int], table: Table, *, iteration: int) -> Verdict:
         """Judge the newest report of each member.
 
-        Refused are: none at all; a time or a number of samples that is zero, negative or not finite; a speed
-        more than a million times above or below the middle of the others'. A worker that took part without
-        samples (0 samples in a positive time) says nothing about its speed: the last good report serves,
-        without a complaint.
+        Refused are: a time or a number of samples that is zero, negative or not finite; a speed more than a million
+        times above or below the middle of the others'. A worker that took part without samples (0 samples, or no
+        iteration that has come to its end) says nothing about its speed: the last good report serves, without a
+        complaint.
 
         The others are represented by their last good reports where they have one, so one absurd report spoils
         nobody else's. Only between two workers without a past is there no telling which one is absurd; then
@@ -62,88 +72,78 @@ class Referee:
 
         Args:
             members: ranks, ascending.
-            raw: the newest report of each; None where there is none.
+            table: the newest report of each.
             iteration: goes into the complaints.
         """
-        faults = [_fault(seen) for seen in raw]
-        standing = [
-            _speed(self._last.get(rank, seen if fault is None else None))
-            for rank, seen, fault in zip(members, raw, faults, strict=True)
-        ]
-        ordered = sorted(speed for speed in standing if speed > 0.0)
-        observed, fresh, complaints = [], [], []
-        for rank, seen, fault, own in zip(members, raw, faults, standing, strict=True):
-            fault = fault or _strangeness(_speed(seen), own, ordered)
-            good = seen is not None and fault is None and seen.samples > 0
-            fresh.append(good and seen != self._last.get(rank))
-            observed.append(seen if good else self._last.get(rank))
-            if fault is not None:
-                complaints.append(Complaint(rank, iteration, f"{fault}; {_substitute(observed[-1])}"))
-        self._last.update((rank, seen) for rank, seen in zip(members, observed, strict=True) if seen is not None)
-        return Verdict(tuple(observed), tuple(fresh), tuple(complaints))
+        last, past = self._of(tuple(members))
+        faulty, speeds = ~table.sound(), table.speeds_per_s()
+        known = past > 0
+        standing = np.where(known, past, np.where(faulty, 0.0, speeds))
+        low, high = _middles(standing)
+        strange = ~faulty & (speeds > 0) & ~np.isnan(low)
+        strange &= (speeds < low / ABSURD_FACTOR) | (speeds > high * ABSURD_FACTOR)
+        good = ~faulty & ~strange & (speeds > 0)
+        fresh = good & table.differs(last)
+        rows = np.where(good[:, None], table.rows, last.rows)
+        self._last, self._speeds_per_s = Table(rows), np.where(good, speeds, past)
+        seen = Seen(rows, known | good)
+        complaints = []
+        for place in np.flatnonzero(faulty | strange).tolist():
+            fault = _fault(table, place) if faulty[place] else _strangeness(speeds[place], low[place])
+            complaints.append(Complaint(members[place], iteration, f"{fault}; {_substitute(seen, place)}"))
+        return Verdict(seen, fresh, self._speeds_per_s, tuple(complaints))
+
+    def _of(self, members: tuple[int, ...]) -> tuple[Table, Column]:
+        """The last good report of each and its speed, NaN and 0 without one; who is no member is forgotten."""
+        if members != self._members:
+            known = dict(zip(self._members, self._last.rows, strict=True))
+            self._members, self._last = members, Table([known.get(rank, _NOTHING) for rank in members])
+            self._speeds_per_s = self._last.speeds_per_s()
+        return self._last, self._speeds_per_s
 
     def state_dict(self) -> dict[str, Any]:
         """The last good report of each rank, as plain JSON-able data."""
-        return {"last": {str(rank): _to_plain(seen) for rank, seen in self._last.items()}}
+        rows = zip(self._members, self._last.rows.tolist(), strict=True)
+        return {"last": {str(rank): [x if math.isfinite(x) else None for x in row] for rank, row in rows}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._last = {int(rank): _from_plain(row) for rank, row in state["last"].items()}
+        self._members = tuple(sorted(map(int, state["last"])))
+        rows = [[math.nan if x is None else x for x in state["last"][str(rank)]] for rank in self._members]
+        self._last = Table(np.reshape(np.array(rows, np.float64), (len(rows), len(_NOTHING))))
+        self._speeds_per_s = self._last.speeds_per_s()
 
 
-def _fault(seen: Observation | None) -> str | None:
-    """What is wrong with a report taken by itself."""
-    if seen is None:
-        return "no report"
-    for name, value in (
-        ("samples", seen.samples),
-        ("local_s", seen.local_s),
-        ("exchange_s", seen.exchange_s),
-        ("transfer_s", seen.transfer_s),
-    ):
+def _fault(table: Table, place: int) -> str:
+    for name in ("samples", *_TIMES):
+        value = float(table.column(name)[place])
         if not math.isfinite(value) or value < 0:
-            return f"{name} = {value}"
-    return f"{seen.samples} samples in 0 s" if seen.local_s == 0.0 else None
+            return f"{name} = {value:g}"
+    if not math.isfinite(table.column("iteration")[place]):
+        return f"iteration = {table.column('iteration')[place]}"
+    return f"{table.column('samples')[place]:g} samples in 0 s"
 
 
-def _speed(seen: Observation | None) -> float:
-    """Samples per second; 0 where nothing is known."""
-    return seen.speed_per_s if seen is not None and seen.samples > 0 and seen.local_s > 0.0 else 0.0
+def _middles(standing: Column) -> tuple[Column, Column]:
+    """For each member the two middle values (equal if their number is odd) of the others' speeds; NaN without any."""
+    ordered = np.sort(standing[standing > 0])
+    others = len(ordered) - (standing > 0)
+    if not len(ordered):
+        return np.full(len(standing), math.nan), np.full(len(standing), math.nan)
+    left_out = np.where(standing > 0, np.searchsorted(ordered, standing), len(ordered))
+    low, high = np.maximum(others - 1, 0) // 2, others // 2
+    last = len(ordered) - 1
+    low_s = ordered[np.minimum(low + (low >= left_out), last)]
+    high_s = ordered[np.minimum(high + (high >= left_out), last)]
+    return np.where(others > 0, low_s, math.nan), np.where(others > 0, high_s, math.nan)
 
 
-def _strangeness(speed: float, own: float, ordered: list[float]) -> str | None:
-    """What is wrong with a speed beside the others'; ``own`` is this rank's entry among ``ordered``."""
-    others = len(ordered) - (own > 0.0)
-    if speed == 0.0 or others == 0:
-        return None
-    low, high = _middle(ordered, others, bisect_left(ordered, own) if own > 0.0 else others)
-    # Of two middle values the more lenient one counts.
-    if low / ABSURD_FACTOR <= speed <= high * ABSURD_FACTOR:
-        return None
-    return f"{speed:.3g} samples/s where the others' median is {low:.3g}"
+def _strangeness(speed: float, middle: float) -> str:
+    return f"{speed:.3g} samples/s where the others' median is {middle:.3g}"
 
 
-def _middle(ordered: list[float], others: int, left_out: int) -> tuple[float, float]:
-    """The two middle values (equal if their number is odd) without the one at ``left_out``."""
-    low, high = (others - 1) // 2, others // 2
-    return ordered[low + (low >= left_out)], ordered[high + (high >= left_out)]
-
-
-def _substitute(last: Observation | None) -> str:
+def _substitute(seen: Seen, place: int) -> str:
+    last = seen[place]
     if last is None:
         return "nothing is known of this rank yet, so the shares stay"
     return f"its report of iteration {last.iteration} ({last.speed_per_s:.4g} samples/s) serves"
-
-
-_FIELDS = ("iteration", "samples", "local_s", "iterations", "exchange_s", "transfer_s", "cpu", "memory")
-
-
-def _to_plain(seen: Observation) -> list[float | None]:
-    """JSON has no NaN, so an unknown becomes None."""
-    values = (getattr(seen, name) for name in _FIELDS)
-    return [value if math.isfinite(value) else None for value in values]
-
-
-def _from_plain(row: list[Any]) -> Observation:
-    values: list[Any] = [math.nan if value is None else value for value in row]
-    return Observation(**dict(zip(_FIELDS, values, strict=True)))

@@ -7,6 +7,7 @@ Position i of every column belongs to ``members[i]``, the i-th worker by rank.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError
@@ -76,7 +77,7 @@ class BalanceView:
     global_batch: int
     members: tuple[int, ...]  # ranks, ascending
     shares: tuple[int, ...]  # the split now in force
-    observed: tuple[Observation | None, ...]  # newest believed report of each; None before the first
+    observed: Sequence[Observation | None]  # newest believed report of each; None before the first
     predicted_per_s: tuple[float, ...]  # the predictor's word for the next iteration; NaN before the first
     limits: Limits
     doubts: tuple[float, ...] = ()  # relative standard errors of the predictions; empty where nobody can tell

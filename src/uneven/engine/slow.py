@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from uneven.control import Decider, Forecaster, Report
+from uneven.control import Decider, Forecaster, Report, Table
 from uneven.core.records import SplitRecord
 from uneven.core.views import Observation
 from uneven.engine.tutor import Tutor
@@ -87,7 +87,7 @@ class SlowLoop:
         self._make_forecaster = forecaster
         self._forecaster = forecaster()
         self._tutor = Tutor()
-        self._past: deque[tuple[Report, ...]] = deque(maxlen=_PAST)
+        self._past: deque[Table] = deque(maxlen=_PAST)
         self._on_split = on_split
         self._on_complaint = on_complaint
         self._window = _Window()
@@ -154,7 +154,7 @@ class SlowLoop:
             return False
         if self._pending is not None:
             rows, self._pending = self._pending.result(), None
-            self._decide(iteration, tuple(Report(*row) for row in rows))
+            self._decide(iteration, Table(rows))
         if self._next is None:
             self._next = self._soonest = iteration + 1
         if iteration >= self._next or (called and iteration >= self._soonest):
@@ -163,9 +163,9 @@ class SlowLoop:
             return True
         return False
 
-    def _decide(self, iteration: int, reports: tuple[Report, ...]) -> None:
-        self._past.append(reports)
-        decision = self._decider.decide(iteration, self._launched, reports)
+    def _decide(self, iteration: int, table: Table) -> None:
+        self._past.append(table)
+        decision = self._decider.decide(iteration, self._launched, table)
         for complaint in decision.complaints:
             self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
         if decision.split is not None:
@@ -196,7 +196,7 @@ class SlowLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """The decider's state, what this rank's forecaster has learnt, and everybody's past, as plain data."""
-        past = [[[x if math.isfinite(x) else None for x in report] for report in reports] for reports in self._past]
+        past = [[[x if math.isfinite(x) else None for x in row] for row in table.rows.tolist()] for table in self._past]
         rank = self._transport.rank
         return {**self._decider.state_dict(), "rank": rank, "forecaster": self._forecaster.state_dict(), "past": past}
 
@@ -210,8 +210,8 @@ class SlowLoop:
         self._past.clear()
         if not self._decider.load_state_dict(state):
             return
-        for reports in state["past"]:
-            self._past.append(tuple(Report(*(math.nan if x is None else x for x in row)) for row in reports))
+        for rows in state["past"]:
+            self._past.append(Table([[math.nan if x is None else x for x in row] for row in rows]))
         if state["rank"] == self._transport.rank:
             self._forecaster.load_state_dict(state["forecaster"])
         else:  # another rank's file: learn anew from what this one reported
@@ -223,7 +223,7 @@ class SlowLoop:
         self._tutor.close()
 
     def _relive(self) -> None:
-        for reports in self._past:
-            own = reports[self._transport.rank]
+        for table in self._past:
+            own = Report(*table.rows[self._transport.rank].tolist())
             if own.believable:
                 self._forecaster.observe(own.observation())

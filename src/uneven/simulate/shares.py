@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from uneven.balance.base import Balancer
-from uneven.control import Decider, Forecaster, Report
+from uneven.control import Decider, Forecaster, Report, Table
 from uneven.core.apportion import proportional
 from uneven.core.records import SplitRecord, StepRecord
 from uneven.core.views import Limits, Observation
@@ -179,8 +179,8 @@ class Shares:
         return state | told | {"shares": proportional(weights, self._terms.global_batch, self._limits(seat))}
 
     def _decide(self, era: _Era, iteration: int) -> None:
-        reports = [era.reports[rank] for rank in era.seat.members]
-        decision = era.decider.decide(iteration, era.launched, reports)
+        table = Table([era.reports[rank] for rank in era.seat.members])
+        decision = era.decider.decide(iteration, era.launched, table)
         era.reports = {}
         era.soonest, era.due = decision.soonest, decision.next
         for complaint in decision.complaints:

@@ -378,11 +378,11 @@ def check_transport(transport: Transport) -> None:
     """
     everybody = range(transport.size)
     assert 0 <= transport.rank < transport.size
-    assert transport.gather([float(transport.rank), 0.5]).result() == tuple((float(r), 0.5) for r in everybody)
+    assert transport.gather([float(transport.rank), 0.5]).result().tolist() == [[float(r), 0.5] for r in everybody]
     early = transport.gather([1.0 + transport.rank])  # two under way at once, read in the other order
     late = transport.gather([math.inf, -float(transport.rank)])
-    assert late.result() == tuple((math.inf, -float(r)) for r in everybody)
-    assert early.result() == tuple((1.0 + r,) for r in everybody)
+    assert late.result().tolist() == [[math.inf, -float(r)] for r in everybody]
+    assert early.result().tolist() == [[1.0 + r] for r in everybody]
     assert math.isnan(transport.gather([math.nan]).result()[0][0])
     texts = transport.gather_text("é" * transport.rank)
     assert texts == tuple("é" * r for r in everybody)

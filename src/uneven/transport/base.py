@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-Row = tuple[float, ...]
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.float64]
 
 
 class Pending(Protocol):
     """A gather under way."""
 
-    def result(self) -> tuple[Row, ...]:
-        """Everybody's row, by rank. Waits if some are still missing.
+    def result(self) -> Rows:
+        """Everybody's row, by rank; shape (ranks, length of a row). Waits if some are still missing.
 
         Raises:
             PeerError: somebody did not send one in time; the message says who.

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from uneven.transport.base import Row
+from uneven.transport.base import Rows
 from uneven.transport.rollcall import RollCall
 
 
@@ -22,14 +22,15 @@ class _Gather:
         self._table = table
         self._roll = roll
 
-    def result(self) -> tuple[Row, ...]:
+    def result(self) -> Rows:
         self._roll.waiting = True
         try:
             self._work.wait()
         except RuntimeError as error:
             raise self._roll.failure("gathering the reports", error) from error
         self._roll.waiting = False
-        return tuple(tuple(row) for row in self._table.tolist())
+        rows: Rows = self._table.numpy()
+        return rows
 
 
 class CollectiveTransport:

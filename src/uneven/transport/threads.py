@@ -6,8 +6,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from uneven.errors import PeerError
-from uneven.transport.base import Row
+from uneven.transport.base import Rows
 
 
 @dataclass
@@ -52,8 +54,8 @@ class _Turn:
     hub: Hub
     turn: int
 
-    def result(self) -> tuple[Row, ...]:
-        return tuple(self.hub.wait(self.turn))  # type: ignore[arg-type]
+    def result(self) -> Rows:
+        return np.array(self.hub.wait(self.turn), np.float64)
 
 
 class ThreadTransport:

@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from uneven.control.reports import Report, Spacing
+from uneven.control.reports import Report
+from uneven.control.spacing import Spacing
+from uneven.control.table import Table
 
 ITERATION_S = 0.1
 SAMPLES = (60, 40, 20)
@@ -32,7 +34,7 @@ def spent(spacing: Spacing, cost_s: float, measuring_s: float, iterations: int, 
         if gathers > 5:
             counted_s += sum(row.samples * row.control_s / row.iterations for row in rows) / sum(SAMPLES)
             done += window
-        window = spacing.gap(rows, changed=True).most
+        window = spacing.gap(Table(rows), changed=True).most
         # Most costs are alike; now and then the process is stopped in the middle of one.
         costs = [cost_s * (20.0 if rng.random() < 0.1 else rng.uniform(0.5, 1.5)) for _ in SAMPLES]
         gathers += 1
@@ -51,7 +53,7 @@ def test_a_burst_is_paid_back_and_then_forgotten() -> None:
     spacing = Spacing(3, 0.005)
 
     def gap(window: int, control_s: float) -> int:
-        return spacing.gap(tuple(report(window, samples, control_s, 1e-3) for samples in SAMPLES), changed=True).most
+        return spacing.gap(Table([report(window, samples, control_s, 1e-3) for samples in SAMPLES]), changed=True).most
 
     gaps = [1]
     for _ in range(20):
@@ -67,14 +69,14 @@ def test_a_burst_is_paid_back_and_then_forgotten() -> None:
 def test_the_start_does_not_mind_the_budget() -> None:
     spacing = Spacing(3, 0.005)
     dear = tuple(report(1, samples, 0.1, 0.1) for samples in SAMPLES)
-    assert [spacing.gap(dear, changed=True) for _ in range(4)] == [(1, 1)] * 4
-    assert spacing.gap(dear, changed=True).least > 1
+    assert [spacing.gap(Table(dear), changed=True) for _ in range(4)] == [(1, 1)] * 4
+    assert spacing.gap(Table(dear), changed=True).least > 1
 
 
 def idle(spacing: Spacing, gathers: int = 1, **values: float) -> int:
     """After so many gathers that change nothing: how much rarer than possible the next one is."""
     rows = tuple(report(1, samples, 1e-3, 1e-3)._replace(**values) for samples in SAMPLES)
-    gap = [spacing.gap(rows, changed=False) for _ in range(gathers)][-1]
+    gap = [spacing.gap(Table(rows), changed=False) for _ in range(gathers)][-1]
     return gap.most // gap.least
 
 
