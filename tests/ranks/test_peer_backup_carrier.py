@@ -77,6 +77,7 @@ def test_the_first_gradients_make_the_update_and_the_late_is_dropped(me: RankCon
         return F.cross_entropy(model(x), y)
 
     sent = carrier.train(UNTIL, loss)
+    assert len(carrier.exposed_s) == sent
     carrier.close()
     updates = [list(who) for who in carrier.updates]
     return {

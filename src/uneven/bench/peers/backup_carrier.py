@@ -8,6 +8,7 @@ parameters to those. Who comes too late is dropped and sent the newest parameter
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -92,6 +93,10 @@ class BackupCarrier:
         spares: b.
         timeout_s: how long a rank waits for an answer, and the server for a gradient.
 
+    Attributes:
+        version: of the parameters that this rank holds.
+        exposed_s: of each gradient that this rank sent, seconds until the newer parameters were there.
+
     Raises:
         ConfigError: nobody would be waited for.
     """
@@ -119,6 +124,7 @@ class BackupCarrier:
         if dist.get_rank() == SERVER:
             self._server = _Server(self._parameters, make_optimizer, quorum, self._to_server, self._to_workers)
         self.version = 0
+        self.exposed_s: list[float] = []
 
     def samples_each(self, total: int) -> int:
         """X / (n − b): what each rank takes of each version."""
@@ -139,12 +145,14 @@ class BackupCarrier:
         sent = 0
         while self.version < until:
             found = torch.autograd.grad(loss(self.version), self._parameters, materialize_grads=True)
+            ready_s = time.perf_counter()
             self._to_server.send(SERVER, (_PUSH, self.version), _flat(found))
             self._to_server.flush()
             letter = self._to_workers.get()
             (self.version,) = letter.numbers
             if letter.vector is not None:
                 self._load(letter.vector)
+            self.exposed_s.append(time.perf_counter() - ready_s)
             sent += 1
         return sent
 

@@ -7,6 +7,7 @@ draw from one order that everybody knows.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -77,6 +78,7 @@ class FlexRRCarrier:
 
     Attributes:
         tally: what this rank did.
+        ready_s: ``time.perf_counter`` when it had last computed something; what follows is waiting and the exchange.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class FlexRRCarrier:
         self._grain, self._rules = grain, rules
         self._iteration = 0
         self.tally = Tally()
+        self.ready_s = 0.0
         self.mailbox = Mailbox(numbers=5, timeout_s=timeout_s)
 
     def backward(self, shares: Sequence[int], loss: SumLoss) -> int:
@@ -164,6 +167,7 @@ class FlexRRCarrier:
         torch._foreach_add_(part.gradients, list(found))
         part.samples += samples
         part.pieces += 1
+        self.ready_s = time.perf_counter()
 
     def _nothing(self) -> _Part:
         return _Part([torch.zeros_like(parameter) for parameter in self._parameters])
