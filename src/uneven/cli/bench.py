@@ -13,6 +13,7 @@ BENCHES = {
     "predictors": "uneven.bench.predictors",
     "balancers": "uneven.bench.balancers",
     "rivals": "uneven.bench.rivals",
+    "overhead": "uneven.bench.overhead",
     "split": "uneven.bench.micro_split",
     "worlds": "uneven.bench.worlds",
 }
@@ -46,6 +47,8 @@ def bench(
                  saturation, constant parts, memory limits, a cut link. A minute.
     rivals       rivals from the literature and ours in virtual time, against an
                  oracle. Under a minute.
+    overhead     what measuring and deciding add to an iteration of 4 and 8 real
+                 workers, and one decision for up to 10,000. Two minutes.
     split        how long deciding takes for 10,000 workers. Seconds.
     worlds       described clusters, emulated with real processes and simulated:
                  do both say the same? As root, with links. Twenty minutes,

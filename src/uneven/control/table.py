@@ -19,7 +19,7 @@ from uneven.core.views import Observation
 Column = npt.NDArray[np.float64]
 
 _PLACES = {name: place for place, name in enumerate(Report._fields)}
-_COUNTS = slice(_PLACES["samples"], _PLACES["transfer_s"] + 1)
+_COUNTS = [_PLACES[name] for name in ("samples", "local_s", "exchange_s", "transfer_s")]
 _EVIDENCE = slice(0, _PLACES["transfer_s"] + 1)
 _BELIEVABLE = [_PLACES[name] for name in ("iterations", "local_s", "exchange_s", "control_s", "cost_s")]
 
@@ -46,17 +46,22 @@ class Table:
 
     def believable(self) -> npt.NDArray[np.bool_]:
         """As :attr:`Report.believable`."""
-        times = self.rows[:, _BELIEVABLE]
-        sound = ((times >= 0) & (times < math.inf)).all(axis=1)
+        sound = self._finite(_BELIEVABLE)
         sound &= (self.column("local_s") > 0) | (self.column("iterations") == 0)
         return np.asarray(sound, np.bool_)
 
     def sound(self) -> npt.NDArray[np.bool_]:
         """Which reports can be an observation, taken by themselves; see :mod:`uneven.control.referee`."""
-        counts = self.rows[:, _COUNTS]
-        sound = ((counts >= 0) & (counts < math.inf)).all(axis=1)
+        sound = self._finite(_COUNTS)
         sound &= np.isfinite(self.column("iteration")) & (self.column("local_s") > 0)
         return np.asarray(sound | (self.column("iterations") == 0), np.bool_)
+
+    def _finite(self, places: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Where all of these fields are numbers, and not negative; column by column, which is the quickest."""
+        sound = np.ones(len(self.rows), np.bool_)
+        for place in places:
+            sound &= (self.rows[:, place] >= 0) & (self.rows[:, place] < math.inf)
+        return sound
 
     def differs(self, other: Table) -> npt.NDArray[np.bool_]:
         """Which reports are of other iterations, or measured something else."""
