@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Model, Numerical, PresumeEqual, Proportional, Static, balancers
+from uneven.balance import (
+    Analytic,
+    Balancer,
+    Even,
+    Hysteresis,
+    LbBsp,
+    Model,
+    Numerical,
+    PresumeEqual,
+    Proportional,
+    Static,
+    balancers,
+)
 from uneven.testing.contracts import BalancerContract
 
 
@@ -43,6 +55,18 @@ class TestLbBsp(BalancerContract):
         return LbBsp()
 
 
+class TestAnalytic(BalancerContract):
+    def make(self) -> Balancer:
+        return Analytic(window=1, rest=0.0)
+
+
+class TestAnalyticWithAProfile(BalancerContract):
+    workers = 2
+
+    def make(self) -> Balancer:
+        return Analytic(profile=((0.0, 0.1, 0.01), (0.2, 0.0, 0.02)))
+
+
 class TestModel(BalancerContract):
     def make(self) -> Balancer:
         return Model(margin=0.0, hysteresis=0.0)
@@ -61,4 +85,4 @@ class TestNumericalOfADevice(BalancerContract):
 
 
 def test_no_shipped_balancer_is_left_out() -> None:
-    assert set(balancers) == {"even", "static", "proportional", "lb-bsp", "model", "numerical"}
+    assert set(balancers) == {"even", "static", "proportional", "lb-bsp", "analytic", "model", "numerical"}

@@ -1,5 +1,6 @@
 """How much does each worker compute? Pure."""
 
+from uneven.balance.analytic import Analytic
 from uneven.balance.base import Balancer, balancers
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import Hysteresis
@@ -14,10 +15,12 @@ balancers.register("even", Even)
 balancers.register("static", Static)
 balancers.register("proportional", Proportional)
 balancers.register("lb-bsp", LbBsp)
+balancers.register("analytic", Analytic)
 balancers.register("model", Model)
 balancers.register("numerical", Numerical)
 
 __all__ = [
+    "Analytic",
     "Balancer",
     "Even",
     "Hysteresis",

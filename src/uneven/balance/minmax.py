@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from uneven.core.exact import Floats, Wholes, column
-from uneven.core.views import Limits
 
 _CLOSE = 1e-12
 """Relative width of the bracket within which times count as equal."""
@@ -43,7 +42,9 @@ class Costs(NamedTuple):
         return found
 
 
-def earliest_end(costs: Costs, total: int, limits: Limits, start: Sequence[int]) -> tuple[int, ...]:
+def earliest_end(
+    costs: Costs, total: int, lower: Floats, upper: Floats, start: Sequence[int]
+) -> tuple[int, ...]:
     """Shares for which the last worker finishes as early as possible.
 
     A worker takes as many samples as it can finish by a time T. The least T by which all together finish ``total`` is
@@ -54,10 +55,9 @@ def earliest_end(costs: Costs, total: int, limits: Limits, start: Sequence[int])
     Args:
         costs: of each worker.
         total: samples to hand out.
-        limits: least and greatest share of each worker; they fit the total.
-        start: any split that keeps the limits; a good one saves nothing, a bad one costs nothing.
+        lower, upper: least and greatest share of each worker, shape (n,); they fit the total.
+        start: any split that keeps them.
     """
-    lower, upper = column(limits.lower), column(limits.upper)
     early_s, late_s = 0.0, float(costs.seconds(column(start)).max()) * (1.0 + 1e-9)
     few, many = lower, _by(costs, late_s, lower, upper)
     short, over = total - int(few.sum()), int(many.sum()) - total

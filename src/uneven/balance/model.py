@@ -20,12 +20,20 @@ from uneven.balance.overlap import Overlap
 from uneven.balance.pace import Pace
 from uneven.balance.presume import DEFAULT_MARGIN
 from uneven.core.actions import Split
+from uneven.core.apportion import proportional
 from uneven.core.exact import column, exact_sum
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
 
 _CHANCE_SHARE = 0.1
 """Part of the gain that chance alone would promise that a move is asked for on top, as in Hysteresis."""
+
+_REACH = 4.0
+"""A share becomes at most so many times as large or as small in one move; a small one may always become half the mean
+share. A spike at a size that was never seen looks like a slow worker. Ours."""
+
+_SMALL, _LEAST_PART = 0.1, 0.25
+"""Gain below which a move back is halved, and the least part of the way. Ours."""
 
 _STEEP = 0.5
 """Beyond the largest batch seen, a sample is believed to cost at least so much of the mean sample so far. Ours.
@@ -50,7 +58,7 @@ class Model(Balancer):
 
     The present speed is the predictor's word, as far as it is further from the curve than its own doubt. So the curve
     goes through what is measured at the present split, whatever its shape, and every solution is a numerical step from
-    there: a last fine tuning by steps, tried on top, found nothing left to do in the simulated cases.
+    there; where steps go back and forth, they are halved.
 
     Equal workers keep equal shares, and a move must be worth it, by the same margins as in
     :class:`~uneven.balance.lb_bsp.LbBsp`, but with the times of the curves.
@@ -82,6 +90,7 @@ class Model(Balancer):
         self._intake, self._curves, self._overlap = Intake(), Curves(), Overlap()
         self._pace = Pace()
         self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, for n may be large
+        self._way, self._part = np.zeros(0), 1.0  # samples of the last move, and the part of the way that was gone
         self._alike = 0  # looks in a row at which the workers were so
 
     def split(self, view: BalanceView) -> Split:
@@ -95,7 +104,14 @@ class Model(Balancer):
         if not view.ready:
             return Split(present, "model: waiting for a first report")
         costs = self._costs(view)
-        return self._worth(view, costs, earliest_end(costs, view.global_batch, view.limits, present))
+        return self._worth(view, costs, self._solved(view, costs))
+
+    def _solved(self, view: BalanceView, costs: Costs) -> tuple[int, ...]:
+        """The best split within reach of the present one: far from where it was seen, a curve is not to be trusted."""
+        lower, upper, here = column(view.limits.lower), column(view.limits.upper), column(view.shares)
+        least = np.maximum(lower, np.floor(here / _REACH))
+        most = np.minimum(upper, np.maximum(_REACH * here, math.ceil(0.5 * view.global_batch / len(here))))
+        return earliest_end(costs, view.global_batch, least, np.maximum(most, here), view.shares)
 
     def _learn(self, view: BalanceView) -> None:
         reports = self._intake.take(view)
@@ -141,8 +157,20 @@ class Model(Balancer):
             return Split(even, f"model, even: the workers differ too little to gain {self._margin + chance:.1%}")
         gain, needed = 1.0 - proposed_s / present_s, self._fraction + _CHANCE_SHARE * chance
         if gain > needed:
-            return Split(proposed, f"model, solved: predicted iteration {present_s:.4g} s → {proposed_s:.4g} s")
+            return self._move(view, proposed, gain, f"predicted iteration {present_s:.4g} s → {proposed_s:.4g} s")
         return Split(view.shares, f"model, kept: a change would gain {gain:.1%}, less than {needed:.1%}")
+
+    def _move(self, view: BalanceView, proposed: tuple[int, ...], gain: float, words: str) -> Split:
+        """All the way, or half as far as before where a small gain lies back the way it came: as in LB-BSP on GPUs."""
+        here = column(view.shares)
+        way = column(proposed) - here
+        back = len(way) == len(self._way) and exact_sum(way * self._way) < 0.0
+        self._part = max(_LEAST_PART, 0.5 * self._part) if back and gain < _SMALL else 1.0
+        self._way = way
+        if self._part == 1.0:
+            return Split(proposed, f"model, solved: {words}")
+        shares = proportional((here + self._part * way).tolist(), view.global_batch, view.limits)
+        return Split(shares, f"model, fine-tune: {self._part:.0%} of the way; {words}")
 
     def _even_shares(self, view: BalanceView) -> tuple[int, ...]:
         if self._even is None or self._even[0] != view.global_batch or self._even[1] is not view.limits:
@@ -166,6 +194,8 @@ class Model(Balancer):
             "overlap": self._overlap.state_dict(),
             "pace": self._pace.state_dict(),
             "alike": self._alike,
+            "way": self._way.tolist(),
+            "part": self._part,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -175,6 +205,7 @@ class Model(Balancer):
         self._overlap.load_state_dict(state["overlap"])
         self._pace.load_state_dict(state["pace"])
         self._alike = int(state["alike"])
+        self._way, self._part = np.array(state["way"], np.float64), float(state["part"])
 
 
 def _logarithm(n: int) -> float:

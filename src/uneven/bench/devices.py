@@ -173,8 +173,8 @@ CASES = (
         ), global_batch=512, noise=0.03,
     ),
     Case(
-        name="tiles", about="the four cards compute tiles of 16 samples", devices=tuple(replace(c, tile=16) for c in _FOUR),
-        global_batch=500, noise=0.02,
+        name="tiles", about="the four cards compute tiles of 16 samples",
+        devices=tuple(replace(card, tile=16) for card in _FOUR), global_batch=500, noise=0.02,
     ),
     Case(name="16 cards", about="four of each card", devices=tuple(card for card in _FOUR for _ in range(4)),
          global_batch=2048, noise=0.03),

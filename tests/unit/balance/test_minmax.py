@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from uneven.balance.minmax import Costs, Line, earliest_end
 from uneven.core.apportion import proportional
+from uneven.core.exact import column
 from uneven.core.views import Limits
 
 
@@ -31,6 +32,10 @@ def one_at_a_time(costs: Costs, total: int, limits: Limits) -> float:
     return max(seconds(i, x) for i, x in enumerate(shares))
 
 
+def within(costs: Costs, total: int, limits: Limits, start: tuple[int, ...]) -> tuple[int, ...]:
+    return earliest_end(costs, total, column(limits.lower), column(limits.upper), start)
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Costs, int, Limits]:
     n = draw(st.integers(1, 6))
@@ -49,7 +54,7 @@ def problems(draw: st.DrawFn) -> tuple[Costs, int, Limits]:
 @given(problem=problems())
 def test_it_is_as_early_as_one_sample_at_a_time(problem: tuple[Costs, int, Limits]) -> None:
     costs, total, limits = problem
-    shares = earliest_end(costs, total, limits, proportional([1.0] * len(limits.lower), total, limits))
+    shares = within(costs, total, limits, proportional([1.0] * len(limits.lower), total, limits))
     assert sum(shares) == total
     assert all(low <= x <= high for low, x, high in zip(limits.lower, shares, limits.upper, strict=True))
     assert float(costs.seconds(np.array(shares, float)).max()) <= one_at_a_time(costs, total, limits) * (1 + 1e-9)
@@ -57,10 +62,10 @@ def test_it_is_as_early_as_one_sample_at_a_time(problem: tuple[Costs, int, Limit
 
 def test_samples_over_at_equal_times_are_taken_from_the_higher_ranks() -> None:
     alike = Costs(np.zeros(3), (Line(np.zeros(3), np.ones(3)),))
-    assert earliest_end(alike, 10, Limits.uniform(3, 10), (4, 3, 3)) == (4, 3, 3)
+    assert within(alike, 10, Limits.uniform(3, 10), (4, 3, 3)) == (4, 3, 3)
 
 
 def test_below_a_floor_samples_cost_nothing() -> None:
     costs = Costs(np.array([1.0, 0.0]), (Line(np.zeros(2), np.array([0.01, 0.02])),))
-    shares = earliest_end(costs, 110, Limits.uniform(2, 110), (55, 55))
+    shares = within(costs, 110, Limits.uniform(2, 110), (55, 55))
     assert float(costs.seconds(np.array(shares, float)).max()) == 1.0

@@ -1,0 +1,174 @@
+"""The formula of LB-BSP's 2018 poster: a piecewise linear cost per worker, and all finish together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uneven.balance.base import Balancer, standing
+from uneven.balance.bounds import whole_numbers, with_memory
+from uneven.balance.fitting import Curve, Points, fit
+from uneven.balance.intake import Intake
+from uneven.balance.minmax import Costs, Line, earliest_end
+from uneven.balance.window import Window
+from uneven.core.actions import Split
+from uneven.core.exact import Floats, column
+from uneven.core.views import BalanceView
+from uneven.errors import ConfigError
+
+_WINDOWS = 6  # whose times are fitted, each at other shares than the one before
+_STIR = 0.1  # part of the mean share that is moved to learn a second size
+_SPREAD = 0.05  # relative noise of an iteration that the fit reckons with
+
+
+class Analytic(Balancer):
+    """Fits Γ_i(x) = max(g, a + b x), then x_i(T) = clamp((T − a) / b) for the T at which they add up (poster, 2018).
+
+    ::
+
+        watch a window ─► one size known: stir, a tenth of the mean share between neighbours
+                       ─► two or more:    fit, solve, move if it gains more than ``rest``
+                       ─► far off the curves twice in a row: forget, and begin again
+
+    The authors replaced it by numerical steps in their paper; it is kept to be compared with. The form of the curve is
+    the specification's (§1.8); the windows, the stirring and all numbers are ours. Times include a worker's own
+    communication, which so becomes a part of a. The least T is found over whole samples.
+
+    Args:
+        window: iterations to watch, at least 1.
+        rest: predicted gain that is not worth a move, at least 0, below 1.
+        restart: relative distance from the curve, twice in a row, that ends what is known, above 0.
+        profile: of each rank (g, a, b), seconds and seconds per sample, where they were measured before; then the
+            first split is made from it.
+        most: largest batch of each rank, samples; none is no limit but the view's.
+
+    Raises:
+        ConfigError: an option out of range.
+    """
+
+    predictor = "last"
+
+    def __init__(
+        self,
+        *,
+        window: int = 5,
+        rest: float = 0.03,
+        restart: float = 0.15,
+        profile: Sequence[Sequence[float]] = (),
+        most: Sequence[int] | int = (),
+    ) -> None:
+        if not (window >= 1 and 0.0 <= rest < 1.0 and restart > 0.0):
+            raise ConfigError(
+                f"analytic: window = {window!r} must be at least 1, rest = {rest!r} at least 0 and below 1, restart = "
+                f"{restart!r} above 0"
+            )
+        self._window, self._rest, self._restart = window, rest, restart
+        self._profile = tuple(_checked(rank, row) for rank, row in enumerate(profile))
+        self._most = whole_numbers("analytic: most", most)
+        self._intake, self._watched = Intake(), Window()
+        self._members: tuple[int, ...] = ()
+        self._rows: list[tuple[Floats, Floats]] = []  # shares, and seconds of an iteration: oldest first
+        self._off = 0  # windows in a row that were far off the curves
+
+    def split(self, view: BalanceView) -> Split:
+        """Watch, stir or solve."""
+        view = with_memory(view, self._most)
+        reports = self._intake.take(view)
+        present = standing(view)
+        if view.members != self._members or present != view.shares:
+            began = bool(self._members)
+            self._members, self._rows, self._off = view.members, [], 0
+            self._watched.clear()
+            if not began and view.members[-1] < len(self._profile):
+                return self._told(self._solved(view, self._curve_of(view.members), present), "from the profile")
+            if present != view.shares:
+                return self._told(present, "starting from the nearest split that fits")
+        self._watched.add(reports)
+        if not self._watched.full(self._window):
+            return self._told(present, f"watching, {self._watched.watched()} of {self._window} iterations")
+        shares, times_s = column(view.shares), self._watched.median_s()
+        self._watched.clear()
+        return self._decide(view, shares, times_s)
+
+    def _decide(self, view: BalanceView, shares: Floats, times_s: Floats) -> Split:
+        if self._changed_for_good(shares, times_s):
+            self._rows = []
+        if self._rows and (self._rows[-1][0] == shares).all():
+            times_s = self._rows[-1][1] + 0.5 * (times_s - self._rows[-1][1])
+            self._rows.pop()
+        self._rows = [*self._rows[1 - _WINDOWS :], (shares, times_s)]
+        if len(self._rows) == 1:
+            return self._told(self._stirred(view), "a small move, to learn each worker's times at a second size")
+        curve = self._curve()
+        solved = self._solved(view, curve, view.shares)
+        now_s, then_s = float(curve.seconds(shares).max()), float(curve.seconds(column(solved)).max())
+        gain = 1.0 - then_s / now_s
+        if gain <= self._rest:
+            return self._told(view.shares, f"kept: a change would gain {gain:.1%}")
+        return self._told(solved, f"solved: predicted iteration {now_s:.4g} s → {then_s:.4g} s")
+
+    def _changed_for_good(self, shares: Floats, times_s: Floats) -> bool:
+        if len(self._rows) < 2:
+            return False
+        apart = np.abs(times_s / self._curve().seconds(shares) - 1.0)
+        self._off = self._off + 1 if float(apart.max()) > self._restart else 0
+        if self._off < 2:
+            return False
+        self._off = 0
+        return True
+
+    def _curve(self) -> Curve:
+        size, seconds = (np.stack(column_of) for column_of in zip(*self._rows, strict=True))
+        weight = np.full(size.shape, float(self._window))
+        return fit(Points(size, seconds, np.zeros(size.shape), weight), np.full(size.shape[1], _SPREAD))
+
+    def _curve_of(self, members: tuple[int, ...]) -> Curve:
+        rows = [self._profile[rank] for rank in members]
+        return Curve(*(column(values) for values in zip(*rows, strict=True)))
+
+    def _solved(self, view: BalanceView, curve: Curve, start: tuple[int, ...]) -> tuple[int, ...]:
+        costs = Costs(curve.floor_s, (Line(curve.overhead_s, curve.per_sample_s),))
+        lower, upper = column(view.limits.lower), column(view.limits.upper)
+        return earliest_end(costs, view.global_batch, lower, upper, start)
+
+    def _stirred(self, view: BalanceView) -> tuple[int, ...]:
+        """Neighbours give and take; the last of an odd number has no partner and stays."""
+        shares = list(view.shares)
+        for left in range(0, len(shares) - 1, 2):
+            right = left + 1
+            n = max(1, round(_STIR * view.global_batch / len(shares)))
+            n = min(n, view.limits.upper[left] - shares[left], shares[right] - view.limits.lower[right])
+            shares[left], shares[right] = shares[left] + n, shares[right] - n
+        return tuple(shares)
+
+    def _told(self, shares: tuple[int, ...], words: str) -> Split:
+        return Split(shares, f"analytic: {words}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The windows that are fitted, and what was watched so far."""
+        return {
+            "members": list(self._members),
+            "rows": [[shares.tolist(), times_s.tolist()] for shares, times_s in self._rows],
+            "off": self._off,
+            "watched": self._watched.state_dict(),
+            "intake": self._intake.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._members = tuple(state["members"])
+        self._rows = [(np.array(x, np.float64), np.array(t, np.float64)) for x, t in state["rows"]]
+        self._off = int(state["off"])
+        self._watched.load_state_dict(state["watched"])
+        self._intake.load_state_dict(state["intake"])
+
+
+def _checked(rank: int, row: Sequence[float]) -> tuple[float, float, float]:
+    if len(row) != 3 or not all(value >= 0.0 for value in row) or not row[2] > 0.0:
+        raise ConfigError(
+            f"analytic: the profile of rank {rank} is {row!r}: give (floor_s, overhead_s, per_sample_s), the "
+            "last above 0"
+        )
+    return float(row[0]), float(row[1]), float(row[2])
