@@ -17,6 +17,10 @@ TIE = 0.03
 """Two strategies whose times differ by less are called equally fast."""
 
 
+CLOSE = 0.1
+"""Closer than this, one run each does not tell: on a shared machine, two alike differ by as much now and then."""
+
+
 class Pair(NamedTuple):
     """Median iteration time of one description in both worlds."""
 
@@ -52,6 +56,11 @@ def summarize(compared: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
         "worst_error": max(errors),
         "rank_agreement": sum(agree) / len(agree),
     }
+
+
+def close(case: dict[str, dict[str, Any]]) -> bool:
+    """Whether the balancers are so near each other in one of the worlds that a single run may be wrong about them."""
+    return any(abs(_ratio(case, world) - 1.0) < CLOSE for world in ("simulated_s", "emulated_s"))
 
 
 def agreed(case: dict[str, dict[str, Any]]) -> bool:

@@ -52,7 +52,7 @@ def bench(
     split        how long deciding takes for 10,000 workers. Seconds.
     worlds       described clusters, emulated with real processes and simulated:
                  do both say the same? As root, with links. Twenty minutes,
-                 --quick six.
+                 --quick ten.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from uneven.bench.worlds import many, tables
 from uneven.bench.worlds_cases import calibration, cases
-from uneven.bench.worlds_compare import Pair, iteration_s, summarize, summary, verdict
+from uneven.bench.worlds_compare import Pair, close, iteration_s, summarize, summary, verdict
 from uneven.bench.worlds_costs import as_in, shape_of
 from uneven.cluster.parse import from_toml
 from uneven.cluster.spec import Workload
@@ -106,6 +106,12 @@ def test_worlds_agree_or_not() -> None:
     found = summarize(compared)
     assert found["rank_agreement"] == 0.6
     assert found["worst_error"] == pytest.approx(1.0)
+
+
+def test_a_close_race_is_run_again() -> None:
+    assert close(case((0.200, 0.197), (0.200, 0.170)))
+    assert close(case((0.30, 0.10), (0.105, 0.100)))
+    assert not close(case((0.30, 0.20), (0.29, 0.20)))
 
 
 def test_every_case_can_be_written_down_and_fits_a_laptop() -> None:
