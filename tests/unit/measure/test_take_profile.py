@@ -1,0 +1,197 @@
+"""A profile taken with a real model: limits, a real lack of memory, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from uneven.errors import ConfigError
+from uneven.measure.memory import group_room_bytes, limit_bytes
+from uneven.measure.profile import take_profile
+from uneven.measure.untouched import untouched
+
+
+def model_and_step() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[int], None]]:
+    """Batch norm and dropout, and steps that change whatever can be changed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(samples: int) -> None:
+        model.train()
+        x = torch.randn(max(samples, 2), 16) + random.random() + np.random.rand()
+        loss = nn.functional.cross_entropy(model(x), torch.randint(0, 4, (len(x),)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """All that must be as before, as text."""
+    gradients = [p.grad for p in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    with torch.random.fork_rng():
+        torch.set_printoptions(precision=12, threshold=10**6)
+        told = repr((model.state_dict(), gradients, modes, optimizer.state_dict(), numbers))
+        torch.set_printoptions(profile="default")
+    return told
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_nothing_is_left_behind(trained: bool) -> None:
+    model, optimizer, step = model_and_step()
+    if trained:
+        for _ in range(3):
+            step(8)
+    model.eval()
+    before = everything(model, optimizer)
+    step_changes = copy.deepcopy(before)
+    told: list[int] = []
+    profile = take_profile(step, model, optimizer, most=32, within_s=5.0, progress=lambda size, done: told.append(size))
+    assert everything(model, optimizer) == before
+    assert profile.sizes == (1, 2, 4, 8, 16, 32) == tuple(told)
+    assert profile.failed is None
+    step(8)
+    assert everything(model, optimizer) != step_changes, "the step does change things when nobody puts them back"
+
+
+def test_parameters_stay_the_same_objects() -> None:
+    model, optimizer, step = model_and_step()
+    objects = [id(p) for p in model.parameters()]
+    with untouched(model, optimizer):
+        step(4)
+    assert [id(p) for p in model.parameters()] == objects
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_error_that_is_not_about_memory_is_told_and_nothing_is_left_behind() -> None:
+    model, optimizer, step = model_and_step()
+
+    def wrong(samples: int) -> None:
+        step(samples)
+        if samples > 2:
+            raise RuntimeError("shapes do not match")
+
+    before = everything(model, optimizer)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        take_profile(wrong, model, optimizer, most=32)
+    assert everything(model, optimizer) == before
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_a_lack_of_memory_ends_the_profile(error: Exception) -> None:
+    model, optimizer, step = model_and_step()
+
+    def hungry(samples: int) -> None:
+        if samples > 8:
+            raise error
+        step(samples)
+
+    profile = take_profile(hungry, model, optimizer, most=64)
+    assert (profile.sizes, profile.failed, profile.most) == ((1, 2, 4, 8), 16, 7)
+
+
+def test_a_single_sample_that_does_not_fit_is_refused() -> None:
+    model, optimizer, _ = model_and_step()
+
+    def hungry(samples: int) -> None:
+        raise MemoryError
+
+    with pytest.raises(ConfigError, match="does not hold a batch of a single sample"):
+        take_profile(hungry, model, optimizer, most=4)
+    with pytest.raises(ConfigError, match="most"):
+        take_profile(hungry, model, optimizer, most=0)
+
+
+def test_without_time_a_single_sample_is_tried() -> None:
+    model, optimizer, step = model_and_step()
+    assert take_profile(step, model, optimizer, most=64, within_s=1e-9).sizes == (1,)
+
+
+_CHILD = """
+import resource, torch
+from torch import nn
+from uneven.measure.profile import take_profile
+
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1))
+step = lambda samples: model(torch.ones(samples, 1024, requires_grad=True)).sum().backward()
+step(1)
+pages = int(open("/proc/self/statm").read().split()[0])
+here = pages * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (here + 200 * 2**20,) * 2)
+profile = take_profile(step, model, most=2**20, within_s=60.0)
+step(profile.most)
+print(profile.sizes[-1], profile.failed, profile.most)
+"""
+
+
+def test_memory_that_really_does_not_suffice_does_not_end_the_process() -> None:
+    """Address space for 200 MiB more; the run goes on with the limit that was found."""
+    run = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    largest, failed, most = map(int, run.stdout.split())
+    assert failed == 2 * largest
+    assert most == int(0.9 * largest)
+    assert failed * 1024 * 4 * 4 > 100 * 2**20, "it was the limit, not something smaller"
+
+
+# --- limits -------------------------------------------------------------------------------------------------
+
+
+def group(folder: Path, most: str, used: str, version: int = 2) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for name, text in zip(names, (most, used), strict=True):
+        (folder / name).write_text(f"{text}\n")
+
+
+def test_the_tightest_group_counts(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/a/b\n")
+    group(tmp_path / "a", "1000", "600")
+    group(tmp_path / "a" / "b", "max", "100")
+    assert group_room_bytes(tmp_path, own) == 400
+    group(tmp_path / "a" / "b", "250", "100")
+    assert group_room_bytes(tmp_path, own) == 150
+
+
+def test_version_1_and_no_limit(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("12:cpu,cpuacct:/x\n7:memory:/job\n")
+    group(tmp_path / "memory", "9223372036854771712", "600", version=1)
+    assert group_room_bytes(tmp_path, own) is None
+    group(tmp_path / "memory" / "job", "500", "700", version=1)
+    assert group_room_bytes(tmp_path, own) == 0, "more in use than allowed leaves nothing"
+    assert group_room_bytes(tmp_path, tmp_path / "missing") is None
+
+
+def test_this_machine_has_a_limit() -> None:
+    assert (limit_bytes(torch.device("cpu")) or 0) > 2**20
+    assert limit_bytes(torch.device("meta")) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device_the_memory_limit_is_found_without_a_crash() -> None:
+    device = torch.device("cuda")
+    model = nn.Linear(1024, 1024).to(device)
+
+    def step(samples: int) -> None:
+        model(torch.ones(samples, 2**16, 1024, device=device, requires_grad=True)).sum().backward()
+
+    profile = take_profile(step, model, most=2**20, within_s=30.0)
+    step(profile.most or profile.sizes[-1])
+    assert torch.cuda.is_available()
