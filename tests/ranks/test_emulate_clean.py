@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -124,6 +125,16 @@ def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
     assert until(lambda: left_of([left, lives], set(), (str(tmp_path), CHILD)) == set(), 10.0)
 
 
+@pytest.fixture
+def heeds_hangups() -> Iterator[None]:
+    """Who started the tests may ignore SIGHUP (nohup does), and an emulator inherits and respects that."""
+    before = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeds_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_asked_to_stop_it_ends_everybody_and_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
     links = own_links()
