@@ -88,7 +88,7 @@ class ARIMA(Learner):
     """
 
     def __init__(
-        self, *, p: int = 1, d: int = 1, q: int = 1, window: int = 100, every: int = 10, hold: float = 0.0
+        self, *, p: int = 1, d: int = 1, q: int = 1, window: int = 200, every: int = 10, hold: float = 0.0
     ) -> None:
         for name, value, most in (("p", p, 8), ("d", d, 2), ("q", q, 8)):
             whole(name, value, 0, most)

@@ -24,6 +24,7 @@ _USUAL_WEIGHT = 0.05  # of the newest miss in the usual one
 _USUAL_CLIP = 3.0  # times the usual miss; more counts as this
 _FIRST_MISS = 0.1  # relative, assumed at first
 _LEAST_MISS = 0.01  # relative; a machine without noise must not take its first hiccup for a change
+_LONE = 10  # iterations after the last odd one that the next odd one must come to count as lone, and not as usual
 _NORMAL = 1.2533  # standard deviation over mean absolute deviation, of a normal distribution
 
 
@@ -66,9 +67,9 @@ class Learner(Predictor):
     Predictions are clipped to a sane range, for a model may err without bounds where it has seen nothing.
 
     A lone spike says nothing about the next iteration: one that misses the prediction by more than ``hold`` usual
-    misses is held back, and the past shows what was predicted in its place. If the next iteration is more like it than
-    like that, it was no spike, and both are taken in. A change that the model foresaw, from the use of the processor
-    say, misses nothing and is not held.
+    misses is held back in part, and by more than twice that wholly; the past shows what was predicted in its place. If
+    the next iteration is more like it than like that, it was no spike, and both are taken in. A change that the model
+    foresaw, from the use of the processor say, misses nothing and is not held.
 
     Args:
         model: blank.
@@ -98,6 +99,7 @@ class Learner(Predictor):
         self._learnt = 0
         self._held: float | None = None
         self._usual = _FIRST_MISS
+        self._calm = 0  # iterations since the last odd one
         self._next: float | None = None  # the prediction, once it was asked for
 
     def observe(self, seen: Observation) -> None:
@@ -114,14 +116,17 @@ class Learner(Predictor):
 
     def _take(self, speed: float, expected: float, seen: Observation) -> None:
         missed = math.log(speed / expected) if expected > 0.0 else 0.0
-        odd = self._hold > 0.0 and self._past.seen > 0 and abs(missed) > self._hold * self._usual
-        if expected > 0.0:
+        usual_before = self._usual
+        odd = self._hold > 0.0 and self._past.seen > 0 and abs(missed) > self._hold * usual_before
+        if expected > 0.0 and (not odd or self._calm < _LONE):
             usual = _NORMAL * min(abs(missed), _USUAL_CLIP * self._usual)
             self._usual = max(_LEAST_MISS, self._usual + _USUAL_WEIGHT * (usual - self._usual))
+        self._calm = 0 if odd else self._calm + 1
         if self._held is not None and self._no_spike(self._held, speed):
             self._past.amend(self._held)
             odd = False
-        self._past.append(expected if odd else speed, seen.cpu, seen.memory)
+        kept = expected * math.exp(_redescended(missed, self._hold * usual_before)) if odd else speed
+        self._past.append(kept, seen.cpu, seen.memory)
         self._held = speed if odd else None
 
     def _no_spike(self, held: float, speed: float) -> bool:
@@ -175,7 +180,7 @@ class Learner(Predictor):
             "past": self._past.state_dict(),
             "model": self._model.state() if self._learnt else None,
             "doubt": self._doubt.state_dict(),
-            "counts": [self._pace, self._since, self._lessons, self._learnt],
+            "counts": [self._pace, self._since, self._lessons, self._learnt, self._calm],
             "held": self._held,
             "usual": self._usual,
         }
@@ -186,8 +191,16 @@ class Learner(Predictor):
         if state["model"] is not None:
             self._model = self._model.restored(state["model"])
         self._doubt.load_state_dict(state["doubt"])
-        self._pace, self._since, self._lessons, self._learnt = state["counts"]
+        self._pace, self._since, self._lessons, self._learnt, self._calm = state["counts"]
         self._held, self._usual, self._next = state["held"], float(state["usual"]), None
+
+
+def _redescended(missed: float, limit: float) -> float:
+    """What is taken for true of a miss beyond the limit: less the farther it is, nothing beyond twice the limit.
+
+    Hampel's redescending function (JASA 1974); without a jump, for which side a common miss falls on is chance.
+    """
+    return math.copysign(max(0.0, 2.0 * limit - abs(missed)), missed)
 
 
 def whole(name: str, value: int, least: int, most: int = 10_000) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -64,6 +65,23 @@ def test_without_holding_a_spike_counts() -> None:
     show(taken, [*speeds, 10.0])
     assert held.predict() > 97.0
     assert taken.predict() < 90.0
+
+
+def test_the_limit_of_holding_back_is_no_jump() -> None:
+    held = [NARX(hold=4) for _ in range(200)]
+    answers = []
+    for place, predictor in enumerate(held):
+        show(predictor, noisy(120))
+        show(predictor, [100.0 * (1.0 - place / 400)])
+        answers.append(predictor.predict())
+    assert max(abs(one - other) for one, other in pairwise(answers)) < 0.3
+    assert min(answers) < 0.99 * answers[0]
+    assert answers[-1] == pytest.approx(answers[0], rel=0.03), "and far beyond it nothing is taken in"
+
+
+def test_frequent_odd_iterations_are_usual_ones() -> None:
+    wild = np.where(np.random.default_rng(3).random(300) < 0.4, 40.0, 100.0).tolist()
+    assert 60 < np.mean(show(NARX(), wild)[-50:]) < 90
 
 
 @pytest.mark.parametrize("after", [30.0, 60.0, 300.0])
