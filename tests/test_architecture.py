@@ -25,6 +25,7 @@ PURE = (
     *("uneven.control", "uneven.control.*", "uneven.simulate", "uneven.simulate.*", "uneven.journal.events"),
     *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
     *("uneven.plan", "uneven.plan.*"),
+    *(f"uneven.fleet.{name}" for name in ("rates", "allocate", "assign", "rounds")),
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),
     *("uneven.bench.peers", *(f"uneven.bench.peers.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),
