@@ -1,13 +1,15 @@
 """``uneven bench predictors``: who foresees best how fast a worker will be?
 
 Every predictor is shown the same iterations of the same workers, online, as in a run, except that lessons are learnt at
-once; the first half of each case is there to learn from, the second half is scored. Nothing here takes real time, so
-the figures are the same on every machine, up to rounding of its arithmetic.
+once; the first half of each case is there to learn from, the second half is scored. Recording runs takes real time and
+real processes; on all other cases, and on runs that were kept, the figures are the same on every machine, up to
+rounding of its arithmetic.
 """
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from uneven.bench import recorded, recorded_steps
 from uneven.bench.predictors_cases import Case, Floats, synthetic
 from uneven.bench.predictors_page import write_page
 from uneven.bench.predictors_play import AHEAD, iteration_s, limit_s, play, rmse, spike_followed, step_delays
 from uneven.bench.predictors_traces import real
+from uneven.bench.recorded import Recorded
 from uneven.predict import predictors
 
 SINGLES = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
@@ -30,16 +34,71 @@ PAGE = Path("uneven-predictors.html")
 Progress = Callable[[str, str, float], None]
 
 
-def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """All predictors on all cases. ``data`` is not used: traces come from ``UNEVEN_DATA``.
+def run(
+    quick: bool, data: str, progress: Progress, *, record: Path | None = None, runs: Path | None = None
+) -> dict[str, Any]:
+    """All predictors on all cases; traces come from ``UNEVEN_DATA``.
+
+    Args:
+        quick: fewer cases, and nothing is recorded unless ``record`` says so.
+        data: what is trained on where runs are recorded.
+        record: folder in which recorded runs are to stay.
+        runs: folder with runs that were recorded before; nothing is recorded then.
 
     Returns:
         What ``--json`` prints; ``docs/ideas/predictors.md`` explains every key.
+
+    Raises:
+        ConfigError: ``record`` where this machine cannot emulate, or ``runs`` without a run.
+        LaunchError: a run failed.
     """
-    cases = {**real(quick), **synthetic(400 if quick else 800)}
+    kept, left_out = _recorded(quick, data, progress, record, runs)
+    cases = {**real(quick), **{name: one.case for name, one in kept.items()}, **synthetic(400 if quick else 800)}
     result, told = score(cases, (*SINGLES, MIXTURE), progress)
     write_page(PAGE, cases, told)
-    return {**result, "page": str(PAGE)}
+    return {**result, **recorded_figures(kept, told), "left_out": left_out, "page": str(PAGE)}
+
+
+def _recorded(
+    quick: bool, data: str, progress: Progress, record: Path | None, runs: Path | None
+) -> tuple[dict[str, Recorded], dict[str, str]]:
+    """Recorded runs, and why some kind of case is left out."""
+    if runs is not None:
+        return recorded.load(runs), {}
+    if record is not None:
+        recorded.record(record, data, progress)
+        return recorded.load(record), {}
+    why = "they take minutes, and this is the quick form" if quick else recorded.why_not()
+    if why:
+        return {}, {"recorded runs": why}
+    with tempfile.TemporaryDirectory(prefix="uneven-predictors-") as folder:
+        recorded.record(Path(folder), data, progress)
+        return recorded.load(Path(folder)), {}
+
+
+def recorded_figures(kept: dict[str, Recorded], told: dict[str, dict[str, Floats]]) -> dict[str, Any]:
+    """What is asked of recorded runs alone: their length, and how soon steps at known moments were followed."""
+    delays = {
+        name: [late for case, one in kept.items() for late in recorded_steps.delays(by_case[case], one.steps)]
+        for name, by_case in told.items()
+    }
+    return {
+        "recorded": {
+            name: {
+                "iterations": one.case.iterations,
+                "scored_from": one.case.scored_from,
+                "iteration_s": one.iteration_s,
+                "lasted_s": one.lasted_s,
+                "steps": len(one.steps),
+            }
+            for name, one in kept.items()
+        },
+        "recorded_step_delay_iterations": {name: statistics.median(found) for name, found in delays.items() if found},
+        "recorded_step_delay_worst": {name: max(found) for name, found in delays.items() if found},
+        "recorded_steps_within_one": {
+            name: sum(late <= 1 for late in found) / len(found) for name, found in delays.items() if found
+        },
+    }
 
 
 def score(
@@ -127,6 +186,11 @@ def tables(result: dict[str, Any]) -> list[Table]:
     traits.add_row("a lone spike moves a share by", *(f"{result['spike_followed'][name]:.2%}" for name in names))
     traits.add_row("an announced step, median iterations", *(f"{result['step_delay_iterations'][n]:g}" for n in names))
     traits.add_row("and at worst", *(f"{result['step_delay_worst'][name]}" for name in names))
+    if result.get("recorded_step_delay_iterations"):
+        late, worst = result["recorded_step_delay_iterations"], result["recorded_step_delay_worst"]
+        traits.add_row("a recorded one, median iterations", *(f"{late[name]:g}" for name in names))
+        traits.add_row("and at worst", *(f"{worst[name]}" for name in names))
+        traits.add_row("within one iteration", *(f"{result['recorded_steps_within_one'][name]:.0%}" for name in names))
     shown.append(traits)
     if MIXTURE in names:
         regret = Table(title="The mixture ÷ the best single one in hindsight, worst case", box=SIMPLE_HEAD)

@@ -37,7 +37,8 @@ class Case:
             that it is current for the next one; NaN where nobody knows.
         memory: the same of the node's memory in use.
         scored_from: first iteration that counts. Those before are there to learn from, and what options are chosen by.
-        levels_per_s: the speeds without noise, where they are known; else empty.
+        levels_per_s: the speeds without noise, where they are known; else None.
+        samples: ``(workers, iterations)``, each worker's batch; None where all are alike.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Case:
     memory: Floats
     scored_from: int
     levels_per_s: Floats | None = None
+    samples: npt.NDArray[np.int64] | None = None
 
     @property
     def workers(self) -> int:
@@ -62,8 +64,15 @@ class Case:
         """The beginning of it."""
         speeds, cpu, memory = (one[:, :iterations] for one in (self.speeds_per_s, self.cpu, self.memory))
         levels = None if self.levels_per_s is None else self.levels_per_s[:, :iterations]
+        samples = None if self.samples is None else self.samples[:, :iterations]
         return replace(
-            self, speeds_per_s=speeds, cpu=cpu, memory=memory, levels_per_s=levels, scored_from=scored_from
+            self,
+            speeds_per_s=speeds,
+            cpu=cpu,
+            memory=memory,
+            levels_per_s=levels,
+            samples=samples,
+            scored_from=scored_from,
         )
 
 

@@ -33,12 +33,11 @@ def play(case: Case, make: Callable[[], Predictor], ahead: int = AHEAD) -> tuple
     later = np.full((case.workers, case.iterations + ahead), np.nan)
     for worker in range(case.workers):
         predictor = make()
-        rows = (case.speeds_per_s[worker].tolist(), case.cpu[worker].tolist(), case.memory[worker].tolist())
-        for k, (speed, cpu, memory) in enumerate(zip(*rows, strict=True)):
+        batches = [SAMPLES_PER_WORKER] * case.iterations if case.samples is None else case.samples[worker].tolist()
+        rows = (batches, *(one[worker].tolist() for one in (case.speeds_per_s, case.cpu, case.memory)))
+        for k, (samples, speed, cpu, memory) in enumerate(zip(*rows, strict=True)):
             next_one[worker, k] = predictor.predict()
-            seen = Observation(
-                iteration=k, samples=SAMPLES_PER_WORKER, local_s=SAMPLES_PER_WORKER / speed, cpu=cpu, memory=memory
-            )
+            seen = Observation(iteration=k, samples=samples, local_s=samples / speed, cpu=cpu, memory=memory)
             predictor.observe(seen)
             study(predictor)
             if k + ahead >= case.scored_from:

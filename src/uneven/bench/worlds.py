@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from uneven import journal
 from uneven.balance import balancers
+from uneven.bench.recorded_runs import emulate
 from uneven.bench.workload import images, network
 from uneven.bench.worlds_cases import CHANGE_AT, GLOBAL_BATCH, Case, calibration, cases
 from uneven.bench.worlds_compare import BALANCERS, Pair, close, iteration_s, summarize, summary, tables
 from uneven.bench.worlds_costs import as_in, shape_of
 from uneven.bench.worlds_worker import WIDTH
 from uneven.cluster.spec import ClusterSpec, Workload
-from uneven.cluster.write import to_toml
 from uneven.core.records import Record
 from uneven.emulate.probe import why_not_isolated
 from uneven.errors import LaunchError
@@ -39,7 +39,6 @@ SETTLED = CHANGE_AT + 45
 _MANY = 10_000
 _ITERATIONS_OF_MANY = 100
 _LIMIT_S = 240.0
-_CLEANS_WITHIN_S = 30.0
 
 Progress = Callable[[str, str, float], None]
 
@@ -149,35 +148,7 @@ def _simulate(spec: ClusterSpec, balance: str, emulated: list[Record], effort: E
 
 def _emulate(spec: ClusterSpec, balance: str, where: Path, data: str, iterations: int) -> list[Record]:
     """One run, as a user would start it; its records."""
-    where.mkdir()
-    (where / "cluster.toml").write_text(to_toml(spec))
-    command = [
-        *(sys.executable, "-m", "uneven", "emulate", "--balance", balance, "--run-dir", str(where / "run"), "--module"),
-        *(str(where / "cluster.toml"), "--", "uneven.bench.worlds_worker", str(iterations), str(GLOBAL_BATCH), data),
-    ]
-    with (where / "output.txt").open("w+") as output:
-        emulator = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            code = emulator.wait(_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise LaunchError(f"emulating {spec.name} with {balance} took more than {_LIMIT_S:g} s") from None
-        finally:
-            _end(emulator)
-        if code:
-            said = (where / "output.txt").read_text()[-3000:]
-            raise LaunchError(f"emulating {spec.name} with {balance} failed:\n{said}", code)
-    return list(journal.read(where / "run").records())
-
-
-def _end(emulator: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and leave it the time to clean up; killed, it would leave that to the next one."""
-    if emulator.poll() is None:
-        emulator.terminate()
-        try:
-            emulator.wait(_CLEANS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            emulator.kill()
-            emulator.wait()
+    return list(journal.read(emulate(spec, balance, where, data, iterations, GLOBAL_BATCH)).records())
 
 
 def many(workers: int, iterations: int) -> dict[str, float]:

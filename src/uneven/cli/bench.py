@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,12 +13,14 @@ BENCHES = {
     "closed-loop": "uneven.bench.closed_loop",
     "predictors": "uneven.bench.predictors",
     "balancers": "uneven.bench.balancers",
+    "defaults": "uneven.bench.recorded_defaults",
     "rivals": "uneven.bench.rivals",
     "overhead": "uneven.bench.overhead",
     "split": "uneven.bench.micro_split",
     "worlds": "uneven.bench.worlds",
 }
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
+RECORDERS = ("predictors",)
 
 
 def bench(
@@ -28,6 +31,12 @@ def bench(
         str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
     ] = "digits",
     sweep: Annotated[bool, typer.Option("--sweep", help="Try options instead (predictors only).")] = False,
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="DIR", help="Record runs and keep them there (predictors only).")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", metavar="DIR", help="Use runs recorded before (predictors only).")
+    ] = None,
 ) -> None:
     """Measure a claim on this machine.
 
@@ -40,11 +49,15 @@ def bench(
                  uneven on four equal workers. Six minutes and a half.
     closed-loop  predictors compared in virtual time, where the truth is known.
                  Seconds.
-    predictors   predictors compared on recorded and made-up workers: errors,
-                 and the iteration times that they lead to. --sweep tries their
-                 options instead. Two minutes, --sweep ten.
+    predictors   predictors compared on traces, made-up workers and, as root,
+                 emulated runs with real rivals: errors, and the iteration times
+                 that they lead to. --record DIR keeps the runs, --runs DIR uses
+                 kept ones, --sweep tries options instead. Ten minutes, of which
+                 six record; --quick, which does not, a minute; --sweep ten.
     balancers    balancers compared in virtual time, where the costs are known:
                  saturation, constant parts, memory limits, a cut link. A minute.
+    defaults     the candidates for the default balancer and predictor in real
+                 runs on emulated clusters, as root. Forty minutes, --quick ten.
     rivals       rivals from the literature and ours in virtual time, against an
                  oracle. Under a minute.
     overhead     what measuring and deciding add to an iteration of 4 and 8 real
@@ -59,6 +72,7 @@ def bench(
       uneven bench split
       uneven bench lb-bsp --quick
       uneven bench predictors --sweep
+      uneven bench predictors --record runs/predictors
       uneven bench lb-bsp --json | tail -n 1 > lb-bsp.json
     """
     import importlib
@@ -70,9 +84,14 @@ def bench(
         raise UnknownNameError("bench", name, BENCHES)
     if sweep and name not in SWEEPS:
         raise ConfigError(f"bench {name} has no --sweep; these have: {', '.join(SWEEPS)}")
+    folders = {key: folder for key, folder in (("record", record), ("runs", runs)) if folder is not None}
+    if folders and (sweep or name not in RECORDERS):
+        raise ConfigError(f"bench {name}{' --sweep' * sweep} records no runs: leave out --{next(iter(folders))}")
+    if len(folders) > 1:
+        raise ConfigError("--record and --runs: give one, to record runs or to use recorded ones")
     module = importlib.import_module(SWEEPS[name] if sweep else BENCHES[name])
     images(data)  # a data set that is not there is said here, not by a worker
-    result = _run(module, quick, data)
+    result = _run(module, quick, data, folders)
     from rich.console import Console
 
     console = Console()
@@ -82,7 +101,7 @@ def bench(
         print(json_module.dumps(result))
 
 
-def _run(module: Any, quick: bool, data: str) -> dict[str, Any]:
+def _run(module: Any, quick: bool, data: str, folders: dict[str, Path]) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -95,5 +114,5 @@ def _run(module: Any, quick: bool, data: str) -> dict[str, Any]:
                 tasks[phase] = bars.add_task(phase, total=1.0, state="")
             bars.update(tasks[phase], completed=done, state=state)
 
-        result: dict[str, Any] = module.run(quick, data, progress)
+        result: dict[str, Any] = module.run(quick, data, progress, **folders)
         return result

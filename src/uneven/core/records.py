@@ -61,6 +61,8 @@ class StepRecord:
     transfer_s: float = 0.0  # part of exchange_s that this worker's own side of it takes; counts into its speed
     local_cpu_s: float = 0.0  # processor time of the process, all threads, in data_s and compute_s; 0 if unknown
     exchange_cpu_s: float = 0.0  # and in exchange_s
+    others: float | None = None  # part of the node's processors that others took, as read right after the iteration
+    memory: float | None = None  # part of the node's memory in use, as last read; both 0 … 1, None if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,8 @@ class FastLoop:
                 exchange_cpu_s=timing.exchange_cpu_s,
                 control_s=self._control_s,
                 ended_at_s=time.time(),
+                others=_known(now.cpu),
+                memory=_known(now.memory),
             )
         )
         self._control_s = 0.0
@@ -265,6 +267,10 @@ class FastLoop:
         if self._slow is not None:
             self._slow.close()
         self._load.close()
+
+
+def _known(reading: float) -> float | None:
+    return None if math.isnan(reading) else round(reading, 4)
 
 
 def _nvml_uuid(device: torch.device) -> str | None:
