@@ -64,14 +64,15 @@ class Closeness:
     Attributes:
         delta_per_s: δ: the rate may differ from the reference by at most so many samples/s (*at most*, not *less*).
         delta_share: δ as a share of the reference instead; ours, for ensembles whose rates span orders of magnitude.
-        least_gain: a left-over device goes to the slowest member only if its rate grows by at least this share; then
-            handing out ends. ``None`` hands out all of them, as the paper does, even where one more device makes a
-            member slower.
+        least_gain: a left-over device goes to the slowest member only if its rate grows by at least this share of
+            itself; else handing out ends, since nobody else can raise the pace. Zero, the default, refuses only what
+            makes the member slower. ``None`` hands out all devices, as the paper does: where extrapolated rates turn
+            down, the slowest member then gets slower with each, and so all the others too.
     """
 
     delta_per_s: float = DELTA_PER_S
     delta_share: float | None = None
-    least_gain: float | None = None
+    least_gain: float | None = 0.0
 
     def __post_init__(self) -> None:
         for name in ("delta_per_s", "delta_share"):
@@ -97,6 +98,9 @@ def create_flotilla(
     The fastest waiting member on its smallest number of devices (one, where memory allows) is the reference. Then,
     again and again, the member and number of devices whose rate is nearest to the reference join, if the distance is
     at most δ and the devices suffice. Devices left over go one by one to whoever is slowest at that moment.
+
+    A number of devices is left out where a smaller one is as fast: a rate that turns down (Eq. 5 does in the end) comes
+    near the reference a second time, and as printed the rule may take that number, ten times as many devices.
 
     The paper leaves ties open. Ours: of equal distances the fewer devices, then the earlier member; of equally slow
     members the earlier one. A member that cannot use another device is passed over when some are left.
@@ -129,7 +133,7 @@ def create_flotilla(
     if reference is None:
         first, chosen[first] = _fastest(table, fits)
         reference = float(table[first, chosen[first] - 1])
-    _gather(table, fits, reference, rule.delta(reference), devices, chosen)
+    _gather(table, reference, rule.delta(reference), devices, chosen)
     _hand_out_rest(rates.table[places], devices, chosen, rule.least_gain)
     return Flotilla({rates.members[places[row]]: count for row, count in chosen.items()})
 
@@ -151,9 +155,15 @@ def _fastest(table: npt.NDArray[np.float64], fits: npt.NDArray[np.bool_]) -> tup
     return row, int(least[row]) + 1
 
 
+def _rising(table: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Where one device more gave a higher rate than any smaller number: nobody wants more devices for less."""
+    before = np.zeros_like(table)
+    np.maximum.accumulate(table[:, :-1], axis=1, out=before[:, 1:])
+    return table > before
+
+
 def _gather(
     table: npt.NDArray[np.float64],
-    fits: npt.NDArray[np.bool_],
     reference: float,
     delta: float,
     devices: int,
@@ -166,7 +176,7 @@ def _gather(
     """
     left = devices - sum(chosen.values())
     gaps = np.abs(table - reference)
-    rows, columns = np.nonzero(fits & (gaps <= delta))
+    rows, columns = np.nonzero(_rising(table) & (gaps <= delta))
     for place in np.lexsort((rows, columns, gaps[rows, columns])).tolist():
         row, count = int(rows[place]), int(columns[place]) + 1
         if row not in chosen and count <= left:

@@ -33,7 +33,7 @@ class Rates:
 
     __slots__ = ("_place", "members", "most", "table")
 
-    def __init__(self, per_s: Mapping[str, Sequence[float]]) -> None:
+    def __init__(self, per_s: Mapping[str, Sequence[float] | Floats]) -> None:
         if not per_s:
             raise ConfigError("an ensemble without members has no rates: name at least one member")
         self.members = tuple(per_s)
@@ -101,7 +101,7 @@ class Rates:
         return {name: self.table[place].tolist() for place, name in enumerate(self.members)}
 
 
-def _checked(name: str, row: Sequence[float]) -> Floats:
+def _checked(name: str, row: Sequence[float] | Floats) -> Floats:
     rates = np.asarray(row, dtype=np.float64)
     bad = ~(np.isfinite(rates) & (rates >= 0.0))
     if bad.any():

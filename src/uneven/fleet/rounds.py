@@ -1,10 +1,11 @@
-"""When a flotilla ends and who follows: FLEET-G and FLEET-L. Pure."""
+"""When a flotilla ends and who follows: FLEET-G, FLEET-L, and both together. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from uneven.errors import ConfigError
 from uneven.fleet.allocate import Closeness, Flotilla, create_flotilla
@@ -25,6 +26,12 @@ class Paradigm(Enum):
     LOCAL = "fleet-l"
     """They are given at once to members that wait; nobody who runs is stopped."""
 
+    REFILL = "fleet-refill"
+    """Ours: they are given at once to members within δ of the running pace, and all is planned anew as in FLEET-G.
+
+    Members converge at an epoch's end, so newcomers are in step with those who run.
+    """
+
 
 @dataclass(frozen=True)
 class Planner:
@@ -36,13 +43,13 @@ class Planner:
         ...each epoch end: take the converged ones out of ``running``, their devices rest...
         if planner.round_ends(running.devices):  checkpoint all, running = Flotilla(), plan again
 
-    FLEET-L asks ``next_flotilla(waiting, free, running)`` whenever devices become free, and never stops anybody. Both
-    may be asked at any time: FLEET-G answers with an empty flotilla while its round goes on.
+    The others ask ``next_flotilla(waiting, free, running)`` whenever devices become free; FLEET-L never stops anybody.
+    All may be asked at any time: FLEET-G answers with an empty flotilla while its round goes on.
 
     Args:
         rates: of all members; give ``rates.corrected(…)`` to a new planner when they have changed.
         devices: M, how many there are.
-        paradigm: global (FLEET-G) or local (FLEET-L).
+        paradigm: global (FLEET-G), local (FLEET-L) or both (ours).
         closeness: δ and what becomes of left-over devices; by default as in the paper.
         alpha: α; ``round_ends`` when fewer than α · M devices are busy. The paper has it for FLEET-G.
         at_running_pace: who joins a running flotilla must be within δ of its pace. Ours, for FLEET-L, since newcomers
@@ -52,6 +59,9 @@ class Planner:
     Raises:
         ConfigError: fewer than one device, α outside 0 … 1, or a member that does not fit on all devices together.
     """
+
+    shared: ClassVar[bool] = True
+    """Those who run at the same time share one stream of samples."""
 
     rates: Rates
     devices: int
@@ -93,7 +103,8 @@ class Planner:
             raise ConfigError(f"member {twice[0]!r} is running, so it cannot wait: name it once")
         if running.members and self.paradigm is Paradigm.GLOBAL:
             return Flotilla()
-        reference = running.pace_per_s(self.rates) if running.members and self.at_running_pace else None
+        near = self.at_running_pace or self.paradigm is Paradigm.REFILL
+        reference = running.pace_per_s(self.rates) if running.members and near else None
         return create_flotilla(self.rates, queue, free_devices, closeness=self.closeness, reference_per_s=reference)
 
     def round_ends(self, busy_devices: int) -> bool:

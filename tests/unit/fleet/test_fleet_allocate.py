@@ -79,10 +79,16 @@ def test_a_relative_delta_follows_the_reference() -> None:
 
 def test_left_over_devices_are_all_handed_out_unless_they_must_gain() -> None:
     turning = Rates({"a": (50, 60, 61, 40)})
-    assert dict(create_flotilla(turning, ["a"], 4).members) == {"a": 4}  # the paper's rule, even where it hurts
-    for least_gain, count in ((0.0, 3), (0.1, 2), (0.5, 1)):
+    assert dict(create_flotilla(turning, ["a"], 4).members) == {"a": 3}
+    for least_gain, count in ((None, 4), (0.0, 3), (0.1, 2), (0.5, 1)):  # None is the paper's rule, where it hurts
         found = create_flotilla(turning, ["a"], 4, closeness=Closeness(least_gain=least_gain))
         assert dict(found.members) == {"a": count}
+
+
+def test_a_rate_that_comes_back_to_the_reference_is_not_taken_on_the_way_down() -> None:
+    rates = Rates({"fast": (100,), "hill": (60, 98, 130, 120, 110, 100), "slow": (50, 90)})
+    found = create_flotilla(rates, rates.members, 7)  # as printed, hill on six devices has the smallest gap
+    assert dict(found.members) == {"fast": 1, "hill": 3, "slow": 2}
 
 
 def test_who_can_use_no_more_is_passed_over() -> None:

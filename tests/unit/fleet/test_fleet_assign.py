@@ -58,6 +58,24 @@ def test_many_that_do_not_pair_are_dealt_without_trying_all_orders() -> None:
     assert MOST_ORDERS == 1024
 
 
+def test_the_first_orders_of_many_are_those_of_the_last_seven() -> None:
+    counts = (1, 2, 1, 2, 5, 2, 1, 2, 1)
+    assert not any((one + two) % 8 == 0 for one, two in itertools.combinations(counts, 2))  # nobody pairs
+    members = flotilla(*counts)
+    found = [members.members[name] for name in device_order(members, 8)]
+    first = itertools.islice(itertools.permutations(counts), MOST_ORDERS)
+    assert cost(found, 8) == pytest.approx(min(cost(one, 8) for one in first))
+    assert found[:2] == [1, 2]
+
+
+def test_many_that_do_not_pair_are_packed_where_that_costs_less() -> None:
+    members, nodes = flotilla(2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 1), grid(16, 4)
+    dealt = spread(assign_devices(members, nodes), nodes)
+    assert dealt == pytest.approx(5 / 2 + 6)  # nobody reaches over an edge
+    contiguous = cost([members.members[name] for name in device_order(members, 4)], 4)
+    assert contiguous >= dealt
+
+
 def test_nodes_of_different_sizes_hold_whole_members_where_they_fit() -> None:
     found = assign_devices(flotilla(1, 3, 2), nodes=((7,), (0, 1, 2, 3), (), (4, 5)))
     assert found == {"m0": (7,), "m1": (0, 1, 2), "m2": (4, 5)}

@@ -104,7 +104,7 @@ def test_every_member_is_trained_once_and_the_training_ends(paradigm: Paradigm, 
 def test_nonsense_is_refused_before_anything_trains() -> None:
     with pytest.raises(ConfigError, match="on 0 devices"):
         Planner(EXAMPLE, 0)
-    with pytest.raises(ConfigError, match="alpha is 1.2"):
+    with pytest.raises(ConfigError, match=r"alpha is 1\.2"):
         Planner(EXAMPLE, 4, alpha=1.2)
     with pytest.raises(ConfigError, match="'D2' needs 3 devices, and there are 2"):
         Planner(EXAMPLE.at_least({"D2": 3}), 2)
