@@ -27,6 +27,7 @@ PURE = (
     *("uneven.plan", "uneven.plan.*"),
     *(f"uneven.fleet.{name}" for name in ("rates", "profile", "allocate", "assign", "rounds")),
     *(f"uneven.fleet.{name}" for name in ("rivals", "simulate", "optimal")),
+    "uneven.bench.fleet_plan_cases",
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),
     *("uneven.bench.peers", *(f"uneven.bench.peers.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),

@@ -18,6 +18,7 @@ BENCHES = {
     "overhead": "uneven.bench.overhead",
     "split": "uneven.bench.micro_split",
     "worlds": "uneven.bench.worlds",
+    "fleet-plan": "uneven.bench.fleet_plan",
 }
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 RECORDERS = ("predictors",)
@@ -66,6 +67,9 @@ def bench(
     worlds       described clusters, emulated with real processes and simulated:
                  do both say the same? As root, with links. Twenty minutes,
                  --quick ten.
+    fleet-plan   100 members in virtual time under FLEET and its rivals, small
+                 ensembles against the best rounds there are, and how long
+                 planning takes. Half a minute.
 
     \b
     Examples:

@@ -9,7 +9,7 @@ where it is and counts its epochs from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError
@@ -106,18 +106,27 @@ class Outcome:
     bars: tuple[Bar, ...] = field(repr=False)
 
 
-def play(work: Work, plans: Plans) -> Outcome:
+Assign = Callable[[Flotilla, Sequence[Sequence[int]]], dict[str, tuple[int, ...]]]
+"""How devices are dealt: a flotilla and the free devices, node by node → member → its devices."""
+
+
+def play(work: Work, plans: Plans, assign: Assign = assign_devices) -> Outcome:
     """Train the ensemble in virtual time.
+
+    Args:
+        work: what is trained.
+        plans: who starts when; FLEET's planner or a rival.
+        assign: how devices are dealt; another one to time it, for instance.
 
     Raises:
         ConfigError: a planner that starts nobody while somebody waits and nobody runs, or somebody who cannot run.
     """
-    return _Play(work, plans).run()
+    return _Play(work, plans, assign).run()
 
 
 class _Play:
-    def __init__(self, work: Work, plans: Plans) -> None:
-        self.work, self.plans = work, plans
+    def __init__(self, work: Work, plans: Plans, assign: Assign) -> None:
+        self.work, self.plans, self.assign = work, plans, assign
         self.left = {name: float(count) for name, count in work.epochs.items()}
         self.waiting = list(work.rates.members)
         self.running: dict[str, tuple[int, ...]] = {}
@@ -160,7 +169,7 @@ class _Play:
             if not self.running:
                 raise ConfigError(f"{len(self.waiting)} members wait, {count} devices are free, and nobody is started")
             return
-        assigned = assign_devices(flotilla, free)
+        assigned = self.assign(flotilla, free)
         self.costs.append(spread(assigned, free) / len(assigned))
         for name, devices in assigned.items():
             if self.work.rates.per_s(name, len(devices)) == 0.0:

@@ -1,0 +1,123 @@
+"""Ensembles for ``uneven bench fleet-plan``: 100 members like those of FLEET's experiments, and small ones. Pure.
+
+What the paper says of its 100 members is little: rates on one device between 21 and 176 images/s, about 60 of the 100
+below 60; near-linear rates up to 8 devices, the highest about 1030, the lowest about 150 images/s there; roughly 10 to
+25 epochs, whatever the size; 30 606 images; 4 devices on a node. Everything else here is ours and says so.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uneven.fleet.profile import most_profiled, profiled_rates
+from uneven.fleet.rates import Rates
+from uneven.fleet.simulate import Work
+
+DEVICES = (20, 40, 60, 80, 100, 120, 140, 160)
+PER_NODE = 4
+SAMPLES = 30_606
+MEMBERS = 100
+SLOWEST_PER_S, MIDDLE_PER_S, FASTEST_PER_S = 21.0, 60.0, 176.0
+BELOW_MIDDLE = 0.6
+OF_LINEAR = 150.0 / (8 * SLOWEST_PER_S), 1030.0 / (8 * FASTEST_PER_S)
+"""Share of linear scaling that the slowest and the fastest reach on eight devices."""
+EPOCHS = 10, 25
+CHECKPOINT_S = 34.0
+"""Of one round; reckoned from the paper's table of overheads, not stated there."""
+LONGEST_S = 22_700.0
+"""The longest training on one device; reckoned from the paper's speed-ups and times, not stated there."""
+
+PAPER = {
+    "homogeneous": (0.66, 0.61, 0.66, 0.53, 1.00, 1.00, 1.00, 1.00),
+    "fleet-l": (1.16, 1.09, 1.04, 0.89, 0.96, 1.11, 1.58, 1.67),
+    "fleet-g": (1.13, 1.20, 1.14, 1.04, 1.24, 1.48, 1.70, 1.92),
+}
+"""Speed-up over Baseline on 20 … 160 devices, read off the paper's Figure 5, ± 0.01."""
+PAPER_ROUNDS = (44, 34, 29, 24, 23, 20, 20, 22)
+"""FLEET-G's flotillas there, reckoned from the time of the checkpoints; two of the eight are stated."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of ensemble.
+
+    Attributes:
+        about: what it is, in a few words.
+        longest_s: epochs are drawn so that no training on one device is longer; infinite if any may be.
+        prepared_per_s: images/s that the processors beside one device prepare.
+    """
+
+    about: str
+    longest_s: float = math.inf
+    prepared_per_s: float = math.inf
+
+
+KINDS = {
+    "paper": Kind("epochs as far as the paper's longest training on one device allows", longest_s=LONGEST_S),
+    "long": Kind("10 … 25 epochs for slow members too"),
+    "preprocessing": Kind(
+        "as the first, and a device's processors prepare 30 images/s", longest_s=LONGEST_S, prepared_per_s=30.0
+    ),
+}
+
+
+def ensemble(kind: Kind, devices: int, seed: int, members: int = MEMBERS) -> tuple[Work, Rates]:
+    """What is trained, and what the planner believes of its rates after a profile.
+
+    Args:
+        kind: what kind.
+        devices: M, in nodes of four; the last may have fewer.
+        seed: of the epochs.
+        members: how many; fewer than 100 are drawn among them.
+    """
+    rng = random.Random(seed)
+    alone = single_rates(MEMBERS)
+    chosen = range(MEMBERS) if members == MEMBERS else sorted(rng.sample(range(MEMBERS), members))
+    true = {f"m{place:02d}": curve(alone[place], devices) for place in chosen}
+    epochs = {}
+    for name, row in true.items():
+        most = min(
+            EPOCHS[1], max(EPOCHS[0], int(kind.longest_s * row[0] / SAMPLES) if kind.longest_s < math.inf else 99)
+        )
+        epochs[name] = rng.randint(EPOCHS[0], most)
+    nodes = [range(start, min(start + PER_NODE, devices)) for start in range(0, devices, PER_NODE)]
+    work = Work(Rates(true), epochs, SAMPLES, nodes, kind.prepared_per_s, CHECKPOINT_S)
+    return work, believed(true, devices)
+
+
+def believed(true: dict[str, tuple[float, ...]], devices: int) -> Rates:
+    """The rates that a profile without noise and the extrapolation give the planner."""
+    reach = most_profiled({name: row[0] for name, row in true.items()}, PER_NODE, devices)
+    return profiled_rates({name: row[:reach] for name, row in true.items()}, devices)
+
+
+def single_rates(members: int) -> list[float]:
+    """Rates on one device, slowest first: 60 % between 21 and 60, the rest up to 176, each part evenly in logarithm."""
+    low = round(BELOW_MIDDLE * members)
+    high = members - low
+    slow = [_between(SLOWEST_PER_S, MIDDLE_PER_S, place / low) for place in range(low)]
+    return slow + [_between(MIDDLE_PER_S, FASTEST_PER_S, (place + 1) / high) for place in range(high)]
+
+
+def curve(alone_per_s: float, devices: int) -> tuple[float, ...]:
+    """Rates on 1 … ``devices`` in truth: m r / (1 + c (m − 1)), which meets the paper's rates on eight devices.
+
+    c is between those of the slowest and the fastest, evenly in the logarithm of the rate. What the paper's members do
+    on more than eight devices nobody knows. This curve never turns down; the planner's extrapolation does.
+    """
+    place = math.log(alone_per_s / SLOWEST_PER_S) / math.log(FASTEST_PER_S / SLOWEST_PER_S)
+    share = OF_LINEAR[0] + (OF_LINEAR[1] - OF_LINEAR[0]) * place
+    cost = (1 / share - 1) / 7
+    return tuple(alone_per_s * count / (1 + cost * (count - 1)) for count in range(1, devices + 1))
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one; of an even number the lower of the two, so that it is one that occurred."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low * (high / low) ** share
