@@ -24,6 +24,9 @@ PATIENCE_S = 3.0
 LASTING_THREADS = ("pytest_timeout",)
 """Beginnings of names of threads that outlive a test."""
 
+LASTING_HOMES = ("zmq.utils.garbage",)
+"""Modules whose threads outlive a test: pyzmq keeps one, from the first message that it sends without a copy."""
+
 LASTING_COMMANDS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Parts of command lines of child processes that Python itself keeps."""
 
@@ -38,7 +41,9 @@ def _threads() -> set[str]:
     return {
         f"thread {thread.name} ({thread.native_id})"
         for thread in threading.enumerate()
-        if thread.is_alive() and not thread.name.startswith(LASTING_THREADS)
+        if thread.is_alive()
+        and not thread.name.startswith(LASTING_THREADS)
+        and type(thread).__module__ not in LASTING_HOMES
     }
 
 

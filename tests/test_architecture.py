@@ -25,6 +25,8 @@ PURE = (
     *("uneven.control", "uneven.control.*", "uneven.simulate", "uneven.simulate.*", "uneven.journal.events"),
     *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
     *("uneven.plan", "uneven.plan.*"),
+    *(f"uneven.server.{name}" for name in ("wire", "partition", "vectors", "rounds", "shard", "link")),
+    "uneven.bench.server_fuzz",
     *(f"uneven.fleet.{name}" for name in ("rates", "profile", "allocate", "assign", "rounds")),
     *(f"uneven.fleet.{name}" for name in ("rivals", "simulate", "optimal")),
     "uneven.bench.fleet_plan_cases",
@@ -38,7 +40,7 @@ PURE = (
 WORLDLY = {
     *("torch", "ray", "psutil", "pynvml", "plotly", "rich", "typer", "sklearn", "tensorboard"),
     *("threading", "multiprocessing", "concurrent", "asyncio", "subprocess", "signal", "atexit"),
-    *("socket", "ssl", "http", "urllib", "select", "selectors", "time", "datetime", "secrets", "uuid"),
+    *("socket", "ssl", "http", "urllib", "select", "selectors", "time", "datetime", "secrets", "uuid", "zmq"),
     *("os", "sys", "io", "pathlib", "shutil", "tempfile", "glob", "logging", "importlib", "pickle"),
 }
 """What pure code must not import, anywhere in the file."""

@@ -1,0 +1,15 @@
+"""A shared copy of the parameters in shards: workers push to it and pull from it, each at its own pace.
+
+``Client`` is a worker's end, ``ShardHost`` a shard in a thread, ``python -m uneven.server`` a shard in a process of its
+own. What a shard and a client decide is pure (``shard``, ``link``); ``host`` and ``line`` carry it over ZeroMQ. Nothing
+here imports torch, but for ``tensors``. How they talk and what is lost when: docs/ideas/server.md.
+"""
+
+from uneven.server.client import Client, Reply
+from uneven.server.host import ShardHost, Stored
+from uneven.server.keys import make_keys
+from uneven.server.line import ZmqLine
+from uneven.server.partition import Table, table_of
+from uneven.server.shard import Patience
+
+__all__ = ["Client", "Patience", "Reply", "ShardHost", "Stored", "Table", "ZmqLine", "make_keys", "table_of"]

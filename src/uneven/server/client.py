@@ -1,0 +1,296 @@
+"""A worker's end of the shared copy: push to it, pull from it, exchange with it.
+
+::
+
+    client = Client(rank, table, arrays, ZmqLine(directory, shards))
+    client.push(step, movement, scale=1 / workers)       # returns at once
+    client.pull(step - staleness).into(arrays)           # waits until every worker has finished so many steps
+
+Every request returns a :class:`Reply` at once; only asking it for its outcome waits. Any thread may make requests, one
+after the other; a thread of the line carries them, gives signs of life, and brings a shard that has been started again
+back to where it was, even while the worker computes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from uneven.errors import ConfigError, NonFiniteError, PeerError
+from uneven.server import vectors
+from uneven.server.line import Line
+from uneven.server.link import Held, Link
+from uneven.server.partition import Table
+from uneven.server.wire import DTYPES, Array, Kind, Message, Refusal, Vector, piece_lengths
+
+_GRACE_S = 2.0
+"""A shard tells by itself who is missing; so much later it is the shard that is missing."""
+
+
+class Client:
+    """See the module.
+
+    Args:
+        rank: this worker, 0 to workers − 1.
+        table: how the tensors are divided among the shards.
+        arrays: the tensors, flat, as they are at the start. The lowest rank's become the shared copy.
+        line: to the shards; the client closes it.
+        timeout_s: how long an outcome is waited for.
+        most_kept: updates that may be under way, or in the shared copy but in none that this worker has pulled since;
+            then a push waits for the oldest. They are what a shard that is started again gets its state back from.
+
+    Raises:
+        ConfigError: the arrays are not those of the table.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        table: Table,
+        arrays: Sequence[Array],
+        line: Line,
+        *,
+        timeout_s: float = 60.0,
+        most_kept: int = 8,
+    ) -> None:
+        if line.shards != len(table.shards):
+            raise ConfigError(f"the table is for {len(table.shards)} shards, the line leads to {line.shards}")
+        self.rank, self.table, self.timeout_s, self.most_kept = rank, table, timeout_s, most_kept
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._replies: dict[tuple[int, int], Reply] = {}
+        self._used = [shard for shard in range(line.shards) if table.elements(shard)]
+        first = {shard: Held(0, self._packed(shard, arrays)) for shard in self._used}
+        self._links = {
+            shard: Link(rank, table.fingerprint, table.dtype, table.elements(shard), held)
+            for shard, held in first.items()
+        }
+        self.line = line
+        line.open(self)
+
+    def push(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0) -> Reply:
+        """Add ``scale`` times the arrays to the shared copy, and say that this worker has finished ``step``.
+
+        The arrays are copied before this returns. The reply is done when every shard has the update in its copy.
+
+        Raises:
+            PeerError: too many updates are kept and the shards do not answer.
+            ConfigError: the arrays are not those of the table, or a scale that is not above 0.
+        """
+        if not scale > 0:
+            raise ConfigError(f"a scale of {scale} is not above 0")
+        return self._update(Kind.PUSH, step + 1, scale, arrays)
+
+    def pull(self, clock: int = 0) -> Reply:
+        """The shared copy, when every worker has finished ``clock`` steps; it holds this worker's pushes so far."""
+        return self._ask(Kind.PULL, clock, self.timeout_s)
+
+    def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> Reply:
+        """EASGD's elastic exchange: the copy goes by d = α (x − x̃), where x are the arrays, which stay as they are.
+
+        ``reply.into(arrays)`` moves a replica by −d.
+
+        Raises:
+            ConfigError, PeerError: as :meth:`push`; α lies above 0 and at most at 1.
+        """
+        if not 0 < alpha <= 1:
+            raise ConfigError(f"alpha of {alpha} is not above 0 and at most 1")
+        return self._update(Kind.EXCHANGE, step + 1, alpha, arrays)
+
+    def gradient(self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int) -> Reply:
+        """Contribute to the mean of ``step``, which is complete with ``quorum`` contributions. Later ones are dropped.
+
+        Raises:
+            ConfigError, PeerError: as :meth:`push`.
+        """
+        self._update(Kind.GRADIENT, step, weight, arrays, quorum)
+        return self.mean(step)
+
+    def mean(self, step: int) -> Reply:
+        """The mean of ``step``, without contributing; a shard keeps the last few."""
+        return self._ask(Kind.RESULT, step, self.timeout_s)
+
+    def close(self, *, leave: bool = True) -> None:
+        """End; the others no longer wait for this worker. Pushes whose replies nobody has waited for may be lost.
+
+        Args:
+            leave: say so. Otherwise the shards find out by the silence.
+        """
+        if leave:
+            for shard, link in self._links.items():
+                self.line.post(shard, [link.leave()])
+        self.line.close()
+
+    def received(self, shard: int, message: Message) -> None:
+        """For the line."""
+        if shard not in self._links:
+            return
+        with self._changed:
+            out, answers = self._links[shard].receive(message)
+            self.line.post(shard, out)
+            for number, answer in answers:
+                reply = self._replies.pop((shard, number), None)
+                if reply is not None:
+                    reply.answers[shard] = answer
+            if answers:
+                self._changed.notify_all()
+
+    def beat(self, shard: int) -> None:
+        """For the line."""
+        if shard not in self._links:
+            return
+        with self._changed:  # posted in the order of its number, as all the others
+            self.line.post(shard, [self._links[shard].beat()])
+
+    def broken(self, error: Exception) -> None:
+        """For the line."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def wait(self, done: Callable[[], bool], missing: Callable[[], list[int]], what: str) -> None:
+        """Until ``done``.
+
+        Raises:
+            PeerError: the line has ended, or the time is over; naming the ``missing`` shards.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: done() or self._error is not None, self.timeout_s + _GRACE_S):
+                names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing())
+                raise PeerError(f"rank {self.rank}: no answer to {what} within {self.timeout_s:g} s from {names}")
+            if self._error is not None and not done():
+                raise PeerError(f"rank {self.rank}: the line to the shards has ended: {self._error}") from self._error
+
+    def _update(self, kind: Kind, clock: int, value: float, arrays: Sequence[Array], extra: int = 0) -> Reply:
+        self._make_room()
+        packed = {shard: self._packed(shard, arrays) for shard in self._used}
+        return self._start(kind, clock, value, extra, packed)
+
+    def _ask(self, kind: Kind, clock: int, value: float) -> Reply:
+        return self._start(kind, clock, value, 0, dict.fromkeys(self._used, ()))
+
+    def _start(self, kind: Kind, clock: int, value: float, extra: int, packed: dict[int, Vector]) -> Reply:
+        reply = Reply(self, kind, clock, packed, value)
+        with self._changed:
+            for shard, link in self._links.items():
+                vector = packed[shard]
+                number, out = link.request(kind, clock=clock, value=value, extra=extra, vector=vector)
+                self._replies[shard, number] = reply
+                reply.numbers[shard] = number
+                self.line.post(shard, out)
+        return reply
+
+    def _make_room(self) -> None:
+        def kept() -> int:
+            return max(len(link.kept) for link in self._links.values())
+
+        with self._changed:
+            full = kept() >= self.most_kept
+        if full:
+            self.pull().result()  # what it holds need not be kept
+
+    def _packed(self, shard: int, arrays: Sequence[Array]) -> Vector:
+        """The part of ``arrays`` that lies on a shard, in new memory."""
+        dtype = DTYPES[self.table.dtype]
+        if tuple(array.size for array in arrays) != self.table.sizes or any(a.dtype != dtype for a in arrays):
+            found = [f"{array.size} of {array.dtype}" for array in arrays]
+            raise ConfigError(f"the table is for tensors of {self.table.sizes} elements of {dtype}, not {found}")
+        pieces = [np.empty(length, dtype) for length in piece_lengths(self.table.elements(shard), dtype.itemsize)]
+        for tensor, start, stop, number, offset in self.table.moves(shard):
+            pieces[number][offset : offset + stop - start] = arrays[tensor][start:stop]
+        return tuple(pieces)
+
+    def forget(self, numbers: dict[int, int]) -> None:
+        """Wait no more for these requests, by shard."""
+        with self._changed:
+            for shard, number in numbers.items():
+                self._links[shard].forget(number)
+                self._replies.pop((shard, number), None)
+
+
+class Reply:
+    """What becomes of a request.
+
+    Attributes:
+        answers: of the shards that have answered.
+    """
+
+    def __init__(self, client: Client, kind: Kind, clock: int, sent: dict[int, Vector], value: float) -> None:
+        self.numbers: dict[int, int] = {}
+        self.answers: dict[int, Message] = {}
+        self._client, self._kind, self._clock, self._sent, self._value = client, kind, clock, sent, value
+
+    @property
+    def done(self) -> bool:
+        """Whether every shard has answered."""
+        return len(self.answers) == len(self._sent)
+
+    def result(self) -> Reply:
+        """Wait for all shards.
+
+        Returns:
+            Itself.
+
+        Raises:
+            PeerError: a shard has not answered, or waited in vain for workers that the message names; or it refused
+                the request, with the reason.
+            NonFiniteError: it was an update with a NaN or an infinity in it, or would have led to one.
+        """
+        what = f"{self._kind.name.lower()} of clock {self._clock}"
+        client = self._client
+        try:
+            client.wait(lambda: self.done, lambda: [s for s in self._sent if s not in self.answers], what)
+        except PeerError:
+            client.forget(self.numbers)
+            raise
+        for shard, answer in self.answers.items():
+            if answer.kind is Kind.MISSING:
+                behind = ", ".join(f"rank {one.rank} (finished {one.clock} steps)" for one in answer.entries)
+                raise PeerError(
+                    f"rank {client.rank}: {what} has waited {client.timeout_s:g} s for {behind or 'nobody'}, "
+                    f"says shard {shard}"
+                )
+            if answer.kind is Kind.GONE:
+                raise PeerError(f"the mean of step {self._clock} is no longer kept: the newest is of {answer.extra}")
+            if answer.kind is Kind.REFUSED:
+                reason = list(Refusal)[answer.extra]
+                if reason is Refusal.VALUE:
+                    raise NonFiniteError("update of the shared copy", (client.rank,), self._clock)
+                raise PeerError(f"shard {shard} refuses {what} of rank {client.rank}: {reason.value}")
+        return self
+
+    def into(self, arrays: Sequence[Array]) -> Reply:
+        """Wait, and write the copy (or the mean) into ``arrays``; after an exchange, move them by −d.
+
+        Raises:
+            PeerError, NonFiniteError: as :meth:`result`.
+        """
+        self.result()
+        for shard, answer in self.answers.items():
+            pieces, exchanged = answer.vector, self._kind is Kind.EXCHANGE
+            if exchanged:
+                pieces = vectors.difference(self._sent[shard], answer.vector, self._value)
+            for tensor, start, stop, number, offset in self._client.table.moves(shard):
+                target, piece = arrays[tensor][start:stop], pieces[number][offset : offset + stop - start]
+                if exchanged:
+                    np.subtract(target, piece, out=target)
+                else:
+                    target[:] = piece
+        return self
+
+    @property
+    def version(self) -> int:
+        """Updates in the copy that came, the least of all shards. Only after :meth:`result`."""
+        return min(answer.version for answer in self.answers.values())
+
+    @property
+    def late(self) -> bool:
+        """Whether some shard's mean of the step is without this worker's gradient. Only after :meth:`result`."""
+        return any(answer.kind is Kind.MEAN and not answer.value for answer in self.answers.values())
+
+    @property
+    def newest(self) -> int:
+        """The newest step whose mean is complete on all shards. Only after :meth:`result` of a mean."""
+        return min(answer.extra for answer in self.answers.values())

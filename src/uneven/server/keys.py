@@ -1,0 +1,107 @@
+"""Keys of a run and addresses of its shards, in a directory that only their owner can read.
+
+``server.key`` is for shards: their own key pair and the workers' public key. ``client.key`` is for workers: theirs and
+the shards' public key. CurveZMQ encrypts with them and lets nobody else in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from uneven.errors import ConfigError
+
+SERVER_KEY = "server.key"
+CLIENT_KEY = "client.key"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """One side's key pair and the other side's public key, in Z85."""
+
+    public: str
+    secret: str
+    other: str
+
+    def join(self, socket: Any) -> None:
+        """Make ``socket`` a worker's, before it connects."""
+        socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
+        socket.curve_serverkey = self.other.encode()
+
+    def serve(self, socket: Any, domain: bytes) -> None:
+        """Make ``socket`` a shard's, before it binds."""
+        socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
+        socket.curve_server, socket.zap_domain = True, domain
+
+
+def make_keys(directory: Path) -> None:
+    """Make the directory and new keys in it, for one run.
+
+    Raises:
+        ConfigError: ``directory`` has keys already.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (server, server_secret), (client, client_secret) = (
+        (public.decode(), secret.decode()) for public, secret in (zmq.curve_keypair(), zmq.curve_keypair())
+    )
+    for name, keys in (
+        (SERVER_KEY, Keys(server, server_secret, client)),
+        (CLIENT_KEY, Keys(client, client_secret, server)),
+    ):
+        text = json.dumps({"public": keys.public, "secret": keys.secret, "other": keys.other})
+        try:
+            handle = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise ConfigError(f"{directory / name} exists: make new keys in a new directory for each run") from None
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+
+
+def server_keys(directory: Path) -> Keys:
+    """For a shard. Raises as :func:`client_keys`."""
+    return _read(directory / SERVER_KEY)
+
+
+def client_keys(directory: Path) -> Keys:
+    """For a worker.
+
+    Raises:
+        ConfigError: there are none, they are damaged, or others may read them.
+    """
+    return _read(directory / CLIENT_KEY)
+
+
+def publish(directory: Path, shard: int, endpoint: str) -> None:
+    """Tell workers where a shard is, all at once or not at all."""
+    path = directory / f"shard-{shard}.address"
+    new = path.with_suffix(".new")
+    new.write_text(endpoint, encoding="utf-8")
+    new.replace(path)
+
+
+def address(directory: Path, shard: int) -> str | None:
+    """Where a shard is or was last; None where it has not told yet."""
+    try:
+        return (directory / f"shard-{shard}.address").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _read(path: Path) -> Keys:
+    try:
+        loose = stat.S_IMODE(path.stat().st_mode) & 0o077
+        found = json.loads(path.read_text(encoding="utf-8"))
+        keys = Keys(found["public"], found["secret"], found["other"])
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there: make keys for this run first (uneven.server.make_keys)") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} holds no keys: {error!r}") from error
+    if loose:
+        raise ConfigError(f"{path} can be read by others: chmod 600 {path}, or better make new keys")
+    return keys

@@ -1,0 +1,199 @@
+"""Between a client and its shards: one thread for all of a worker's conversations over ZeroMQ."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from uneven.server.keys import Keys, address, client_keys
+from uneven.server.wire import Message, Refused, decode, encode
+
+_WAKE = "inproc://wake"
+_QUEUE = 64
+"""Messages that may wait in a socket. Lost ones are sent again, so a full queue delays and does no more."""
+
+
+class Ear(Protocol):
+    """What a line tells: a client. What it wants to send then, it posts."""
+
+    def received(self, shard: int, message: Message) -> None:
+        """A message has come."""
+        ...
+
+    def beat(self, shard: int) -> None:
+        """It is time for a sign of life."""
+        ...
+
+    def broken(self, error: Exception) -> None:
+        """The line has ended by itself."""
+        ...
+
+
+class Line(Protocol):
+    """Carries messages to shards and back, in the order of each shard. Nothing here waits for a shard."""
+
+    shards: int
+
+    def open(self, ear: Ear) -> None:
+        """Start; from now on the ear hears, in a thread of the line's own."""
+        ...
+
+    def post(self, shard: int, messages: Sequence[Message]) -> None:
+        """Send, later."""
+        ...
+
+    def where(self, shard: int) -> str:
+        """For messages to people."""
+        ...
+
+    def close(self) -> None:
+        """Send what has been posted, and end. Calling it twice is fine."""
+        ...
+
+
+class ZmqLine:
+    """A :class:`Line` to shards that have put their addresses into a directory.
+
+    Args:
+        directory: that of :func:`uneven.server.keys.make_keys`.
+        beat_s: between two signs of life.
+        refresh_s: of silence of a shard, before its address is read again and a new connection made.
+
+    Raises:
+        ConfigError: there are no keys, or others may read them.
+    """
+
+    def __init__(self, directory: Path, shards: int, *, beat_s: float = 0.5, refresh_s: float = 3.0) -> None:
+        self.shards = shards
+        self._directory, self._beat_s, self._refresh_s = directory, beat_s, refresh_s
+        self._keys: Keys = client_keys(directory)
+        self._posted: deque[tuple[int, Message]] = deque()
+        self._context = zmq.Context()
+        self._wakeup = self._context.socket(zmq.PAIR)
+        self._wakeup.bind(_WAKE)
+        self._waking = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def open(self, ear: Ear) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, args=(ear,), name="uneven-line", daemon=True)
+        self._thread.start()
+
+    def post(self, shard: int, messages: Sequence[Message]) -> None:
+        """Send, later."""
+        self._posted.extend((shard, message) for message in messages)
+        self._wake()
+
+    def where(self, shard: int) -> str:
+        """The address, if the shard has told one."""
+        return address(self._directory, shard) or f"no address in {self._directory} yet"
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._wakeup.close(linger=0)
+        self._context.destroy(linger=500)
+
+    def _wake(self) -> None:
+        with self._waking:  # a socket belongs to one thread at a time
+            if not self._wakeup.closed and self._wakeup.poll(0, zmq.POLLOUT):
+                self._wakeup.send(b"", zmq.NOBLOCK)
+
+    def _run(self, ear: Ear) -> None:
+        try:
+            self._converse(ear)
+        except (zmq.ZMQError, OSError, ValueError, RuntimeError) as error:
+            ear.broken(error)
+
+    def _converse(self, ear: Ear) -> None:
+        wakeup = self._context.socket(zmq.PAIR)
+        wakeup.connect(_WAKE)
+        lines = [_Connection(self._context, self._keys, self._directory, shard) for shard in range(self.shards)]
+        poller = zmq.Poller()
+        poller.register(wakeup, zmq.POLLIN)
+        next_beat_s = 0.0
+        try:
+            while True:
+                for shard, line in enumerate(lines):
+                    line.refresh(poller, time.monotonic(), self._refresh_s)
+                    for message in line.messages():
+                        ear.received(shard, message)
+                if time.monotonic() >= next_beat_s:
+                    next_beat_s = time.monotonic() + self._beat_s
+                    for shard in range(self.shards):
+                        ear.beat(shard)
+                while wakeup.poll(0):
+                    wakeup.recv()
+                ended = self._ended.is_set()  # before the last look at what has been posted
+                while self._posted:
+                    shard, message = self._posted.popleft()
+                    lines[shard].send(message)
+                if ended:
+                    break
+                poller.poll(max(1, int(1e3 * (next_beat_s - time.monotonic()))))
+        finally:
+            wakeup.close(linger=0)
+            for line in lines:
+                line.close(linger=500)
+
+
+class _Connection:
+    """One socket to one shard, replaced when the shard has been silent for too long."""
+
+    def __init__(self, context: Any, keys: Keys, directory: Path, shard: int) -> None:
+        self._context, self._keys, self._directory, self._shard = context, keys, directory, shard
+        self._socket: Any = None
+        self._heard_s = 0.0
+
+    def refresh(self, poller: Any, now_s: float, limit_s: float) -> None:
+        """Connect, first or again, where there is an address; not more often than once in ``limit_s``."""
+        silent_s = now_s - self._heard_s
+        if silent_s < limit_s if self._socket is not None else silent_s < min(limit_s, 0.05):
+            return
+        self._heard_s = now_s
+        target = address(self._directory, self._shard)
+        if target is None:
+            return
+        if self._socket is not None:
+            poller.unregister(self._socket)
+            self._socket.close(linger=0)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, _QUEUE)
+        self._socket.setsockopt(zmq.RCVHWM, _QUEUE)
+        self._keys.join(self._socket)
+        self._socket.connect(target)
+        poller.register(self._socket, zmq.POLLIN)
+
+    def messages(self) -> list[Message]:
+        """What has come. What is no message is passed over: only the shard has the keys for this connection."""
+        found: list[Message] = []
+        while self._socket is not None and self._socket.poll(0):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            try:
+                found.append(decode([frame.buffer for frame in frames]))
+                self._heard_s = time.monotonic()
+            except Refused:  # the shard speaks another version; its silence will be told as such
+                continue
+        return found
+
+    def send(self, message: Message) -> None:
+        """Give a message to the socket, if it takes any; otherwise the answer to a later ping shows that it is lost."""
+        if self._socket is not None and self._socket.poll(0, zmq.POLLOUT):
+            self._socket.send_multipart(encode(message), zmq.NOBLOCK, copy=False)
+
+    def close(self, linger: int) -> None:
+        """Let go of the socket."""
+        if self._socket is not None:
+            self._socket.close(linger=linger)

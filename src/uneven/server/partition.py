@@ -1,0 +1,89 @@
+"""Which shard holds which part of which tensor. Pure; every worker computes the same from the same shapes."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from uneven.errors import ConfigError
+from uneven.server.wire import DTYPES, PIECE_BYTES
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """Elements ``start`` to ``stop`` of a tensor laid out flat."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How tensors are divided among shards.
+
+    Attributes:
+        sizes: elements of each tensor.
+        dtype: place in ``wire.DTYPES``; one for all tensors.
+        shards: pieces of each shard, in the order in which its vector holds them.
+        fingerprint: the same for the same division of tensors of the same shapes.
+    """
+
+    sizes: tuple[int, ...]
+    dtype: int
+    shards: tuple[tuple[Piece, ...], ...]
+    fingerprint: int
+
+    def elements(self, shard: int) -> int:
+        """Length of the vector of a shard; 0 where there were fewer elements than shards."""
+        return sum(piece.stop - piece.start for piece in self.shards[shard])
+
+    def moves(self, shard: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """How the tensors lie in a shard's vector: tensor, first and last element there, piece of it, first element."""
+        each = PIECE_BYTES // DTYPES[self.dtype].itemsize
+        at = 0
+        for piece in self.shards[shard]:
+            start = piece.start
+            while start < piece.stop:
+                number, offset = divmod(at, each)
+                length = min(piece.stop - start, each - offset)
+                yield piece.tensor, start, start + length, number, offset
+                start, at = start + length, at + length
+
+
+def table_of(shapes: Sequence[tuple[int, ...]], dtype: str, shards: int) -> Table:
+    """Divide tensors among shards by bytes: the largest first, each to the shard that has least so far.
+
+    A tensor with more than a shard's fair part is cut into parts of that size first. (Largest first onto the least
+    loaded is the usual greedy rule for tables in parameter servers; cutting is ours.)
+
+    Args:
+        dtype: ``float32`` or ``float64``, the same for all.
+
+    Raises:
+        ConfigError: no elements, no shards, or numbers of another kind.
+    """
+    names = [known.name for known in DTYPES]
+    if dtype not in names:
+        raise ConfigError(f"the shared copy holds tensors of {' or '.join(names)}, not of {dtype}: convert the model")
+    sizes = tuple(math.prod(shape) for shape in shapes)
+    total = sum(sizes)
+    if total == 0 or shards < 1:
+        raise ConfigError(f"{len(sizes)} tensors with {total} elements cannot be divided among {shards} shards")
+    fair = -(-total // shards)
+    pieces = [
+        Piece(tensor, start, min(start + fair, size))
+        for tensor, size in enumerate(sizes)
+        for start in range(0, size, fair)
+    ]
+    bins: list[list[Piece]] = [[] for _ in range(shards)]
+    loads = [0] * shards
+    for piece in sorted(pieces, key=lambda one: (one.start - one.stop, one)):
+        least = loads.index(min(loads))
+        bins[least].append(piece)
+        loads[least] += piece.stop - piece.start
+    divided = tuple(tuple(sorted(each)) for each in bins)
+    text = repr((tuple(shapes), dtype, [[(p.tensor, p.start, p.stop) for p in each] for each in divided]))
+    return Table(sizes, names.index(dtype), divided, zlib.crc32(text.encode()))

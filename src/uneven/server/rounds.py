@@ -1,0 +1,67 @@
+"""Means of gradients, step by step, each complete with a quorum (backup workers). Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from uneven.server import vectors
+from uneven.server.wire import Entry, Vector
+
+KEPT = 4
+"""Steps whose means are kept for those who come late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The mean of a step, who is in it, and what was known of the members when it was complete."""
+
+    step: int
+    mean: Vector
+    entries: tuple[Entry, ...]
+    ranks: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Rounds:
+    """One open step and the last few that are complete.
+
+    Attributes:
+        newest: the last complete step; −1 before the first. The open one follows it.
+        given: ranks that have contributed to the open one.
+    """
+
+    newest: int = -1
+    given: set[int] = field(default_factory=set)
+    _sum: Vector | None = None
+    _weight: float = 0.0
+    _done: OrderedDict[int, Done] = field(default_factory=OrderedDict)
+
+    def add(self, rank: int, weight: float, gradient: Vector, quorum: int) -> bool:
+        """Contribute to the open step. Returns whether it is complete now."""
+        whole = vectors.zeros(gradient) if self._sum is None else self._sum
+        self._sum = vectors.add(whole, weight, gradient)
+        self._weight += weight
+        self.given.add(rank)
+        return len(self.given) >= quorum
+
+    def close(self, entries: tuple[Entry, ...]) -> Vector:
+        """The mean of the open step, Σ w_i g_i / Σ w_i (zero where nobody had any weight); the next one is open."""
+        assert self._sum is not None  # add has said that it is complete
+        mean = vectors.add(vectors.zeros(self._sum), 1 / self._weight if self._weight else 0.0, self._sum)
+        self._keep(Done(self.newest + 1, mean, entries, frozenset(self.given)))
+        return mean
+
+    def restore(self, done: Done) -> None:
+        """Go on after this one."""
+        self._keep(done)
+
+    def find(self, step: int) -> Done | None:
+        """A complete step, if it is still kept."""
+        return self._done.get(step)
+
+    def _keep(self, done: Done) -> None:
+        self.newest, self._sum, self._weight, self.given = done.step, None, 0.0, set()
+        self._done[done.step] = done
+        if len(self._done) > KEPT:
+            self._done.popitem(last=False)

@@ -1,0 +1,372 @@
+"""One shard of the shared copy: what it answers to each message. Pure: sockets and clocks are elsewhere (``host``).
+
+A shard that starts knows nothing. It asks for the copy of the member that holds the newest one (at first all hold the
+parameters that they start with, and the lowest rank is asked) and serves from then on::
+
+    GATHERING ── everybody has greeted, left or stayed away ──► SEEDING ── the offer has come ──► SERVING
+
+Every change makes a new vector, so that a reply is a reference and a refused message has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from uneven.server import vectors
+from uneven.server.rounds import Done, Rounds
+from uneven.server.wire import CHANGING, Entry, Kind, Message, Refusal, Refused, Vector, decode
+
+MOST_STEPS = 1 << 48
+"""A clock beyond is no clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a shard waits, in seconds.
+
+    Attributes:
+        join_s: at the start of a run, after the first greeting, for the others' greetings.
+        silence_s: without a sign of life, before a member is no longer counted.
+    """
+
+    join_s: float = 60.0
+    silence_s: float = 10.0
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker as the shard knows it.
+
+    Attributes:
+        here: counted; None before it has greeted.
+        sequence: of its last update in the copy.
+        clock: steps that it has finished, as its updates say.
+        heard_s: when it was last heard.
+        parked: its request that waits, and until when.
+        answer: to its last exchange, kept until its next update shows that it has come.
+    """
+
+    here: bool | None = None
+    sequence: int = 0
+    clock: int = 0
+    heard_s: float = 0.0
+    parked: tuple[Message, float] | None = None
+    answer: Message | None = None
+
+
+@dataclass(slots=True)
+class Shard:
+    """The state of one shard.
+
+    Args:
+        life: distinguishes this start of the shard from every other; not 0.
+        members: number of workers; ranks are 0 to members − 1.
+
+    Attributes:
+        counts: applied, repeated, late, gaps, left, returned, lost, restored (1 if a worker's copy from an earlier life
+            was taken), and one count for each reason of a refusal.
+    """
+
+    life: int
+    members: int
+    patience: Patience = field(default_factory=Patience)
+    counts: Counter[str] = field(default_factory=Counter)
+    vector: Vector = ()
+    version: int = 0
+    rounds: Rounds = field(default_factory=Rounds)
+    _table: tuple[int, int, int] | None = None
+    _asked: int | None = None
+    _greetings: dict[int, Message] = field(default_factory=dict)
+    _began_s: float | None = None
+    _crew: dict[int, Member] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._crew = {rank: Member() for rank in range(self.members)}
+
+    @property
+    def serving(self) -> bool:
+        """Whether it has a copy."""
+        return bool(self.vector)
+
+    @property
+    def least_clock(self) -> int:
+        """Of those who are counted; without anybody, 0."""
+        return min((one.clock for one in self._crew.values() if one.here is not False), default=0)
+
+    def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[Message]]:
+        """Answer one message.
+
+        Returns:
+            The member that sent it (None if it was none), and messages to the members that their ``rank`` names.
+        """
+        rank: int | None = None
+        number = 0
+        try:
+            message = decode(frames)
+            if message.kind >= Kind.WELCOME:
+                raise Refused(Refusal.DIRECTION)
+            if message.rank not in self._crew:
+                raise Refused(Refusal.RANK)
+            rank, number = message.rank, message.number
+            return rank, self._answer(message, now_s)
+        except Refused as refused:
+            self.counts[refused.reason.value] += 1
+            if rank is None:
+                return None, []
+            reason = list(Refusal).index(refused.reason)
+            return rank, [Message(kind=Kind.REFUSED, rank=rank, number=number, life=self.life, extra=reason)]
+
+    def tick(self, now_s: float) -> list[Message]:
+        """What the passing of time brings: members fall silent, waits end. Call it a few times a second."""
+        out: list[Message] = []
+        if not self.serving and self._began_s is not None:
+            holds = any(one.version for one in self._greetings.values())
+            limit_s = self.patience.silence_s if holds else self.patience.join_s
+            if now_s - self._began_s > limit_s:
+                for member in self._crew.values():
+                    if member.here is None:
+                        self._lose(member)
+        for rank, member in self._crew.items():
+            if member.here and now_s - member.heard_s > self.patience.silence_s:
+                out += self._leave(rank)
+        if not self.serving:
+            return out + self._ask()
+        for rank, member in self._crew.items():
+            if member.parked and now_s > member.parked[1]:
+                out.append(self._missing(rank, member.parked[0]))
+                member.parked = None
+        return out + self._wake()
+
+    def _answer(self, m: Message, now_s: float) -> list[Message]:
+        self._check(m)
+        member = self._crew[m.rank]
+        member.heard_s = now_s
+        if m.kind is Kind.LEAVE:
+            return self._leave(m.rank)
+        if m.kind is Kind.HELLO:
+            return self._greet(m, now_s)
+        if m.life != self.life:
+            return [self._to(m, Kind.WHO)]
+        if m.kind is Kind.OFFER:
+            return self._seed(m)
+        if not self.serving or member.here is None:
+            return [self._to(m, Kind.WHO)]
+        if not member.here:
+            member.here = True
+            self.counts["returned"] += 1
+        if m.kind in CHANGING:
+            return self._change(m, member)
+        if m.kind is Kind.PING:
+            parked = member.parked[0].number if member.parked else 0
+            return [self._to(m, Kind.PONG, sequence=member.sequence, extra=parked)]
+        member.parked = (m, now_s + m.value)
+        return self._wake()
+
+    def _check(self, m: Message) -> None:
+        """Refuse what does not belong here, before anything has changed."""
+        about = (m.table, m.dtype, m.elements)
+        if (m.kind is Kind.HELLO or m.vector) and self._table is not None and about != self._table:
+            raise Refused(Refusal.TABLE)
+        if m.kind is Kind.HELLO and not m.elements:
+            raise Refused(Refusal.TABLE)
+        if m.clock > MOST_STEPS or m.version > MOST_STEPS:
+            raise Refused(Refusal.STEP)
+        if m.value < 0:
+            raise Refused(Refusal.SCALE)
+        if m.kind not in CHANGING:
+            return
+        if not m.sequence:
+            raise Refused(Refusal.SEQUENCE)
+        if m.kind is not Kind.GRADIENT and not 0 < m.value <= (1 if m.kind is Kind.EXCHANGE else m.value):
+            raise Refused(Refusal.SCALE)
+        if m.kind is Kind.GRADIENT and not 1 <= m.extra <= self.members:
+            raise Refused(Refusal.QUORUM)
+        if not vectors.finite(m.vector):
+            raise Refused(Refusal.VALUE)
+
+    def _greet(self, m: Message, now_s: float) -> list[Message]:
+        member = self._crew[m.rank]
+        self._table = m.table, m.dtype, m.elements
+        if member.here is False:
+            self.counts["returned"] += 1
+        member.here = True
+        member.clock = max(member.clock, m.clock)
+        if self.serving:
+            if member.sequence < m.sequence:  # it was away when the state was restored from older copies
+                self.counts["lost"] += m.sequence - member.sequence
+                member.sequence = m.sequence
+            return [self._to(m, Kind.WELCOME, sequence=member.sequence)]
+        self._began_s = now_s if self._began_s is None else self._began_s
+        self._greetings[m.rank] = m
+        return [self._to(m, Kind.WANT)] if self._asked == m.rank else self._ask()
+
+    def _ask(self) -> list[Message]:
+        """Want the newest copy, once nobody is awaited any more."""
+        if self._asked is not None or any(one.here is None for one in self._crew.values()):
+            return []
+        present = [one for rank, one in self._greetings.items() if self._crew[rank].here]
+        if not present:
+            return []
+        newest = max(present, key=lambda one: (one.version, -one.rank))
+        self._asked = newest.rank
+        return [self._to(newest, Kind.WANT)]
+
+    def _seed(self, m: Message) -> list[Message]:
+        if self.serving or m.rank != self._asked or any(one.rank not in self._crew for one in m.entries):
+            raise Refused(Refusal.UNASKED)
+        self.vector, self.version = m.vector, m.version
+        for entry in m.entries:
+            self._crew[entry.rank].sequence = entry.sequence
+            self._crew[entry.rank].clock = max(self._crew[entry.rank].clock, entry.clock)
+        if m.extra and m.version:  # it is the mean of a step
+            self.rounds.restore(Done(m.version - 1, m.vector, m.entries))
+        self.counts["restored"] = int(m.version > 0)
+        greeted, self._greetings = self._greetings, {}
+        return [
+            self._to(one, Kind.WELCOME, sequence=self._crew[rank].sequence)
+            for rank, one in greeted.items()
+            if self._crew[rank].here
+        ]
+
+    def _change(self, m: Message, member: Member) -> list[Message]:
+        if m.sequence > member.sequence + 1:
+            self.counts["gaps"] += 1
+            return [self._to(m, Kind.GAP, sequence=member.sequence + 1)]
+        if m.sequence <= member.sequence:
+            self.counts["repeated"] += 1
+            return self._again(m, member)
+        if m.kind is Kind.GRADIENT:
+            return self._contribute(m, member)
+        before = self.vector
+        change = m.vector if m.kind is Kind.PUSH else vectors.difference(m.vector, before, m.value)
+        after = vectors.add(before, m.value if m.kind is Kind.PUSH else 1.0, change)
+        if not vectors.finite(after):
+            raise Refused(Refusal.VALUE)
+        self.vector, self.version = after, self.version + 1
+        self._advance(m, member)
+        self.counts["applied"] += 1
+        if m.kind is Kind.PUSH:
+            reply = self._to(m, Kind.APPLIED, sequence=m.sequence)
+        else:
+            reply = member.answer = self._copy(m, Kind.BEFORE, before)
+        return [reply, *self._wake()]
+
+    def _again(self, m: Message, member: Member) -> list[Message]:
+        """An update that is in the copy already; its answer was lost."""
+        if m.kind is not Kind.EXCHANGE:
+            return [self._to(m, Kind.APPLIED, sequence=m.sequence)]
+        if member.answer is not None and member.answer.sequence == m.sequence:
+            return [member.answer]
+        return [self._copy(m, Kind.COPY, self.vector)]
+
+    def _contribute(self, m: Message, member: Member) -> list[Message]:
+        if m.clock > self.rounds.newest + 1:
+            raise Refused(Refusal.STEP)
+        self._advance(m, member)
+        if m.clock <= self.rounds.newest:
+            self.counts["late"] += 1
+        elif self.rounds.add(m.rank, m.value, m.vector, m.extra):
+            self.vector = self.rounds.close(self._entries())
+            self.version = self.rounds.newest + 1
+        self.counts["applied"] += 1
+        return [self._to(m, Kind.APPLIED, sequence=m.sequence), *self._wake()]
+
+    def _advance(self, m: Message, member: Member) -> None:
+        member.sequence, member.answer = m.sequence, None
+        member.clock = max(member.clock, m.clock if m.kind is not Kind.GRADIENT else m.clock + 1)
+
+    def _wake(self) -> list[Message]:
+        """Answers to what was parked and need not wait any longer."""
+        out = []
+        least = self.least_clock
+        for member in self._crew.values():
+            if member.parked is None:
+                continue
+            reply = self._now(member.parked[0], member, least)
+            if reply is not None:
+                member.parked = None
+                out.append(reply)
+        return out
+
+    def _now(self, m: Message, member: Member, least: int) -> Message | None:
+        if member.sequence < m.sequence:  # what it sent before has been lost on the way
+            return self._to(m, Kind.GAP, sequence=member.sequence + 1)
+        if m.kind is Kind.PULL:
+            return self._copy(m, Kind.COPY, self.vector) if least >= m.clock else None
+        if m.clock > self.rounds.newest:
+            return None
+        done = self.rounds.find(m.clock)
+        newest = self.rounds.newest
+        if done is None:
+            return self._to(m, Kind.GONE, clock=m.clock, extra=newest)
+        return Message(
+            kind=Kind.MEAN,
+            rank=m.rank,
+            number=m.number,
+            clock=m.clock,
+            version=m.clock + 1,
+            life=self.life,
+            value=float(m.rank in done.ranks),
+            extra=newest,
+            table=self._known[0],
+            dtype=self._known[1],
+            elements=self._known[2],
+            entries=done.entries,
+            vector=done.mean,
+        )
+
+    def _leave(self, rank: int) -> list[Message]:
+        self._lose(self._crew[rank])
+        if self._asked == rank and not self.serving:
+            self._asked = None
+        return self._wake() if self.serving else self._ask()
+
+    def _lose(self, member: Member) -> None:
+        if member.here is not False:
+            self.counts["left"] += 1
+        member.here, member.parked = False, None
+
+    @property
+    def _known(self) -> tuple[int, int, int]:
+        assert self._table is not None  # there is a vector, so somebody has greeted
+        return self._table
+
+    def _entries(self) -> tuple[Entry, ...]:
+        return tuple(Entry(rank, bool(one.here), one.sequence, one.clock) for rank, one in self._crew.items())
+
+    def _missing(self, rank: int, m: Message) -> Message:
+        """Who has kept ``rank`` waiting: those with a lower clock, or without a contribution to the step."""
+        behind = [
+            entry
+            for entry in self._entries()
+            if self._crew[entry.rank].here is not False
+            and (entry.clock < m.clock if m.kind is Kind.PULL else entry.rank not in self.rounds.given)
+        ]
+        return Message(
+            kind=Kind.MISSING, rank=rank, number=m.number, clock=m.clock, life=self.life, entries=tuple(behind)
+        )
+
+    def _copy(self, m: Message, kind: Kind, vector: Vector) -> Message:
+        table, dtype, elements = self._known
+        return Message(
+            kind=kind,
+            rank=m.rank,
+            number=m.number,
+            sequence=m.sequence,
+            clock=self.least_clock,
+            version=self.version,
+            life=self.life,
+            table=table,
+            dtype=dtype,
+            elements=elements,
+            entries=self._entries(),
+            vector=vector,
+        )
+
+    def _to(self, m: Message, kind: Kind, *, sequence: int = 0, clock: int = 0, extra: int = 0) -> Message:
+        return Message(
+            kind=kind, rank=m.rank, number=m.number, sequence=sequence, clock=clock, life=self.life, extra=extra
+        )

@@ -1,0 +1,41 @@
+"""Tensors as the flat arrays that :class:`uneven.server.client.Client` takes; the memory is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from uneven.errors import ConfigError
+from uneven.server.partition import Table, table_of
+from uneven.server.wire import Array
+
+
+def arrays_of(tensors: Iterable[Tensor]) -> list[Array]:
+    """Views of the tensors. Writing to them does not count as a change for autograd, which reads as before.
+
+    Raises:
+        ConfigError: a tensor does not lie in the host's memory in one piece, as the message says.
+    """
+    views = []
+    for number, tensor in enumerate(tensors):
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise ConfigError(
+                f"tensor {number} of shape {tuple(tensor.shape)} on {tensor.device} cannot be shared: only contiguous "
+                f"tensors on the CPU can; copy it to one first"
+            )
+        views.append(tensor.data.numpy().reshape(-1))
+    return views
+
+
+def table_for(tensors: Iterable[Tensor], shards: int) -> Table:
+    """How these tensors are divided among shards.
+
+    Raises:
+        ConfigError: they are of several kinds of numbers, or of one that no shard holds.
+    """
+    ones = list(tensors)
+    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in ones})
+    if len(kinds) != 1:
+        raise ConfigError(f"the shared copy holds tensors of one kind of numbers, not of {', '.join(kinds) or 'none'}")
+    return table_of([tuple(tensor.shape) for tensor in ones], kinds[0], shards)

@@ -1,0 +1,60 @@
+"""The shared copy keeps its contract with shards inside the process, and behind real encrypted sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from uneven.server import Patience, ShardHost, Stored, ZmqLine, make_keys
+from uneven.testing.shards import LocalLine, LocalShards
+from uneven.testing.shared_copy import SHARDS, Place, SharedCopyContract
+
+PATIENCE = Patience(join_s=30.0, silence_s=5.0)
+
+
+class Sockets:
+    """Shards in threads, on the loopback."""
+
+    def __init__(self, directory: Path, members: int) -> None:
+        self._directory, self._members = directory, members
+        make_keys(directory)
+        self._hosts: dict[int, ShardHost] = {}
+        for shard in range(SHARDS):
+            self.start(shard)
+
+    def line(self, rank: int) -> ZmqLine:
+        return ZmqLine(self._directory, SHARDS, beat_s=0.05, refresh_s=0.5)
+
+    def start(self, shard: int) -> None:
+        self._hosts[shard] = ShardHost(self._directory, shard, self._members, patience=PATIENCE)
+
+    def kill(self, shard: int) -> None:
+        self._hosts[shard].close()
+
+    def stored(self, shard: int) -> Stored:
+        return self._hosts[shard].stored()
+
+    def close(self) -> None:
+        for host in self._hosts.values():
+            host.close()
+
+
+class TestLocal(SharedCopyContract):
+    def place(self, members: int) -> Place:
+        return LocalShards(SHARDS, members, patience=PATIENCE)
+
+
+class TestSockets(SharedCopyContract):
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path) -> None:
+        self.directory = tmp_path / "server"
+
+    def place(self, members: int) -> Place:
+        return Sockets(self.directory, members)
+
+
+def test_a_local_line_says_where_it_leads() -> None:
+    shards = LocalShards(2, 1)
+    assert LocalLine(shards, 0).where(1) == "inside this process, 2 of 2"
+    shards.close()
