@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from uneven.balance.bounds import whole_numbers, with_memory
 from uneven.balance.fitting import Curve, Points, fit
 from uneven.balance.intake import Intake
 from uneven.balance.minmax import Costs, Line, earliest_end
+from uneven.balance.profile import Profile
 from uneven.balance.window import Window
 from uneven.core.actions import Split
 from uneven.core.exact import Floats, column
@@ -145,6 +146,12 @@ class Analytic(Balancer):
 
     def _told(self, shares: tuple[int, ...], words: str) -> Split:
         return Split(shares, f"analytic: {words}")
+
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:
+        """The first split is made from it, unless other curves were given."""
+        if not self._profile and tuple(sorted(profiles)) == tuple(range(len(profiles))):
+            self._profile = tuple(profiles[rank].cost for rank in range(len(profiles)))
+            self._members = ()
 
     def state_dict(self) -> dict[str, Any]:
         """The windows that are fitted, and what was watched so far."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from operator import le
 from typing import Any
 
+from uneven.balance.profile import Profile
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
@@ -33,6 +35,13 @@ class Balancer(ABC):
         """Decide.
 
         Before every worker has reported (``not view.ready``), :func:`standing` is a fair answer.
+        """
+
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:  # noqa: B027 - most do without
+        """What was measured of each rank before the first iteration; what was decided until then does not count.
+
+        For those who use whole cost curves. All others find what they need in the next view: limits that heed memory
+        and saturation, and as each worker's prediction its speed at its present share.
         """
 
     def state_dict(self) -> dict[str, Any]:

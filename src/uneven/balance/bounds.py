@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from uneven.balance.intake import Flags
+from uneven.balance.profile import Profile
 from uneven.core.exact import Floats, Wholes
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
@@ -50,6 +51,55 @@ def with_memory(view: BalanceView, most: Sequence[int]) -> BalanceView:
     limits = Limits(lower=view.limits.lower, upper=upper)
     limits.check(view.global_batch)
     return replace(view, limits=limits)
+
+
+def still_held(held: Wholes, shares: Sequence[int], memory: Floats) -> Wholes:
+    """The largest share of each worker since its memory has been full, shape (n,); 0 for one that has memory left.
+
+    Whoever was full at some share may come back to it: an allocator keeps what it once had.
+
+    Args:
+        held: the answer of the last time.
+        shares: now in force.
+        memory: use of the memory that a larger batch would fill, 0 … 1, shape (n,); NaN where unknown.
+    """
+    found: Wholes = np.where(memory > MEMORY_FULL, np.maximum(held, np.array(shares, np.int64)), 0)
+    return found
+
+
+def not_growing(limits: Limits, held: Wholes) -> Limits:
+    """The limits, the upper ones of those whose memory is full lowered to what they hold, see :func:`still_held`."""
+    if not held.any():
+        return limits
+    rows = zip(limits.lower, limits.upper, held.tolist(), strict=True)
+    upper = tuple(max(low, min(high, most)) if most else high for low, high, most in rows)
+    return Limits(lower=limits.lower, upper=upper)
+
+
+def profiled_limits(limits: Limits, profiles: Mapping[int, Profile], total: int) -> Limits:
+    """The limits of ranks 0 … n − 1, tightened to what their memory holds and raised to where fewer gain nothing.
+
+    Saturation counts only as far as everybody's lower limits can be met together.
+
+    Args:
+        limits: as the user gave them.
+        profiles: rank → what was measured.
+        total: the global batch, samples.
+
+    Raises:
+        ConfigError: the workers together cannot hold the global batch.
+    """
+    measured = [profiles[rank] for rank in range(len(limits.lower))]
+    rows = list(zip(measured, limits.lower, limits.upper, strict=True))
+    upper = tuple(high if one.most is None else max(low, min(high, one.most)) for one, low, high in rows)
+    if sum(upper) < total:
+        raise ConfigError(
+            f"the workers' memory holds {'/'.join(map(str, upper))} samples, together {sum(upper)}, fewer than the "
+            f"global batch of {total}: use a batch_size of at most {sum(upper)} and accumulate gradients "
+            f"(session.no_sync), or a smaller model"
+        )
+    lower = tuple(max(low, min(top, one.least)) for (one, low, _), top in zip(rows, upper, strict=True))
+    return Limits(lower=lower if sum(lower) <= total else limits.lower, upper=upper)
 
 
 def device_bounds(view: BalanceView, saturation: Sequence[int]) -> Bounds:

@@ -6,12 +6,14 @@ belongs to the i-th member. All is elementwise arithmetic in a fixed order, so e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from uneven.balance.fitting import Curve, Points, fit
 from uneven.balance.intake import Flags, Reports, pick
+from uneven.balance.profile import Profile
 from uneven.core.exact import Floats
 
 SLOTS = 6
@@ -20,6 +22,7 @@ SLOTS = 6
 _SAME_SIZE = 0.04  # relative difference up to which two sizes share a slot
 _MEMORY = 128.0  # iterations that a slot is worth at most, so that it follows a drift
 _KNOWN = 4.0  # iterations from which a slot is established
+_PROFILED = 3.0  # iterations that a size in a profile is worth: established by the first report that bears it out
 _CLIP = 3.0  # standard deviations; a lone spike counts as this much and no more
 _SURPRISE = 0.6  # relative; so far may the first report of a new size be off before it is held for a spike
 _UNCLEAN = 0.5  # what an iteration is worth in a report that is not of one size
@@ -64,6 +67,17 @@ class Curves:
         self.points = Points(pick_rows(sizes, old, np.inf), *(pick_rows(values, old, 0.0) for values in others))
         self.spread = pick(self.spread, old, np.full(n, _FIRST_SPREAD))
         self._members = members
+        self.curve = fit(self.points, self.spread)
+
+    def begin(self, profiles: Mapping[int, Profile]) -> None:
+        """Nothing is known but what was measured of each rank before the first iteration, at the largest sizes."""
+        self.__init__()  # type: ignore[misc]
+        self.meet(tuple(sorted(profiles)))
+        for place, rank in enumerate(self._members):
+            sizes, seconds = profiles[rank].sizes[-SLOTS:], profiles[rank].rising_s[-SLOTS:]
+            slots = slice(len(sizes))
+            self.points.size[slots, place], self.points.local_s[slots, place] = sizes, seconds
+            self.points.weight[slots, place] = _PROFILED
         self.curve = fit(self.points, self.spread)
 
     def learn(self, reports: Reports, level: Floats, foretold_s: Floats) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from uneven.balance.base import Balancer, standing
+from uneven.balance.profile import Profile
 from uneven.core.actions import Split
 from uneven.core.exact import column, exact_sum
 from uneven.core.views import BalanceView
@@ -71,6 +73,10 @@ class Hysteresis(Balancer):
         if gain > needed:
             return Split(proposed.shares, f"{proposed.reason}; predicted iteration {now_s:.4g} s → {then_s:.4g} s")
         return Split(present, f"kept: a change would gain {gain:.1%}, less than {needed:.1%}")
+
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:
+        """The inner balancer may have use for it."""
+        self.inner.profiled(profiles)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner balancer's state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from uneven.balance.minmax import Costs, Line, earliest_end
 from uneven.balance.overlap import Overlap
 from uneven.balance.pace import Pace
 from uneven.balance.presume import DEFAULT_MARGIN
+from uneven.balance.profile import Profile
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
 from uneven.core.exact import column, exact_sum
@@ -185,6 +186,10 @@ class Model(Balancer):
         weight = np.maximum(self._curves.points.weight.max(axis=0, initial=0.0), 1.0)
         errors = self._curves.spread * self._curves.spread / weight
         return math.sqrt(exact_sum(errors) / n * 2.0 * _logarithm(n))
+
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:
+        """The curves begin with what was measured."""
+        self._curves.begin(profiles)
 
     def state_dict(self) -> dict[str, Any]:
         """Curves, communication, and what was seen."""

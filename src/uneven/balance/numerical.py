@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from uneven.balance.base import Balancer, standing
 from uneven.balance.bounds import Bounds, device_bounds, whole_numbers, with_memory
 from uneven.balance.intake import Flags, Intake, Reports
+from uneven.balance.profile import Profile
 from uneven.balance.window import Window
 from uneven.core.actions import Split
 from uneven.core.exact import Floats, Wholes
@@ -168,6 +169,11 @@ class Numerical(Balancer):
 
     def _told(self, shares: tuple[int, ...], words: str) -> Split:
         return Split(shares, f"numerical, {self._phase}: {words}")
+
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:
+        """Its saturation points count, unless others were given."""
+        if not self._saturation and tuple(sorted(profiles)) == tuple(range(len(profiles))):
+            self._saturation = tuple(profiles[rank].saturation for rank in range(len(profiles)))
 
     def state_dict(self) -> dict[str, Any]:
         """Phase, step, window, roles, the best split and what was watched so far."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from uneven.balance.base import Balancer
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import chance_gain, iteration_s
+from uneven.balance.profile import Profile
 from uneven.core.actions import Split
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
@@ -63,6 +65,10 @@ class PresumeEqual(Balancer):
         if self._even is None or self._even[0] != view.global_batch or self._even[1] is not view.limits:
             self._even = view.global_batch, view.limits, Even().split(view).shares
         return self._even[2]
+
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:
+        """The inner balancer may have use for it."""
+        self.inner.profiled(profiles)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner balancer's state."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -53,14 +54,33 @@ class Profile:
             raise ConfigError(f"a profile cannot fail at {self.failed} samples and hold {self.sizes[-1]}")
 
     @property
+    def rising_s(self) -> tuple[float, ...]:
+        """Γ at each size, seconds: a batch takes no longer than a larger one, so the least time of it and of those.
+
+        What disturbs a measurement makes it longer, and a small batch is disturbed most.
+        """
+        return tuple(reversed(list(accumulate(reversed(self.seconds), min))))
+
+    @property
     def saturation(self) -> int:
-        """x_s: the first size that takes over 5 % longer than the smallest one; 1 if that is the second tried.
+        """x_s: the first size that takes over 5 % longer than the smallest one; that one if it is the second tried.
 
         Below it fewer samples gain nothing (specification, §1.8). The largest size tried if none takes longer.
         """
-        slower = (x for x, t in zip(self.sizes, self.seconds, strict=True) if t > SATURATED * self.seconds[0])
+        rising_s = self.rising_s
+        slower = (x for x, t in zip(self.sizes, rising_s, strict=True) if t > SATURATED * rising_s[0])
         first = next(slower, self.sizes[-1])
-        return 1 if len(self.sizes) > 1 and first == self.sizes[1] else first
+        return self.sizes[0] if len(self.sizes) > 1 and first == self.sizes[1] else first
+
+    @property
+    def least(self) -> int:
+        """The largest size tried that takes at most 5 % longer than the smallest, if a larger one was tried, else 1.
+
+        x_s lies between this size and the next. A share below it gains nothing, and one of it costs nothing.
+        """
+        rising_s = self.rising_s
+        flat = [x for x, t in zip(self.sizes, rising_s, strict=True) if t <= SATURATED * rising_s[0]]
+        return flat[-1] if flat[-1] < self.sizes[-1] else 1
 
     @property
     def most(self) -> int | None:
@@ -76,11 +96,24 @@ class Profile:
         curve = fit(Points(size, seconds, np.zeros(size.shape), weight), np.array([_SPREAD]))
         return float(curve.floor_s[0]), float(curve.overhead_s[0]), float(curve.per_sample_s[0])
 
+    def time_s(self, samples: int) -> float:
+        """Γ of a batch of ``samples``, seconds: straight between the sizes that were tried, and on beyond them.
+
+        Below the smallest one it takes as long as that. Beyond the largest a sample costs at least half of what the
+        mean sample cost there; after one size alone, all of it.
+        """
+        sizes, rising_s = self.sizes, self.rising_s
+        if samples <= sizes[-1]:
+            return float(np.interp(samples, sizes, rising_s))
+        mean_s = rising_s[-1] / sizes[-1]
+        last_s = (rising_s[-1] - rising_s[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else mean_s
+        return rising_s[-1] + max(last_s, 0.5 * mean_s) * (samples - sizes[-1])
+
 
 def next_size(
-    sizes: tuple[int, ...], seconds: tuple[float, ...], *, most: int, left_s: float, steps: int
+    sizes: tuple[int, ...], seconds: tuple[float, ...], *, most: int, left_s: float, steps: int, least: int = 1
 ) -> int | None:
-    """The next batch to try: 1, then twice as many each time, then ``most``; None when it is enough.
+    """The next batch to try: ``least``, then twice as many each time, then ``most``; None when it is enough.
 
     A batch of twice the size takes at most about twice as long, so one that might not end within the time that is
     left is not begun.
@@ -91,9 +124,10 @@ def next_size(
         most: largest batch that the worker may ever get.
         left_s: of the time for the profile.
         steps: that are taken at each size.
+        least: smallest batch that the worker may ever get.
     """
     if not sizes:
-        return 1
+        return least
     if sizes[-1] >= most:
         return None
     size = min(2 * sizes[-1], most)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import le
 from typing import Any
 
 import numpy as np
 
 from uneven.balance.base import Balancer
+from uneven.balance.bounds import not_growing, still_held
+from uneven.balance.profile import Profile
 from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee, Verdict
 from uneven.control.spacing import Spacing
 from uneven.control.table import Column, Table
@@ -25,6 +26,9 @@ from uneven.registry import describe
 
 _REMEMBERED = 1024
 """Splits kept; far more than can be decided within any look-ahead."""
+
+_PROFILE_DOUBT = 0.05
+"""Relative; of a speed in a profile: a few steps, at a size near to the first share. Ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Decider:
         global_batch: X.
         lookahead: how many iterations ahead of the loop the loaders draw indices.
         budget: share of the iteration time that measuring and deciding may cost.
+        profiles: of each rank, where they were taken: until it reports, a worker is as fast as in its profile.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Decider:
         global_batch: int,
         lookahead: int,
         budget: float,
+        profiles: Mapping[int, Profile] | None = None,
     ) -> None:
         self._balancer = balancer
         self._members = members
@@ -73,14 +79,34 @@ class Decider:
         self._lookahead = lookahead
         self._predicted_per_s = np.full(len(members), math.nan)
         self._doubts = np.zeros(len(members))
+        self._held = np.zeros(len(members), np.int64)  # by those whose memory is full
         self._fingerprint: tuple[tuple[int, ...], float] = ((), 0.0)
         self._referee = Referee()
         self._spacing = Spacing(len(members), budget)
         nothing = (None,) * len(members)
+        if profiles:
+            self._foresee(profiles)
         first = balancer.split(self._view(0, nothing, self._even()))
         _rehearse(balancer, self._view(0, nothing, first.shares))
         self._splits = deque([(0, first.shares)], maxlen=_REMEMBERED)
         self.newest = first.shares
+        self._reason = first.reason
+
+    def _foresee(self, profiles: Mapping[int, Profile]) -> None:
+        even = zip(self._members, self._even(), strict=True)
+        self._predicted_per_s = np.array([share / profiles[rank].time_s(share) for rank, share in even])
+        self._doubts = np.full(len(self._members), _PROFILE_DOUBT)
+
+    def first(self) -> SplitRecord:
+        """The split before any report, and why."""
+        return SplitRecord(
+            decided_at=-1,
+            iteration=0,
+            shares=self._splits[0][1],
+            speeds_per_s=(math.nan,) * len(self._members),
+            predicted_per_s=tuple(self._predicted_per_s.tolist()),
+            reason=self._reason,
+        )
 
     @property
     def adapts(self) -> bool:
@@ -114,7 +140,7 @@ class Decider:
         self._compare(table.column("split"))
         verdict = self._referee.judge(self._members, table, iteration=iteration)
         self._believe(table, verdict)
-        split = self._split(iteration, verdict)
+        split = self._split(iteration, table, verdict)
         gap = self._spacing.gap(table, changed=split is not None)
         return Decision(split, verdict.complaints, launched + gap.least, launched + gap.most)
 
@@ -126,7 +152,8 @@ class Decider:
         self._predicted_per_s = np.where(verdict.fresh, np.where(sound, told, speeds), self._predicted_per_s)
         self._doubts = np.where(verdict.fresh, np.where(sure, doubts, 0.0), self._doubts)
 
-    def _split(self, iteration: int, verdict: Verdict) -> SplitRecord | None:
+    def _split(self, iteration: int, table: Table, verdict: Verdict) -> SplitRecord | None:
+        self._held = still_held(self._held, self.newest, table.column("memory"))
         view = self._view(iteration, verdict.observed, self.newest)
         answer = self._balancer.split(view)
         if answer.shares == self.newest:
@@ -153,7 +180,7 @@ class Decider:
             shares=shares,
             observed=observed,
             predicted_per_s=tuple(self._predicted_per_s.tolist()),
-            limits=self._limits,
+            limits=not_growing(self._limits, self._held),
             doubts=tuple(self._doubts.tolist()),
         )
 
@@ -176,6 +203,7 @@ class Decider:
             "shares": list(self.newest),
             "predicted_per_s": [None if math.isnan(speed) else speed for speed in self._predicted_per_s.tolist()],
             "doubts": self._doubts.tolist(),
+            "held": self._held.tolist(),
             "referee": self._referee.state_dict(),
             "balancer": self._balancer.state_dict(),
         }
@@ -194,6 +222,7 @@ class Decider:
             self.newest = shares
             told = [math.nan if speed is None else speed for speed in state["predicted_per_s"]]
             self._predicted_per_s, self._doubts = np.array(told), np.array(state["doubts"])
+            self._held = np.array(state.get("held", [0] * len(shares)), np.int64)
             self._referee.load_state_dict(state["referee"])
             self._balancer.load_state_dict(state["balancer"])
         self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)
@@ -207,4 +236,4 @@ class Decider:
 def _rehearse(balancer: Balancer, view: BalanceView) -> None:
     """Decide once on a copy, so that what Python does at first use is not done between two steps of the training."""
     ones = (1.0,) * len(view.members)
-    copy.deepcopy(balancer).split(dataclasses.replace(view, predicted_per_s=ones, doubts=ones))
+    copy.deepcopy(balancer).split(replace(view, predicted_per_s=ones, doubts=ones))

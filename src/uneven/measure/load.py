@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 import psutil
+import torch
 
 from uneven.core.records import LoadRecord
+from uneven.measure import memory
 
 
 class LoadMeter:
@@ -17,10 +20,17 @@ class LoadMeter:
         rank: for the records.
         gpu_uuid: this worker's device as NVML knows it, or None. Not its index: NVML counts every device of the
             machine, CUDA only those that CUDA_VISIBLE_DEVICES leaves.
-        every_s: least time between two samples.
+        every_s: least time between two samples, but for larger batches than any before.
+        device: where the worker computes, and whose memory a larger batch would fill.
+
+    Attributes:
+        latest: the newest record.
+        memory: part in use, 0 … 1, of the memory that a larger batch would fill; NaN before the first sample.
     """
 
-    def __init__(self, rank: int, gpu_uuid: str | None = None, every_s: float = 5.0) -> None:
+    def __init__(
+        self, rank: int, gpu_uuid: str | None = None, every_s: float = 5.0, device: torch.device | None = None
+    ) -> None:
         self._rank = rank
         self._every_s = every_s
         self._process = psutil.Process()
@@ -28,14 +38,23 @@ class LoadMeter:
         self._next_s = 0.0
         self._process.cpu_percent()  # the first call only sets psutil's starting point
         psutil.cpu_percent()
+        self._device = torch.device("cpu") if device is None else device
+        self._largest = 0
         self.latest: LoadRecord | None = None
+        self.memory = math.nan
 
-    def sample(self, iteration: int) -> LoadRecord | None:
-        """A record if one is due, else None."""
+    def sample(self, iteration: int, batch: int = 0) -> LoadRecord | None:
+        """A record if one is due, else None.
+
+        Args:
+            batch: samples of the iteration; after more than ever before, the memory is looked at at once.
+        """
         now = time.monotonic()
-        if now < self._next_s:
+        if now < self._next_s and batch <= self._largest:
             return None
+        self._largest = max(self._largest, batch)
         self._next_s = now + self._every_s
+        self.memory = memory.use(self._device)
         gpu, gpu_memory_bytes = self._gpu.read() if self._gpu else (None, None)
         self.latest = LoadRecord(
             rank=self._rank,

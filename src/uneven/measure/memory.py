@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from pathlib import Path
 
 import psutil
 import torch
+
+_ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 _UNLIMITED = 1 << 60
 """Control groups of version 1 write a number near 2⁶³ where there is no limit."""
@@ -29,6 +32,21 @@ def limit_bytes(device: torch.device) -> int | None:
     return here if group is None else min(here, used + group)
 
 
+def use(device: torch.device) -> float:
+    """Part in use, 0 … 1, of the memory that a larger batch would fill; NaN where nobody can tell.
+
+    On CUDA: what others hold of the device, and the most that this process had in use. On the host: the machine's, or
+    that of the tightest control group, whichever is fuller.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device)
+        return float(max(0, others) + torch.cuda.max_memory_allocated(device)) / total
+    if device.type != "cpu":
+        return math.nan
+    return max(psutil.virtual_memory().percent / 100, group_use())
+
+
 def used_bytes(device: torch.device) -> int:
     """What this process has in use on the device now."""
     if device.type == "cuda":
@@ -49,38 +67,59 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def group_room_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def group_room_bytes(root: Path = _ROOT, own: Path = _OWN) -> int | None:
     """What is left in the tightest control group that this process is in; None without one that limits memory.
 
     Groups hold groups, so every one on the way up counts, of version 2 (``memory.max``) and of version 1
-    (``memory.limit_in_bytes``).
+    (``memory.limit_in_bytes``). Pages of files that the kernel calls inactive, and can drop at once, are no use.
 
     Args:
         root: where the groups are mounted.
         own: tells which this process is in: lines of ``number:controllers:path``.
     """
+    return min((max(0, limit - used) for limit, used in _groups(root, own)), default=None)
+
+
+def group_use(root: Path = _ROOT, own: Path = _OWN) -> float:
+    """Part in use, 0 … 1, of the fullest control group that limits this process's memory; 0 without one."""
+    return max((used / limit for limit, used in _groups(root, own) if limit), default=0.0)
+
+
+def _groups(root: Path, own: Path) -> list[tuple[int, int]]:
+    """Limit and use of every control group that limits this process's memory."""
     if not own.is_file():
-        return None
-    rooms = []
+        return []
+    found = []
     for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            rooms += _rooms(root, path, "memory.max", "memory.current")
+            found += _limits(root, path, ("memory.max", "memory.current", "inactive_file"))
         elif "memory" in controllers.split(","):
-            rooms += _rooms(root / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
-    return min(rooms, default=None)
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            found += _limits(root / "memory", path, names)
+    return found
 
 
-def _rooms(root: Path, path: str, most: str, used: str) -> list[int]:
-    """Limit less use of a group and of all above it, where both can be read."""
+def _limits(root: Path, path: str, names: tuple[str, str, str]) -> list[tuple[int, int]]:
+    """Limit and use of a group and of all above it, where both can be read."""
+    most, used, droppable = names
     parts = [part for part in path.split("/") if part]
     found = []
     for depth in range(len(parts) + 1):
         folder = root.joinpath(*parts[:depth])
         limit, use = _number(folder / most), _number(folder / used)
         if limit is not None and use is not None and limit < _UNLIMITED:
-            found.append(max(0, limit - use))
+            found.append((limit, max(0, use - _entry(folder / "memory.stat", droppable))))
     return found
+
+
+def _entry(file: Path, name: str) -> int:
+    """A line ``name number`` of the file; 0 if there is none."""
+    try:
+        rows = (line.split() for line in file.read_text().splitlines())
+        return next((int(row[1]) for row in rows if row[0] == name), 0)
+    except OSError:
+        return 0
 
 
 def _number(file: Path) -> int | None:

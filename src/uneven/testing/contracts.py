@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from uneven.balance import Balancer
+from uneven.balance.profile import Profile
 from uneven.core.actions import Moment, Payload, Via
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.predict import Predictor, predictors, study
@@ -236,6 +237,21 @@ class BalancerContract(ABC):
         new.load_state_dict(_through_json(old.state_dict()))
         assert new.adapts == old.adapts
         assert self._run(new, views[cut:]) == self._run(old, views[cut:])
+
+    @_examples(data=st.data())
+    def test_a_profile_leaves_all_that_true(self, data: st.DataObject) -> None:
+        views = data.draw(balance_views(self.workers))
+        seconds = data.draw(st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=4))
+        profiles = {rank: Profile(sizes=(1, 2, 4, 8), seconds=tuple(seconds)) for rank in views[0].members}
+        here, there = self.make(), self.make()
+        for balancer in (here, there):
+            balancer.split(views[0])  # what was decided before does not count
+            balancer.profiled(profiles)
+        steps = self._run(here, views)
+        assert steps == self._run(there, views)
+        for view, shares in steps:
+            assert sum(shares) == view.global_batch
+            assert all(x <= high for x, high in zip(shares, view.limits.upper, strict=True))
 
     @_examples(data=st.data())
     def test_what_does_not_adapt_does_not_change(self, data: st.DataObject) -> None:

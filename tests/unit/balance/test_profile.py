@@ -19,6 +19,28 @@ def test_saturation_is_where_it_takes_five_percent_longer() -> None:
     assert Profile(sizes=(1, 2, 4), seconds=(0.01, 0.02, 0.04)).saturation == 1, "it never was below"
 
 
+def test_a_share_that_costs_nothing_lies_below_saturation() -> None:
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+    assert Profile(sizes=sizes, seconds=curve(*sizes)).least == 32
+    assert Profile(sizes=(1, 2, 4), seconds=(0.01, 0.0101, 0.0102)).least == 1, "nobody knows where it ends"
+    assert Profile(sizes=(2, 4), seconds=(0.01, 0.02)).least == 2
+
+
+def test_what_disturbs_a_small_batch_does_not_make_it_dear() -> None:
+    profile = Profile(sizes=(1, 2, 4, 8), seconds=(0.020, 0.002, 0.004, 0.008))
+    assert profile.rising_s == (0.002, 0.002, 0.004, 0.008)
+    assert (profile.least, profile.saturation) == (2, 4)
+
+
+def test_time_between_and_beyond_the_sizes() -> None:
+    profile = Profile(sizes=(1, 2, 4), seconds=(0.01, 0.02, 0.06))
+    assert profile.time_s(3) == pytest.approx(0.04)
+    assert profile.time_s(8) == pytest.approx(0.06 + 4 * 0.02)
+    assert Profile(sizes=(1, 2), seconds=(0.01, 0.01)).time_s(4) == pytest.approx(0.015), "no slope is not believed"
+    assert Profile(sizes=(2,), seconds=(0.01,)).time_s(4) == pytest.approx(0.02)
+    assert profile.time_s(0) == pytest.approx(0.01)
+
+
 def test_the_memory_limit_keeps_a_tenth_away_from_the_failure() -> None:
     assert Profile(sizes=(1, 2, 4), seconds=(1.0, 1.0, 2.0)).most is None
     assert Profile(sizes=(1, 40), seconds=(1.0, 2.0), failed=80).most == 36
@@ -54,6 +76,7 @@ def test_sizes_double_up_to_the_largest() -> None:
 def test_a_batch_that_might_not_end_in_time_is_not_begun() -> None:
     assert next_size((1, 2), (0.5, 1.0), most=100, left_s=8.0, steps=4) == 4
     assert next_size((1, 2), (0.5, 1.0), most=100, left_s=7.9, steps=4) is None
+    assert next_size((), (), most=100, left_s=1.0, steps=4, least=3) == 3
     assert next_size((), (), most=100, left_s=0.0, steps=4) == 1, "a single sample is always tried"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.measure.memory import group_room_bytes, limit_bytes
+from uneven.measure.load import LoadMeter
+from uneven.measure.memory import group_room_bytes, group_use, limit_bytes, use, used_bytes
 from uneven.measure.profile import take_profile
 from uneven.measure.untouched import untouched
 
@@ -109,10 +111,38 @@ def test_a_single_sample_that_does_not_fit_is_refused() -> None:
     def hungry(samples: int) -> None:
         raise MemoryError
 
-    with pytest.raises(ConfigError, match="does not hold a batch of a single sample"):
+    with pytest.raises(ConfigError, match="does not hold the smallest batch"):
         take_profile(hungry, model, optimizer, most=4)
     with pytest.raises(ConfigError, match="most"):
         take_profile(hungry, model, optimizer, most=0)
+
+
+def test_it_begins_at_the_smallest_batch_that_is_allowed() -> None:
+    model, optimizer, step = model_and_step()
+    assert take_profile(step, model, optimizer, least=3, most=12).sizes == (3, 6, 12)
+
+
+def test_those_who_fill_the_same_memory_get_a_part_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What four share stops where a quarter of it is full; 8 MiB a sample are beyond doubt."""
+    monkeypatch.setattr("uneven.measure.profile.limit_bytes", lambda device: used_bytes(device) + 2**28)
+    model, kept = nn.Linear(1, 1), []
+
+    def step(samples: int) -> None:
+        kept.clear()
+        kept.append(torch.ones(samples, 2**21))
+
+    alone = take_profile(step, model, most=8, within_s=20.0)
+    kept.clear()
+    together = take_profile(step, model, most=8, within_s=20.0, sharers=4)
+    assert alone.failed is None
+    assert together.failed is not None
+
+
+def test_short_steps_are_repeated_until_a_quota_would_show() -> None:
+    model, _, _ = model_and_step()
+    steps: list[int] = []
+    take_profile(steps.append, model, most=2)
+    assert steps.count(1) > 100
 
 
 def test_without_time_a_single_sample_is_tried() -> None:
@@ -178,7 +208,29 @@ def test_version_1_and_no_limit(tmp_path: Path) -> None:
     assert group_room_bytes(tmp_path, tmp_path / "missing") is None
 
 
+def test_pages_that_can_be_dropped_are_no_use(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/a\n")
+    group(tmp_path / "a", "1000", "950")
+    assert group_use(tmp_path, own) == 0.95
+    (tmp_path / "a" / "memory.stat").write_text("anon 300\ninactive_file 600\nactive_file 50\n")
+    assert group_room_bytes(tmp_path, own) == 650
+    assert group_use(tmp_path, own) == 0.35
+    assert group_use(tmp_path, tmp_path / "missing") == 0.0
+
+
+def test_a_larger_batch_than_ever_has_the_memory_looked_at() -> None:
+    meter = LoadMeter(0)
+    assert math.isnan(meter.memory)
+    told = [meter.sample(iteration, batch) is not None for iteration, batch in enumerate((4, 4, 8, 6, 8, 9))]
+    meter.close()
+    assert told == [True, False, True, False, False, True]
+    assert 0.0 < meter.memory <= 1.0
+
+
 def test_this_machine_has_a_limit() -> None:
+    assert 0.0 < use(torch.device("cpu")) <= 1.0
+    assert math.isnan(use(torch.device("meta")))
     assert (limit_bytes(torch.device("cpu")) or 0) > 2**20
     assert limit_bytes(torch.device("meta")) is None
 
