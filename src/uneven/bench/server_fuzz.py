@@ -166,6 +166,7 @@ _WAYS: tuple[Callable[[random.Random], list[bytes]], ...] = (
     _wrong(lambda rng: {"value": -rng.random() - 1e-9}),
     _wrong(lambda rng: {"clock": rng.randint(2**48 + 1, 2**64 - 1)}),
     _wrong(lambda rng: {"version": rng.randint(2**48 + 1, 2**64 - 1)}),
+    _wrong(lambda rng: {"extra": rng.randint(2**48 + 1, 2**64 - 1)}, Kind.PUSH),
     _wrong(lambda rng: {"table": rng.choice((0, rng.randint(8, 2**32 - 1)))}, *_MOVING),
     _wrong(lambda rng: {"sequence": 0}, *_MOVING),
     _wrong(lambda rng: {"value": 0.0}, Kind.PUSH, Kind.EXCHANGE),

@@ -83,6 +83,16 @@ class Client:
             raise ConfigError(f"a scale of {scale} is not above 0")
         return self._update(Kind.PUSH, step + 1, scale, arrays)
 
+    def push_pull(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0, clock: int = 0) -> Reply:
+        """:meth:`push` and :meth:`pull` in one: all who wait for one ``clock`` in this way get the very same copy.
+
+        Raises:
+            ConfigError, PeerError: as :meth:`push`.
+        """
+        if not scale > 0:
+            raise ConfigError(f"a scale of {scale} is not above 0")
+        return self._update(Kind.PUSH, step + 1, scale, arrays, clock + 1, int(1e3 * self.timeout_s))
+
     def pull(self, clock: int = 0) -> Reply:
         """The shared copy, when every worker has finished ``clock`` steps; it holds this worker's pushes so far."""
         return self._ask(Kind.PULL, clock, self.timeout_s)
@@ -163,20 +173,24 @@ class Client:
             if self._error is not None and not done():
                 raise PeerError(f"rank {self.rank}: the line to the shards has ended: {self._error}") from self._error
 
-    def _update(self, kind: Kind, clock: int, value: float, arrays: Sequence[Array], extra: int = 0) -> Reply:
+    def _update(
+        self, kind: Kind, clock: int, value: float, arrays: Sequence[Array], extra: int = 0, wait_ms: int = 0
+    ) -> Reply:
         self._make_room()
         packed = {shard: self._packed(shard, arrays) for shard in self._used}
-        return self._start(kind, clock, value, extra, packed)
+        return self._start(kind, clock, value, packed, extra, wait_ms)
 
     def _ask(self, kind: Kind, clock: int, value: float) -> Reply:
-        return self._start(kind, clock, value, 0, dict.fromkeys(self._used, ()))
+        return self._start(kind, clock, value, dict.fromkeys(self._used, ()))
 
-    def _start(self, kind: Kind, clock: int, value: float, extra: int, packed: dict[int, Vector]) -> Reply:
+    def _start(
+        self, kind: Kind, clock: int, value: float, packed: dict[int, Vector], extra: int = 0, wait_ms: int = 0
+    ) -> Reply:
         reply = Reply(self, kind, clock, packed, value)
         with self._changed:
             for shard, link in self._links.items():
                 vector = packed[shard]
-                number, out = link.request(kind, clock=clock, value=value, extra=extra, vector=vector)
+                number, out = link.request(kind, clock=clock, value=value, extra=extra, version=wait_ms, vector=vector)
                 self._replies[shard, number] = reply
                 reply.numbers[shard] = number
                 self.line.post(shard, out)

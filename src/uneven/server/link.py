@@ -74,7 +74,7 @@ class Link:
     _known: bool = False  # whether a shard has ever welcomed it
 
     def request(
-        self, kind: Kind, *, clock: int, value: float, extra: int = 0, vector: Vector = ()
+        self, kind: Kind, *, clock: int, value: float, extra: int = 0, version: int = 0, vector: Vector = ()
     ) -> tuple[int, list[Message]]:
         """A new request.
 
@@ -90,6 +90,7 @@ class Link:
             number=self._numbers,
             sequence=self._sequence,
             clock=clock,
+            version=version,
             life=self.life,
             value=value,
             extra=extra,
@@ -189,7 +190,7 @@ class Link:
         done = [
             number
             for number, one in self.waiting.items()
-            if one.kind in (Kind.PUSH, Kind.GRADIENT) and one.sequence <= sequence
+            if (one.kind is Kind.GRADIENT or (one.kind is Kind.PUSH and not one.extra)) and one.sequence <= sequence
         ]
         answer = Message(kind=Kind.APPLIED, rank=self.rank, sequence=sequence, life=self.life)
         for number in done:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uneven.server import vectors
@@ -21,6 +21,11 @@ from uneven.server.wire import CHANGING, Entry, Kind, Message, Refusal, Refused,
 
 MOST_STEPS = 1 << 48
 """A clock beyond is no clock."""
+
+
+def _asks(m: Message) -> bool:
+    """Whether a push asks for the copy too."""
+    return m.kind is Kind.PUSH and m.extra > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ class Shard:
             member.here = True
             self.counts["returned"] += 1
         if m.kind in CHANGING:
-            return self._change(m, member)
+            return self._change(m, member, now_s)
         if m.kind is Kind.PING:
             parked = member.parked[0].number if member.parked else 0
             return [self._to(m, Kind.PONG, sequence=member.sequence, extra=parked)]
@@ -172,7 +177,7 @@ class Shard:
             raise Refused(Refusal.TABLE)
         if m.kind is Kind.HELLO and not m.elements:
             raise Refused(Refusal.TABLE)
-        if m.clock > MOST_STEPS or m.version > MOST_STEPS:
+        if max(m.clock, m.version, m.extra) > MOST_STEPS:
             raise Refused(Refusal.STEP)
         if m.value < 0:
             raise Refused(Refusal.SCALE)
@@ -231,13 +236,13 @@ class Shard:
             if self._crew[rank].here
         ]
 
-    def _change(self, m: Message, member: Member) -> list[Message]:
+    def _change(self, m: Message, member: Member, now_s: float) -> list[Message]:
         if m.sequence > member.sequence + 1:
             self.counts["gaps"] += 1
             return [self._to(m, Kind.GAP, sequence=member.sequence + 1)]
         if m.sequence <= member.sequence:
             self.counts["repeated"] += 1
-            return self._again(m, member)
+            return self._again(m, member, now_s)
         if m.kind is Kind.GRADIENT:
             return self._contribute(m, member)
         before = self.vector
@@ -248,14 +253,27 @@ class Shard:
         self.vector, self.version = after, self.version + 1
         self._advance(m, member)
         self.counts["applied"] += 1
+        if _asks(m):
+            return self._then_pull(m, member, now_s)
         if m.kind is Kind.PUSH:
             reply = self._to(m, Kind.APPLIED, sequence=m.sequence)
         else:
             reply = member.answer = self._copy(m, Kind.BEFORE, before)
         return [reply, *self._wake()]
 
-    def _again(self, m: Message, member: Member) -> list[Message]:
+    def _then_pull(self, m: Message, member: Member, now_s: float) -> list[Message]:
+        """Park the pull that came with a push, before anybody is woken by it.
+
+        So all who wait for one clock get one copy, and no update of a later step can come in between.
+        """
+        pull = replace(m, kind=Kind.PULL, clock=m.extra - 1, vector=(), elements=0)
+        member.parked = (pull, now_s + m.version / 1e3)
+        return self._wake()
+
+    def _again(self, m: Message, member: Member, now_s: float) -> list[Message]:
         """An update that is in the copy already; its answer was lost."""
+        if _asks(m):
+            return self._then_pull(m, member, now_s)
         if m.kind is not Kind.EXCHANGE:
             return [self._to(m, Kind.APPLIED, sequence=m.sequence)]
         if member.answer is not None and member.answer.sequence == m.sequence:

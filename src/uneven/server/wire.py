@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
     HELLO = 1  # who I am, which table I have, the version of the copy that I hold
     OFFER = 2  # the copy that I hold
-    PUSH = 3  # add this, scaled, to the copy
+    PUSH = 3  # add this, scaled, to the copy; with ``extra`` − 1 as the clock of a pull that follows at once
     PULL = 4  # give me the copy when the least clock has come so far
     EXCHANGE = 5  # pull copy and replica towards each other
     GRADIENT = 6  # one contribution to the mean of a step
@@ -128,10 +128,10 @@ class Message:
         number: of the request, counted by the worker; a reply has that of its request.
         sequence: of the sender's updates.
         clock: finished steps, or a step.
-        version: updates in the copy.
+        version: updates in the copy; of a push that pulls, how long the pull may wait, in ms.
         life: of the shard; another one after each start.
         value: scale, α, weight or seconds.
-        extra: quorum, the number of what is parked, or the newest step.
+        extra: quorum, the number of what is parked, the newest step, or 1 + the clock of a push's pull.
         table: fingerprint of the tensors and how they are divided.
         dtype: place in ``DTYPES``.
         elements: of the vector; of HELLO, what the sender's has.

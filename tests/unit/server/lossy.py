@@ -43,6 +43,13 @@ class Net:
         self.post(rank, out)
         return number
 
+    def push_pull(self, rank: int, clock: int, value: float, wait: int) -> int:
+        number, out = self.links[rank].request(
+            Kind.PUSH, clock=clock, value=1.0, extra=wait + 1, version=1 << 40, vector=vector(value, 0, 1)
+        )
+        self.post(rank, out)
+        return number
+
     def ask(self, rank: int, clock: int = 0) -> int:
         number, out = self.links[rank].request(Kind.PULL, clock=clock, value=1e9)
         self.post(rank, out)

@@ -25,7 +25,10 @@ def test_every_update_arrives_exactly_once(seed: int) -> None:
             clocks[rank] += 1
             value = rng.randint(1, 9)
             total += value
-            net.push(rank, clocks[rank], float(value))
+            if rng.random() < 0.5:
+                net.push(rank, clocks[rank], float(value))
+            else:
+                net.push_pull(rank, clocks[rank], float(value), wait=max(0, min(clocks) - 1))
         elif event < 0.25:
             net.ask(rank)
         elif event < 0.30:
@@ -58,6 +61,21 @@ def test_a_pull_holds_all_that_its_worker_has_pushed_before() -> None:
         net.lose()
         net.settle()
         assert net.answers[0][number].vector[0][0] == 5.0
+
+
+def test_all_who_wait_for_one_clock_get_one_copy_whatever_the_network_does() -> None:
+    for seed in range(20):
+        net, rng = Net(3, seed), random.Random(seed)
+        net.settle()
+        for clock in range(1, 6):
+            numbers = [net.push_pull(rank, clock, float(clock), wait=clock) for rank in range(3)]
+            for _ in range(rng.randrange(12)):
+                net.move()
+            if rng.random() < 0.5:
+                net.lose()
+            net.settle()
+            copies = [net.answers[rank][number] for rank, number in enumerate(numbers)]
+            assert {one.vector[0][2] for one in copies} == {3.0 * clock}
 
 
 def test_the_newest_copy_is_taken_and_the_rest_is_sent_again() -> None:

@@ -1,0 +1,52 @@
+"""Processes for ``uneven bench server``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from uneven.server.keys import address
+
+
+def python(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A Python process that runs a module."""
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], env={**os.environ, **one_thread})
+
+
+class ShardProcess:
+    """A shard in a process of its own."""
+
+    def __init__(self, directory: Path, shard: int, members: int, *options: str) -> None:
+        self._directory, self._shard = directory, shard
+        self._command = (str(directory), str(shard), str(members), "--with-parent", *options)
+        self.process = python("uneven.server", *self._command)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        return self.process.pid
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens, once it does."""
+        return address(self._directory, self._shard)
+
+    def again(self) -> None:
+        """Kill it with SIGKILL and start it again, with nothing in it."""
+        self.kill()
+        self.process = python("uneven.server", *self._command)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> ShardProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait()

@@ -1,0 +1,152 @@
+"""Whoever has no key of the run can neither read nor write, and a shard goes on whatever is sent to it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from uneven.bench.server_fuzz import malformed
+from uneven.errors import ConfigError
+from uneven.server import Client, ShardHost, ZmqLine, make_keys, table_of
+from uneven.server.keys import CLIENT_KEY, SERVER_KEY, client_keys, publish
+from uneven.server.wire import Kind, Message, encode
+
+MARK = b"sixteen bytes..!"
+TABLE = table_of([(64,)], "float32", 1)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "server")
+    return tmp_path / "server"
+
+
+@pytest.fixture
+def shard(directory: Path) -> Iterator[ShardHost]:
+    with ShardHost(directory, 0, 1) as host:
+        yield host
+
+
+def marked() -> list[Any]:
+    return [np.frombuffer(MARK * 16, np.float32).copy()]
+
+
+def client(directory: Path) -> Client:
+    return Client(0, TABLE, marked(), ZmqLine(directory, 1, beat_s=0.05), timeout_s=10.0)
+
+
+@pytest.mark.parametrize("who", ["without keys", "with keys of its own", "with the shard's public key"])
+def test_a_stranger_gets_nothing_and_changes_nothing(directory: Path, shard: ShardHost, who: str) -> None:
+    one = client(directory)
+    one.pull().result()
+    before = shard.stored()
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    if who != "without keys":
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+        known = client_keys(directory).other.encode()
+        stranger.curve_serverkey = known if who == "with the shard's public key" else zmq.curve_keypair()[0]
+    stranger.connect(shard.endpoint)
+    for kind in (Kind.HELLO, Kind.PUSH, Kind.PULL, Kind.PING, Kind.LEAVE):
+        vector = (marked()[0],) if kind is Kind.PUSH else ()
+        message = Message(
+            kind=kind, number=9, sequence=1, value=1.0, table=TABLE.fingerprint, elements=64, vector=vector
+        )
+        stranger.send_multipart(encode(message))
+    while not shard.stored().counts.get("strangers"):
+        time.sleep(0.01)
+    assert not stranger.poll(50)
+    after = shard.stored()
+    assert (after.vector is before.vector, after.version) == (True, before.version)
+    context.destroy(linger=0)
+    one.close()
+
+
+def test_a_listener_reads_nothing(directory: Path, shard: ShardHost) -> None:
+    heard = bytearray()
+    inner = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def relay(source: socket.socket, target: socket.socket) -> None:
+        source.settimeout(0.05)
+        while not ended.is_set():
+            try:
+                data = source.recv(65536)
+            except TimeoutError:
+                continue
+            heard.extend(data)
+            target.sendall(data)
+
+    def between() -> None:
+        one, _ = inner.accept()
+        host, port = shard.endpoint.removeprefix("tcp://").split(":")
+        with one, socket.create_connection((host, int(port))) as other:
+            threads = [threading.Thread(target=relay, args=pair) for pair in ((one, other), (other, one))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    listener = threading.Thread(target=between)
+    listener.start()
+    publish(directory, 0, f"tcp://127.0.0.1:{inner.getsockname()[1]}")
+    worker = client(directory)
+    into = [np.zeros(64, np.float32)]
+    worker.pull().into(into)
+    assert into[0].tobytes() == MARK * 16
+    worker.close()
+    ended.set()
+    listener.join()
+    inner.close()
+    assert len(heard) > 1000
+    assert MARK not in heard
+
+
+def test_a_shard_outlives_what_a_member_may_send(directory: Path, shard: ShardHost) -> None:
+    context = zmq.Context()
+    member = context.socket(zmq.DEALER)
+    client_keys(directory).join(member)
+    member.connect(shard.endpoint)
+    for frames in malformed(3, 500):
+        member.send_multipart(frames or [b""])
+    one = client(directory)
+    one.push(0, marked()).result()
+    assert shard.stored().counts["applied"] == 1
+    assert sum(shard.stored().counts.values()) > 400
+    context.destroy(linger=0)
+    one.close()
+
+
+def test_keys_are_for_their_owner_alone_and_for_one_run(directory: Path) -> None:
+    for name in (SERVER_KEY, CLIENT_KEY):
+        assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    with pytest.raises(ConfigError, match="exists: make new keys in a new directory"):
+        make_keys(directory)
+    (directory / CLIENT_KEY).chmod(0o640)
+    with pytest.raises(ConfigError, match="can be read by others: chmod 600"):
+        ZmqLine(directory, 1)
+
+
+def test_keys_that_are_missing_or_damaged_are_named(directory: Path) -> None:
+    with pytest.raises(ConfigError, match=r"server\.key is not there: make keys"):
+        ShardHost(directory / "elsewhere", 0, 1)
+    (directory / CLIENT_KEY).write_text(json.dumps({"public": "x"}))
+    with pytest.raises(ConfigError, match=r"client\.key holds no keys"):
+        ZmqLine(directory, 1)
+
+
+def test_a_shard_listens_on_the_loopback_unless_told_otherwise(directory: Path, shard: ShardHost) -> None:
+    assert shard.endpoint.startswith("tcp://127.0.0.1:")
+    with pytest.raises(ConfigError, match=r"cannot listen at 'tcp://203\.0\.113\.9'"):
+        ShardHost(directory, 1, 1, bind="tcp://203.0.113.9")
