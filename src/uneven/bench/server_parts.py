@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from uneven.errors import LaunchError
 from uneven.server.keys import address
 
 
@@ -14,6 +18,31 @@ def python(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """A Python process that runs a module."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-m", module, *arguments], env={**os.environ, **one_thread})
+
+
+@contextmanager
+def stopped(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """End these processes at the end."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+def wait_for(done: Callable[[], bool], what: str, limit_s: float) -> None:
+    """Wait until something is done.
+
+    Raises:
+        LaunchError: it takes longer than ``limit_s``.
+    """
+    end_s = time.monotonic() + limit_s
+    while not done():
+        if time.monotonic() > end_s:
+            raise LaunchError(f"{what}: still waiting after {limit_s:g} s")
+        time.sleep(0.02)
 
 
 class ShardProcess:

@@ -129,9 +129,14 @@ class Client:
             leave: say so. Otherwise the shards find out by the silence.
         """
         if leave:
+            self.leave()
+        self.line.close()
+
+    def leave(self) -> None:
+        """Say that the others shall no longer wait for this worker. A later request is answered and takes it back."""
+        with self._changed:
             for shard, link in self._links.items():
                 self.line.post(shard, [link.leave()])
-        self.line.close()
 
     def received(self, shard: int, message: Message) -> None:
         """For the line."""

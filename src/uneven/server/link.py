@@ -65,6 +65,7 @@ class Link:
     held: Held
     life: int = 0
     clock: int = 0
+    left: bool = False
     kept: dict[int, Message] = field(default_factory=dict)
     waiting: dict[int, Message] = field(default_factory=dict)
     _numbers: int = 0
@@ -82,6 +83,7 @@ class Link:
             Its number, and what to send now: nothing while no shard has welcomed this worker.
         """
         self._numbers += 1
+        self.left = False
         changing = kind in CHANGING
         self._sequence += changing
         message = Message(
@@ -113,7 +115,8 @@ class Link:
         return Message(kind=Kind.PING, rank=self.rank, number=self._numbers, life=self.life)
 
     def leave(self) -> Message:
-        """The last message."""
+        """Nobody shall wait for this worker, until it asks for something again."""
+        self.left = True
         return Message(kind=Kind.LEAVE, rank=self.rank, life=self.life)
 
     def forget(self, number: int) -> None:
@@ -218,6 +221,7 @@ class Link:
             sequence=self._mine,
             clock=self.clock,
             version=self.held.version,
+            extra=int(self.left),
             table=self.table,
             dtype=self.dtype,
             elements=self.elements,

@@ -46,7 +46,8 @@ class Member:
     """A worker as the shard knows it.
 
     Attributes:
-        here: counted; None before it has greeted.
+        here: has been heard lately; None before it has greeted.
+        left: has said that nobody shall wait for it, and asked for nothing since.
         sequence: of its last update in the copy.
         clock: steps that it has finished, as its updates say.
         heard_s: when it was last heard.
@@ -55,11 +56,17 @@ class Member:
     """
 
     here: bool | None = None
+    left: bool = False
     sequence: int = 0
     clock: int = 0
     heard_s: float = 0.0
     parked: tuple[Message, float] | None = None
     answer: Message | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether others wait for it."""
+        return self.here is not False and not self.left
 
 
 @dataclass(slots=True)
@@ -99,7 +106,7 @@ class Shard:
     @property
     def least_clock(self) -> int:
         """Of those who are counted; without anybody, 0."""
-        return min((one.clock for one in self._crew.values() if one.here is not False), default=0)
+        return min((one.clock for one in self._crew.values() if one.counted), default=0)
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[Message]]:
         """Answer one message.
@@ -150,7 +157,8 @@ class Shard:
         member = self._crew[m.rank]
         member.heard_s = now_s
         if m.kind is Kind.LEAVE:
-            return self._leave(m.rank)
+            member.left, member.parked = True, None
+            return self._leave(m.rank) if not self.serving else self._wake()
         if m.kind is Kind.HELLO:
             return self._greet(m, now_s)
         if m.life != self.life:
@@ -159,8 +167,8 @@ class Shard:
             return self._seed(m)
         if not self.serving or member.here is None:
             return [self._to(m, Kind.WHO)]
-        if not member.here:
-            member.here = True
+        if not member.here or (member.left and m.kind is not Kind.PING):
+            member.here, member.left = True, False
             self.counts["returned"] += 1
         if m.kind in CHANGING:
             return self._change(m, member, now_s)
@@ -197,7 +205,7 @@ class Shard:
         self._table = m.table, m.dtype, m.elements
         if member.here is False:
             self.counts["returned"] += 1
-        member.here = True
+        member.here, member.left = True, bool(m.extra)
         member.clock = max(member.clock, m.clock)
         if self.serving:
             if member.sequence < m.sequence:  # it was away when the state was restored from older copies
@@ -353,15 +361,14 @@ class Shard:
         return self._table
 
     def _entries(self) -> tuple[Entry, ...]:
-        return tuple(Entry(rank, bool(one.here), one.sequence, one.clock) for rank, one in self._crew.items())
+        return tuple(Entry(rank, one.counted, one.sequence, one.clock) for rank, one in self._crew.items())
 
     def _missing(self, rank: int, m: Message) -> Message:
         """Who has kept ``rank`` waiting: those with a lower clock, or without a contribution to the step."""
         behind = [
             entry
             for entry in self._entries()
-            if self._crew[entry.rank].here is not False
-            and (entry.clock < m.clock if m.kind is Kind.PULL else entry.rank not in self.rounds.given)
+            if entry.here and (entry.clock < m.clock if m.kind is Kind.PULL else entry.rank not in self.rounds.given)
         ]
         return Message(
             kind=Kind.MISSING, rank=rank, number=m.number, clock=m.clock, life=self.life, entries=tuple(behind)

@@ -75,7 +75,7 @@ def pulled(client: Client, clock: int = 0) -> set[float]:
     """The values in the copy."""
     into = arrays(np.nan)
     client.pull(clock).into(into)
-    return set(np.concatenate(into).tolist())
+    return set(np.unique(np.concatenate(into)).tolist())
 
 
 class SharedCopyContract:
@@ -104,10 +104,19 @@ class SharedCopyContract:
             into = arrays()
             waiting.into(into)
             assert into[1][-1] == 112.0  # all that was waited for
-            third.close()
+            third.leave()  # and goes on to give signs of life
             first.push(1, arrays(0.0))
             second.push(1, arrays(0.0))
             assert pulled(second, 2) == {112.0}
+
+    def test_all_who_push_and_pull_for_one_clock_get_one_copy(self) -> None:
+        with Crew(self.place(3), 3) as clients:
+            for step in range(8):
+                replies = [client.push_pull(step, arrays(1.0), clock=step + 1) for client in clients]
+                copies = [arrays() for _ in clients]
+                for reply, into in zip(replies, copies, strict=True):
+                    reply.into(into)
+                assert np.unique([into[1] for into in copies]).tolist() == [1.0 + 3 * (step + 1)]
 
     def test_a_wait_in_vain_names_who_was_missing(self) -> None:
         with Crew(self.place(3), 3, timeout_s=0.3) as (first, second, third):
