@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from uneven.bench.fleet_plan_cases import CHECKPOINT_S, DEVICES, KINDS, PER_NODE, curve, ensemble, median
 from uneven.bench.fleet_plan_cases import single_rates as rates_alone
+from uneven.bench.fleet_plan_page import plan_page
 from uneven.bench.fleet_plan_page import tables as tables
 from uneven.fleet.allocate import Closeness, Flotilla
 from uneven.fleet.assign import assign_devices
@@ -27,6 +29,9 @@ from uneven.fleet.simulate import Outcome, Work, play
 SMALL_MEMBERS, SMALL_DEVICES = 6, 6
 LARGE = 1000
 BAR_S = 1.0
+DRAWN = 12, 8, 3
+"""Members, devices and seed of the ensemble whose plans are drawn."""
+SHOWN = ("baseline", "homogeneous", "fleet-l", "fleet-g", "refill")
 RELATIVE = 0.2
 """δ of ours, a share of the reference."""
 
@@ -44,8 +49,16 @@ METHODS: dict[str, Callable[[Rates, int, int], Plans]] = {
 """Name → planner from the believed rates, the number of devices and a seed."""
 
 
-def run(quick: bool, data: str, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
+def run(
+    quick: bool, data: str, progress: Callable[[str, str, float], None], report: Path | None = None
+) -> dict[str, Any]:
     """Every method on every ensemble. No data is used.
+
+    Args:
+        quick: three numbers of devices, one ensemble each.
+        data: not used.
+        progress: told the phase, what it is doing, and how much of it is done, 0 … 1.
+        report: where to write pictures of plans for a small ensemble, one HTML file.
 
     Returns:
         ``kinds``: kind → devices → method → ``wall_s``, ``rounds``, ``wait_share`` (waiting and idle devices),
@@ -66,6 +79,9 @@ def run(quick: bool, data: str, progress: Callable[[str, str, float], None]) -> 
         }
     progress("100 members", "done", 1.0)
     gaps, greedy = _small_gaps(small, progress)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(_pictures())
     return {
         "kinds": kinds,
         "about": {name: kind.about for name, kind in KINDS.items()},
@@ -132,6 +148,13 @@ def _row(work: Work, plans: Timed, bound_s: float) -> dict[str, float]:
         "prepared": found.prepared,
         "gap_to_bound": found.wall_s / bound_s - 1,
     }
+
+
+def _pictures() -> str:
+    """The plans of a small ensemble, as HTML."""
+    members, devices, seed = DRAWN
+    work, rates = ensemble(KINDS["paper"], devices, seed, members)
+    return plan_page(work, {name: play(work, METHODS[name](rates, devices, seed)) for name in SHOWN})
 
 
 def _small_gaps(

@@ -1,13 +1,17 @@
-"""The tables of ``uneven bench fleet-plan``."""
+"""The tables of ``uneven bench fleet-plan``, and its pictures of plans."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.bench.fleet_plan_cases import DEVICES, PAPER, PAPER_ROUNDS
+from uneven.fleet.simulate import Outcome, Work
+from uneven.report.gantt import Span, gantt
+from uneven.report.page import Page
 
 NAMES = {
     "baseline": "one pipeline per member (Baseline)",
@@ -26,6 +30,27 @@ def tables(result: dict[str, Any]) -> list[Table]:
     kinds = result["kinds"]
     speeds = [_speeds(name, rows, result) for name, rows in kinds.items()]
     return [*speeds, _shares(kinds["paper"]), _small(result), _planning(result["planning"])]
+
+
+def plan_page(work: Work, outcomes: Mapping[str, Outcome]) -> str:
+    """Who had which devices when under each method, as one HTML file that needs no network.
+
+    Args:
+        work: what was trained.
+        outcomes: method → what became of it; all pictures have one axis.
+    """
+    page = Page(
+        f"{len(work.epochs)} members on {work.devices} devices",
+        "A bar is a member on a device; the dark part of its height is the share of the time in which the device "
+        "computes, the pale one waits for the shared stream. Simulated.",
+    )
+    end_s = max(outcome.wall_s for outcome in outcomes.values())
+    for name, outcome in outcomes.items():
+        spans = [Span(bar.member, bar.devices, bar.start_s, bar.end_s, bar.computed) for bar in outcome.bars]
+        unused = outcome.wait_share + outcome.idle_share
+        note = f"{outcome.wall_s:,.0f} s; devices wait or idle {unused:.0%} of the time."
+        page.figure(NAMES[name], gantt(spans, work.devices, end_s), note)
+    return page.html()
 
 
 def _speeds(kind: str, rows: dict[str, Any], result: dict[str, Any]) -> Table:

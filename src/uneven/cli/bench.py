@@ -22,6 +22,7 @@ BENCHES = {
 }
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 RECORDERS = ("predictors",)
+REPORTERS = ("fleet-plan",)
 
 
 def bench(
@@ -37,6 +38,9 @@ def bench(
     ] = None,
     runs: Annotated[
         Path | None, typer.Option("--runs", metavar="DIR", help="Use runs recorded before (predictors only).")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write pictures, one HTML file (fleet-plan only).")
     ] = None,
 ) -> None:
     """Measure a claim on this machine.
@@ -69,7 +73,7 @@ def bench(
                  --quick ten.
     fleet-plan   100 members in virtual time under FLEET and its rivals, small
                  ensembles against the best rounds there are, and how long
-                 planning takes. Half a minute.
+                 planning takes; --report FILE draws plans. Half a minute.
 
     \b
     Examples:
@@ -93,6 +97,10 @@ def bench(
         raise ConfigError(f"bench {name}{' --sweep' * sweep} records no runs: leave out --{next(iter(folders))}")
     if len(folders) > 1:
         raise ConfigError("--record and --runs: give one, to record runs or to use recorded ones")
+    if report is not None:
+        if name not in REPORTERS:
+            raise ConfigError(f"bench {name} has no --report; these have: {', '.join(REPORTERS)}")
+        folders["report"] = report
     module = importlib.import_module(SWEEPS[name] if sweep else BENCHES[name])
     images(data)  # a data set that is not there is said here, not by a worker
     result = _run(module, quick, data, folders)

@@ -1,8 +1,11 @@
 """``uneven bench fleet-plan``: its ensembles are what the page says, and a short run of it."""
 
+import html
 import itertools
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -21,6 +24,7 @@ from uneven.bench.fleet_plan_cases import (
     median,
     single_rates,
 )
+from uneven.bench.fleet_plan_page import NAMES
 
 
 def test_the_members_are_as_the_paper_tells_of_them() -> None:
@@ -47,9 +51,10 @@ def test_the_median_is_one_that_occurred() -> None:
     assert {len(row) for row in (*PAPER.values(), PAPER_ROUNDS)} == {len(DEVICES)}
 
 
-def test_a_short_run() -> None:
+def test_a_short_run(tmp_path: Path) -> None:
     done: list[float] = []
-    result = fleet_plan.run(True, "digits", lambda phase, state, share: done.append(share))
+    pictures = tmp_path / "new" / "plans.html"
+    result = fleet_plan.run(True, "digits", lambda phase, state, share: done.append(share), report=pictures)
     again = json.loads(json.dumps(result))
     rows = again["kinds"]["paper"]["80"]
     assert set(rows) == set(fleet_plan.METHODS)
@@ -63,6 +68,8 @@ def test_a_short_run() -> None:
     assert set(again["plan_gap_to_optimal"]) == set(fleet_plan.METHODS)
     assert again["greedy_gap"]["worst"] >= again["greedy_gap"]["median"] >= -1e-9  # nothing is below the best
     assert again["planning"]["in_flotilla"] > 1
+    titles = re.findall(r"<h2>(.*?)</h2>", pictures.read_text())
+    assert titles == [html.escape(NAMES[name]) for name in fleet_plan.SHOWN]
     console = Console(width=200, record=True, quiet=True)
     for table in fleet_plan.tables(again):
         console.print(table)
