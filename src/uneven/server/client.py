@@ -37,6 +37,7 @@ class Client:
         table: how the tensors are divided among the shards.
         arrays: the tensors, flat, as they are at the start. The lowest rank's become the shared copy.
         line: to the shards; the client closes it.
+        clock: steps that this worker has finished already, in a run that goes on from a checkpoint.
         timeout_s: how long an outcome is waited for.
         most_kept: updates that may be under way, or in the shared copy but in none that this worker has pulled since;
             then a push waits for the oldest. They are what a shard that is started again gets its state back from.
@@ -52,6 +53,7 @@ class Client:
         arrays: Sequence[Array],
         line: Line,
         *,
+        clock: int = 0,
         timeout_s: float = 60.0,
         most_kept: int = 8,
     ) -> None:
@@ -64,7 +66,7 @@ class Client:
         self._used = [shard for shard in range(line.shards) if table.elements(shard)]
         first = {shard: Held(0, self._packed(shard, arrays)) for shard in self._used}
         self._links = {
-            shard: Link(rank, table.fingerprint, table.dtype, table.elements(shard), held)
+            shard: Link(rank, table.fingerprint, table.dtype, table.elements(shard), held, clock=clock)
             for shard, held in first.items()
         }
         self.line = line

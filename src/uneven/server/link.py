@@ -54,6 +54,8 @@ class Link:
 
     Attributes:
         life: of the shard that has welcomed this worker; 0 while none has.
+        clock: steps that this worker has finished and ``held`` holds, or that it had finished before it began here.
+        left: whether it has said that nobody shall wait for it, and asked for nothing since.
         kept: updates that ``held`` does not hold, by sequence number.
         waiting: requests that have not been answered, by number.
     """
@@ -104,7 +106,6 @@ class Link:
         self.waiting[self._numbers] = message
         if changing:
             self.kept[self._sequence] = message
-            self.clock = max(self.clock, clock + (kind is Kind.GRADIENT))
         return self._numbers, [message] if self.life else []
 
     def beat(self) -> Message:
@@ -185,7 +186,8 @@ class Link:
         if m.kind is Kind.BEFORE and exchange is None:
             return  # answered before
         self.held, self._held_life = Held(m.version, m.vector, m.entries, exchange, m.kind is Kind.MEAN), m.life
-        self._mine = next((entry.sequence for entry in m.entries if entry.rank == self.rank), 0)
+        mine = next((entry for entry in m.entries if entry.rank == self.rank), Entry(self.rank, True, 0, 0))
+        self._mine, self.clock = mine.sequence, max(self.clock, mine.clock)
         self.kept = {sequence: one for sequence, one in self.kept.items() if sequence > self._mine}
 
     def _arrived(self, sequence: int) -> list[tuple[int, Message]]:

@@ -149,3 +149,16 @@ def test_an_exchange_whose_answer_is_lost_is_answered_alike_and_counted_once() -
     assert one.receive(second)[1] == [(asked.number, second)]
     assert np.array_equal(one.held.vector()[0], shard.vector[0])
     assert shard.counts["repeated"] == 1
+
+
+def test_a_greeting_counts_no_step_whose_update_is_still_to_come() -> None:
+    net = Net(2, 0)
+    late = net.push_pull(0, 1, 1.0, wait=1)
+    net.push_pull(1, 1, 2.0, wait=0)
+    net.settle()
+    assert net.answers[0][late].vector[0][0] == 3.0  # asked for before anybody was welcomed
+    net.restart()
+    late = net.push_pull(0, 2, 4.0, wait=2)
+    net.push_pull(1, 2, 8.0, wait=0)
+    net.settle()
+    assert net.answers[0][late].vector[0][0] == 15.0
