@@ -118,10 +118,26 @@ class EventRecord:
     message: str
 
 
-Record = RunRecord | StepRecord | SplitRecord | LoadRecord | ScalarRecord | EventRecord
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRecord:
+    """What a worker measured of itself before the first iteration."""
+
+    kind: ClassVar[str] = "profile"
+    rank: int
+    at_s: float  # Unix time
+    sizes: tuple[int, ...]  # samples, ascending
+    seconds: tuple[float, ...]  # of a step at each size
+    least: int  # samples, below which fewer gain nothing
+    most: int  # samples that it can be given at most
+    failed: int | None = None  # samples at which its memory did not suffice
+    took_s: float = 0.0
+
+
+Record = RunRecord | ProfileRecord | StepRecord | SplitRecord | LoadRecord | ScalarRecord | EventRecord
 
 _KINDS: dict[str, type[Record]] = {
-    cls.kind: cls for cls in (RunRecord, StepRecord, SplitRecord, LoadRecord, ScalarRecord, EventRecord)
+    cls.kind: cls
+    for cls in (RunRecord, ProfileRecord, StepRecord, SplitRecord, LoadRecord, ScalarRecord, EventRecord)
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}
 _FLOATS = {

@@ -13,6 +13,9 @@ first iteration, also after a resume. May be said again when the plan changes; t
 END = "end"
 """This rank has finished all its work. The run has ended when rank 0 says so."""
 
+CLUSTER = ("slow", "cut_link", "kill", "leave", "join")
+"""Something happened to a node as its cluster's description says; the names are those of the description."""
+
 _PLAN = re.compile(r"iterations=(\d+)")
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from uneven.core.records import LoadRecord
 from uneven.journal.metrics import ratio
+from uneven.report import draw
+from uneven.report.draw import LINES_UP_TO as LINES_UP_TO
+from uneven.report.draw import Figure as Figure
+from uneven.report.draw import colour as colour
+from uneven.report.draw import time_unit
 from uneven.report.series import Column, RunData, WorkerSeries, stretches, thinned, training_s, worker_series
-
-Figure = dict[str, Any]
 
 PARTS = (
     ("compute_s", "compute", "#4c9f70"),
@@ -20,23 +22,8 @@ PARTS = (
 )
 """Field, name and colour of everything that a step's time goes into; the same in every picture."""
 
-_FEW = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#444444")
-LINES_UP_TO = 16
-"""More workers than this are drawn as a map or without a legend."""
 _POINTS = 12_000
 _AROUND_ZERO = ((0, "#2166ac"), (0.5, "#f7f7f7"), (1, "#b2182b"))
-_CAPTION = 22
-"""Height of a caption with the space around it, pixels."""
-
-_GRID = "#e8e8e8"
-
-
-def colour(position: int, of: int) -> str:
-    """The colour that a worker (or a run) has in every picture of a page."""
-    if of <= len(_FEW):
-        return _FEW[position]
-    hue, light = 300 * position / (of - 1), 38 + 14 * (position % 2)
-    return f"hsl({hue:.0f},65%,{light}%)"
 
 
 def resolution(workers: int) -> int:
@@ -57,26 +44,22 @@ def common_top_s(many: Iterable[Mapping[int, WorkerSeries]]) -> float:
 
 def time_areas(run: RunData, series: Mapping[int, WorkerSeries], top_s: float) -> Figure:
     """Each worker's compute, data, communicate and wait, stacked, one small picture per worker."""
-    columns = 1 if len(series) <= 2 else 2 if len(series) <= 8 else 4
-    rows = math.ceil(len(series) / columns)
+    layout, columns = draw.panels(len(series))
     scale, unit = time_unit(top_s)
     data: list[Figure] = []
-    layout = _captioned(_layout("", height=max(260, 70 + rows * (190 if columns < 4 else 125))))
-    layout["grid"] = {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.35, "xgap": 0.12}
-    layout["annotations"] = []
     for index, (rank, one) in enumerate(series.items()):
         axis = "" if index == 0 else str(index + 1)
         last_row = index >= len(series) - columns
-        layout[f"xaxis{axis}"] = _axis("iteration" if last_row else "")
-        layout[f"yaxis{axis}"] = _axis(f"{unit} per step" if index % columns == 0 else "") | {
+        layout[f"xaxis{axis}"] = draw.axis("iteration" if last_row else "")
+        layout[f"yaxis{axis}"] = draw.axis(f"{unit} per step" if index % columns == 0 else "") | {
             "range": [0, top_s * scale],
             "nticks": 5,
         }
-        layout["annotations"].append(_caption(_who(run, rank), axis))
+        layout["annotations"].append(draw.caption(who(run, rank), axis))
         for name, label, fill in PARTS:
-            values = [_round(value * scale) for value in getattr(one, name)]
+            values = [draw.rounded(value * scale) for value in getattr(one, name)]
             data.append(
-                _line(one.iteration, values, label, fill)
+                draw.line(one.iteration, values, label, fill)
                 | {"stackgroup": f"rank{rank}", "line": {"width": 0}, "fillcolor": fill}
                 | {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "legendgroup": name, "showlegend": index == 0}
             )
@@ -97,13 +80,13 @@ def per_worker(
         tint, name = colour(position, len(series)), f"rank {rank}"
         shape = {"line": {"color": tint, "width": 1.6, "shape": "hv" if field == "share_percent" else "linear"}}
         data.append(
-            _line(one.iteration, getattr(one, field), name, tint) | shape | {"legendgroup": name, "mode": "lines"}
+            draw.line(one.iteration, getattr(one, field), name, tint) | shape | {"legendgroup": name, "mode": "lines"}
         )
         if dotted:
             extra = {"line": {"color": tint, "width": 1.4, "dash": "dot"}, "showlegend": False}
             values = getattr(one, dotted)
-            data.append(_line(one.iteration, values, f"{name} predicted", tint) | extra | {"legendgroup": name})
-    layout = _layout(y_title) | {"showlegend": len(series) <= LINES_UP_TO}
+            data.append(draw.line(one.iteration, values, f"{name} predicted", tint) | extra | {"legendgroup": name})
+    layout = draw.layout(y_title) | {"showlegend": len(series) <= LINES_UP_TO}
     layout["yaxis"]["rangemode"] = "tozero"
     return {"data": data, "layout": layout}
 
@@ -115,17 +98,17 @@ def prediction_map(series: Mapping[int, WorkerSeries]) -> Figure:
         for one in series.values()
     ]
     figure = _map(series, rows, "measured ÷ predicted − 1, %", _AROUND_ZERO)
-    largest = max(5.0, _quantile([abs(value) for row in rows for value in row], 0.95))
+    largest = max(5.0, draw.quantile([abs(value) for row in rows for value in row], 0.95))
     figure["data"][0] |= {"zmin": -largest, "zmax": largest}
     return figure
 
 
 def _map(series: Mapping[int, WorkerSeries], rows: list[Column], title: str, scale: object) -> Figure:
     bar = {"title": {"text": title, "side": "right"}, "thickness": 14}
-    heat = {"type": "heatmap", "z": [[_round(value) for value in row] for row in rows], "colorscale": scale}
+    heat = {"type": "heatmap", "z": [[draw.rounded(value) for value in row] for row in rows], "colorscale": scale}
     where = {"x": next(iter(series.values())).iteration, "y": list(series), "colorbar": bar}
     hover = {"hovertemplate": "rank %{y}, iteration %{x}: %{z:.4g}<extra></extra>"}
-    layout = _layout("rank", height=max(320, 90 + 7 * len(series))) | {"hovermode": "closest"}
+    layout = draw.layout("rank", height=max(320, 90 + 7 * len(series))) | {"hovermode": "closest"}
     layout["yaxis"]["autorange"] = "reversed"
     return {"data": [heat | where | hover], "layout": layout}
 
@@ -138,13 +121,13 @@ def durations(runs: Mapping[str, RunData]) -> Figure:
         tint = colour(position, len(runs))
         timed = [one for one in run.iterations if one.duration_s == one.duration_s]
         x, y = thinned(timed, 400, lambda one: one.iteration, lambda one: one.duration_s * scale)
-        top = max(top, 1.5 * _quantile(y, 0.98))
-        data.append(_line(x, y, name, tint))
+        top = max(top, 1.5 * draw.quantile(y, 0.98))
+        data.append(draw.line(x, y, name, tint))
         limit = run.summary.limit_s * scale
         if x and math.isfinite(limit):
             dashes = {"line": {"color": tint, "width": 1.2, "dash": "dash"}}
-            data.append(_line([x[0], x[-1]], [limit, limit], f"limit, {name}", tint) | dashes)
-    layout = _layout(f"{unit} per iteration")
+            data.append(draw.line([x[0], x[-1]], [limit, limit], f"limit, {name}", tint) | dashes)
+    layout = draw.layout(f"{unit} per iteration")
     layout["yaxis"]["range"] = [0, top or 1]
     return {"data": data, "layout": layout}
 
@@ -154,7 +137,7 @@ def scalars(run: RunData) -> dict[str, Figure]:
     figures = {}
     for name, rows in run.scalars.items():
         x, y = thinned(rows, 400, lambda row: row.iteration, lambda row: row.value)
-        figures[name] = {"data": [_line(x, y, name, _FEW[0], marks=len(x) <= 40)], "layout": _layout(name)}
+        figures[name] = {"data": [draw.line(x, y, name, colour(0, 1), marks=len(x) <= 40)], "layout": draw.layout(name)}
     return figures
 
 
@@ -165,8 +148,8 @@ def scalar_against_time(runs: Mapping[str, RunData], name: str) -> Figure:
         at = training_s(run.iterations)
         rows = [row for row in run.scalars.get(name, ()) if row.iteration in at]
         x, y = thinned(rows, 400, lambda row, at=at: at[row.iteration], lambda row: row.value)  # type: ignore[misc]
-        data.append(_line(x, y, run_name, colour(position, len(runs)), marks=len(x) <= 40))
-    return {"data": data, "layout": _layout(name, x_title="training time, s")}
+        data.append(draw.line(x, y, run_name, colour(position, len(runs)), marks=len(x) <= 40))
+    return {"data": data, "layout": draw.layout(name, x_title="training time, s")}
 
 
 def loads(run: RunData, y_title: str, value: Callable[[LoadRecord], float | None]) -> Figure:
@@ -177,8 +160,8 @@ def loads(run: RunData, y_title: str, value: Callable[[LoadRecord], float | None
         rows = [row for row in run.loads.get(rank, ()) if value(row) is not None]
         x, y = thinned(rows, resolution(len(ranks)), lambda row: row.iteration, lambda row: value(row) or 0.0)
         if x:
-            data.append(_line(x, y, f"rank {rank}", colour(position, len(ranks)), marks=len(x) == 1))
-    layout = _layout(y_title) | {"showlegend": len(data) <= LINES_UP_TO}
+            data.append(draw.line(x, y, f"rank {rank}", colour(position, len(ranks)), marks=len(x) == 1))
+    layout = draw.layout(y_title) | {"showlegend": len(data) <= LINES_UP_TO}
     layout["yaxis"]["rangemode"] = "tozero"
     return {"data": data, "layout": layout}
 
@@ -187,7 +170,7 @@ def mean_bars(runs: Mapping[str, RunData]) -> Figure:
     """Mean time of a step of every worker, stacked bars, one small picture per run, on one scale."""
     scale, unit = time_unit(max(run.summary.iteration_s for run in runs.values()))
     most = max(len(run.ranks) for run in runs.values())
-    layout = _captioned(_layout("", height=max(220, 110 + 26 * most if most <= 16 else 110 + 11 * most)))
+    layout = draw.captioned(draw.layout("", height=max(220, 110 + 26 * most if most <= 16 else 110 + 11 * most)))
     layout |= {"barmode": "stack", "annotations": [], "bargap": 0.25}
     layout["grid"] = {"rows": 1, "columns": len(runs), "pattern": "independent", "xgap": 0.16}
     data: list[Figure] = []
@@ -197,7 +180,7 @@ def mean_bars(runs: Mapping[str, RunData]) -> Figure:
         timed = [one for one in run.iterations if one.duration_s == one.duration_s]
         series = {rank: worker_series([timed] if timed else [], rank) for rank in run.ranks}
         for field, label, fill in PARTS:
-            values = [_round(scale * (getattr(one, field) or [0.0])[0]) for one in series.values()]
+            values = [draw.rounded(scale * (getattr(one, field) or [0.0])[0]) for one in series.values()]
             data.append(
                 {
                     "type": "bar",
@@ -212,72 +195,17 @@ def mean_bars(runs: Mapping[str, RunData]) -> Figure:
             )
         parts = [[getattr(one, field) for field, _, _ in PARTS] for one in series.values()]
         top = max([top, *(scale * sum(part[0] for part in four if part) for four in parts)])
-        layout["annotations"].append(_caption(name, axis))
+        layout["annotations"].append(draw.caption(name, axis))
         layout[f"yaxis{axis}"] = {"autorange": "reversed", "automargin": True, "type": "category"}
-        layout[f"xaxis{axis}"] = _axis(f"mean {unit} per step")
+        layout[f"xaxis{axis}"] = draw.axis(f"mean {unit} per step")
     for index in range(len(runs)):
         layout["xaxis" + ("" if index == 0 else str(index + 1))]["range"] = [0, 1.05 * top or 1]
     return {"data": data, "layout": layout}
 
 
-def time_unit(typical_s: float) -> tuple[float, str]:
-    """Factor and name of the unit in which such times read well."""
-    return (1.0, "s") if not typical_s < 1 else (1e3, "ms")
-
-
-def _who(run: RunData, rank: int) -> str:
+def who(run: RunData, rank: int) -> str:
     host = run.runs[rank].host if rank in run.runs else ""
     return f"rank {rank} · {host}" if host else f"rank {rank}"
-
-
-def _line(x: Column, y: Column, name: str, tint: str, *, marks: bool = False) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if marks else "lines",
-        "x": x,
-        "y": [_round(value) for value in y],
-        "name": name,
-        "line": {"color": tint, "width": 1.8},
-        "hovertemplate": "%{y:.4g}",
-    }
-
-
-def _layout(y_title: str, *, x_title: str = "iteration", height: int = 320) -> Figure:
-    return {
-        "height": height,
-        "margin": {"l": 70, "r": 20, "t": 40, "b": 50},
-        "hovermode": "x unified",
-        "plot_bgcolor": "#fff",
-        "paper_bgcolor": "#fff",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#333"},
-        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-        "xaxis": _axis(x_title),
-        "yaxis": _axis(y_title),
-    }
-
-
-def _captioned(layout: Figure) -> Figure:
-    """The legend goes above the captions of the pictures in the first row, which it would cover on a narrow page."""
-    margin = layout["margin"]
-    drawn = layout["height"] - margin["t"] - margin["b"]
-    layout["height"] += _CAPTION
-    margin["t"] += _CAPTION
-    layout["legend"]["y"] = 1 + _CAPTION / drawn
-    return layout
-
-
-def _axis(title: str) -> Figure:
-    return {"title": {"text": title}, "gridcolor": _GRID, "zerolinecolor": _GRID, "automargin": True}
-
-
-def _caption(text: str, axis: str) -> Figure:
-    where = {"xref": f"x{axis} domain", "yref": f"y{axis} domain", "x": 0, "y": 1}
-    anchors = {"xanchor": "left", "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
-    return {"text": _plain(text)} | where | anchors
-
-
-def _plain(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")  # Plotly reads a little HTML in labels
 
 
 def _robust_top(series: Iterable[WorkerSeries]) -> float:
@@ -286,13 +214,6 @@ def _robust_top(series: Iterable[WorkerSeries]) -> float:
         for one in series
         for parts in zip(one.compute_s, one.data_s, one.communicate_s, one.wait_s, strict=True)
     ]
-    return 1.25 * _quantile(totals, 0.95) or 1.0
+    return 1.25 * draw.quantile(totals, 0.95) or 1.0
 
 
-def _quantile(values: Sequence[float], q: float) -> float:
-    known = sorted(value for value in values if math.isfinite(value))
-    return known[min(len(known) - 1, int(q * len(known)))] if known else 0.0
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.5g}") if math.isfinite(value) else value

@@ -8,7 +8,7 @@ from pathlib import Path
 from uneven.errors import JournalError
 from uneven.journal.metrics import NAN
 from uneven.journal.reader import read
-from uneven.report import figures
+from uneven.report import changes, figures, snapshot
 from uneven.report.page import Page, Table
 from uneven.report.screen import split_message
 from uneven.report.series import RunData, WorkerSeries, run_data, training_s
@@ -33,6 +33,12 @@ def report(run: Path) -> str:
     page = Page(f"Run {data.name}", _lead(data))
     page.cards(_cards(data))
     page.table("Workers", _worker_table(data), "Shares of the time of a worker's own steps.")
+    page.figure(
+        "Cost of a batch, measured before the start",
+        snapshot.cost_curves(data),
+        "One line per worker, both axes logarithmic: flat where a smaller batch gains nothing, a cross where the "
+        "memory did not suffice.",
+    )
     if data.iterations:
         areas = figures.time_areas(data, series, figures.common_top_s([series]))
         page.figure("Where each worker's time goes", areas, _AREAS_NOTE)
@@ -41,6 +47,7 @@ def report(run: Path) -> str:
             figures.per_worker(data, series, "share_percent", "% of the global batch"),
             "How much of every iteration each worker takes; a flat line is a split that stays.",
         )
+        _add_changes(page, data)
         _add_speeds(page, data, series)
         page.figure(
             "Time per iteration",
@@ -169,14 +176,28 @@ def _worker_table(run: RunData) -> Table:
     return Table(columns, rows, frozenset({1}))
 
 
+def _add_changes(page: Page, run: RunData) -> None:
+    figure = changes.batches_and_times(run, figures.resolution(len(run.ranks)))
+    about = "What a worker was given, and what its own part of the step took: data, compute, its side of the exchange."
+    if figure["layout"]["annotations"]:
+        about += " Dashed: what happened to the cluster."
+    if any(trace.get("name") in changes.PHASES for trace in figure["data"]):
+        about += " Shaded: the phase of the latest move."
+    page.figure("Batch sizes and batch times", figure, about)
+
+
 def _add_speeds(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) -> None:
-    speed = figures.per_worker(run, series, "speed_per_s", "samples/s of own time", dotted="predicted_per_s")
-    about = "Measured, without waiting and communicating."
-    if len(series) <= figures.LINES_UP_TO:
-        about = f"Solid: {about.lower()} Dotted: the prediction that the split in force was based on."
-    page.figure("Speed and its prediction", speed, about)
-    if len(series) > figures.LINES_UP_TO:
-        page.figure("Prediction error", figures.prediction_map(series), "White: as predicted.")
+    if len(series) <= snapshot.SNAPSHOTS_UP_TO:
+        page.figure(
+            "Speed and its prediction",
+            snapshot.snapshots(run, series),
+            "Solid: measured, in samples per second of own time. Dotted: the prediction that the split in force was "
+            "based on. Off by: how far it was from the measured speed, median over the iterations.",
+        )
+        return
+    speed = figures.per_worker(run, series, "speed_per_s", "samples/s of own time")
+    page.figure("Speed and its prediction", speed, "Measured, without waiting and communicating.")
+    page.figure("Prediction error", figures.prediction_map(series), "White: as predicted.")
 
 
 def _add_loads(page: Page, run: RunData) -> None:

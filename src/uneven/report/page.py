@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from uneven.report.figures import Figure
+from uneven.report.draw import Figure
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #f6f6f4; margin: 0; }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
-from uneven.core.records import EventRecord, LoadRecord, RunRecord, ScalarRecord, SplitRecord
+from uneven.core.records import EventRecord, LoadRecord, ProfileRecord, RunRecord, ScalarRecord, SplitRecord
 from uneven.journal.events import END, PLAN
 from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
 from uneven.journal.reader import Journal
@@ -26,6 +26,7 @@ class RunData:
         loads: rank → use of machine and process.
         scalars: name → values in the order of iterations, the mean where several ranks logged one.
         events: what is worth a line in a list, splits included, in the order of iterations.
+        profiles: rank → what it measured of itself before the start, in its newest life.
     """
 
     name: str
@@ -37,6 +38,7 @@ class RunData:
     splits: list[SplitRecord]
     events: list[EventRecord]
     unfinished: int = 0
+    profiles: dict[int, ProfileRecord] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
@@ -69,15 +71,21 @@ def run_data(journal: Journal) -> RunData:
         splits=[r for r in records if isinstance(r, SplitRecord)],
         events=sorted(events, key=lambda event: (event.iteration, event.at_s)),
         unfinished=journal.unfinished,
+        profiles={r.rank: r for r in records if isinstance(r, ProfileRecord)},
     )
 
 
 @dataclass(slots=True)
 class WorkerSeries:
-    """One worker's means over stretches of iterations; NaN in a stretch that it had no part in."""
+    """One worker's means over stretches of iterations; NaN in a stretch that it had no part in.
+
+    ``own_s`` is what a step takes it by itself: data, compute and its own side of the exchange.
+    """
 
     iteration: Column = field(default_factory=list)
     share_percent: Column = field(default_factory=list)
+    batch: Column = field(default_factory=list)
+    own_s: Column = field(default_factory=list)
     data_s: Column = field(default_factory=list)
     compute_s: Column = field(default_factory=list)
     wait_s: Column = field(default_factory=list)
@@ -105,6 +113,8 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
         for name in ("data_s", "compute_s", "wait_s", "communicate_s"):
             getattr(series, name).append(_mean_of(timings, name))
         samples, own_s = sum(t.batch for t in timings), sum(t.local_s + t.transfer_s for t in timings)
+        series.batch.append(ratio(samples, len(timings)))
+        series.own_s.append(ratio(own_s, len(timings)))
         series.speed_per_s.append(ratio(samples, own_s))
         series.predicted_per_s.append(mean(predicted))
     return series

@@ -74,7 +74,8 @@ def test_pictures_have_axis_names_and_steady_colours(tmp_path: Path) -> None:
     assert sum(line["y"][-1] for line in shares["data"]) == pytest.approx(100, rel=1e-3)
     assert shares["layout"]["xaxis"]["title"]["text"] == "iteration"
     tints = {line["legendgroup"]: line["line"]["color"] for line in shares["data"]}
-    assert tints == {line["legendgroup"]: line["line"]["color"] for line in speeds["data"]}
+    measured = [line for line in speeds["data"] if line["name"] == "measured"]
+    assert tints == {line["legendgroup"]: line["line"]["color"] for line in measured}
     assert len(set(tints.values())) == 4
     assert len({colour(rank, 64) for rank in range(64)}) == 64
     areas = by_title["Where each worker's time goes"]["data"]

@@ -1,0 +1,152 @@
+"""Batch sizes and batch times through a run, with what happened to the cluster and the phases of a method. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from uneven.core.records import SplitRecord
+from uneven.journal.events import CLUSTER
+from uneven.report import draw
+from uneven.report.draw import LINES_UP_TO, Figure, colour, time_unit
+from uneven.report.series import Column, RunData, WorkerSeries, stretches, worker_series
+
+PHASES = {"fast approach": "#e8f1fa", "fine-tune": "#fdf0dc", "settled": "#e9f5ea"}
+"""Phases of LB-BSP's method for GPUs and the colours of their stretches."""
+
+_PHASE = re.compile(r"numerical, ([^:]+):")
+_LABELS = 6
+"""More events than this are marked without words; the list of events has them."""
+_CLOSE = 0.22
+"""Of the width: labels nearer than this stand one above the other."""
+_TOP, _BOTTOM = (0.54, 1.0), (0.0, 0.44)
+_DEAREST = 1.3
+"""Top of the scale of times, as a multiple of what 98 % are below: a slow start does not flatten the rest."""
+
+
+def batches_and_times(run: RunData, points: int) -> Figure:
+    """Two pictures over one axis: samples of each worker, and the seconds that they take it.
+
+    The last, smaller iteration of an epoch is left out.
+
+    Args:
+        points: most per line.
+    """
+    usual = sorted(one.global_batch for one in run.iterations)[len(run.iterations) // 2]
+    whole = [one for one in run.iterations if one.global_batch >= usual]
+    pieces = stretches(whole, points)
+    series = {rank: worker_series(pieces, rank) for rank in run.ranks}
+    ceiling_s = _DEAREST * draw.quantile([t for one in series.values() for t in one.own_s], 0.98)
+    scale, unit = time_unit(ceiling_s)
+    layout = draw.layout("samples", height=520 if len(series) <= LINES_UP_TO else 200 + 12 * len(series))
+    layout["xaxis"]["anchor"] = "y2"
+    layout["yaxis"] |= {"domain": _TOP, "rangemode": "tozero"}
+    layout["yaxis2"] = draw.axis(f"{unit} per batch") | {"domain": _BOTTOM}
+    if len(series) > LINES_UP_TO:
+        data = _maps(series, scale, unit)
+        layout["yaxis"] |= {"autorange": "reversed", "title": {"text": "rank"}}
+        layout["yaxis2"] |= {"autorange": "reversed", "title": {"text": "rank"}}
+        layout["hovermode"] = "closest"
+    else:
+        data = _lines(series, scale)
+        layout["yaxis2"]["range"] = [0, ceiling_s * scale or 1]
+    last = max(one.iteration for one in run.iterations)
+    bands = phases(run.splits, last)
+    shapes = [_band(first, end, phase) for first, end, phase in bands] if len(series) <= LINES_UP_TO else []
+    lines, labels = _marks(run, last)
+    layout["shapes"], layout["annotations"] = [*shapes, *lines], labels
+    layout["margin"]["t"] += 16 * max((label["yshift"] // 16 + 1 for label in labels), default=0)
+    if shapes:
+        data += [_key(phase) for phase in dict.fromkeys(phase for _, _, phase in bands)]
+    layout["legend"] = {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.14, "yanchor": "top"}
+    layout["margin"]["b"] = 90
+    return {"data": data, "layout": layout}
+
+
+def phases(splits: Sequence[SplitRecord], last: int) -> list[tuple[int, int, str]]:
+    """First iteration, end and name of each stretch in which the moves were of one phase; none of another method.
+
+    A phase is known by the splits that it made, so one that moves nothing counts to the one before.
+    """
+    told = [(split.iteration, found[1]) for split in splits if (found := _PHASE.match(split.reason))]
+    known = [(iteration, phase) for iteration, phase in told if phase in PHASES]
+    if not known:
+        return []
+    starts = [(0, known[0][1])]
+    for iteration, phase in known:
+        if phase != starts[-1][1]:
+            starts.append((iteration, phase))
+    ends = [(first, then, phase) for (first, phase), (then, _) in pairwise([*starts, (last, "")])]
+    return [one for one in ends if one[1] > one[0]]
+
+
+def _lines(series: Mapping[int, WorkerSeries], scale: float) -> list[Figure]:
+    data = []
+    for position, (rank, one) in enumerate(series.items()):
+        name, tint = f"rank {rank}", colour(position, len(series))
+        stairs = {"line": {"color": tint, "width": 1.8, "shape": "hv"}, "legendgroup": name}
+        data.append(draw.line(one.iteration, one.batch, name, tint) | stairs)
+        times = draw.line(one.iteration, [t * scale for t in one.own_s], name, tint)
+        thin = {"line": {"color": tint, "width": 1.3}, "legendgroup": name, "showlegend": False}
+        data.append(times | thin | {"yaxis": "y2", "xaxis": "x"})
+    return data
+
+
+def _maps(series: Mapping[int, WorkerSeries], scale: float, unit: str) -> list[Figure]:
+    times = [[t * scale for t in one.own_s] for one in series.values()]
+    rows: tuple[tuple[list[Column], str, str, tuple[float, float]], ...] = (
+        ([one.batch for one in series.values()], "samples", "y", _TOP),
+        (times, f"{unit} per batch", "y2", _BOTTOM),
+    )
+    return [
+        {
+            "type": "heatmap",
+            "z": [[draw.rounded(value) for value in row] for row in table],
+            "x": next(iter(series.values())).iteration,
+            "y": list(series),
+            "yaxis": yaxis,
+            "colorscale": "Viridis",
+            "zmin": 0,
+            "zmax": draw.rounded(_DEAREST * draw.quantile([value for row in table for value in row], 0.98)) or 1,
+            "colorbar": {"title": {"text": what, "side": "right"}, "thickness": 14, "y": sum(where) / 2,
+                         "len": 1.05 * (where[1] - where[0])},
+            "hovertemplate": f"rank %{{y}}, iteration %{{x}}: %{{z:.4g}} {what}<extra></extra>",
+        }
+        for table, what, yaxis, where in rows
+    ]  # fmt: skip
+
+
+def _band(first: int, end: int, phase: str) -> dict[str, Any]:
+    where = {"xref": "x", "yref": "paper", "x0": first, "x1": end, "y0": 0, "y1": 1}
+    return {"type": "rect", "layer": "below", "fillcolor": PHASES[phase], "line": {"width": 0}} | where
+
+
+def _key(phase: str) -> Figure:
+    """A line of the legend."""
+    mark = {"color": PHASES[phase], "size": 14, "symbol": "square", "line": {"color": "#bbb", "width": 1}}
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": phase, "marker": mark,
+            "hoverinfo": "skip"}  # fmt: skip
+
+
+def _marks(run: RunData, last: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A vertical line for each event of the cluster, with its words where there is room."""
+    happened = [event for event in run.events if event.event in CLUSTER]
+    lines = [
+        {"type": "line", "xref": "x", "yref": "paper", "x0": event.iteration, "x1": event.iteration, "y0": 0, "y1": 1,
+         "line": {"color": "#555", "width": 1.2, "dash": "dash"}}
+        for event in happened
+    ]  # fmt: skip
+    labels: list[dict[str, Any]] = []
+    level, before = 0, -float("inf")
+    for event in happened if len(happened) <= _LABELS else []:
+        level = level + 1 if event.iteration - before < _CLOSE * last else 0
+        before = event.iteration
+        late = event.iteration > 0.6 * last
+        labels.append(
+            {"text": draw.plain(f"{event.event}: {event.message}"), "xref": "x", "yref": "paper", "x": event.iteration,
+             "y": 1, "yshift": 16 * level, "xanchor": "right" if late else "left", "yanchor": "bottom",
+             "showarrow": False, "font": {"size": 11, "color": "#555"}}
+        )  # fmt: skip
+    return lines, labels

@@ -1,0 +1,108 @@
+"""The pieces that all pictures are made of: lines, axes, captions, colours. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from uneven.report.series import Column
+
+Figure = dict[str, Any]
+"""Plotly's own JSON (data and layout), without Plotly."""
+
+LINES_UP_TO = 16
+"""More workers than this are drawn as a map or without a legend."""
+_FEW = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#444444")
+_CAPTION = 22
+"""Height of a caption with the space around it, pixels."""
+_GRID = "#e8e8e8"
+
+
+def colour(position: int, of: int) -> str:
+    """The colour that a worker (or a run) has in every picture of a page."""
+    if of <= len(_FEW):
+        return _FEW[position]
+    hue, light = 300 * position / (of - 1), 38 + 14 * (position % 2)
+    return f"hsl({hue:.0f},65%,{light}%)"
+
+
+def time_unit(typical_s: float) -> tuple[float, str]:
+    """Factor and name of the unit in which such times read well."""
+    return (1.0, "s") if not typical_s < 1 else (1e3, "ms")
+
+
+def line(x: Column, y: Column, name: str, tint: str, *, marks: bool = False) -> Figure:
+    """One line, with a mark at every point if asked."""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if marks else "lines",
+        "x": x,
+        "y": [rounded(value) for value in y],
+        "name": name,
+        "line": {"color": tint, "width": 1.8},
+        "hovertemplate": "%{y:.4g}",
+    }
+
+
+def layout(y_title: str, *, x_title: str = "iteration", height: int = 320) -> Figure:
+    """One picture with its axes; heights in pixels."""
+    return {
+        "height": height,
+        "margin": {"l": 70, "r": 20, "t": 40, "b": 50},
+        "hovermode": "x unified",
+        "plot_bgcolor": "#fff",
+        "paper_bgcolor": "#fff",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#333"},
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+        "xaxis": axis(x_title),
+        "yaxis": axis(y_title),
+    }
+
+
+def panels(count: int, *, low_px: int = 125) -> tuple[Figure, int]:
+    """The layout of so many small pictures, and in how many columns they stand; captions go into its annotations."""
+    columns = 1 if count <= 2 else 2 if count <= 8 else 4
+    rows = math.ceil(count / columns)
+    found = captioned(layout("", height=max(260, 70 + rows * (190 if columns < 4 else low_px))))
+    found["grid"] = {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.35, "xgap": 0.12}
+    found["annotations"] = []
+    return found, columns
+
+
+def captioned(layout: Figure) -> Figure:
+    """The legend goes above the captions of the pictures in the first row, which it would cover on a narrow page."""
+    margin = layout["margin"]
+    drawn = layout["height"] - margin["t"] - margin["b"]
+    layout["height"] += _CAPTION
+    margin["t"] += _CAPTION
+    layout["legend"]["y"] = 1 + _CAPTION / drawn
+    return layout
+
+
+def axis(title: str) -> Figure:
+    """An axis with a title, or none."""
+    return {"title": {"text": title}, "gridcolor": _GRID, "zerolinecolor": _GRID, "automargin": True}
+
+
+def caption(text: str, axis: str) -> Figure:
+    """What stands above the left end of a small picture; ``axis`` is "" for the first, "2" for the second, …"""
+    where = {"xref": f"x{axis} domain", "yref": f"y{axis} domain", "x": 0, "y": 1}
+    anchors = {"xanchor": "left", "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
+    return {"text": plain(text)} | where | anchors
+
+
+def plain(text: str) -> str:
+    """Text that stays text."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")  # Plotly reads a little HTML in labels
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Of those that are finite; 0 without any."""
+    known = sorted(value for value in values if math.isfinite(value))
+    return known[min(len(known) - 1, int(q * len(known)))] if known else 0.0
+
+
+def rounded(value: float) -> float:
+    """Five digits: pages stay small."""
+    return float(f"{value:.5g}") if math.isfinite(value) else value

@@ -1,0 +1,62 @@
+"""Predicted against true speed of every worker, and the cost curves that workers measured of themselves. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from uneven.journal.metrics import NAN
+from uneven.report import draw
+from uneven.report.draw import LINES_UP_TO, Figure, colour, time_unit
+from uneven.report.series import RunData, WorkerSeries
+from uneven.report.text import percent
+
+SNAPSHOTS_UP_TO = 32
+"""More workers than this get no small picture each."""
+
+_PREDICTED = "#222"
+
+
+def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
+    """Each worker's measured speed and the prediction that it was balanced by, one small picture per worker."""
+    errors = {worker.rank: worker.prediction_error for worker in run.summary.workers}
+    layout, columns = draw.panels(len(series))
+    data: list[Figure] = []
+    for index, (rank, one) in enumerate(series.items()):
+        place = "" if index == 0 else str(index + 1)
+        where = {"xaxis": f"x{place}", "yaxis": f"y{place}"}
+        top = 1.15 * max(draw.quantile(one.speed_per_s, 0.98), draw.quantile(one.predicted_per_s, 0.98))
+        layout[f"xaxis{place}"] = draw.axis("iteration" if index >= len(series) - columns else "")
+        title = draw.axis("samples/s" if index % columns == 0 else "")
+        layout[f"yaxis{place}"] = title | {"range": [0, top or 1], "nticks": 5}
+        error = errors.get(rank, NAN)
+        off = f", off by {percent(error)}" if error == error else ""
+        layout["annotations"].append(draw.caption(f"rank {rank}{off}", place))
+        measured = draw.line(one.iteration, one.speed_per_s, "measured", colour(index, len(series)))
+        thin = {"legendgroup": f"rank {rank}", "showlegend": False}
+        data.append(measured | thin | where)
+        stairs = {"line": {"color": _PREDICTED, "width": 1.4, "dash": "dot", "shape": "hv"}}
+        told = {"legendgroup": "predicted", "showlegend": index == 0}
+        data.append(draw.line(one.iteration, one.predicted_per_s, "predicted", _PREDICTED) | stairs | told | where)
+    return {"data": data, "layout": layout}
+
+
+def cost_curves(run: RunData) -> Figure:
+    """Seconds of a step over the batch, as each worker measured them before the start; a cross where memory ended."""
+    ranks = sorted(run.profiles)
+    scale, unit = time_unit(max((max(run.profiles[rank].seconds) for rank in ranks), default=1.0))
+    data: list[Figure] = []
+    for position, rank in enumerate(ranks):
+        one, tint = run.profiles[rank], colour(position, len(ranks))
+        group = {"legendgroup": f"rank {rank}"}
+        times = [t * scale for t in one.seconds]
+        data.append(draw.line(list(map(float, one.sizes)), times, f"rank {rank}", tint, marks=True) | group)
+        if one.failed is not None:
+            cross = {"mode": "markers", "marker": {"color": tint, "symbol": "x", "size": 10}, "showlegend": False}
+            words = {"hovertemplate": f"{one.failed} samples do not fit; at most {one.most}"}
+            found = draw.line([float(one.failed)], [times[-1]], f"rank {rank}", tint)
+            data.append(found | cross | group | words)
+    layout = draw.layout(f"{unit} per step", x_title="samples in the batch", height=380)
+    layout["showlegend"] = len(ranks) <= LINES_UP_TO
+    for name in ("xaxis", "yaxis"):
+        layout[name] |= {"type": "log", "dtick": "D2" if name == "yaxis" else 0.30103}
+    return {"data": data, "layout": layout}
