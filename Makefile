@@ -1,6 +1,6 @@
 # Everything a newcomer needs: `make demo`, `make test`. Plain pip; see docs/dependencies.md for what is installed.
 #   make demo    the main job on four unequal local workers: DDP first, then uneven
-#   make test    all tests, in two processes; ARGS="-n 0 tests/unit" for others
+#   make test    all tests, in one process more than there are cores; ARGS="-n 0 tests/unit" for others
 #   make check   style and types
 #   make bench   the LB-BSP benchmark, short form
 #   make clean   remove .venv and everything that was built (run directories stay)
@@ -35,7 +35,7 @@ demo: .venv/.stamp-installed
 	$(BIN)/uneven demo $(ARGS)
 
 test: .venv/.stamp-groups
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 check: .venv/.stamp-groups
 	$(BIN)/ruff check .

@@ -1,14 +1,16 @@
 """Tests that run side by side, but for those that have to be alone.
 
-``make test`` runs two processes (pytest-xdist), one for each core of a small machine. A test marked ``alone`` measures
-or limits processor time, so another test beside it would be measured too: it waits until the other processes are
-between two tests and keeps them there. These tests come first and in one piece, then the long ones, so that at the
-end no process waits for another. In a single process nothing is locked, and the order is the same.
+``make test`` runs several processes (pytest-xdist), one more than there are cores, for a quarter of what tests take is
+waiting: for a time-out, for a process to end. A test marked ``alone`` measures or limits processor time, so another
+test beside it would be measured too: it waits until the other processes are between two tests and keeps them there.
+These tests come first and in one piece, then the long ones, so that at the end no process waits for another. In a
+single process nothing is locked, and the order is the same.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -55,6 +57,10 @@ def is_alone(item: pytest.Item | None) -> bool:
 def place(item: pytest.Item) -> int:
     """Alone first, long ones next, then the rest."""
     return 0 if is_alone(item) else 1 if item.get_closest_marker("slow") else 2
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,12 +21,12 @@ def others(request):
     yield lambda: [path.name for path in HERE.glob("in-*") if path != mine]
     mine.unlink()
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(10))
 def test_beside(number):
     time.sleep(0.1)
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(5))
 def test_alone(number, others):
     for _ in range(10):
         assert not others()
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):  # so that one process has these while
 """
 
 
-@pytest.mark.parametrize(("locked", "result"), [(True, r"30 passed"), (False, r"\d+ failed, \d+ passed")])
+@pytest.mark.parametrize(("locked", "result"), [(True, r"15 passed"), (False, r"\d+ failed, \d+ passed")])
 def test_nobody_is_beside_a_test_that_is_alone(tmp_path: Path, locked: bool, result: str) -> None:
     (tmp_path / "conftest.py").write_text(Path(__file__).with_name("alone.py").read_text() if locked else WITHOUT)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")

@@ -33,7 +33,7 @@ def test_costs_come_from_an_emulated_run(tmp_path: Path) -> None:
 def test_a_description_is_emulated_and_simulated_and_compared(tmp_path: Path) -> None:
     told: list[tuple[str, str, float]] = []
     effort = Effort(settled=8, iterations=12, repeats=1)
-    compared = compare({"tiny": Case(TINY)}, tmp_path, "digits", effort, lambda *what: told.append(what))
+    compared, races = compare({"tiny": Case(TINY)}, tmp_path, "digits", effort, lambda *what: told.append(what))
     assert [what for _, what, _ in told] == ["tiny, even", "tiny, lb-bsp"]
     assert tuple(compared["tiny"]) == BALANCERS
     for balance, one in compared["tiny"].items():
@@ -49,4 +49,8 @@ def test_a_description_is_emulated_and_simulated_and_compared(tmp_path: Path) ->
         assert read == {balance != "even"}  # what a predictor was shown of the others' load; nobody asks under even
         unequal = {step.batch for step in steps if step.iteration == effort.iterations - 1}
         assert (len(unequal) == 1) is (balance == "even")
-    assert set(summarize(compared)) == {"cases", "median_error", "worst_error", "rank_agreement"}
+    (race,) = races["tiny"]
+    even, balanced = (compared["tiny"][balance]["emulated_s"] for balance in BALANCERS)
+    assert race.emulated == pytest.approx(even / balanced)
+    assert race.simulated > 1.1  # one node is half as fast, and both balancers are simulated on the same processors
+    assert {"cases", "median_error", "worst_error", "rank_agreement"} < set(summarize(compared, races))

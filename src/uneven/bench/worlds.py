@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,17 @@ from uneven.balance import balancers
 from uneven.bench.recorded_runs import emulate
 from uneven.bench.workload import images, network
 from uneven.bench.worlds_cases import CHANGE_AT, GLOBAL_BATCH, Case, calibration, cases
-from uneven.bench.worlds_compare import BALANCERS, Pair, close, iteration_s, summarize, summary, tables
+from uneven.bench.worlds_compare import (
+    BALANCERS,
+    Compared,
+    Pair,
+    Race,
+    close,
+    iteration_s,
+    summarize,
+    summary,
+    tables,
+)  # fmt: skip
 from uneven.bench.worlds_costs import as_in, shape_of
 from uneven.bench.worlds_worker import WIDTH
 from uneven.cluster.spec import ClusterSpec, Workload
@@ -68,19 +78,19 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     Raises:
         LaunchError: an emulated run failed.
     """
-    effort = Effort(SETTLED, SETTLED + 16, 1, close_repeats=2) if quick else Effort(SETTLED, SETTLED + 30, 3)
+    effort = Effort(SETTLED, SETTLED + 16, 1, close_repeats=4) if quick else Effort(SETTLED, SETTLED + 30, 3)
     isolated = not why_not_isolated()
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)
         progress("emulated", "calibration", 0.0)
         workload = measured(*calibration(_unknown(data)), place, data, SETTLED)
         played = {name: case for name, case in cases(workload).items() if isolated or not case.needs_root}
-        compared = compare(played, place, data, effort, progress)
+        compared, races = compare(played, place, data, effort, progress)
     progress("simulated", f"{_MANY:,} workers", 0.0)
     large = many(_MANY, _ITERATIONS_OF_MANY)
     progress("simulated", f"{_MANY:,} workers", 1.0)
     return {
-        **summarize(compared),
+        **summarize(compared, races),
         "left_out": [name for name in cases(workload) if name not in played],
         "repeats": effort.repeats,
         "workload": {
@@ -107,8 +117,8 @@ def measured(spec: ClusterSpec, split: str, place: Path, data: str, iterations: 
 
 def compare(
     played: Mapping[str, Case], place: Path, data: str, effort: Effort, progress: Progress
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Case → balancer → what both worlds said.
+) -> tuple[Compared, dict[str, list[Race]]]:
+    """Case → balancer → what both worlds said, and case → the races between the balancers.
 
     Args:
         place: folder for the runs.
@@ -116,25 +126,36 @@ def compare(
     Raises:
         LaunchError: an emulated run failed.
     """
-    found: dict[str, dict[str, list[Pair]]] = {name: {balance: [] for balance in BALANCERS} for name in played}
+    pairs: dict[str, dict[str, list[Pair]]] = {name: {balance: [] for balance in BALANCERS} for name in played}
+    races: dict[str, list[Race]] = {name: [] for name in played}
 
-    def play(names: Iterable[str], repeats: range) -> None:
-        jobs = [(repeat, name, balance) for repeat in repeats for name in names for balance in BALANCERS]
-        for number, (repeat, name, balance) in enumerate(jobs):
-            progress("emulated", f"{name}, {balance}", number / len(jobs))
-            spec = played[name].spec
-            records = _emulate(spec, balance, place / f"{spec.name}-{balance}-{repeat}", data, effort.iterations)
-            simulated = _simulate(spec, balance, records, effort)
-            pair = Pair(iteration_s(simulated, effort.settled), iteration_s(records, effort.settled))
-            found[name][balance].append(pair)
+    def play(names: Sequence[str], repeats: range) -> None:
+        jobs = [(repeat, name) for repeat in repeats for name in names]
+        for number, (repeat, name) in enumerate(jobs):
+            spec, runs = played[name].spec, []
+            for place_in_job, balance in enumerate(BALANCERS):
+                progress("emulated", f"{name}, {balance}", (number + place_in_job / len(BALANCERS)) / len(jobs))
+                where = place / f"{spec.name}-{balance}-{repeat}"
+                runs.append(_emulate(spec, balance, where, data, effort.iterations))
+                pairs[name][balance].append(_pair(spec, balance, runs[-1], effort))
+            races[name].append(_race(spec, runs[0], pairs[name], effort))
 
-    def summed() -> dict[str, dict[str, dict[str, Any]]]:
-        return {name: {balance: summary(pairs) for balance, pairs in each.items()} for name, each in found.items()}
+    play(list(played), range(effort.repeats))
+    again = [name for name in played if close(races[name])]
+    play(again, range(effort.repeats, effort.repeats + effort.close_repeats))
+    return {name: {balance: summary(of) for balance, of in each.items()} for name, each in pairs.items()}, races
 
-    play(played, range(effort.repeats))
-    races = [name for name, case in summed().items() if close(case)]
-    play(races, range(effort.repeats, effort.repeats + effort.close_repeats))
-    return summed()
+
+def _pair(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> Pair:
+    simulated = _simulate(spec, balance, emulated, effort)
+    return Pair(iteration_s(simulated, effort.settled), iteration_s(emulated, effort.settled))
+
+
+def _race(spec: ClusterSpec, first: list[Record], pairs: Mapping[str, list[Pair]], effort: Effort) -> Race:
+    """Of the newest pairs; the simulated balancers get the same processors, those of the first one's emulated run."""
+    one, other = (pairs[balance][-1] for balance in BALANCERS)
+    there_s = iteration_s(_simulate(spec, BALANCERS[1], first, effort), effort.settled)
+    return Race(one.simulated_s / there_s, one.emulated_s / other.emulated_s)
 
 
 def _simulate(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> list[Record]:

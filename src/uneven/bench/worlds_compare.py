@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,9 +17,12 @@ BALANCERS = ("even", "lb-bsp")
 TIE = 0.03
 """Two strategies whose times differ by less are called equally fast."""
 
-
 CLOSE = 0.1
 """Closer than this, one run each does not tell: on a shared machine, two alike differ by as much now and then."""
+
+
+TOLD = 3
+"""Of so many races, all must have the same winner, or there is none."""
 
 
 class Pair(NamedTuple):
@@ -26,6 +30,21 @@ class Pair(NamedTuple):
 
     simulated_s: float
     emulated_s: float
+
+
+class Race(NamedTuple):
+    """How many times as fast the second balancer is as the first, in both worlds.
+
+    The simulated ones run on the same processors. The emulated ones run one after the other, on processors that may be
+    some percent faster or slower by then.
+    """
+
+    simulated: float
+    emulated: float
+
+
+Compared = dict[str, dict[str, dict[str, Any]]]
+"""Case → balancer → what :func:`summary` says."""
 
 
 def iteration_s(records: list[Record], since: int) -> float:
@@ -46,42 +65,47 @@ def summary(pairs: list[Pair]) -> dict[str, Any]:
     }
 
 
-def summarize(compared: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+def summarize(compared: Compared, races: Mapping[str, Sequence[Race]]) -> dict[str, Any]:
     """How well the worlds agree, over all cases and both balancers."""
     errors = [one["error"] for case in compared.values() for one in case.values()]
-    agree = [agreed(case) for case in compared.values()]
+    agree = [agreed(case) for case in races.values()]
     return {
         "cases": compared,
         "median_error": statistics.median(errors),
         "worst_error": max(errors),
         "rank_agreement": sum(agree) / len(agree),
+        "gains": {name: {world: _gains(case, world) for world in Race._fields} for name, case in races.items()},
+        "faster": {
+            name: {world: verdict(_gains(case, world)) for world in Race._fields} for name, case in races.items()
+        },
     }
 
 
-def close(case: dict[str, dict[str, Any]]) -> bool:
+def _gains(races: Sequence[Race], world: str) -> list[float]:
+    return [getattr(race, world) for race in races]
+
+
+def close(races: Sequence[Race]) -> bool:
     """Whether the balancers are so near each other in one of the worlds that a single run may be wrong about them."""
-    return any(abs(_ratio(case, world) - 1.0) < CLOSE for world in ("simulated_s", "emulated_s"))
+    return any(abs(statistics.median(_gains(races, world)) - 1.0) < CLOSE for world in Race._fields)
 
 
-def agreed(case: dict[str, dict[str, Any]]) -> bool:
+def agreed(races: Sequence[Race]) -> bool:
     """Whether both worlds call the same balancer faster, or say almost the same of how much."""
-    simulated, emulated = (_ratio(case, world) for world in ("simulated_s", "emulated_s"))
-    same = verdict(case, "simulated_s") == verdict(case, "emulated_s")
-    return same or abs(simulated - emulated) < TIE / 2
+    first, second = (_gains(races, world) for world in Race._fields)
+    return verdict(first) == verdict(second) or abs(statistics.median(first) - statistics.median(second)) < TIE / 2
 
 
-def _ratio(case: dict[str, dict[str, Any]], world: str) -> float:
-    first, second = BALANCERS
-    return float(case[first][world] / case[second][world])
+def verdict(gains: Sequence[float]) -> str:
+    """Which balancer is faster; "neither" within the tie, or where several races have no common winner.
 
-
-def verdict(case: dict[str, dict[str, Any]], world: str) -> str:
-    """Which balancer is faster there; "neither" within the tie."""
-    first, second = BALANCERS
-    ratio = _ratio(case, world)
-    if abs(ratio - 1.0) < TIE:
+    Args:
+        gains: of the second balancer over the first, race by race.
+    """
+    middle = statistics.median(gains)
+    if abs(middle - 1.0) < TIE or (len(gains) >= TOLD and min(gains) <= 1.0 <= max(gains)):
         return "neither"
-    return second if ratio > 1.0 else first
+    return BALANCERS[middle > 1.0]
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -90,7 +114,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     for heading in ("", "balancer", "simulated", "emulated", "error", "faster: simulated", "emulated"):
         table.add_column(heading, justify="right" if heading in ("simulated", "emulated", "error") else "left")
     for name, case in result["cases"].items():
-        verdicts = [verdict(case, world) for world in ("simulated_s", "emulated_s")]
+        verdicts = [result["faster"][name][world] for world in Race._fields]
         for balance, one in case.items():
             low, high = one["emulated_range_s"]
             around = f" \\[{low * 1e3:.1f} … {high * 1e3:.1f}]" if high > low else ""

@@ -7,6 +7,7 @@ and the split holds from the first iteration that nobody has begun. Neither meas
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -78,6 +79,7 @@ class Shares:
         self._on_complaint = on_complaint
         self._eras = [self._era(seat)]
         self._forecasters: dict[int, Forecaster] = {}
+        self._unborn = predictors.resolve(terms.balancer.predictor)  # to read its name 10,000 times takes seconds
         self._ended = -1
 
     def part(self, rank: int, iteration: int) -> Part:
@@ -112,7 +114,7 @@ class Shares:
     def _forecaster(self, rank: int) -> Forecaster:
         known = self._forecasters.get(rank)
         if known is None:
-            known = self._forecasters[rank] = Forecaster(predictors.resolve(self._terms.balancer.predictor))
+            known = self._forecasters[rank] = Forecaster(copy.deepcopy(self._unborn))
         return known
 
     def ended(self, worker: Worker, iteration: int, newest: int) -> None:

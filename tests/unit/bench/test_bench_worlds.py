@@ -11,7 +11,7 @@ from rich.console import Console
 
 from uneven.bench.worlds import many, tables
 from uneven.bench.worlds_cases import calibration, cases
-from uneven.bench.worlds_compare import Pair, close, iteration_s, summarize, summary, verdict
+from uneven.bench.worlds_compare import Pair, Race, close, iteration_s, summarize, summary, verdict
 from uneven.bench.worlds_costs import as_in, shape_of
 from uneven.cluster.parse import from_toml
 from uneven.cluster.spec import Workload
@@ -94,24 +94,40 @@ def case(simulated: tuple[float, float], emulated: tuple[float, float]) -> dict[
 
 
 def test_worlds_agree_or_not() -> None:
-    compared = {
-        "both gain": case((0.30, 0.10), (0.33, 0.11)),
-        "a tie in both": case((0.100, 0.101), (0.099, 0.100)),
-        "a tie in one": case((0.100, 0.101), (0.110, 0.100)),
-        "opposite": case((0.10, 0.20), (0.20, 0.10)),
-        "on both sides of a tie's edge": case((0.1029, 0.100), (0.1031, 0.100)),
+    compared = {"both gain": case((0.30, 0.10), (0.33, 0.11)), "opposite": case((0.10, 0.20), (0.20, 0.10))}
+    races = {
+        "both gain": [Race(3.0, 2.9)],
+        "a tie in both": [Race(0.99, 1.01)],
+        "a tie in one": [Race(1.0, 1.1)],
+        "opposite": [Race(0.5, 2.0)],
+        "on both sides of a tie's edge": [Race(1.029, 1.031)],
+        "undecided": [Race(1.0, 0.95), Race(1.01, 0.93), Race(1.02, 1.06)],
+        "decided": [Race(1.0, 0.95), Race(1.01, 0.93), Race(1.02, 0.96)],
     }
-    said = [verdict(one, "simulated_s") for one in compared.values()]
-    assert said == ["lb-bsp", "neither", "neither", "even", "neither"]
-    found = summarize(compared)
-    assert found["rank_agreement"] == 0.6
+    found = summarize(compared, races)
+    assert found["faster"] == {
+        "both gain": {"simulated": "lb-bsp", "emulated": "lb-bsp"},
+        "a tie in both": {"simulated": "neither", "emulated": "neither"},
+        "a tie in one": {"simulated": "neither", "emulated": "lb-bsp"},
+        "opposite": {"simulated": "even", "emulated": "lb-bsp"},
+        "on both sides of a tie's edge": {"simulated": "neither", "emulated": "lb-bsp"},
+        "undecided": {"simulated": "neither", "emulated": "neither"},
+        "decided": {"simulated": "neither", "emulated": "even"},
+    }
+    assert found["rank_agreement"] == pytest.approx(4 / 7)
     assert found["worst_error"] == pytest.approx(1.0)
+    assert found["gains"]["undecided"]["emulated"] == [0.95, 0.93, 1.06]
+
+
+def test_two_races_do_not_tell_that_there_is_no_winner() -> None:
+    assert verdict([0.9, 1.2]) == "lb-bsp"
+    assert verdict([0.9, 1.2, 1.1]) == "neither"
 
 
 def test_a_close_race_is_run_again() -> None:
-    assert close(case((0.200, 0.197), (0.200, 0.170)))
-    assert close(case((0.30, 0.10), (0.105, 0.100)))
-    assert not close(case((0.30, 0.20), (0.29, 0.20)))
+    assert close([Race(1.02, 1.18)])
+    assert close([Race(3.0, 1.05)])
+    assert not close([Race(1.5, 1.45)])
 
 
 def test_every_case_can_be_written_down_and_fits_a_laptop() -> None:
@@ -135,7 +151,7 @@ def test_the_tables_show_every_case_what_agrees_and_what_was_left_out() -> None:
     even, balanced = summary([Pair(0.30, 0.33)]), summary([Pair(0.100, 0.110), Pair(0.100, 0.090)])
     compared = {"uphill": {"even": even, "lb-bsp": balanced}}
     result = {
-        **summarize(compared), "left_out": ["a narrow link"], "workers_10000_s": 12.34,
+        **summarize(compared, {"uphill": [Race(3.0, 3.0)]}), "left_out": ["a narrow link"], "workers_10000_s": 12.34,
         "workers_10000_peak_bytes": 230e6, "events_per_s": 81_234.0,
     }  # fmt: skip
     console = Console(width=120, record=True, file=io.StringIO())
