@@ -142,6 +142,11 @@ def simulate(runs: Path) -> str:
     return parts(report(run), "Share of the global batch", "Time per iteration")
 
 
+def change(runs: Path) -> str:
+    run = recorded(runs, "changed", "simulate", "bandwidth_cut", "--balance", "numerical", "--iterations", "400")
+    return parts(report(run), "Batch sizes and batch times", "Speed and its prediction")
+
+
 def plan(runs: Path) -> str:
     played = ("--balance", "even,lb-bsp", "--train", "digits", "--accuracy", "0.9")
     said = uneven("plan", "demo4", *played, columns=COLUMNS)
@@ -154,6 +159,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "describe-a-cluster": describe_a_cluster,
     "emulate": emulate,
     "simulate": simulate,
+    "change": change,
     "plan": plan,
 }
 
