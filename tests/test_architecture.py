@@ -28,7 +28,7 @@ PURE = (
     *(f"uneven.server.{name}" for name in ("wire", "partition", "vectors", "rounds", "shard", "link")),
     "uneven.bench.server_fuzz",
     *(f"uneven.fleet.{name}" for name in ("rates", "profile", "allocate", "assign", "rounds")),
-    *(f"uneven.fleet.{name}" for name in ("rivals", "simulate", "optimal")),
+    *(f"uneven.fleet.{name}" for name in ("learning", "rivals", "simulate", "optimal")),
     "uneven.bench.fleet_plan_cases",
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),

@@ -13,12 +13,23 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uneven.bench.fleet_plan_cases import CHECKPOINT_S, DEVICES, KINDS, PER_NODE, curve, ensemble, median
+from uneven.bench.fleet_plan_cases import (
+    CHECKPOINT_S,
+    DEVICES,
+    KINDS,
+    PER_NODE,
+    PROFILED,
+    curve,
+    ensemble,
+    median,
+    mistaken,
+)
 from uneven.bench.fleet_plan_cases import single_rates as rates_alone
 from uneven.bench.fleet_plan_page import plan_page
 from uneven.bench.fleet_plan_page import tables as tables
 from uneven.fleet.allocate import Closeness, Flotilla
 from uneven.fleet.assign import assign_devices
+from uneven.fleet.learning import LearningPlanner
 from uneven.fleet.optimal import best_rounds, least_wall_s
 from uneven.fleet.profile import profiled_rates
 from uneven.fleet.rates import Rates
@@ -32,6 +43,8 @@ BAR_S = 1.0
 DRAWN = 12, 8, 3
 """Members, devices and seed of the ensemble whose plans are drawn."""
 SHOWN = ("baseline", "homogeneous", "fleet-l", "fleet-g", "refill")
+ERRORS = 0.0, 0.1, 0.3
+"""Of a wrong profile: each member's rates are off by one factor, log-normal with this deviation."""
 RELATIVE = 0.2
 """δ of ours, a share of the reference."""
 
@@ -55,7 +68,7 @@ def run(
     """Every method on every ensemble. No data is used.
 
     Args:
-        quick: three numbers of devices, one ensemble each.
+        quick: two numbers of devices, one ensemble each.
         data: not used.
         progress: told the phase, what it is doing, and how much of it is done, 0 … 1.
         report: where to write pictures of plans for a small ensemble, one HTML file.
@@ -68,7 +81,7 @@ def run(
         and ``worst``; ``greedy_gap``: the same of FLEET's flotillas when each runs to its end, which is what those
         rounds are the best of; ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind → what it is.
     """
-    devices, draws, small = ((20, 80, 160), 1, 5) if quick else (DEVICES, 7, 40)
+    devices, draws, small = ((20, 80), 1, 4) if quick else (DEVICES, 7, 40)
     rounds = len(KINDS) * len(devices)
     kinds: dict[str, dict[str, dict[str, dict[str, float]]]] = {name: {} for name in KINDS}
     for done, (name, count) in enumerate((name, count) for name in KINDS for count in devices):
@@ -90,6 +103,7 @@ def run(
         "plan_gap_to_optimal": {name: {"median": median(row), "worst": max(row)} for name, row in gaps.items()},
         "greedy_gap": {"median": median(greedy), "worst": max(greedy)},
         "small": {"members": SMALL_MEMBERS, "devices": SMALL_DEVICES, "ensembles": small},
+        "profile_error": _profile_errors((80,) if quick else (20, 80, 160), draws, progress),
         "planning": plan_large(LARGE, LARGE),
     }
 
@@ -176,6 +190,32 @@ def _small_gaps(
         greedy.append(play(work, Planner(rates, SMALL_DEVICES, alpha=0.0)).wall_s / best_s - 1)
     progress("small ensembles", "done", 1.0)
     return gaps, greedy
+
+
+def _profile_errors(
+    devices: Sequence[int], draws: int, progress: Callable[[str, str, float], None]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """What a wrong profile costs FLEET-G, and what is left of it when the rates of running members are believed."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for done, error in enumerate(ERRORS):
+        progress("wrong profiles", f"{error:.0%}", done / len(ERRORS))
+        found[f"{error:g}"] = {}
+        for count in devices:
+            rows = [_profile_error(error, count, seed) for seed in range(draws)]
+            found[f"{error:g}"][str(count)] = {key: median([row[key] for row in rows]) for key in rows[0]}
+    progress("wrong profiles", "done", 1.0)
+    return found
+
+
+def _profile_error(error: float, devices: int, seed: int) -> dict[str, float]:
+    work, rates = ensemble(KINDS["paper"], devices, seed)
+    wrong = mistaken(rates, error, seed)
+    learner = LearningPlanner(Planner(wrong, devices), profiled=PROFILED)
+    true_s = play(work, Planner(work.rates, devices)).wall_s
+    return {
+        "once": play(work, Planner(wrong, devices)).wall_s / true_s - 1,
+        "learning": play(work, learner, told=learner.observe).wall_s / true_s - 1,
+    }
 
 
 def plan_large(members: int, devices: int) -> dict[str, float]:

@@ -25,6 +25,8 @@ BELOW_MIDDLE = 0.6
 OF_LINEAR = 150.0 / (8 * SLOWEST_PER_S), 1030.0 / (8 * FASTEST_PER_S)
 """Share of linear scaling that the slowest and the fastest reach on eight devices."""
 EPOCHS = 10, 25
+PROFILED = 9
+"""M_t of these members: ⌈176 / 21⌉, where there are so many devices."""
 CHECKPOINT_S = 34.0
 """Of one round; reckoned from the paper's table of overheads, not stated there."""
 LONGEST_S = 22_700.0
@@ -92,6 +94,13 @@ def believed(true: dict[str, tuple[float, ...]], devices: int) -> Rates:
     """The rates that a profile without noise and the extrapolation give the planner."""
     reach = most_profiled({name: row[0] for name, row in true.items()}, PER_NODE, devices)
     return profiled_rates({name: row[:reach] for name, row in true.items()}, devices)
+
+
+def mistaken(rates: Rates, error: float, seed: int) -> Rates:
+    """Rates as a wrong profile shows them: each member's are off by one factor, log-normal with deviation ``error``."""
+    rng = random.Random(seed)
+    rows = zip(rates.members, rates.table, strict=True)
+    return Rates({name: row * math.exp(rng.gauss(0.0, error)) for name, row in rows})
 
 
 def single_rates(members: int) -> list[float]:

@@ -29,7 +29,13 @@ def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     kinds = result["kinds"]
     speeds = [_speeds(name, rows, result) for name, rows in kinds.items()]
-    return [*speeds, _shares(kinds["paper"]), _small(result), _planning(result["planning"])]
+    return [
+        *speeds,
+        _shares(kinds["paper"]),
+        _small(result),
+        _errors(result["profile_error"]),
+        _planning(result["planning"]),
+    ]
 
 
 def plan_page(work: Work, outcomes: Mapping[str, Outcome]) -> str:
@@ -118,6 +124,17 @@ def _small(result: dict[str, Any]) -> Table:
         table.add_row(NAMES[name], f"{gap['median']:.1%}", f"{gap['worst']:.1%}")
     gap = result["greedy_gap"]
     table.add_row("FLEET's flotillas, each to its end", f"{gap['median']:.1%}", f"{gap['worst']:.1%}")
+    return table
+
+
+def _errors(errors: dict[str, Any]) -> Table:
+    table = _table(
+        "paper: how much longer FLEET-G takes when its profile is off", "devices", next(iter(errors.values()))
+    )
+    for error, rows in errors.items():
+        table.add_row(f"off by {float(error):.0%}, profiled once", *(f"{row['once']:+.1%}" for row in rows.values()))
+        learnt = (f"{row['learning']:+.1%}" for row in rows.values())
+        table.add_row("  the same, running members believed (ours)", *learnt)
     return table
 
 

@@ -110,27 +110,33 @@ Assign = Callable[[Flotilla, Sequence[Sequence[int]]], dict[str, tuple[int, ...]
 """How devices are dealt: a flotilla and the free devices, node by node → member → its devices."""
 
 
-def play(work: Work, plans: Plans, assign: Assign = assign_devices) -> Outcome:
+Told = Callable[[Mapping[str, tuple[int, float]]], None]
+"""Is told when members have trained a first epoch since a start: member → its devices, and samples/s it computed."""
+
+
+def play(work: Work, plans: Plans, assign: Assign = assign_devices, told: Told | None = None) -> Outcome:
     """Train the ensemble in virtual time.
 
     Args:
         work: what is trained.
         plans: who starts when; FLEET's planner or a rival.
         assign: how devices are dealt; another one to time it, for instance.
+        told: what members show, as a ``LearningPlanner`` wants it; the planner is asked then whether the round ends.
 
     Raises:
         ConfigError: a planner that starts nobody while somebody waits and nobody runs, or somebody who cannot run.
     """
-    return _Play(work, plans, assign).run()
+    return _Play(work, plans, assign, told).run()
 
 
 class _Play:
-    def __init__(self, work: Work, plans: Plans, assign: Assign) -> None:
-        self.work, self.plans, self.assign = work, plans, assign
+    def __init__(self, work: Work, plans: Plans, assign: Assign, told: Told | None) -> None:
+        self.work, self.plans, self.assign, self.told = work, plans, assign, told
         self.left = {name: float(count) for name, count in work.epochs.items()}
         self.waiting = list(work.rates.members)
         self.running: dict[str, tuple[int, ...]] = {}
         self.since: dict[str, tuple[float, float]] = {}  # when it started, and seconds it has computed since
+        self.unseen: dict[str, float] = {}  # epochs left when the first one since the start has been trained
         self.now_s = 0.0
         self.busy_s = self.held_s = self.saved_s = 0.0  # device-seconds
         self.prepared = 0.0
@@ -177,6 +183,8 @@ class _Play:
             self.waiting.remove(name)
             self.running[name] = devices
             self.since[name] = (self.now_s, 0.0)
+            if self.told is not None:
+                self.unseen[name] = max(0.0, self.left[name] - 1.0)
 
     def speeds(self) -> dict[str, float]:
         """Samples/s at which each member that runs moves on."""
@@ -187,9 +195,10 @@ class _Play:
         return dict.fromkeys(own, pace)
 
     def advance(self) -> None:
-        """Go on to the end of the next member."""
+        """Go on to the end of the next member, or to the end of a first epoch if somebody wants to be told."""
         speeds = self.speeds()
-        step_s = min(self.left[name] * self.work.samples / speed for name, speed in speeds.items())
+        goals = {name: self.left[name] - self.unseen.get(name, 0.0) for name in speeds}
+        step_s = min(goals[name] * self.work.samples / speed for name, speed in speeds.items())
         self.now_s += step_s
         streams = [max(speeds.values())] if self.plans.shared else list(speeds.values())
         self.prepared += math.fsum(streams) * step_s / self.work.samples
@@ -201,8 +210,18 @@ class _Play:
             start, before_s = self.since[name]
             self.since[name] = (start, before_s + computed_s)
             self.left[name] -= speed * step_s / self.work.samples
+        self.tell()
         for name in [name for name in self.running if self.left[name] <= _DONE]:
             self.close(name, ended=True)
+
+    def tell(self) -> None:
+        """Say how fast those were who have trained their first epoch just now."""
+        seen = [name for name, then in self.unseen.items() if self.left[name] <= then + _DONE]
+        if seen and self.told is not None:
+            counts = {name: len(self.running[name]) for name in seen}
+            self.told({name: (count, self.work.rates.per_s(name, count)) for name, count in counts.items()})
+        for name in seen:
+            del self.unseen[name]
 
     def stop(self) -> None:
         """End the round: those who still run wait again, after a checkpoint of all."""
@@ -219,5 +238,6 @@ class _Play:
     def close(self, name: str, *, ended: bool) -> None:
         start, computed_s = self.since.pop(name)
         devices = self.running.pop(name)
+        self.unseen.pop(name, None)
         took_s = self.now_s - start
         self.bars.append(Bar(name, devices, start, self.now_s, computed_s / took_s if took_s else 1.0, ended))

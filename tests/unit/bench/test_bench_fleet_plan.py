@@ -67,6 +67,8 @@ def test_a_short_run(tmp_path: Path) -> None:
     )
     assert set(again["plan_gap_to_optimal"]) == set(fleet_plan.METHODS)
     assert again["greedy_gap"]["worst"] >= again["greedy_gap"]["median"] >= -1e-9  # nothing is below the best
+    for rows in again["profile_error"]["0.3"].values():
+        assert 0 < rows["learning"] < rows["once"]
     assert again["planning"]["in_flotilla"] > 1
     titles = re.findall(r"<h2>(.*?)</h2>", pictures.read_text())
     assert titles == [html.escape(NAMES[name]) for name in fleet_plan.SHOWN]
