@@ -19,11 +19,14 @@ from uneven.engine.connect import Connection, compare, connect, identity, joined
 from uneven.engine.fast import FastLoop, check_carried
 from uneven.engine.scribe import Scribe
 from uneven.engine.settings import CODE, decide_settings
-from uneven.engine.state import pack, unpack
+from uneven.engine.state import State, pack, unpack
 from uneven.errors import ConfigError
 from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy, compatible, policies
 from uneven.world import discover, report_failures
+
+_SLOWED_AFTER_S = 1.0
+"""A launcher that slows workers down looks a few times a second whether they are ready."""
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -81,19 +84,21 @@ class Session:
         self.config: RunConfig = settings.config
         self._balancer = balancers.resolve(settings.objects.get("balance", self.config.balance))
         self._policy = policies.resolve(settings.objects.get("sync", self.config.sync))
-        check_carried(self._policy, self.world.size)
+        check_carried(self._policy, tuple(range(self.world.size)), {})
         if senseless := compatible(self._policy, self._balancer):
             raise ConfigError(senseless)
         connection = connect(self.world, self.config.timeout_s)
         with ExitStack() as undo:
             undo.callback(connection.close, failed=True)
-            compare(connection.transport, identity(self.config), "start of the session")
+            what = {**identity(self.config), "_site": self.world.site}
+            said = compare(connection.transport, what, "start of the session")
             directory = journal if journal is not None else self.world.run_directory
             self._scribe = Scribe(self.world, directory, self.config, versions())
             undo.pop_all()
         for conflict in settings.conflicts:  # the launcher has told those between command line and file
             self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner == CODE)
-        self._loop = FastLoop(connection, self._scribe, self.config, self._policy)
+        sites = {rank: one["_site"] for rank, one in enumerate(said)}
+        self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
         self._loader: BalancedLoader | None = None
@@ -176,6 +181,9 @@ class Session:
             carrier.attach(model, find_unused_parameters, bucket_cap_mb)
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(carrier.check_step)
+        if self._loop.agreement is not None:
+            for optimizer in optimizers:
+                optimizer.register_step_pre_hook(self._loop.agreement.still)
         return (model, *optimizers) if optimizers else model
 
     def loader(
@@ -228,6 +236,24 @@ class Session:
         """
         return self._loop.no_sync()
 
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Inside, the model is the one that the policy names: evaluate and save that one::
+
+            with session.evaluated():          # every worker
+                accuracy = test(model)
+                if session.rank == 0:
+                    torch.save(model.state_dict(), "model.pt")
+
+        Under ``bsp`` every replica is, and nothing happens. Where replicas are averaged it is their mean, which all
+        workers work out together, and so wait for each other; where a policy keeps a centre it is that. Afterwards
+        the model is this worker's own replica again, bit by bit. Every worker has to enter it, between two batches
+        or outside of the loop; batch norm's running statistics belong to the model. Nothing is trained inside.
+
+        Raises:
+            PeerError: somebody did not come.
+        """
+        return self._loop.evaluated()
+
     def log(self, **scalars: float) -> None:
         """Write numbers to the journal: ``session.log(loss=loss.item(), accuracy=…)``.
 
@@ -239,13 +265,15 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Where this run is, to be saved beside the model's state: plain data.
 
-        Any rank's serves all; only what a rank's own predictor has learnt differs from rank to rank.
+        Any rank's serves all; only what a rank's own predictor has learnt differs from rank to rank. Between two
+        exchanges of a policy that lets replicas differ, models and optimizers differ too: save them on every rank to
+        go on exactly, or the model that :meth:`evaluated` shows, to go on from that.
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
         if self._loader is None:
-            return self._loaded if self._loaded is not None else pack({}, {})
-        return pack(self._loader.state_dict(), self._loop.state_dict())
+            return self._loaded if self._loaded is not None else pack(State())
+        return pack(State(self._loader.state_dict(), self._loop.state_dict(), *self._loop.agreement_state()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -259,19 +287,24 @@ class Session:
             self._restore(state)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        loader_state, control_state = unpack(state)
+        saved = unpack(state)
         self._loaded = None
-        if loader_state:
+        if saved.loader:
             assert self._loader is not None
-            self._loader.load_state_dict(loader_state)
-            self._loop.load_state_dict(control_state)
+            self._loader.load_state_dict(saved.loader)
+            self._loop.load_state_dict(saved.control)
+            self._loop.load_agreement(saved.agreement, saved.vectors)
+
+    def _say_ready(self) -> bool:
+        """Let a launcher that waits for it slow this worker down from here on, not while it imports torch."""
+        awaited, self._awaited = self._awaited, False
+        if awaited and self.world.run_directory is not None:
+            mark_ready(self.world.run_directory, self.rank)
+        return awaited
 
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
     def _begin(self, part: Part) -> None:
-        if self._awaited:  # a launcher slows workers down from here on, not while they import torch
-            self._awaited = False
-            assert self.world.run_directory is not None
-            mark_ready(self.world.run_directory, self.rank)
+        self._say_ready()
         self._loop.begin(part)
 
     def _end(self) -> None:

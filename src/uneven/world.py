@@ -28,6 +28,10 @@ NODE_VARIABLE = "UNEVEN_NODE"
 """Set by ``uneven emulate``: the name of the node that this worker runs on, in place of the machine's."""
 
 
+SITE_VARIABLE = "UNEVEN_SITE"
+"""Names the site that this worker is at, for policies that look at sites; without it, every machine is one."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """This process among the workers.
@@ -38,6 +42,7 @@ class World:
         run_directory: where the launcher wants the journal, if it said so.
         awaited: whether the launcher waits to be told that the training starts, see ``rundir.mark_ready``.
         kind: "real" or "emulated".
+        site: where it is, among the sites of a policy that looks at them: UNEVEN_SITE, or the host.
     """
 
     rank: int = 0
@@ -48,6 +53,7 @@ class World:
     run_directory: Path | None = None
     awaited: bool = False
     kind: str = "real"
+    site: str = "localhost"
 
     @property
     def alone(self) -> bool:
@@ -63,12 +69,14 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
     """
     env = os.environ if environment is None else environment
     run = env.get(RUN_VARIABLE)
+    host = env.get(NODE_VARIABLE) or socket.gethostname()
     world = World(
         rank=_integer(env, "RANK", 0),
         size=_integer(env, "WORLD_SIZE", 1),
         local_rank=_integer(env, "LOCAL_RANK", 0),
         local_size=_integer(env, "LOCAL_WORLD_SIZE", 1),
-        host=env.get(NODE_VARIABLE) or socket.gethostname(),
+        host=host,
+        site=env.get(SITE_VARIABLE) or host,
         run_directory=Path(run) if run else None,
         awaited=env.get(READY_VARIABLE) == "1",
         kind=env.get(WORLD_VARIABLE) or "real",

@@ -83,6 +83,18 @@ Merge = Mean | Add | Elastic | BlockMomentum
 
 
 @dataclass(frozen=True, slots=True)
+class WriteBack:
+    """How the outcome m of a background exchange enters a replica x that has moved on since it contributed s.
+
+    ``delta``, the default: x + α (m − s), which keeps what was learnt meanwhile. ``lerp``: (1 − α) x + α m, which
+    loses α of it and is what ShadowSync does (recalled). In the foreground nothing is learnt meanwhile.
+    """
+
+    alpha: float = 1.0
+    lerp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Significant:
     """Only entries whose accumulated relative change exceeds ``threshold``; the rest stays and adds up."""
 
@@ -104,6 +116,7 @@ class Exchange:
         select: which entries travel; None sends everything.
         parties: ranks that hold one replica together and so contribute once; the first of each speaks and
             hands on what it hears. They divide ``members``. Empty: every member speaks for itself.
+        write_back: how the outcome enters the replica, in the background.
     """
 
     payload: Payload
@@ -114,6 +127,7 @@ class Exchange:
     quorum: int | None = None
     select: Significant | None = None
     parties: tuple[tuple[int, ...], ...] = ()
+    write_back: WriteBack = WriteBack()
 
     def __post_init__(self) -> None:
         """Refuse what no carrier can give a meaning to.

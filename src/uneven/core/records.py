@@ -119,6 +119,25 @@ class EventRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRecord:
+    """One exchange of parameters, as this worker saw it; gradients under the backward pass write none."""
+
+    kind: ClassVar[str] = "exchange"
+    rank: int
+    iteration: int  # the last one that it holds
+    at_s: float  # Unix time of its end
+    moment: str  # "step" or "background"
+    members: int  # how many took part
+    samples: int  # that this worker took since its last exchange
+    gap: int  # steps of this worker since its last exchange: the sync gap
+    late: int = 0  # steps that it took while the exchange was under way: how stale the outcome is
+    took_s: float = 0.0
+    sent_bytes: int = 0  # by this worker, as counted from the shape of the exchange
+    distance: float = 0.0  # root mean square of its parameters' distance from the mean, before
+    dropped: int = 0  # exchanges since the last one that were not begun, as one was under way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRecord:
     """What a worker measured of itself before the first iteration."""
 
@@ -133,11 +152,13 @@ class ProfileRecord:
     took_s: float = 0.0
 
 
-Record = RunRecord | ProfileRecord | StepRecord | SplitRecord | LoadRecord | ScalarRecord | EventRecord
+Record = RunRecord | ProfileRecord | StepRecord | SplitRecord | LoadRecord | ScalarRecord | EventRecord | ExchangeRecord
 
 _KINDS: dict[str, type[Record]] = {
     cls.kind: cls
-    for cls in (RunRecord, ProfileRecord, StepRecord, SplitRecord, LoadRecord, ScalarRecord, EventRecord)
+    for cls in (
+        RunRecord, ProfileRecord, StepRecord, SplitRecord, LoadRecord, ScalarRecord, EventRecord, ExchangeRecord,
+    )
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}
 _FLOATS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 import uneven
 from uneven.config import RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
+from uneven.sync import Outlook
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
 from uneven.transport.patience import within
@@ -54,20 +56,39 @@ class Connection:
         transport: for the slow loop.
         roll: names the missing after a failure; None for a worker that is alone.
         own_group: the default process group if a session made it, else None.
+        leaving: called first when this worker leaves, with whether something has failed.
     """
 
     transport: Transport
     roll: RollCall | None
     own_group: _OwnGroup | None
+    leaving: Callable[[bool], None] | None = None
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
-        if self.roll is not None:
-            self.roll.close(everybody=self.transport.rank == 0 and not failed)
-        self.transport.close()
-        if self.own_group is not None:
-            self.own_group.leave()
-        self.roll = self.own_group = None
+        leaving, self.leaving = self.leaving, None
+        try:
+            if leaving is not None:
+                leaving(failed)
+        finally:
+            if self.roll is not None:
+                self.roll.close(everybody=self.transport.rank == 0 and not failed)
+            self.transport.close()
+            if self.own_group is not None:
+                self.own_group.leave()
+            self.roll = self.own_group = None
+
+
+def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.ProcessGroup | None:
+    """The process group of those whose gradients are averaged with this worker's; None where none are.
+
+    Every rank makes the groups of all, in one order.
+    """
+    mine = None
+    for group in out.gradient_groups:
+        made = dist.group.WORLD if group == members else dist.new_group(list(group))
+        mine = made if rank in group else mine
+    return mine
 
 
 def joined(world: World) -> World:

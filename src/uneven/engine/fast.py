@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,14 @@ from torch import nn
 from uneven.balance import Balancer
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
+from uneven.core.actions import Moment, Payload, StepPlan
 from uneven.core.records import SplitRecord, StepRecord
 from uneven.core.views import Limits, SyncView
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
-from uneven.engine.connect import Connection, compare
+from uneven.engine.agree import Agreement
+from uneven.engine.connect import Connection, compare, gradient_group
+from uneven.engine.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.engine.scribe import Scribe
 from uneven.engine.slow import Load, SlowLoop
 from uneven.errors import ConfigError, NonFiniteError
@@ -31,7 +35,7 @@ from uneven.measure.load import LoadMeter
 from uneven.measure.meter import Meter
 from uneven.measure.others import Others, find
 from uneven.predict import predictors
-from uneven.sync import SyncPolicy, carried
+from uneven.sync import Outlook, SyncPolicy, carried, first_plans, outlook, refused
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
 
@@ -42,11 +46,14 @@ _NONFINITE_EVERY = 50
 class FastLoop:
     """Told when an iteration begins and ends."""
 
-    def __init__(self, connection: Connection, scribe: Scribe, config: RunConfig, policy: SyncPolicy) -> None:
+    def __init__(
+        self, connection: Connection, scribe: Scribe, config: RunConfig, policy: SyncPolicy, sites: dict[int, str]
+    ) -> None:
         self._connection = connection
         self._scribe = scribe
         self._config = config
         self._policy = policy
+        self._sites = sites
         self._rank = connection.transport.rank
         self._members = tuple(range(connection.transport.size))
         self._meter = Meter(HostClock())
@@ -60,10 +67,11 @@ class FastLoop:
         self._control_s = 0.0
         self._exchange_cost_s = 0.0
         self.carrier: GradientCarrier | None = None
+        self.agreement: Agreement | None = None  # None where nothing is exchanged but everybody's gradients
         self.attached = False
 
     def attach(self, model: nn.Module, find_unused_parameters: bool) -> GradientCarrier | None:
-        """Measure where ``model`` is; the carrier for its gradients, or None for a worker that is alone.
+        """Measure where ``model`` is; the carrier for its gradients, or None where no gradients are exchanged.
 
         Raises:
             ConfigError: the model cannot be carried.
@@ -74,15 +82,36 @@ class FastLoop:
         compare(self._connection.transport, said, "session.setup")
         self.attached = True
         self._meter = Meter(clock_for(device))
-        self._load = LoadMeter(self._rank, gpu_uuid=_nvml_uuid(device))
-        if self._connection.roll is not None:
+        self._load = LoadMeter(self._rank, gpu_uuid=_nvml_uuid(device), device=device)
+        out = outlook(self._policy, self._members, self._sites)
+        if not out.gradients_of_all(self._members):
+            self.agreement = self._agree(model, out)
+        if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
             self.carrier = GradientCarrier(
                 observer=self._meter,
                 roll=self._connection.roll,
                 on_nonfinite=lambda: self._nonfinite("gradient"),
-                weight=1.0 / len(self._members),
+                weight=1.0 / group.size(),
+                group=group,
             )
         return self.carrier
+
+    def _agree(self, model: nn.Module, out: Outlook) -> Agreement:
+        refuse_synchronised_layers(model, self._policy)
+        if self._connection.roll is not None:
+            broadcast_from_first(model)
+        agreement = Agreement(self._policy, self._rank, self._members, self._sites, Replica(model))
+        agreement.carry_by(
+            roll=self._connection.roll,
+            timeout_s=self._config.timeout_s,
+            shadowed=Moment.BACKGROUND in out.moments,
+            observer=self._meter,
+            on_record=self._scribe.write,
+            # Not a method: the connection outlives the session, which a carrier of gradients would lead back to.
+            on_nonfinite=partial(_tell_nonfinite, self._scribe, self._config, self._rank, "parameter"),
+        )
+        self._connection.leaving = agreement.leave
+        return agreement
 
     def start(
         self, loader: BalancedLoader, balancer: Balancer, min_batch: int, max_batch: int | None, **same: Any
@@ -146,7 +175,7 @@ class FastLoop:
             ConfigError: several workers, and no model whose gradients are exchanged.
         """
         entered_s = time.perf_counter()
-        if self.carrier is None and len(self._members) > 1:
+        if not self.attached and len(self._members) > 1:
             raise ConfigError(
                 f"the loader is used on {len(self._members)} workers, but session.setup was not called: each would "
                 f"train a model of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
@@ -156,16 +185,33 @@ class FastLoop:
         self._epoch = part.epoch
         self._part = self._parts[part.iteration] = part
         self._scribe.iteration = part.iteration
+        plan = self._plan()
+        if self.agreement is not None:
+            self.agreement.before(part, plan)
         if self.carrier is not None:
-            plan = self._policy.plan(SyncView(rank=self._rank, clock=self._steps, members=self._members))
-            self.carrier.begin(part.iteration, part.batch(self._rank) / part.size, exchanging=bool(plan.exchanges))
+            group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
+            self.carrier.begin(part.iteration, self._weight(part, group), exchanging=group is not None)
             if self.carrier.rider is not None and self._slow is not None:
                 self.carrier.rider.calling = self._slow.urgent
         self._control_s += time.perf_counter() - entered_s
         self._meter.begin(part.iteration)
 
+    def _plan(self) -> StepPlan:
+        if self.agreement is not None:
+            return self.agreement.plan()
+        return self._policy.plan(SyncView(rank=self._rank, clock=self._steps, members=self._members))
+
+    def _weight(self, part: Part, group: tuple[int, ...] | None) -> float:
+        """This worker's part of the samples of those whose gradients are averaged."""
+        if group is None or len(group) == len(self._members):
+            return part.batch(self._rank) / part.size
+        return part.batch(self._rank) / max(1, sum(part.batch(rank) for rank in group))
+
     def end(self) -> None:
         """The iteration is over: the user asks for the next batch, or leaves the loop."""
+        leaving, met = sys.exc_info()[0] is GeneratorExit, True
+        if self.agreement is not None and self._part is not None:
+            met = self.agreement.after(self._part, leaving)
         self._meter.end()
         entered_s = time.perf_counter()
         part, self._part = self._part, None
@@ -179,18 +225,18 @@ class FastLoop:
         load = self._load.sample(part.iteration)
         if load is not None:
             self._scribe.write(load)
-        if sys.exc_info()[0] is not GeneratorExit:  # the loop was left: by all ranks, or by an error on this one
-            self._exchange(part.iteration, now)
+        if not leaving:  # the loop was left: by all ranks, or by an error on this one
+            self._exchange(part.iteration, now, met)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
         self._control_s += time.perf_counter() - entered_s
 
-    def _exchange(self, iteration: int, now: Load) -> None:
+    def _exchange(self, iteration: int, now: Load, met: bool) -> None:
         assert self._slow is not None
         rider = self.carrier.rider if self.carrier is not None else None
         called = rider.take() if rider is not None else None
         entered_s = time.perf_counter()
-        reported = self._slow.tick(iteration, now, self._exchange_cost_s, called)
+        reported = self._slow.tick(iteration, now, self._exchange_cost_s, called, met)
         spent_s = time.perf_counter() - entered_s
         self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
 
@@ -237,11 +283,7 @@ class FastLoop:
                 self._nonfinite(name)
 
     def _nonfinite(self, what: str) -> None:
-        error = NonFiniteError(what, (self._rank,), self._scribe.iteration)
-        raising = self._config.nonfinite == "raise"
-        self._scribe.event("non-finite", str(error), warn=not raising)
-        if raising:
-            raise error
+        _tell_nonfinite(self._scribe, self._config, self._rank, what)
 
     def _split(self, record: SplitRecord) -> None:
         if self._rank == 0:
@@ -250,6 +292,19 @@ class FastLoop:
     def _complain(self, rank: int, iteration: int, text: str) -> None:
         if self._rank == 0:
             self._scribe.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """See :meth:`uneven.Session.evaluated`."""
+        return self.agreement.evaluated() if self.agreement is not None else nullcontext()
+
+    def load_agreement(self, numbers: dict[str, Any], vectors: dict[str, torch.Tensor]) -> None:
+        """Inverse of :meth:`agreement_state`."""
+        if self.agreement is not None and numbers:
+            self.agreement.load_state_dict(numbers, vectors)
+
+    def agreement_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What the policy and its merges keep: numbers and vectors."""
+        return self.agreement.state_dict(self._part) if self.agreement is not None else ({}, {})
 
     def state_dict(self) -> dict[str, Any]:
         """State of the slow loop."""
@@ -269,6 +324,14 @@ class FastLoop:
         self._load.close()
 
 
+def _tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> None:
+    error = NonFiniteError(what, (rank,), scribe.iteration)
+    raising = config.nonfinite == "raise"
+    scribe.event("non-finite", str(error), warn=not raising)
+    if raising:
+        raise error
+
+
 def _known(reading: float) -> float | None:
     return None if math.isnan(reading) else round(reading, 4)
 
@@ -277,7 +340,7 @@ def _nvml_uuid(device: torch.device) -> str | None:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
-def check_carried(policy: SyncPolicy, size: int) -> None:
+def check_carried(policy: SyncPolicy, members: tuple[int, ...], sites: dict[int, str]) -> None:
     """Refuse a policy that asks for an exchange that no carrier here can carry.
 
     Raises:
@@ -286,10 +349,6 @@ def check_carried(policy: SyncPolicy, size: int) -> None:
     refusal = carried(policy)
     if refusal:
         raise ConfigError(refusal)
-    plan = policy.plan(SyncView(rank=0, clock=0, members=tuple(range(size))))
-    for exchange in plan.exchanges:
-        if not GradientCarrier.carries(exchange, size):
-            raise ConfigError(
-                f"{type(policy).__name__} asks for {exchange.payload.value} exchanges "
-                f"({exchange.moment.value}, via {exchange.via.value}), which this version cannot carry: use sync='bsp'"
-            )
+    for plan in first_plans(policy, members, sites):
+        if why := refused(plan):
+            raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")

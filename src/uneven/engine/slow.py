@@ -2,9 +2,10 @@
 
 It never makes the fast loop wait. A report is given to an asynchronous gather at the end of one iteration and
 its result read at the end of the next one; by then everybody has passed a gradient exchange that came after
-it, so the result is there. Every rank reads the same table, so every rank decides the same, and no server is
-needed. A split that was decided after iteration k is in force from k + 1 + lookahead, where ``lookahead`` is
-how far ahead the loaders have drawn indices.
+it, so the result is there. Where workers meet only every few steps, it is read after the next step in which they
+did. Every rank reads the same table, so every rank decides the same, and no server is needed. A split that was
+decided after iteration k is in force from k + 1 + lookahead, where ``lookahead`` is how far ahead the loaders have
+drawn indices.
 
 A worker whose speed leaves what it foretold calls for a gather: the call rides on the gradients, so everybody hears
 it in the same iteration. That is what lets gathers be rare while nothing changes.
@@ -139,10 +140,11 @@ class SlowLoop:
                 )
                 self._tutor.turn(self._forecaster)
 
-    def tick(self, iteration: int, load: Load, cost_s: float, called: bool | None) -> bool:
+    def tick(self, iteration: int, load: Load, cost_s: float, called: bool | None, met: bool = True) -> bool:
         """The end of ``iteration``; called on every rank alike.
 
         Args:
+            met: whether all ranks have waited for each other in this iteration, so that what they sent before is there.
             called: whether anybody has called for a gather since the last turn, the same on every rank; None where
                 calls are not carried.
             cost_s: what this rank's last exchange of reports cost the fast loop, from giving a report to deciding.
@@ -153,6 +155,8 @@ class SlowLoop:
         if not self._decider.adapts:
             return False
         if self._pending is not None:
+            if not met:
+                return False
             rows, self._pending = self._pending.result(), None
             self._decide(iteration, Table(rows))
         if self._next is None:

@@ -1,32 +1,57 @@
 """The state of a session as it goes into a checkpoint.
 
-Two JSON texts under fixed keys: the same keys on every rank and in every run, whatever the balancer, so that
+JSON texts under fixed keys: the same keys on every rank and in every run, whatever the balancer, so that
 ``torch.distributed.checkpoint`` can load into the state of a fresh session, and nothing that would have to be
-unpickled to be read.
+unpickled to be read. Policies that keep a centre or a momentum add vectors, of the model's size.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from uneven.errors import CheckpointError
 
 SCHEMA = 2
+_KEYS = {"schema", "loader", "control"}
+_LATER = {"agreement": "{}", "vectors": {}}
+"""Keys that older states of this schema lack."""
 
 
-def pack(loader: dict[str, Any], control: dict[str, Any]) -> dict[str, Any]:
-    """State of the loader and of the slow loop, as plain data."""
-    return {"schema": SCHEMA, "loader": json.dumps(loader), "control": json.dumps(control)}
+@dataclass(frozen=True, slots=True)
+class State:
+    """Attributes:
+    loader, control: of the loader and of the slow loop.
+    agreement, vectors: what the policy and its merges keep.
+    """
+
+    loader: dict[str, Any] = field(default_factory=dict)
+    control: dict[str, Any] = field(default_factory=dict)
+    agreement: dict[str, Any] = field(default_factory=dict)
+    vectors: dict[str, Tensor] = field(default_factory=dict)
 
 
-def unpack(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def pack(state: State) -> dict[str, Any]:
+    """As plain data and tensors."""
+    return {
+        "schema": SCHEMA,
+        "loader": json.dumps(state.loader),
+        "control": json.dumps(state.control),
+        "agreement": json.dumps(state.agreement),
+        "vectors": dict(state.vectors),
+    }
+
+
+def unpack(state: dict[str, Any]) -> State:
     """Inverse of :func:`pack`.
 
     Raises:
         CheckpointError: it is not a session's state, or has another schema.
     """
-    if not isinstance(state, dict) or set(state) != {"schema", "loader", "control"}:
+    if not isinstance(state, dict) or not _KEYS <= set(state) <= _KEYS | set(_LATER):
         keys = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise CheckpointError(f"not the state of a session (found {keys}): pass what session.state_dict() returned")
     if state["schema"] != SCHEMA:
@@ -34,8 +59,9 @@ def unpack(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
             f"session state of schema {state['schema']}, this version reads {SCHEMA}: "
             f"resume with the version of uneven that wrote it"
         )
+    state = {**_LATER, **state}
     try:
-        loader, control = json.loads(state["loader"]), json.loads(state["control"])
+        loader, control, agreement = (json.loads(state[key]) for key in ("loader", "control", "agreement"))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"session state cannot be read ({error}): the checkpoint is damaged") from error
-    return loader, control
+    return State(loader, control, agreement, dict(state["vectors"]))

@@ -1,5 +1,17 @@
 """How contributions become one: arithmetic on flat vectors, without any communication."""
 
+from uneven.merge.flat import Flat
 from uneven.merge.rules import Block, mean, pull, significant
+from uneven.merge.shared import average, contribution, distance, resting_in
 
-__all__ = ["Block", "mean", "pull", "significant"]
+__all__ = [
+    "Block",
+    "Flat",
+    "average",
+    "contribution",
+    "distance",
+    "mean",
+    "pull",
+    "resting_in",
+    "significant",
+]

@@ -10,10 +10,11 @@ from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, policies
 from uneven.sync.block import BMUF, DiLoCo
 from uneven.sync.bsp import BSP
 from uneven.sync.elastic import EASGD
-from uneven.sync.fits import carried, compatible
+from uneven.sync.fits import carried, compatible, refused
 from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
 from uneven.sync.hierarchical import Hierarchical
 from uneven.sync.local import MA, LocalSGD
+from uneven.sync.outlook import Outlook, first_plans, outlook
 from uneven.sync.shadow import Shadow
 from uneven.sync.shuffle import Shuffle, ds_sync
 
@@ -46,6 +47,7 @@ __all__ = [
     "Grouping",
     "Hierarchical",
     "LocalSGD",
+    "Outlook",
     "Pace",
     "RandomGroups",
     "Shadow",
@@ -55,6 +57,9 @@ __all__ = [
     "carried",
     "compatible",
     "ds_sync",
+    "first_plans",
     "groupings",
+    "outlook",
     "policies",
+    "refused",
 ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from uneven.balance import Balancer, Even, balancers
-from uneven.core.actions import Payload
-from uneven.core.views import SyncView
+from uneven.core.actions import BlockMomentum, Exchange, Mean, Moment, Payload, StepPlan, Via
 from uneven.registry import describe
 from uneven.sync.base import Facts, Pace, SyncPolicy, policies
-from uneven.sync.bsp import gradient_mean
+from uneven.sync.outlook import first_plans
 
 
 def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
@@ -41,24 +40,44 @@ def carried(policy: str | SyncPolicy) -> str | None:
     """
     agreeing = policies.resolve(policy)
     facts = agreeing.facts
-    if (facts is None or facts.payloads == (Payload.GRADIENT,)) and _is_bsp(agreeing, facts):
+    why = next((why for plan in first_plans(agreeing, (0, 1), {}) if (why := refused(plan))), None)
+    if why is None:
         return None
     moves = "" if facts is None else f" (it moves {facts.moves})"
     name = policy if isinstance(policy, str) else "NAME"
     return (
-        f"sync = {describe(policy)} cannot be carried by a real run yet{moves}; a run carries the weighted mean of the "
-        f"gradients over everybody only: train with sync = 'bsp', or see what it would do with "
-        f"`uneven simulate CLUSTER.toml --sync {name}`"
+        f"sync = {describe(policy)} cannot be carried by a real run yet{moves}: {why}; train with "
+        f"sync = {_carried_near(facts)!r}, or see what it would do with `uneven simulate CLUSTER.toml --sync {name}`"
     )
 
 
-def _is_bsp(policy: SyncPolicy, facts: Facts | None) -> bool:
-    members = (0, 1)
-    for clock in range(1 if facts is None else facts.every):
-        plan = policy.plan(SyncView(rank=0, clock=clock, members=members))
-        if plan.waits or any(exchange != gradient_mean(members) for exchange in plan.exchanges):
-            return False
-    return True
+def refused(plan: StepPlan) -> str | None:
+    """Why a real run cannot carry this plan; None where it can."""
+    if plan.waits:
+        return "it lets steps wait for clocks, which only a shared copy could tell"
+    return next((why for one in plan.exchanges if (why := _refused(one))), None)
+
+
+def _refused(one: Exchange) -> str | None:
+    if one.via is Via.SERVER or one.quorum is not None:
+        return "it goes through a shared copy on a server, and workers exchange among themselves only"
+    if one.select is not None or one.payload is Payload.DELTA:
+        return "it sends movements rather than parameters"
+    if one.payload is Payload.GRADIENT:
+        return None if one.merge == Mean() and not one.parties else "gradients are merged by their weighted mean only"
+    if not isinstance(one.merge, Mean | BlockMomentum):
+        return f"parameters are merged by a mean or by block momentum, not by {type(one.merge).__name__}"
+    if one.moment is Moment.BACKGROUND and one.parties:
+        return "parties speak with one voice in the foreground only"
+    return None
+
+
+def _carried_near(facts: Facts | None) -> str:
+    if facts is None or facts.pace is Pace.QUORUM or facts.payloads == (Payload.GRADIENT,):
+        return "bsp"
+    if facts.pace is Pace.OWN and facts.waits == "nobody":
+        return "shadow:ma"
+    return "bsp"
 
 
 def _near(facts: Facts) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import Moment, Payload, StepPlan
+from uneven.core.actions import Moment, Payload, StepPlan, WriteBack
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.sync.base import Facts, Pace, SyncPolicy, policies
+from uneven.sync.parts import number
+
+_ALPHA = {"delta": 1.0, "lerp": 0.5}
+"""The ways to write back, with our default of α for each."""
 
 
 class Shadow(SyncPolicy):
@@ -19,15 +23,28 @@ class Shadow(SyncPolicy):
 
     Args:
         inner: what is exchanged. A name stands for that policy with ``every=1`` unless it says otherwise.
+        write_back: "delta" adds α times the change that the exchange brought, and keeps what was learnt meanwhile;
+            "lerp", ShadowSync's own (recalled), goes α of the way to the outcome and loses α of that.
+        alpha: α, above 0 and at most 1. With "lerp" 1 would lose all that was learnt meanwhile, back to back
+            everything, so take less.
 
     Raises:
-        ConfigError: ``inner`` makes no sense in the background.
+        ConfigError: ``inner`` makes no sense in the background, or an argument out of range.
         UnknownNameError: no such policy.
     """
 
-    def __init__(self, inner: str | SyncPolicy = "easgd") -> None:
+    def __init__(
+        self, inner: str | SyncPolicy = "easgd", *, write_back: str = "delta", alpha: float | None = None
+    ) -> None:
         self.inner = policies.resolve(inner, every=1)
         _check(self.inner)
+        if alpha is not None or write_back != "delta":
+            _check_answers(self.inner)
+        if write_back not in _ALPHA:
+            raise ConfigError(f"shadow: write_back = {write_back!r} must be one of: {', '.join(_ALPHA)}")
+        self.write_back = write_back
+        self.alpha = number("shadow", "alpha", _ALPHA[write_back] if alpha is None else alpha, "(0, 1]")
+        self._back = WriteBack(self.alpha, lerp=write_back == "lerp")
         self.evaluated = self.inner.evaluated
         self._last: tuple[StepPlan, StepPlan] | None = None
 
@@ -40,7 +57,7 @@ class Shadow(SyncPolicy):
         plan = self.inner.plan(view)
         last = self._last
         if last is None or last[0] is not plan:
-            moved = tuple(replace(one, moment=Moment.BACKGROUND) for one in plan.exchanges)
+            moved = tuple(replace(one, moment=Moment.BACKGROUND, write_back=self._back) for one in plan.exchanges)
             last = self._last = (plan, StepPlan(exchanges=moved))
         return last[1]
 
@@ -86,4 +103,19 @@ def _check(inner: SyncPolicy) -> None:
         raise ConfigError(
             f"shadow: {inner!r} forms its groups by the workers' clocks. Where nobody waits these drift apart, and "
             f"groups could wait for each other in a ring: use shadow:ma:every={facts.every}"
+        )
+
+
+def _check_answers(inner: SyncPolicy) -> None:
+    """Refuse ways to write back where the shared copy answers with what is to be done.
+
+    Raises:
+        ConfigError: naming the policy and the option that it has instead.
+    """
+    facts = inner.facts
+    if facts is not None and facts.pace is Pace.OWN:
+        raise ConfigError(
+            f"shadow: alpha and write_back are for outcomes that the workers come to among themselves, as with ma or "
+            f"bmuf; {inner!r} meets a shared copy and says by options of its own what follows, as in "
+            f"shadow:easgd:alpha=0.3"
         )

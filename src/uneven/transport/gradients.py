@@ -23,7 +23,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from uneven.core.actions import Exchange, Mean, Moment, Payload
 from uneven.errors import TrainingError
 from uneven.transport.check import unused_parameters
 from uneven.transport.hooks import ModelHook
@@ -76,6 +75,7 @@ class GradientCarrier:
     Attributes:
         weight: x_i / X of the batch in hand; set before its forward pass.
         iteration: for messages.
+        group: the process group of those whose gradients are averaged; None is everybody's.
         rider: carries calls along with the gradients; None on an accelerator, where reading one would wait for it.
         owner: kept alive as long as the model.
     """
@@ -85,6 +85,7 @@ class GradientCarrier:
     on_nonfinite: Callable[[], None]
     weight: float = 0.0
     iteration: int = 0
+    group: Any = None
     rider: Rider | None = None
     owner: object = None
     _ddp: DistributedDataParallel | None = None
@@ -106,26 +107,27 @@ class GradientCarrier:
     def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
         """Install on ``model``, which stays the user's own object: same type, same state-dict keys.
 
-        Parameters are broadcast from rank 0. Afterwards every forward pass through ``model(...)`` prepares
-        an exchange, as it would inside :class:`DistributedDataParallel`.
+        Parameters are broadcast from the first rank of the group. Afterwards every forward pass through
+        ``model(...)`` prepares an exchange, as it would inside :class:`DistributedDataParallel`.
         """
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._group = dist.group.WORLD if self.group is None else self.group
         self._ddp = DistributedDataParallel(
             model,
+            process_group=self._group,
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused_parameters,
             bucket_cap_mb=bucket_cap_mb,
             **_NO_BROADCAST,
         )
         for buffer in model.buffers():  # before torch 2.13, NO_BROADCAST left out the first one too
-            dist.broadcast(buffer, src=0)
+            dist.broadcast(buffer, group=self._group, group_src=0)
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
-        self._statistics = BatchStatistics.of(model)
+        self._statistics = BatchStatistics.of(model, self._group)
         self._nonfinite = torch.zeros(1, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
         self.rider = Rider() if on_host else None
-        self._group = dist.group.WORLD
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ModelHook(self._after_forward)),
@@ -140,13 +142,6 @@ class GradientCarrier:
         if self._ddp is not None:
             self._ddp._remove_autograd_hooks()
         self._ddp = None
-
-    @staticmethod
-    def carries(exchange: Exchange, size: int) -> bool:
-        """Whether this is the exchange that is carried here: the mean of the gradients over everybody."""
-        return exchange == Exchange(
-            payload=Payload.GRADIENT, members=tuple(range(size)), merge=Mean(), moment=Moment.BACKWARD
-        )
 
     def begin(self, iteration: int, weight: float, exchanging: bool = True) -> None:
         """The next forward passes belong to this iteration and count with this weight.
@@ -211,7 +206,7 @@ class GradientCarrier:
         assert self._ddp is not None
         output = self._ddp._post_forward(output)
         if torch.is_grad_enabled():
-            if self._synchronise and self._statistics is not None and model.training:
+            if self._statistics is not None and self._synchronise and self._exchanging and model.training:
                 self._statistics.start(self.weight)
             elif not self._synchronise:
                 self._held = True

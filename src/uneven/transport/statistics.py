@@ -7,6 +7,8 @@ of the weighted ones. It travels beside the gradients and hides under the backwa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,15 +22,16 @@ class BatchStatistics:
     are synchronised ones (theirs are equal already).
     """
 
-    def __init__(self, layers: list[_BatchNorm]) -> None:
+    def __init__(self, layers: list[_BatchNorm], group: Any = None) -> None:
         self._layers = layers
+        self._group = group
         self._work: dist.Work | None = None
         self._flat: torch.Tensor | None = None
         self._moving: list[torch.Tensor] = []
 
     @classmethod
-    def of(cls, model: nn.Module) -> BatchStatistics | None:
-        """Those of ``model``, or None if it has no such layer."""
+    def of(cls, model: nn.Module, group: Any = None) -> BatchStatistics | None:
+        """Those of ``model``, or None if it has no such layer; averaged over a process group, or everybody."""
         layers = [
             layer
             for layer in model.modules()
@@ -36,7 +39,7 @@ class BatchStatistics:
             and not isinstance(layer, nn.SyncBatchNorm)
             and layer.running_mean is not None
         ]
-        return cls(layers) if layers else None
+        return cls(layers, group) if layers else None
 
     def start(self, weight: float) -> None:
         """Start the exchange; every rank calls it after the same forward pass."""
@@ -52,7 +55,7 @@ class BatchStatistics:
         if not self._moving:
             return
         self._flat = torch.cat([tensor.reshape(-1).double() for tensor in self._moving]).mul_(weight)
-        self._work = dist.all_reduce(self._flat, async_op=True)
+        self._work = dist.all_reduce(self._flat, group=self._group, async_op=True)
 
     def finish(self) -> None:
         """Wait for the exchange and write the mean back."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Add, BlockMomentum, Elastic, Exchange, Mean, Moment, Payload
+from uneven.core.actions import Add, BlockMomentum, Elastic, Exchange, Mean, Moment, Payload, WriteBack
 from uneven.merge import Block, pull, significant
 from uneven.simulate import Arithmetic
 from uneven.simulate.exchanges import Kind, kind_of
@@ -198,7 +198,7 @@ class Training(Arithmetic):
                 self._replicas[rank].block = block
             average = block.start
         for rank in ranks:
-            self._take_over(rank, average, sent[rank])
+            self._take_over(rank, average, sent[rank], exchange.write_back)
 
     def _tell(self, exchange: Exchange, speaker: int) -> None:
         assert isinstance(exchange.merge, Add)
@@ -253,7 +253,7 @@ class Training(Arithmetic):
         if isinstance(exchange.merge, Elastic):
             replica.state = _moved(replica.state, answer)
         else:
-            self._take_over(rank, answer, sent)
+            self._take_over(rank, answer, sent, exchange.write_back)
 
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
         """The state after the newest round, as who keeps the copy knows it."""
@@ -261,7 +261,7 @@ class Training(Arithmetic):
         sent = self._sent.pop(key_of(rank, exchange), None)
         self._answers.pop(key_of(rank, exchange), None)
         if sent is not None and exchange.moment is Moment.BACKGROUND:
-            self._take_over(rank, self._centre, sent)
+            self._take_over(rank, self._centre, sent, exchange.write_back)
             return
         if exchange.payload is Payload.GRADIENT:
             replica.state, replica.gradient = self._rounds[exchange.members], None
@@ -269,11 +269,16 @@ class Training(Arithmetic):
             replica.state = replace(replica.state, parameters=self._centre)
         replica.carried = replica.state.moved
 
-    def _take_over(self, rank: int, outcome: Tensor, sent: Sent) -> None:
+    def _take_over(self, rank: int, outcome: Tensor, sent: Sent, back: WriteBack) -> None:
         """Go on from the outcome, with what was learnt since the contribution left."""
         replica = self._replicas[rank]
         here = replica.state.parameters
-        after = outcome if here is sent.parameters else here + (outcome - sent.parameters)
+        if back.lerp:
+            after = torch.lerp(here, outcome, back.alpha)
+        elif back.alpha == 1 and here is sent.parameters:
+            after = outcome
+        else:
+            after = here + back.alpha * (outcome - sent.parameters)
         replica.state = replace(replica.state, parameters=after)
 
     def _each(self, ranks: Iterable[int], change: Callable[[State], State]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,22 +10,31 @@ import pytest
 import uneven
 from uneven.balance import Even, LbBsp, balancers
 from uneven.cli.run import layers_of
-from uneven.core.actions import StepPlan
+from uneven.core.actions import Elastic, Exchange, Mean, Moment, Payload, StepPlan, Via, Wait
 from uneven.core.views import SyncView
 from uneven.engine.fast import check_carried
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.sync import BSP, MA, Facts, Pace, Shadow, Shuffle, SyncPolicy, carried, compatible, policies
+from uneven.sync import BSP, MA, Facts, Pace, Shadow, SyncPolicy, carried, compatible, policies, refused
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
         ("ssp:staleness=3", "SSP(staleness=3, scale=None)"),
-        ("shadow", "Shadow(inner=EASGD(alpha=None, every=1))"),
-        ("shadow:easgd:alpha=0.3", "Shadow(inner=EASGD(alpha=0.3, every=1))"),
-        (" shadow : easgd : alpha = 0.3 , every = 2 ", "Shadow(inner=EASGD(alpha=0.3, every=2))"),
-        ("shadow:diloco:outer-lr=0.5", "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9))"),
-        ("shadow:shadow:asp", "Shadow(inner=Shadow(inner=ASP(scale=None)))"),
+        ("shadow", "Shadow(inner=EASGD(alpha=None, every=1), write_back='delta', alpha=1.0)"),
+        ("shadow:easgd:alpha=0.3", "Shadow(inner=EASGD(alpha=0.3, every=1), write_back='delta', alpha=1.0)"),
+        (
+            " shadow : easgd : alpha = 0.3 , every = 2 ",
+            "Shadow(inner=EASGD(alpha=0.3, every=2), write_back='delta', alpha=1.0)",
+        ),
+        (
+            "shadow:write-back=lerp:diloco:outer-lr=0.5",
+            "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9), write_back='lerp', alpha=0.5)",
+        ),
+        (
+            "shadow:alpha=0.2:ma",
+            "Shadow(inner=MA(every=1, by_samples=True), write_back='delta', alpha=0.2)",
+        ),
         ("shuffle:columns=3", "Shuffle(inner=MA(every=1, by_samples=True), groups=Grid(columns=3))"),
         ("shuffle:local:every=4", "Shuffle(inner=LocalSGD(every=4, warmup=0), groups=Grid(columns=None))"),
         (
@@ -43,7 +53,9 @@ def test_a_specification_is_read(spec: str, said: str) -> None:
         ("shufle", UnknownNameError, "unknown synchronisation policy 'shufle'; did you mean 'shuffle'"),
         ("shadow:esgd:alpha=1", UnknownNameError, "'esgd'; did you mean 'easgd'"),
         ("shadow:easgd:alhpa=1", UnknownNameError, "policy 'easgd': 'alhpa'; did you mean 'alpha'"),
-        ("shadow:alpha=0.3", UnknownNameError, r"as in shadow:NAME:alpha=….*'alpha' \(known: none\)"),
+        ("shadow:alpha=0.3", ConfigError, "outcomes that the workers come to among themselves.*shadow:easgd:alpha=0.3"),
+        ("shadow:write-back=lrp:ma", ConfigError, "write_back = 'lrp' must be one of: delta, lerp"),
+        ("shadow:alpha=0:ma", ConfigError, r"shadow: alpha = 0 must be a number in \(0, 1\]"),
         ("shadow:every=2:ma", UnknownNameError, "as in shadow:NAME:every=…"),
         ("shadow:inner=ma", ConfigError, "write what 'shadow' holds after a colon"),
         ("shadow:easgd,alpha=1", ConfigError, "expected key=value after the colon, found 'easgd'"),
@@ -97,7 +109,7 @@ def test_the_nearest_policy_that_can_be_balanced_is_named_and_can_be(policy: str
 
 def test_objects_are_taken_too_and_a_policy_without_facts_is_left_alone() -> None:
     assert compatible(BSP(), LbBsp()) is None
-    assert "sync = Shadow(inner=MA(every=8, by_samples=True))" in str(compatible(Shadow(MA()), LbBsp()))
+    assert "sync = Shadow(inner=MA(every=8, by_samples=True), write" in str(compatible(Shadow(MA()), LbBsp()))
     assert "balance = LbBsp decides" in str(compatible(Shadow(MA()), LbBsp()))
     assert compatible(Shadow(MA()), Even()) is None
     assert compatible(_Silent(), LbBsp()) is None
@@ -112,25 +124,59 @@ class _Silent(SyncPolicy):
         return BSP().plan(view)
 
 
-def test_only_the_mean_of_the_gradients_is_carried_by_a_real_run() -> None:
-    assert carried("bsp") is None
-    assert carried(BSP()) is None
-    assert carried(_Silent()) is None
-    for spec in (*TOGETHER[1:], *APART):
+CARRIED = (
+    *("bsp", "local", "local:every=4,warmup=9", "local:every=9000", "diloco", "ma", "bmuf", "shuffle"),
+    "hierarchical",
+)
+SHADOWED = ("shadow:ma", "shadow:bmuf", "shadow:write-back=lerp:local:every=3")
+NOT_CARRIED = ("asp", "ssp", "backup", "easgd", "shadow", "shadow:asp")
+
+
+def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> None:
+    assert {spec.split(":")[0] for spec in (*CARRIED, *NOT_CARRIED)} == set(policies)
+    for policy in (*CARRIED, *SHADOWED, BSP(), _Silent()):
+        assert carried(policy) is None
+        check_carried(policies.resolve(policy), (0, 1, 2), {})
+    for spec in NOT_CARRIED:
         why = carried(spec)
         assert why is not None
         assert f"sync = '{spec}' cannot be carried by a real run yet" in why
         assert f"uneven simulate CLUSTER.toml --sync {spec}" in why
+        near = why.split("train with sync = '")[1].split("'")[0]
+        assert carried(near) is None
         with pytest.raises(ConfigError, match="cannot be carried"):
-            check_carried(policies.resolve(spec), size=2)
-    assert "sync = Shuffle(" in str(carried(Shuffle("ma")))
+            check_carried(policies.resolve(spec), (0, 1), {})
+    assert "sync = Shadow(inner=EASGD(" in str(carried(Shadow("easgd")))
 
 
-@pytest.mark.parametrize("spec", ["ssp", "local:every=1000", "shadow:ma"])
+_MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), moment=Moment.STEP)
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (replace(_MEAN, via=Via.SERVER), "through a shared copy on a server"),
+        (replace(_MEAN, quorum=1), "through a shared copy on a server"),
+        (replace(_MEAN, payload=Payload.DELTA), "movements rather than parameters"),
+        (replace(_MEAN, merge=Elastic(0.5)), "by a mean or by block momentum, not by Elastic"),
+        (replace(_MEAN, moment=Moment.BACKGROUND, parties=((0,), (1,))), "in the foreground only"),
+        (
+            replace(_MEAN, payload=Payload.GRADIENT, moment=Moment.BACKWARD, merge=Mean(by_samples=False)),
+            "gradients are merged by their weighted mean only",
+        ),
+    ],
+)
+def test_an_exchange_that_no_carrier_carries_is_refused_by_what_it_is(one: Exchange, why: str) -> None:
+    assert refused(StepPlan(exchanges=(_MEAN,))) is None
+    assert why in str(refused(StepPlan(exchanges=(_MEAN, one))))
+    assert "wait for clocks" in str(refused(StepPlan(waits=(Wait((0, 1), 3),))))
+
+
+@pytest.mark.parametrize("spec", ["ssp", "easgd:every=1000", "shadow"])
 def test_a_run_is_refused_before_anything_starts(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the first steps exchange nothing, which looked harmless."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"sync = '{spec}' cannot be carried .* train with sync = 'bsp'"):
+    with pytest.raises(ConfigError, match=f"sync = '{spec}' cannot be carried .* train with sync = '"):
         layers_of({"sync": spec}, None)
     with pytest.raises(ConfigError, match="cannot be carried"):
         uneven.Session(sync=spec)

@@ -1,0 +1,248 @@
+"""How replicas agree beyond the gradients of everybody: has carried out what the policy plans.
+
+Before each step the policy is asked for its plan. Gradients are the business of the carrier that hangs on the
+backward pass. Exchanges of parameters are ordered here, when the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.core.views import SyncView
+from uneven.data.order import Part
+from uneven.engine.exchanges import Exchanges, Order
+from uneven.engine.replica import Replica
+from uneven.errors import CheckpointError, ConfigError, PeerError, TrainingError
+from uneven.sync import Evaluated, SyncPolicy, refused
+
+_AHEAD = 4096
+"""Steps within which a policy that exchanges in the background is taken to plan an exchange."""
+
+
+class Agreement:
+    """One worker's part in the exchanges of parameters.
+
+    Args:
+        policy: whose plans are carried out; also names the model to evaluate.
+        sites: where each rank is.
+    """
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        rank: int,
+        members: tuple[int, ...],
+        sites: dict[int, str],
+        replica: Replica,
+    ) -> None:
+        self._policy, self._rank, self._members, self._sites = policy, rank, members, sites
+        self._replica = replica
+        self._exchanges: Exchanges
+        self.clock = 0  # steps taken
+        self._plan = StepPlan()
+        self._owed: tuple[Exchange, ...] = ()
+        self._iteration = self._gap = self._dropped = 0
+        self._fresh = [0] * len(members)  # samples of each rank since its last exchange
+        self._begun = self._showing = self._padded = False
+        self._equal = True  # whether all replicas are known to be the same
+
+    def carry_by(self, **lines: Any) -> None:
+        """Make the lines; every rank does so at the same time. See :class:`Exchanges`, which takes the arguments."""
+        self._exchanges = Exchanges(self._replica, rank=self._rank, clock=lambda: self.clock, **lines)
+
+    # ---------------------------------------------------------------- around a step
+    def plan(self) -> StepPlan:
+        """What the policy wants around the step that is about to begin.
+
+        Raises:
+            ConfigError: something that is not carried.
+        """
+        plan = self._planned(self.clock)
+        if plan is not self._plan and (why := refused(plan)):
+            raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
+        return plan
+
+    def _planned(self, clock: int) -> StepPlan:
+        return self._policy.plan(SyncView(rank=self._rank, clock=clock, members=self._members, sites=self._sites))
+
+    def before(self, part: Part, plan: StepPlan) -> None:
+        """A step is about to begin.
+
+        Raises:
+            TrainingError: inside ``session.evaluated()``; or an exchange beside the training has failed.
+        """
+        if self._showing:
+            raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
+        self._begin()
+        self._make_up()
+        self._plan = plan
+        self._padded = part.batch(self._rank) == 0
+
+    def _begin(self) -> None:
+        if not self._begun and self._policy.evaluated is Evaluated.CENTRE:
+            self._replica.begin()
+        self._begun = True
+
+    def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Before a step of the optimizer: a batch that only fills up a last part must not be learnt from twice."""
+        if self._padded and not any(one.payload is Payload.GRADIENT for one in self._plan.exchanges):
+            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+
+    def after(self, part: Part, leaving: bool) -> bool:
+        """A step is over.
+
+        Args:
+            leaving: the loop was left in it. Exchanges after it are made up for before the next step or evaluation,
+                where everybody is; somebody may have left because of an error.
+
+        Returns:
+            Whether everybody has waited for everybody.
+        """
+        self.clock += 1
+        self._gap += 1
+        self._iteration = part.iteration
+        self._fresh = [have + new for have, new in zip(self._fresh, part.shares, strict=True)]
+        self._equal = False
+        self._exchanges.write_down()
+        if leaving:
+            self._owed = _of(self._plan, Moment.STEP)
+            return False
+        for exchange in _of(self._plan, Moment.STEP):
+            self._meet(exchange)
+        for exchange in _of(self._plan, Moment.BACKGROUND):
+            if self._exchanges.idle:
+                self._exchanges.begin(self._order(exchange))
+            else:
+                self._dropped += 1
+        met = (one for one in self._plan.exchanges if one.moment is not Moment.BACKGROUND)
+        return any(len(one.members) == len(self._members) for one in met)
+
+    def _make_up(self) -> None:
+        owed, self._owed = self._owed, ()
+        for exchange in owed:
+            self._meet(exchange)
+
+    def _meet(self, exchange: Exchange) -> None:
+        self._exchanges.meet(self._order(exchange))
+        self._equal = len(exchange.members) == len(self._members)
+
+    def _order(self, exchange: Exchange) -> Order:
+        party = next((party for party in exchange.parties if self._rank in party), (self._rank,))
+        order = Order(
+            exchange,
+            clock=self.clock,
+            iteration=self._iteration,
+            samples=self._fresh[self._rank],
+            gap=self._gap,
+            weight=sum(self._fresh[rank] for rank in party),
+            dropped=self._dropped,
+        )
+        self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
+        self._gap = self._dropped = 0
+        return order
+
+    # ---------------------------------------------------------------- the model that counts
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Inside, the model is the one that the policy names. All workers enter it; see ``Session.evaluated``."""
+        self._begin()
+        self._make_up()
+        self._settle()
+        shown = self._shown()
+        if shown is None:
+            yield
+            return
+        own = self._replica.flat.read()
+        self._replica.flat.write(shown)
+        self._showing = True
+        try:
+            yield
+        finally:
+            self._showing = False
+            self._replica.flat.write(own)
+
+    def _shown(self) -> Tensor | None:
+        """None where the replica is the one."""
+        if self._policy.evaluated is Evaluated.CENTRE:
+            return self._replica.centre
+        if self._policy.evaluated is Evaluated.REPLICA or self._equal or len(self._members) == 1:
+            return None
+        everybody = Exchange(payload=Payload.PARAMETERS, members=self._members, merge=Mean(), moment=Moment.STEP)
+        return self._exchanges.mean(everybody)
+
+    def _settle(self) -> None:
+        """Let nothing be under way in the background, on any worker, taking part until the last one is through."""
+        if not self._exchanges.shadowed:
+            return
+        found: list[Exchange] = []
+        for clock in range(self.clock, self.clock + _AHEAD):
+            if found := list(_of(self._planned(clock), Moment.BACKGROUND)):
+                break
+        for exchange in found:
+            self._exchanges.rest(self._order(exchange))
+
+    # ---------------------------------------------------------------- checkpoints and the end
+    def state_dict(self, part: Part | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Numbers and vectors. ``part`` is the batch in hand, which counts as used: its step has been taken."""
+        hand = int(part is not None)
+        fresh = self._fresh if part is None else [a + b for a, b in zip(self._fresh, part.shares, strict=True)]
+        owed = self._owed if part is None else _of(self._plan, Moment.STEP)
+        numbers = {
+            "policy": repr(self._policy),
+            "own": self._policy.state_dict(),
+            "clock": self.clock + hand,
+            "gap": self._gap + hand,
+            "fresh": fresh,
+            "owed": bool(owed),
+        }
+        return numbers, self._replica.state_dict()
+
+    def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """Inverse of :meth:`state_dict`, between two steps; also with other workers. Another policy starts afresh.
+
+        Raises:
+            CheckpointError: the vectors do not fit the model.
+        """
+        self._equal, self._owed, self._dropped = False, (), 0
+        if numbers.get("policy") != repr(self._policy):
+            return
+        flat = self._replica.flat
+        if any(len(vector) not in (flat.size, flat.trained) for vector in vectors.values()):
+            raise CheckpointError(
+                f"the centre in the checkpoint has {max(map(len, vectors.values()))} numbers, that of this model "
+                f"{flat.size}: resume with the model that the run began with"
+            )
+        self.clock, self._gap = numbers["clock"], numbers["gap"]
+        same = len(numbers["fresh"]) == len(self._members)
+        self._fresh = list(numbers["fresh"]) if same else [0] * len(self._members)
+        self._policy.load_state_dict(numbers["own"])
+        self._replica.load_state_dict(vectors)
+        if numbers["owed"]:
+            self._owed = _of(self._planned(self.clock - 1), Moment.STEP)
+
+    def leave(self, failed: bool) -> None:
+        """The end of the run: others may still need this worker's shadow, unless something has gone wrong.
+
+        Raises:
+            PeerError: somebody is gone.
+        """
+        try:
+            if self._begun and not failed:
+                self._settle()
+        except PeerError:
+            failed = True
+            raise
+        finally:
+            self._exchanges.close(failed)
+
+
+def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
+    return tuple(one for one in plan.exchanges if one.moment is moment)

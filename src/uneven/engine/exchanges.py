@@ -1,0 +1,169 @@
+"""Carries exchanges of parameters out: after the step, where the training waits, or in the shadow's thread.
+
+Each of the two has a line of its own, for two threads must never share a process group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from uneven.core.actions import Exchange, Moment
+from uneven.core.records import ExchangeRecord
+from uneven.engine.replica import Met, Replica
+from uneven.transport.parameters import VectorCarrier
+from uneven.transport.rollcall import RollCall
+from uneven.transport.shadow import ShadowThread
+
+
+class Observer(Protocol):
+    """Who is told when the training waits for an exchange, and when it goes on (the meter)."""
+
+    def ready(self) -> None: ...
+    def done(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Order:
+    """An exchange to be carried out, and what this worker brings along.
+
+    Attributes:
+        clock: steps that the replica held when it was ordered.
+        samples, gap: samples and steps of this worker since its last exchange.
+        weight: samples that it speaks for: its own, or those of its party.
+    """
+
+    exchange: Exchange
+    clock: int
+    iteration: int
+    samples: int
+    gap: int
+    weight: float
+    dropped: int = 0
+
+
+class Exchanges:
+    """This worker's lines for parameters, and the shadow beside the training.
+
+    Args:
+        roll: names the missing; None for a worker that is alone.
+        shadowed: whether any exchange is to take place in the background.
+        clock: steps that this worker has taken, now.
+
+    Raises:
+        PeerError: the others did not come to make the lines.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        rank: int,
+        roll: RollCall | None,
+        timeout_s: float,
+        shadowed: bool,
+        observer: Observer,
+        clock: Callable[[], int],
+        on_record: Callable[[ExchangeRecord], None],
+        on_nonfinite: Callable[[], None],
+    ) -> None:
+        self._replica, self._rank, self._clock = replica, rank, clock
+        self._observer, self._on_record, self._on_nonfinite = observer, on_record, on_nonfinite
+        self._line = self._aside = None
+        if roll is not None:
+            self._line = VectorCarrier(roll, timeout_s)
+            self._aside = VectorCarrier(roll, timeout_s, beside=True) if shadowed else None
+        self.shadowed = shadowed
+        self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
+        self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way in the background.
+
+        Raises:
+            TrainingError: an exchange there has failed.
+        """
+        return self._shadow.idle
+
+    def meet(self, order: Order) -> None:
+        """In the foreground: waits for the others.
+
+        Raises:
+            PeerError: somebody did not take part.
+        """
+        began_s = time.perf_counter()
+        self._observer.ready()
+        met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._line))
+        self._observer.done()
+        self._land(order, met, began_s)
+        self.write_down()
+
+    def begin(self, order: Order) -> None:
+        """In the background, where nothing may be under way. Waits for nobody."""
+        self._shadow.offer(order)
+
+    def rest(self, order: Order) -> None:
+        """Let nothing be under way in the background, on any worker; see :class:`ShadowThread`."""
+        self._shadow.rest(order)
+        self.write_down()
+
+    def mean(self, everybody: Exchange) -> Tensor:
+        """The plain mean of all replicas."""
+        return self._replica.mean(partial(self._total, self._line), everybody)
+
+    def write_down(self) -> None:
+        """Hand over what has been noted of finished exchanges; in the thread that trains."""
+        while self._landed:
+            record, finite = self._landed.popleft()
+            self._on_record(record)
+            if not finite:
+                self._on_nonfinite()
+
+    def close(self, failed: bool) -> None:
+        """Let go of thread and lines; after a failure a thread may still be held in one."""
+        self._shadow.close()
+        for line in (self._line, self._aside):
+            if line is not None and not failed:
+                line.close()
+        self._line = self._aside = None
+
+    def _beside(self, order: Order, resting: bool) -> bool:
+        """In the shadow's thread: one exchange; whether everybody rests."""
+        began_s = time.perf_counter()
+        met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
+        if resting:
+            order.weight = 0.0  # what it had to say is said
+        else:
+            self._land(order, met, began_s)
+        return met.resting == len(order.exchange.members)
+
+    def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
+        if line is None:
+            return 0
+        beside = exchange.moment is Moment.BACKGROUND
+        what = f"the exchange of parameters {'beside' if beside else 'after'} step {self._clock()}"
+        return line.total(vector, exchange.members, exchange.parties, what)
+
+    def _land(self, order: Order, met: Met, began_s: float) -> None:
+        record = ExchangeRecord(
+            rank=self._rank,
+            iteration=order.iteration,
+            at_s=time.time(),
+            moment=order.exchange.moment.value,
+            members=len(order.exchange.members),
+            samples=order.samples,
+            gap=order.gap,
+            late=self._clock() - order.clock,
+            took_s=time.perf_counter() - began_s,
+            sent_bytes=met.sent_bytes,
+            distance=met.distance,
+            dropped=order.dropped,
+        )
+        self._landed.append((record, met.finite))

@@ -1,0 +1,141 @@
+"""This worker's model as the exchanges see it: one vector, and what merges keep from one exchange to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from uneven.core.actions import BlockMomentum, Exchange, Mean, Moment
+from uneven.errors import ConfigError
+from uneven.merge import Block, Flat, average, contribution, distance, resting_in
+from uneven.sync import SyncPolicy
+
+Total = Callable[[Tensor, Exchange], int]
+"""Replaces a vector by its sum over the members of an exchange; returns the bytes that were sent for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What came of an exchange.
+
+    Attributes:
+        distance: root mean square of this replica's distance from the mean, over the parameters.
+        finite: whether this replica held finite numbers only.
+        resting: how many of the members rest.
+    """
+
+    sent_bytes: int
+    distance: float
+    finite: bool
+    resting: int
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Means and variances that batch-norm layers keep; other buffers stay with their worker."""
+    layers = (one for one in model.modules() if isinstance(one, _BatchNorm))
+    return [one for layer in layers for one in (layer.running_mean, layer.running_var) if one is not None]
+
+
+class Replica:
+    """What is exchanged of ``model``: the parameters that are trained, and the running statistics of batch norm.
+
+    The statistics are linear in those of the batches, so their mean is averaged with the same weights as the
+    parameters'. They take part in no block momentum. Counters of batches stay with their worker.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = [one for one in model.parameters() if one.requires_grad]
+        self.flat = Flat(parameters, running_statistics(model))
+        self.block: Block | None = None
+        self.centre: Tensor | None = None  # the whole vector that the members last started from
+
+    def begin(self) -> None:
+        """Training begins: the first block starts here, unless a checkpoint says where."""
+        if self.block is None:
+            values = self.flat.read()
+            self.block, self.centre = Block.first(values[: self.flat.trained].clone()), values
+
+    def meet(self, exchange: Exchange, samples: float, total: Total, *, resting: bool = False) -> Met:
+        """Take part in one exchange of parameters, from reading the replica to writing into it. Waits.
+
+        Args:
+            samples: that this replica, or the party that it speaks for, took since its last exchange.
+
+        Raises:
+            PeerError: somebody did not take part.
+        """
+        values = self.flat.read()
+        weight = samples if not isinstance(exchange.merge, Mean) or exchange.merge.by_samples else 1.0
+        vector = contribution(values, weight if len(exchange.members) > 1 else 1.0, resting=resting)
+        sent_bytes = total(vector, exchange)
+        middle = average(vector)
+        outcome = self._merged(exchange, middle)
+        if exchange.moment is Moment.BACKGROUND:
+            self._write_back(exchange, values, outcome)
+        else:
+            self.flat.write(outcome)
+        trained = self.flat.trained
+        apart = distance(values[:trained], middle[:trained])
+        return Met(sent_bytes, apart, bool(torch.isfinite(values.sum())), resting_in(vector))
+
+    def _merged(self, exchange: Exchange, middle: Tensor) -> Tensor:
+        if not isinstance(exchange.merge, BlockMomentum):
+            return middle
+        assert self.block is not None, "the replica has not begun"
+        trained = self.flat.trained
+        self.block = self.block.after(middle[:trained], exchange.merge)
+        self.centre = torch.cat([self.block.start, middle[trained:]])
+        return self.centre
+
+    def _write_back(self, exchange: Exchange, sent: Tensor, outcome: Tensor) -> None:
+        """After an exchange beside the training, in which the replica has moved on."""
+        back = exchange.write_back
+        if back.lerp:
+            self.flat.interpolate(outcome, back.alpha)
+        else:
+            self.flat.add(outcome - sent, back.alpha)
+
+    def mean(self, total: Total, everybody: Exchange) -> Tensor:
+        """The plain mean of all replicas: the model to evaluate where a policy names the mean. Waits."""
+        vector = contribution(self.flat.read(), 1.0)
+        total(vector, everybody)
+        return average(vector)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What merges keep; empty where they keep nothing."""
+        if self.block is None or self.centre is None:
+            return {}
+        return {"copy": self.block.copy, "delta": self.block.delta, "start": self.block.start, "centre": self.centre}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        if state:
+            kept = {key: value.to(self.flat.device, self.flat.dtype, copy=True) for key, value in state.items()}
+            self.block = Block(kept["copy"], kept["delta"], kept["start"])
+            self.centre = kept["centre"]
+
+
+def broadcast_from_first(model: nn.Module) -> None:
+    """Let every rank start from rank 0's parameters and buffers."""
+    for one in chain(model.parameters(), model.buffers()):
+        dist.broadcast(one.data, src=0)
+
+
+def refuse_synchronised_layers(model: nn.Module, policy: SyncPolicy) -> None:
+    """Refuse layers that would meet everybody in every forward pass.
+
+    Raises:
+        ConfigError: naming the layer.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{name} is a SyncBatchNorm, which waits for everybody in every forward pass; under {policy!r} workers "
+                f"take steps apart: use BatchNorm, whose running statistics are averaged with the parameters"
+            )

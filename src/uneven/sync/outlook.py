@@ -1,0 +1,60 @@
+"""What a policy is going to exchange, so that lines for it can be made before training starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from uneven.core.actions import Moment, Payload, StepPlan
+from uneven.core.views import SyncView
+from uneven.sync.base import SyncPolicy
+from uneven.sync.parts import Members
+
+_PROBES = 4096
+"""How many steps are looked at ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Attributes:
+    payloads, moments: of all exchanges of the first steps; also the payloads that the policy itself names.
+    gradient_groups: who shares gradients with whom in the first step, each group once, by its first rank.
+    """
+
+    payloads: frozenset[Payload]
+    moments: frozenset[Moment]
+    gradient_groups: tuple[Members, ...]
+
+    def gradients_of_all(self, members: Members) -> bool:
+        """Whether nothing is exchanged but the gradients of everybody."""
+        return self.payloads <= {Payload.GRADIENT} and set(self.gradient_groups) <= {members}
+
+
+def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outlook:
+    """Of a policy for these workers."""
+    exchanges = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges]
+    groups: set[Members] = set()
+    for rank in members:
+        plan = policy.plan(SyncView(rank=rank, clock=0, members=members, sites=sites))
+        groups.update(one.members for one in plan.exchanges if one.payload is Payload.GRADIENT)
+    said = () if policy.facts is None else policy.facts.payloads
+    return Outlook(
+        payloads=frozenset((*said, *(one.payload for one in exchanges))),
+        moments=frozenset(one.moment for one in exchanges),
+        gradient_groups=tuple(sorted(groups)),
+    )
+
+
+def first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Iterator[StepPlan]:
+    """The different plans of the first worker's first steps, a block and what comes before it.
+
+    Where blocks are longer than is looked ahead, also of the last step of the first one.
+    """
+    facts = policy.facts
+    every = 1 if facts is None else facts.every
+    seen: dict[int, StepPlan] = {}  # which keeps them, or another one could get the id of one
+    for clock in (*range(min(2 * every, _PROBES)), every - 1):
+        plan = policy.plan(SyncView(rank=members[0], clock=clock, members=members, sites=sites))
+        if id(plan) not in seen:
+            seen[id(plan)] = plan
+            yield plan

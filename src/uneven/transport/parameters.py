@@ -1,0 +1,117 @@
+"""Carries the sum of vectors: over everybody, over a group of the moment, or over parties that speak with one voice.
+
+Everybody is an all-reduce. A group of the moment, which may be another one in each exchange, is a ring of its own
+messages between neighbours on the process group of all: process groups made for every group would be without number
+where groups are drawn at random, and making one is an exchange of all by itself. In either case each member gets the
+same bits, since every piece is added up in one place and handed on.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from uneven.transport.rollcall import RollCall
+
+Members = tuple[int, ...]
+
+
+class VectorCarrier:
+    """One thread's line for vectors. Every worker makes its carriers in the same order, and uses each in one thread.
+
+    Args:
+        roll: names the missing.
+        timeout_s: how long an exchange may wait for somebody.
+        beside: whether it is used beside the training, where waiting for others says nothing about this worker.
+
+    Raises:
+        PeerError: the group could not be formed in time.
+    """
+
+    def __init__(self, roll: RollCall, timeout_s: float, *, beside: bool = False) -> None:
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._limit = timedelta(seconds=timeout_s)
+        self._roll = roll
+        self._beside = beside
+        roll.waiting = True
+        try:
+            self._group: Any = dist.new_group(timeout=self._limit)
+        except RuntimeError as error:
+            raise roll.failure("forming the group for parameters", error) from error
+        roll.waiting = False
+
+    def total(self, vector: torch.Tensor, members: Members, parties: tuple[Members, ...] = (), what: str = "") -> int:
+        """Replace ``vector`` by its sum over ``members``, or over the first of each of ``parties``. Waits.
+
+        Args:
+            vector: one axis, of the same length and type on every member.
+            what: the exchange, for the message.
+
+        Returns:
+            Bytes that this worker sent for it, as counted from the shape of the exchange.
+
+        Raises:
+            PeerError: somebody did not take part in time, or is gone; the message says who.
+        """
+        before = self._roll.waiting
+        self._roll.waiting = before or not self._beside
+        try:
+            sent = self._total(vector, members, parties)
+        except RuntimeError as error:
+            raise self._roll.failure(what or "the exchange of parameters", error) from error
+        self._roll.waiting = before
+        return sent
+
+    def _total(self, vector: torch.Tensor, members: Members, parties: tuple[Members, ...]) -> int:
+        if parties:
+            return self._speak(vector, parties)
+        if len(members) == 1:
+            return 0
+        if len(members) == self._size:
+            dist.all_reduce(vector, group=self._group)
+            return 2 * (self._size - 1) * vector.nbytes // self._size
+        return self._ring(vector, members)
+
+    def _speak(self, vector: torch.Tensor, parties: tuple[Members, ...]) -> int:
+        """The first of each party adds up with the other firsts, and hands the sum on inside."""
+        party = next(party for party in parties if self._rank in party)
+        speakers = tuple(party[0] for party in parties)
+        if self._rank != party[0]:
+            self._finish([dist.irecv(vector, party[0], group=self._group)])
+            return 0
+        sent = self._total(vector, speakers, ())
+        self._finish([dist.isend(vector, rank, group=self._group) for rank in party[1:]])
+        return sent + (len(party) - 1) * vector.nbytes
+
+    def _ring(self, vector: torch.Tensor, members: Members) -> int:
+        """Reduce-scatter, then all-gather: m − 1 pieces of 1/m each to the next member, twice."""
+        count, place = len(members), members.index(self._rank)
+        pieces = list(vector.tensor_split(count))
+        following, previous = members[(place + 1) % count], members[place - 1]
+        room, sent = torch.empty_like(pieces[0]), 0
+        for turn in range(2 * count - 2):
+            out = pieces[(place - turn) % count if turn < count - 1 else (place + 1 - (turn - count + 1)) % count]
+            into = pieces[(place - turn - 1) % count if turn < count - 1 else (place - (turn - count + 1)) % count]
+            heard = room[: len(into)] if turn < count - 1 else into
+            works = [dist.isend(out, following, group=self._group)] if len(out) else []
+            if len(heard):
+                works.append(dist.irecv(heard, previous, group=self._group))
+            self._finish(works)
+            if turn < count - 1:
+                into += heard
+            sent += out.nbytes
+        return sent
+
+    def _finish(self, works: list[dist.Work | None]) -> None:
+        for work in works:
+            if work is not None:
+                work.wait(self._limit)
+
+    def close(self) -> None:
+        """Destroy the group."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None

@@ -1,0 +1,113 @@
+"""One thread beside the training that takes part in exchanges, one after the other (ShadowSync, §1.3, §1.6).
+
+The training never waits for it: it hands over an order if the thread is idle, and else lets that exchange be. Only
+the threads of different workers wait for each other. Where one worker is through before the others, its thread goes
+on taking part, so that nobody waits for it in vain; it says so in every exchange, and the one in which all say so is
+the last, on every worker alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from uneven.errors import TrainingError
+
+Order = TypeVar("Order")
+
+
+class ShadowThread(Generic[Order]):
+    """Begins when it is first needed.
+
+    Args:
+        meet: carries an order out, in the thread; the flag says that this worker rests. Its answer is whether
+            everybody does.
+    """
+
+    def __init__(self, meet: Callable[[Order, bool], bool]) -> None:
+        self._meet = meet
+        self._changed = threading.Condition()
+        self._order: Order | None = None  # under way, or about to be
+        self._rest: Order | None = None  # what to take part with while the others are not through
+        self._error: TrainingError | None = None
+        self._leaving = self._ended = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way; never waits for anybody.
+
+        Raises:
+            TrainingError: an exchange has failed.
+        """
+        with self._changed:
+            self._check()
+            return self._order is None
+
+    def offer(self, order: Order) -> None:
+        """Begin an exchange, where nothing is under way; never waits for anybody."""
+        with self._changed:
+            assert self._order is None, "one exchange at a time"
+            self._order = order
+            self._begin()
+
+    def rest(self, order: Order) -> None:
+        """Take part in what the others still exchange, until all of them rest; afterwards nothing is under way.
+
+        Raises:
+            TrainingError: an exchange has failed.
+        """
+        with self._changed:
+            self._check()
+            self._rest = order
+            self._begin()
+            self._changed.wait_for(lambda: self._rest is None or self._ended)
+            self._check()
+
+    def close(self) -> None:
+        """End the thread. One that waits for somebody who will not come is left behind; it keeps nothing running."""
+        with self._changed:
+            self._leaving = True
+            self._changed.notify_all()
+            idle = self._order is None and self._rest is None
+        if self._thread is not None and (idle or self._ended):
+            self._thread.join()
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="uneven-shadow", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._ended and not self._leaving:
+            raise self._error or TrainingError("the thread that exchanges beside the training has ended: see its error")
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except TrainingError as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _turn(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._order is not None or self._rest is not None or self._leaving)
+            if self._leaving:
+                return False
+            order, resting = self._order, self._order is None
+            if order is None:
+                order = self._rest
+        assert order is not None
+        all_rest = self._meet(order, resting)
+        with self._changed:
+            self._order = None
+            if all_rest:
+                self._rest = None
+                self._changed.notify_all()
+        return True

@@ -1,0 +1,87 @@
+"""What the tests of carried policies train: a session under some policy, and what it wrote about its exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from session_parts import Numbered, X, net
+from torch import nn
+
+import uneven
+from uneven.core.records import ExchangeRecord
+
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def plain(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def idle(model: nn.Module) -> torch.optim.Optimizer:
+    """Whose steps change nothing."""
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+class Run:
+    """A session with all that belongs to a loop."""
+
+    def __init__(self, sync: str, balance: Any = "even", make: Make = plain, **loader: Any) -> None:
+        self.session = uneven.Session(sync=sync, balance=balance)
+        self.model = loader.pop("model", net)()
+        self.optimizer = make(self.model)
+        self.session.setup(self.model, self.optimizer)
+        self.loader = self.session.loader(Numbered(), X, **loader)
+        self.exchanges: list[ExchangeRecord] = []
+        self.agreement = self.session._loop.agreement
+        if self.agreement is not None:
+            self.agreement._exchanges._on_record = self.exchanges.append
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        F.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def epoch(self, most: int | None = None) -> list[int]:
+        """One epoch, or so many iterations of it; which samples this worker was given."""
+        seen = []
+        for count, (x, y, index) in enumerate(self.loader, 1):
+            self.step(x, y)
+            part = self.session._loop._part
+            seen += index.tolist() if part is not None and part.batch(self.session.rank) else []
+            if count == most:
+                break
+        return seen
+
+    def shown(self) -> torch.Tensor:
+        """The parameters of the model to evaluate."""
+        with self.session.evaluated():
+            return flat(self.model)
+
+    def differ(self) -> None:
+        """Let each replica start elsewhere."""
+        with torch.no_grad():
+            for one in self.model.parameters():
+                one += self.session.rank
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+
+
+def everybodys(value: torch.Tensor) -> torch.Tensor:
+    """Shape (ranks, …)."""
+    table = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(table, value)
+    return torch.stack(table)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,67 @@
+"""A run under a policy that lets replicas differ goes on where it stopped, bit by bit."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from policy_runs import Run, flat, momentum
+
+from uneven.errors import CheckpointError
+from uneven.testing.ranks import RankContext, ranks
+
+
+def saved(run: Run, most: int) -> dict[str, Any]:
+    """The state after so many iterations, taken inside the loop, by way of a file."""
+    file = io.BytesIO()
+    for count, (x, y, _) in enumerate(run.loader, 1):
+        run.step(x, y)
+        if count == most:
+            parts = {"model": run.model, "optimizer": run.optimizer, "session": run.session}
+            torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+            break
+    run.session.close()
+    file.seek(0)
+    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+
+
+def resumed(state: dict[str, Any], sync: str) -> Run:
+    run = Run(sync, make=momentum)
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.session.load_state_dict(state["session"])
+    return run
+
+
+@ranks(2)
+def test_resumed_equals_uninterrupted(me: RankContext) -> None:
+    """After three steps the exchange is still to come, after four a block is running; shuffle's turns go on."""
+    for sync in ("bmuf:every=3,momentum=0.5,nesterov=true", "shuffle:groups=random,size=2:local:every=3"):
+        whole = Run(sync, make=momentum)
+        whole.epoch()
+        whole.epoch()
+        shown = whole.shown()
+        whole.session.close()
+        for most in (3, 4):
+            run = resumed(saved(Run(sync, make=momentum), most), sync)
+            run.epoch()
+            run.epoch()
+            assert torch.equal(flat(run.model), flat(whole.model)), f"{sync} after {most}"
+            assert torch.equal(run.shown(), shown)
+            run.session.close()
+
+
+def test_a_centre_of_another_model_is_refused_and_another_policy_starts_afresh() -> None:
+    state = saved(Run("bmuf:every=3", make=momentum), 4)
+    assert set(state["session"]["vectors"]) == {"copy", "delta", "start", "centre"}
+    state["session"]["vectors"]["copy"] = torch.zeros(7)
+    run = Run("bmuf:every=3", make=momentum)
+    with pytest.raises(CheckpointError, match="the centre in the checkpoint"):
+        run.session.load_state_dict(state["session"])
+    run.session.close()
+    other = resumed(state, "local:every=3")
+    assert other.agreement.clock == 0
+    assert len(other.epoch()) == 2, "the samples that were left"
+    other.session.close()

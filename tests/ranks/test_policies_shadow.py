@@ -1,0 +1,73 @@
+"""Exchanges beside the training: nobody is held up, nothing is lost, and everybody ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import torch
+from policy_runs import Run, everybodys, flat, idle, same
+from session_parts import N
+from session_parts import everybodys as all_of
+
+from uneven.testing.ranks import RankContext, ranks
+
+
+def until(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+@ranks(2)
+def test_nobody_waits_for_who_comes_late_and_who_is_early_serves(me: RankContext, tmp_path: str) -> None:
+    """Rank 0 takes its first step when rank 1 has taken its last one of the epoch: waiting would never end."""
+    through = Path(tmp_path, "through")
+    run = Run("shadow:ma:every=1")
+    if me.rank == 0:
+        until(through)
+    seen = run.epoch()
+    if me.rank == 1:
+        assert run.agreement.clock == 5
+        assert run.agreement._dropped == 4, "the exchange after the first step is still under way"
+        assert run.exchanges == []
+        through.touch()
+    shown = run.shown()
+    assert (everybodys(shown) == shown).all()
+    assert sorted(all_of(seen)) == list(range(N))
+    if me.rank == 1:
+        assert run.exchanges[0].late == 4
+        assert (run.exchanges[0].gap, run.exchanges[0].samples, run.exchanges[0].moment) == (1, 6, "background")
+    else:
+        assert len(run.exchanges) >= 1
+    for _ in range(2):  # and on, each at its own pace; the end of the session lets the last one be met too
+        run.epoch()
+    run.session.close()
+    assert flat(run.model).isfinite().all()
+
+
+@ranks(3)
+def test_what_replicas_hold_together_is_kept_and_the_centre_is_one(me: RankContext) -> None:
+    delta = Run("shadow:ma:by-samples=false", make=idle)
+    delta.differ()
+    before = everybodys(flat(delta.model)).mean(0)
+    delta.epoch()
+    same(delta.shown(), before)
+    delta.session.close()
+
+    lerp = Run("shadow:write-back=lerp,alpha=0.5:ma:by-samples=false", make=idle)
+    lerp.differ()
+    apart = everybodys(flat(lerp.model)) - before
+    lerp.epoch()
+    same(lerp.shown(), before)
+    halved = torch.log2((apart[0] / (everybodys(flat(lerp.model)) - before)[0]).abs())
+    assert halved.median() >= 1, "each exchange goes half of the way"
+    assert math.isclose(float(halved.median()), round(float(halved.median())), abs_tol=0.01)
+    lerp.session.close()
+
+    block = Run("shadow:alpha=0.5:bmuf:every=1,momentum=0.5")
+    block.epoch()
+    shown = block.shown()
+    assert (everybodys(shown) == shown).all()
+    assert not torch.equal(shown, flat(block.model)), "replicas are not the centre"
+    block.session.close()
