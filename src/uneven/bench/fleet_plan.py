@@ -55,6 +55,9 @@ METHODS: dict[str, Callable[[Rates, int, int], Plans]] = {
     "fleet-l": lambda rates, devices, seed: Planner(rates, devices, Paradigm.LOCAL),
     "fleet-l-near": lambda rates, devices, seed: Planner(rates, devices, Paradigm.LOCAL, at_running_pace=True),
     "fleet-g": lambda rates, devices, seed: Planner(rates, devices),
+    "fleet-g-printed": lambda rates, devices, seed: Planner(
+        rates, devices, closeness=Closeness(least_gain=None, falling=True)
+    ),
     "refill": lambda rates, devices, seed: Planner(
         rates, devices, Paradigm.REFILL, closeness=Closeness(delta_share=RELATIVE)
     ),

@@ -20,6 +20,7 @@ NAMES = {
     "fleet-l": "FLEET-L",
     "fleet-l-near": "FLEET-L, newcomers near the pace",
     "fleet-g": "FLEET-G",
+    "fleet-g-printed": "FLEET-G as printed, falling rates too",
     "refill": "FLEET-G refilled, relative δ (ours)",
 }
 """Method → what stands in the tables."""

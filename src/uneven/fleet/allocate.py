@@ -68,11 +68,14 @@ class Closeness:
             itself; else handing out ends, since nobody else can raise the pace. Zero, the default, refuses only what
             makes the member slower. ``None`` hands out all devices, as the paper does: where extrapolated rates turn
             down, the slowest member then gets slower with each, and so all the others too.
+        falling: whether numbers of devices are considered where a smaller one is as fast, as printed. A rate that turns
+            down comes near the reference a second time, and may then be taken there, with ten times as many devices.
     """
 
     delta_per_s: float = DELTA_PER_S
     delta_share: float | None = None
     least_gain: float | None = 0.0
+    falling: bool = False
 
     def __post_init__(self) -> None:
         for name in ("delta_per_s", "delta_share"):
@@ -99,8 +102,8 @@ def create_flotilla(
     again and again, the member and number of devices whose rate is nearest to the reference join, if the distance is
     at most δ and the devices suffice. Devices left over go one by one to whoever is slowest at that moment.
 
-    A number of devices is left out where a smaller one is as fast: a rate that turns down (Eq. 5 does in the end) comes
-    near the reference a second time, and as printed the rule may take that number, ten times as many devices.
+    Two things differ from the printed rule, and only for rates that turn down, as Eq. 5 does in the end; see
+    ``Closeness.falling`` and ``Closeness.least_gain``, which also say how to get the printed rule.
 
     The paper leaves ties open. Ours: of equal distances the fewer devices, then the earlier member; of equally slow
     members the earlier one. A member that cannot use another device is passed over when some are left.
@@ -109,7 +112,7 @@ def create_flotilla(
         rates: of all members.
         waiting: who is not trained yet.
         devices: how many may be used.
-        closeness: δ and what becomes of left-over devices; by default as in the paper.
+        closeness: what is near enough, and what becomes of left-over devices.
         reference_per_s: a rate to stay near to instead of the fastest member's: the pace of those who run, when a
             newcomer shall join their stream. Then nobody joins who is further away than δ.
 
@@ -133,7 +136,8 @@ def create_flotilla(
     if reference is None:
         first, chosen[first] = _fastest(table, fits)
         reference = float(table[first, chosen[first] - 1])
-    _gather(table, reference, rule.delta(reference), devices, chosen)
+    useful = fits if rule.falling else _rising(table)
+    _gather(np.where(useful, np.abs(table - reference), np.inf), rule.delta(reference), devices, chosen)
     _hand_out_rest(rates.table[places], devices, chosen, rule.least_gain)
     return Flotilla({rates.members[places[row]]: count for row, count in chosen.items()})
 
@@ -162,21 +166,14 @@ def _rising(table: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     return table > before
 
 
-def _gather(
-    table: npt.NDArray[np.float64],
-    reference: float,
-    delta: float,
-    devices: int,
-    chosen: dict[int, int],
-) -> None:
+def _gather(gaps: npt.NDArray[np.float64], delta: float, devices: int, chosen: dict[int, int]) -> None:
     """Add the nearest rates within δ while devices last.
 
     The reference stays, so all distances are known beforehand, and what does not fit now never will: one walk over
     the sorted distances finds what the paper's search of the minimum finds again and again.
     """
     left = devices - sum(chosen.values())
-    gaps = np.abs(table - reference)
-    rows, columns = np.nonzero(_rising(table) & (gaps <= delta))
+    rows, columns = np.nonzero(gaps <= delta)
     for place in np.lexsort((rows, columns, gaps[rows, columns])).tolist():
         row, count = int(rows[place]), int(columns[place]) + 1
         if row not in chosen and count <= left:

@@ -50,7 +50,7 @@ class Planner:
         rates: of all members; give ``rates.corrected(…)`` to a new planner when they have changed.
         devices: M, how many there are.
         paradigm: global (FLEET-G), local (FLEET-L) or both (ours).
-        closeness: δ and what becomes of left-over devices; by default as in the paper.
+        closeness: what is near enough, and what becomes of left-over devices.
         alpha: α; ``round_ends`` when fewer than α · M devices are busy. The paper has it for FLEET-G.
         at_running_pace: who joins a running flotilla must be within δ of its pace. Ours, for FLEET-L, since newcomers
             share the stream: without it a newcomer may be slower than all who run, and hold them up. The paper does

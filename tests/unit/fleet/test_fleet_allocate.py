@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError, UnknownNameError
@@ -89,6 +89,8 @@ def test_a_rate_that_comes_back_to_the_reference_is_not_taken_on_the_way_down() 
     rates = Rates({"fast": (100,), "hill": (60, 98, 130, 120, 110, 100), "slow": (50, 90)})
     found = create_flotilla(rates, rates.members, 7)  # as printed, hill on six devices has the smallest gap
     assert dict(found.members) == {"fast": 1, "hill": 3, "slow": 2}
+    printed = Closeness(least_gain=None, falling=True)
+    assert dict(create_flotilla(rates, rates.members, 7, closeness=printed).members) == {"fast": 1, "hill": 6}
 
 
 def test_who_can_use_no_more_is_passed_over() -> None:
@@ -160,6 +162,7 @@ ensembles = st.lists(st.lists(st.floats(1.0, 200.0), min_size=1, max_size=9).map
 )
 
 
+@settings(max_examples=50)
 @given(rates=ensembles, devices=st.integers(1, 12), delta=st.floats(0.0, 60.0))
 def test_what_always_holds(rates: Rates, devices: int, delta: float) -> None:
     full = create_flotilla(rates, rates.members, devices, closeness=Closeness(delta))
@@ -174,6 +177,7 @@ def test_what_always_holds(rates: Rates, devices: int, delta: float) -> None:
     assert all(abs(rate - fastest) <= delta for rate in bare.per_s(rates).values())
 
 
+@settings(max_examples=50)
 @given(rates=ensembles, devices=st.integers(1, 12), delta=st.floats(0.0, 60.0))
 def test_the_single_walk_finds_what_the_paper_searches_again_and_again(
     rates: Rates, devices: int, delta: float
