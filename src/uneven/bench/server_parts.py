@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from uneven.errors import LaunchError
-from uneven.server.keys import address
+from uneven.server.keys import Address, address
 
 
 def python(module: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -21,14 +21,13 @@ def python(module: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def stopped(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """End these processes at the end."""
+def ended(processes: Sequence[subprocess.Popen[bytes] | ShardProcess]) -> Iterator[None]:
+    """End these processes at the end, by force."""
     try:
         yield
     finally:
         for process in processes:
             process.kill()
-        for process in processes:
             process.wait()
 
 
@@ -59,19 +58,23 @@ class ShardProcess:
         return self.process.pid
 
     @property
-    def address(self) -> str | None:
+    def address(self) -> Address | None:
         """Where it listens, once it does."""
         return address(self._directory, self._shard)
 
     def again(self) -> None:
         """Kill it with SIGKILL and start it again, with nothing in it."""
         self.kill()
+        self.wait()
         self.process = python("uneven.server", *self._command)
 
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()
-        self.process.wait()
+
+    def wait(self) -> int:
+        """Until it has ended; its exit status."""
+        return self.process.wait()
 
     def __enter__(self) -> ShardProcess:
         return self

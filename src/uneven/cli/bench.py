@@ -18,6 +18,7 @@ BENCHES = {
     "overhead": "uneven.bench.overhead",
     "split": "uneven.bench.micro_split",
     "worlds": "uneven.bench.worlds",
+    "server": "uneven.bench.server",
     "fleet-plan": "uneven.bench.fleet_plan",
 }
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
@@ -71,6 +72,9 @@ def bench(
     worlds       described clusters, emulated with real processes and simulated:
                  do both say the same? As root, with links. Twenty minutes,
                  --quick ten.
+    server       the shared copy in shards: push and pull against a plain ZeroMQ
+                 copy, shards that are killed, 64 workers for ten minutes, a
+                 million malformed messages. Fourteen minutes, --quick one.
     fleet-plan   100 members in virtual time under FLEET and its rivals, small
                  ensembles against the best rounds there are, and how long
                  planning takes; --report FILE draws plans. Half a minute.

@@ -16,7 +16,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from uneven.errors import ConfigError, PeerError
-from uneven.server.keys import Keys, address, publish, server_keys
+from uneven.server.keys import Keys, address, local_target, publish, server_keys
 from uneven.server.shard import Patience, Shard
 from uneven.server.wire import PIECE_BYTES, Message, Vector, encode
 
@@ -119,26 +119,33 @@ class _Server:
         keys = server_keys(directory)
         self.shard = Shard(secrets.randbits(63) | 1, members, patience)
         self._worker_key = z85.decode(keys.other)
-        self._routes: dict[int, bytes] = {}
+        self._routes: dict[int, tuple[Any, bytes]] = {}
         self._context = zmq.Context()
         self._guard = self._context.socket(zmq.REP)
         self._guard.bind("inproc://zeromq.zap.01")
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket, self._near = (self._router() for _ in range(2))
         self._monitor: Any = None
+        before, local = address(directory, shard), local_target(directory, shard)
         try:
-            self._prepare(keys)
-            self.endpoint = _bind(self._socket, bind, address(directory, shard))
+            self._secure(keys)
+            self.endpoint = _bind(self._socket, bind, None if before is None else before.remote)
+            if local is not None:
+                self._near.bind(local)
         except BaseException:
             self.close()
             raise
-        publish(directory, shard, self.endpoint)
+        publish(directory, shard, self.endpoint, local)
 
-    def _prepare(self, keys: Keys) -> None:
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, _QUEUE)
-        self._socket.setsockopt(zmq.RCVHWM, _QUEUE)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * PIECE_BYTES)  # of a frame, with what encryption adds
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
+    def _router(self) -> Any:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.SNDHWM, _QUEUE)
+        socket.setsockopt(zmq.RCVHWM, _QUEUE)
+        socket.setsockopt(zmq.MAXMSGSIZE, 2 * PIECE_BYTES)  # of a frame, with what encryption adds
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
+        return socket
+
+    def _secure(self, keys: Keys) -> None:
         keys.serve(self._socket, _DOMAIN)
         refused = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._monitor = self._socket.get_monitor_socket(refused | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -146,7 +153,7 @@ class _Server:
     def serve(self, ended: Callable[[], bool]) -> None:
         """Answer, until ``ended``."""
         poller = zmq.Poller()
-        for socket in (self._socket, self._guard, self._monitor):
+        for socket in (self._socket, self._near, self._guard, self._monitor):
             poller.register(socket, zmq.POLLIN)
         next_tick_s = 0.0
         while not ended():
@@ -156,8 +163,9 @@ class _Server:
             if self._monitor in ready:
                 recv_monitor_message(self._monitor)
                 self.shard.counts["strangers"] += 1
-            if self._socket in ready:
-                self._take()
+            for socket in (self._socket, self._near):
+                if socket in ready:
+                    self._take(socket)
             if time.monotonic() >= next_tick_s:
                 next_tick_s = time.monotonic() + _TICK_S
                 self._send(self.shard.tick(time.monotonic()))
@@ -168,6 +176,7 @@ class _Server:
             self._socket.disable_monitor()
         self._guard.close(linger=0)
         self._socket.close(linger=0)
+        self._near.close(linger=0)
         self._context.destroy(linger=0)
 
     def _admit(self) -> None:
@@ -177,20 +186,20 @@ class _Server:
         status, text = (b"200", b"") if known else (b"400", b"not a key of this run")
         self._guard.send_multipart([b"1.0", request, status, text, b"", b""])
 
-    def _take(self) -> None:
-        route, *frames = self._socket.recv_multipart(copy=False)
+    def _take(self, socket: Any) -> None:
+        route, *frames = socket.recv_multipart(copy=False)
         rank, replies = self.shard.take([frame.buffer for frame in frames], time.monotonic())
         if rank is not None:
-            self._routes[rank] = route.bytes
+            self._routes[rank] = socket, route.bytes
         self._send(replies)
 
     def _send(self, replies: Iterable[Message]) -> None:
         for reply in replies:
-            route = self._routes.get(reply.rank)
-            if route is None:
+            if reply.rank not in self._routes:
                 continue
+            socket, route = self._routes[reply.rank]
             try:
-                self._socket.send_multipart([route, *encode(reply)], zmq.NOBLOCK, copy=False)
+                socket.send_multipart([route, *encode(reply)], zmq.NOBLOCK, copy=False)
             except zmq.ZMQError as error:
                 if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                     raise

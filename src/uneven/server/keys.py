@@ -1,7 +1,8 @@
-"""Keys of a run and addresses of its shards, in a directory that only their owner can read.
+"""Keys of a run and addresses of its shards, in a directory that only their owner can enter.
 
 ``server.key`` is for shards: their own key pair and the workers' public key. ``client.key`` is for workers: theirs and
-the shards' public key. CurveZMQ encrypts with them and lets nobody else in.
+the shards' public key. CurveZMQ encrypts with them and lets nobody else in. Workers on a shard's own machine talk to it
+through a socket in the directory instead, which the kernel keeps for its owner and which needs no encryption.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -19,6 +20,21 @@ from uneven.errors import ConfigError
 
 SERVER_KEY = "server.key"
 CLIENT_KEY = "client.key"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_LONGEST_PATH = 107
+"""Of a socket in the file system, in bytes, on Linux."""
+
+
+class Address(NamedTuple):
+    """Where a shard is.
+
+    Attributes:
+        remote: for everybody, encrypted.
+        local: for processes on the same machine, in the directory; None on other machines.
+    """
+
+    remote: str
+    local: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +93,37 @@ def client_keys(directory: Path) -> Keys:
     return _read(directory / CLIENT_KEY)
 
 
-def publish(directory: Path, shard: int, endpoint: str) -> None:
+def local_target(directory: Path, shard: int) -> str | None:
+    """Where a shard may listen for its own machine; None where that is not possible."""
+    path = str(directory.resolve() / f"shard-{shard}.socket")
+    return f"ipc://{path}" if _BOOT.exists() and len(path.encode()) <= _LONGEST_PATH else None
+
+
+def publish(directory: Path, shard: int, remote: str, local: str | None = None) -> None:
     """Tell workers where a shard is, all at once or not at all."""
     path = directory / f"shard-{shard}.address"
     new = path.with_suffix(".new")
-    new.write_text(endpoint, encoding="utf-8")
+    new.write_text(json.dumps({"remote": remote, "local": local, "boot": _boot()}), encoding="utf-8")
     new.replace(path)
 
 
-def address(directory: Path, shard: int) -> str | None:
+def address(directory: Path, shard: int) -> Address | None:
     """Where a shard is or was last; None where it has not told yet."""
     try:
-        return (directory / f"shard-{shard}.address").read_text(encoding="utf-8")
+        found = json.loads((directory / f"shard-{shard}.address").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    return Address(found["remote"], found["local"] if found["boot"] == _boot() else None)
+
+
+def _boot() -> str:
+    """Tells machines apart, and one machine before and after it was started."""
+    return _BOOT.read_text(encoding="ascii").strip() if _BOOT.exists() else ""
 
 
 def _read(path: Path) -> Keys:
     try:
-        loose = stat.S_IMODE(path.stat().st_mode) & 0o077
+        loose = [one for one in (path.parent, path) if stat.S_IMODE(one.stat().st_mode) & 0o077]
         found = json.loads(path.read_text(encoding="utf-8"))
         keys = Keys(found["public"], found["secret"], found["other"])
     except FileNotFoundError:
@@ -103,5 +131,7 @@ def _read(path: Path) -> Keys:
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} holds no keys: {error!r}") from error
     if loose:
-        raise ConfigError(f"{path} can be read by others: chmod 600 {path}, or better make new keys")
+        raise ConfigError(
+            f"others can read {loose[0]}: chmod go= {loose[0]}, or better make new keys in a new directory"
+        )
     return keys

@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
 
-from uneven.server.keys import Keys, address, client_keys
+from uneven.server.keys import Address, Keys, address, client_keys
 from uneven.server.wire import Message, Refused, decode, encode
 
 _WAKE = "inproc://wake"
+_LINGER_MS = 500
+"""How long the end may take for messages that nobody takes any more."""
+
 _QUEUE = 64
 """Messages that may wait in a socket. Lost ones are sent again, so a full queue delays and does no more."""
 
@@ -64,17 +67,21 @@ class ZmqLine:
         directory: that of :func:`uneven.server.keys.make_keys`.
         beat_s: between two signs of life.
         refresh_s: of silence of a shard, before its address is read again and a new connection made.
+        local: use a shard's socket in the directory where it is on this machine, instead of encrypted TCP.
 
     Raises:
         ConfigError: there are no keys, or others may read them.
     """
 
-    def __init__(self, directory: Path, shards: int, *, beat_s: float = 0.5, refresh_s: float = 3.0) -> None:
-        self.shards = shards
+    def __init__(
+        self, directory: Path, shards: int, *, beat_s: float = 0.5, refresh_s: float = 3.0, local: bool = True
+    ) -> None:
+        self.shards, self._local = shards, local
         self._directory, self._beat_s, self._refresh_s = directory, beat_s, refresh_s
         self._keys: Keys = client_keys(directory)
         self._posted: deque[tuple[int, Message]] = deque()
         self._context = zmq.Context()
+        self._context.setsockopt(zmq.LINGER, _LINGER_MS)
         self._wakeup = self._context.socket(zmq.PAIR)
         self._wakeup.bind(_WAKE)
         self._waking = threading.Lock()
@@ -93,7 +100,8 @@ class ZmqLine:
 
     def where(self, shard: int) -> str:
         """The address, if the shard has told one."""
-        return address(self._directory, shard) or f"no address in {self._directory} yet"
+        found = address(self._directory, shard)
+        return f"no address in {self._directory} yet" if found is None else found.remote
 
     def close(self) -> None:
         """End the thread."""
@@ -104,12 +112,19 @@ class ZmqLine:
         if self._thread is not None:
             self._thread.join()
         self._wakeup.close(linger=0)
-        self._context.destroy(linger=500)
+        self._context.destroy(linger=_LINGER_MS)
 
     def _wake(self) -> None:
         with self._waking:  # a socket belongs to one thread at a time
             if not self._wakeup.closed and self._wakeup.poll(0, zmq.POLLOUT):
                 self._wakeup.send(b"", zmq.NOBLOCK)
+
+    def _find(self, shard: int) -> Callable[[], Address | None]:
+        def find() -> Address | None:
+            found = address(self._directory, shard)
+            return found if self._local or found is None else found._replace(local=None)
+
+        return find
 
     def _run(self, ear: Ear) -> None:
         try:
@@ -120,7 +135,7 @@ class ZmqLine:
     def _converse(self, ear: Ear) -> None:
         wakeup = self._context.socket(zmq.PAIR)
         wakeup.connect(_WAKE)
-        lines = [_Connection(self._context, self._keys, self._directory, shard) for shard in range(self.shards)]
+        lines = [_Connection(self._context, self._keys, self._find(shard)) for shard in range(self.shards)]
         poller = zmq.Poller()
         poller.register(wakeup, zmq.POLLIN)
         next_beat_s = 0.0
@@ -146,14 +161,15 @@ class ZmqLine:
         finally:
             wakeup.close(linger=0)
             for line in lines:
-                line.close(linger=500)
+                line.close(linger=_LINGER_MS)
 
 
 class _Connection:
     """One socket to one shard, replaced when the shard has been silent for too long."""
 
-    def __init__(self, context: Any, keys: Keys, directory: Path, shard: int) -> None:
-        self._context, self._keys, self._directory, self._shard = context, keys, directory, shard
+    def __init__(self, context: Any, keys: Keys, find: Callable[[], Address | None]) -> None:
+        self._context, self._keys, self._find = context, keys, find
+        self._in_vain = False  # the local address was tried last, and nothing came
         self._socket: Any = None
         self._heard_s = 0.0
 
@@ -163,17 +179,20 @@ class _Connection:
         if silent_s < limit_s if self._socket is not None else silent_s < min(limit_s, 0.05):
             return
         self._heard_s = now_s
-        target = address(self._directory, self._shard)
-        if target is None:
+        found = self._find()
+        if found is None:
             return
+        local = found.local is not None and not self._in_vain
+        self._in_vain = local
         if self._socket is not None:
             poller.unregister(self._socket)
             self._socket.close(linger=0)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, _QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, _QUEUE)
-        self._keys.join(self._socket)
-        self._socket.connect(target)
+        if not local:
+            self._keys.join(self._socket)
+        self._socket.connect(found.local if local else found.remote)
         poller.register(self._socket, zmq.POLLIN)
 
     def messages(self) -> list[Message]:
@@ -183,7 +202,7 @@ class _Connection:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 found.append(decode([frame.buffer for frame in frames]))
-                self._heard_s = time.monotonic()
+                self._heard_s, self._in_vain = time.monotonic(), False
             except Refused:  # the shard speaks another version; its silence will be told as such
                 continue
         return found

@@ -197,7 +197,7 @@ class Shard:
             raise Refused(Refusal.SCALE)
         if m.kind is Kind.GRADIENT and not 1 <= m.extra <= self.members:
             raise Refused(Refusal.QUORUM)
-        if not vectors.finite(m.vector):
+        if m.kind is Kind.GRADIENT and not vectors.finite(m.vector):  # of the others, what comes of them is looked at
             raise Refused(Refusal.VALUE)
 
     def _greet(self, m: Message, now_s: float) -> list[Message]:

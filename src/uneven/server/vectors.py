@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from uneven.server.wire import Vector
+from uneven.server.wire import Array, Vector
 
 
 def add(vector: Vector, scale: float, other: Vector) -> Vector:
     """vector + scale · other."""
     with np.errstate(over="ignore", invalid="ignore"):  # who calls looks at what came out
-        return tuple(one + scale * more for one, more in zip(vector, other, strict=True))
+        return tuple(_sum(one, scale, more) for one, more in zip(vector, other, strict=True))
+
+
+def _sum(one: Array, scale: float, more: Array) -> Array:
+    new = scale * more
+    new += one
+    return new
 
 
 def difference(replica: Vector, centre: Vector, alpha: float) -> Vector:
     """EASGD's d = α (x − x̃), of shape and kind of the vectors."""
-    return tuple(alpha * (x - c) for x, c in zip(replica, centre, strict=True))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return tuple(alpha * (x - c) for x, c in zip(replica, centre, strict=True))
 
 
 def zeros(like: Vector) -> Vector:
