@@ -18,6 +18,7 @@ from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.testing.ranks import RankContext, ranks
 
 UNEQUAL = "static:shares=4/3/3/2"
+THREE = "static:shares=6/4/2"
 
 
 def normed() -> nn.Module:
@@ -25,28 +26,28 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def trained(sync: str, epochs: int = 2, **options: Any) -> torch.Tensor:
-    run = Run(sync, **{"balance": UNEQUAL, **options})
-    for _ in range(epochs):
-        run.epoch()
+def trained(sync: str, **options: Any) -> torch.Tensor:
+    """The model to evaluate after an epoch of five iterations."""
+    run = Run(sync, **{"balance": THREE, **options})
+    run.epoch()
     shown = run.shown()
     assert (everybodys(shown) == shown).all(), "the model to evaluate is the same everywhere, bit by bit"
     run.session.close()
     return shown
 
 
-@ranks(4)
+@ranks(3)
 def test_policies_turn_into_each_other_at_their_edges(me: RankContext) -> None:
-    """Unequal shares, a last part in which two workers have no sample at all; plain SGD where it matters."""
+    """Unequal shares, a last part in which somebody has no sample at all; plain SGD where it matters."""
     os.environ["UNEVEN_SITE"] = "left" if me.rank < 2 else "right"
     bsp, local = trained("bsp"), trained("local:every=5")
     assert not torch.allclose(bsp, local, atol=1e-4), "five steps apart are not the same as together"
     same(trained("local:every=1", balance=Moving()), bsp)
-    same(trained("shuffle:columns=4"), bsp)
+    same(trained("shuffle:columns=3"), bsp)
     same(trained("hierarchical:every=1"), bsp)
     same(trained("bmuf:every=5,momentum=0,block-lr=1"), local)
-    outer = trained("diloco:every=5,outer-momentum=0.5,outer-lr=0.7", make=momentum)
-    same(trained("bmuf:every=5,momentum=0.5,block-lr=0.7,nesterov=true", make=momentum), outer)
+    outer = trained("diloco:every=2,outer-momentum=0.5,outer-lr=0.7", make=momentum)
+    same(trained("bmuf:every=2,momentum=0.5,block-lr=0.7,nesterov=true", make=momentum), outer)
     assert not torch.allclose(outer, local, atol=1e-3)
 
 
