@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 import uneven
-from uneven.bench.workload import loss_of
+from uneven.balance import Balancer
+from uneven.bench.workload import Workload, stretch
 from uneven.data.order import epoch_order
 
 
@@ -31,10 +32,12 @@ class Block:
     Attributes:
         wall_s: from the first iteration's start to everybody's end, per iteration.
         exposed_s: per iteration, from the last gradient being ready to the end of the exchange.
+        samples: that went into an update ÷ X, mean; above 1 for who takes more than the global batch.
     """
 
     wall_s: float
     exposed_s: tuple[float, ...]
+    samples: float = 1.0
 
 
 class ReadyMark:
@@ -52,45 +55,83 @@ class ReadyMark:
 
 
 class Arm(ABC):
-    """One way to train ``model`` on ``dataset`` with a global batch; a block is one epoch of it."""
+    """One way to train ``model``; a block is so many iterations of the global batch.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: this arm's own.
+        work: what it is trained on.
+        total: X.
+        block: iterations.
+    """
+
+    def __init__(self, model: nn.Module, work: Workload, total: int, block: int) -> None:
         self.model = model
+        self.work, self.total, self.iterations = work, total, block
         self.blocks = 0
-        self._mark = ReadyMark(model)
+        self.data, self.loading = stretch(work, block * total)
+        self.mark = ReadyMark(model)
 
     @abstractmethod
-    def batches(self) -> Iterable[Any]:
-        """This rank's batches of one epoch."""
-
-    @abstractmethod
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """What ``backward`` is called on."""
+    def train(self) -> tuple[float, ...]:
+        """Train for one block; what of each iteration's exchange was not hidden, seconds."""
 
     def block(self) -> Block:
-        """Train one epoch. All ranks start together; the block ends when the last of them is through."""
+        """Train for one block. All ranks start together; it ends when the last of them is through."""
+        self.data.turn(self.blocks)
         self.blocks += 1
-        exposed = []
         dist.barrier()
         started_s = time.perf_counter()
-        for x, y in self.batches():
-            loss = self.loss(x, y)
-            loss.backward()
-            exposed.append(time.perf_counter() - self._mark.ready_s)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+        exposed_s = self.train()
         dist.barrier()
-        return Block((time.perf_counter() - started_s) / len(exposed), tuple(exposed))
-
-    optimizer: torch.optim.Optimizer
+        return Block((time.perf_counter() - started_s) / self.iterations, exposed_s)
 
     @property
     def settles(self) -> bool:
         """Whether its split has to be found while it runs."""
         return False
 
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Samples of each rank, of those that have a split."""
+        return ()
+
     def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
         """Let go of what the arm opened."""
+
+
+class LoopArm(Arm):
+    """An arm whose iterations are those of PyTorch's users: batch, loss, backward, step."""
+
+    optimizer: torch.optim.Optimizer
+
+    @abstractmethod
+    def batches(self) -> Iterable[Any]:
+        """This rank's batches of one block."""
+
+    @abstractmethod
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """What ``backward`` is called on."""
+
+    def exchanged(self, begun_s: float) -> None:
+        """The gradients are exchanged; ``begun_s`` is when this iteration's batch was asked for."""
+
+    def ended(self) -> None:
+        """The iteration is over."""
+
+    def train(self) -> tuple[float, ...]:
+        """See :meth:`Arm.train`."""
+        exposed_s = []
+        begun_s = time.perf_counter()
+        for x, y in self.batches():
+            loss = self.loss(x, y)
+            loss.backward()
+            exposed_s.append(time.perf_counter() - self.mark.ready_s)
+            self.exchanged(begun_s)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.ended()
+            begun_s = time.perf_counter()
+        return tuple(exposed_s)
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -99,7 +140,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class FixedSampler(Sampler[list[int]]):
-    """This rank's slice of each global batch under a split that it is given; the order is uneven's own."""
+    """This rank's slice of each global batch under the split that it is given; the order is uneven's own."""
 
     def __init__(self, length: int, shares: tuple[int, ...], rank: int) -> None:
         self.shares = shares
@@ -108,12 +149,13 @@ class FixedSampler(Sampler[list[int]]):
     def __iter__(self) -> Any:
         order = epoch_order(length=self._length, seed=0, epoch=self._epoch)
         self._epoch += 1
-        offset, total = sum(self.shares[: self._rank]), sum(self.shares)
+        total = sum(self.shares)
         for start in range(0, self._length, total):
-            yield order[start + offset : start + offset + self.shares[self._rank]].tolist()
+            offset = start + sum(self.shares[: self._rank])
+            yield order[offset : offset + self.shares[self._rank]].tolist()
 
 
-class DDPArm(Arm):
+class DDPArm(LoopArm):
     """PyTorch's own ``DistributedDataParallel`` on a fixed split, as its users write it today.
 
     With unequal shares the loss is scaled by n x_i / X before ``backward``, which is how the mean that DDP
@@ -121,21 +163,20 @@ class DDPArm(Arm):
     ``gradient_as_bucket_view`` is on, as it is in our carrier: it saves a copy, and DDP shall have it too.
     """
 
-    def __init__(self, model: nn.Module, dataset: Dataset[Any], shares: tuple[int, ...]) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, work: Workload, shares: tuple[int, ...], block: int) -> None:
+        super().__init__(model, work, sum(shares), block)
         self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        self.optimizer = make_optimizer(model)
-        self._sampler = FixedSampler(len(dataset), shares, dist.get_rank())  # type: ignore[arg-type]
-        self._loader = DataLoader(dataset, batch_sampler=self._sampler)
+        self.optimizer = work.optimizer(model.parameters())
+        self._sampler = FixedSampler(len(self.data), shares, dist.get_rank())
+        self._loader = DataLoader(self.data, batch_sampler=self._sampler, **self.loading)
         self.take(shares)
 
     @property
-    def shares(self) -> tuple[int, ...]:
-        """The split."""
+    def split(self) -> tuple[int, ...]:
         return self._sampler.shares
 
     def take(self, shares: tuple[int, ...]) -> None:
-        """Split by ``shares`` from the next block on."""
+        """Split by ``shares`` from the next batch on."""
         self._sampler.shares = shares
         self._scale = len(shares) * shares[dist.get_rank()] / sum(shares)
 
@@ -143,29 +184,35 @@ class DDPArm(Arm):
         return self._loader
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = loss_of(self.ddp, x, y)
+        loss = self.work.loss(self.ddp, x, y)
         return loss if self._scale == 1.0 else loss * self._scale
 
 
-class SessionArm(Arm):
-    """``uneven`` with a balancer."""
+class SessionArm(LoopArm):
+    """``uneven`` with a balancer, or the name of one."""
 
-    def __init__(self, model: nn.Module, dataset: Dataset[Any], batch_size: int, balance: str, journal: Path) -> None:
-        super().__init__(model)
+    def __init__(
+        self, model: nn.Module, work: Workload, total: int, block: int, *, balance: str | Balancer, journal: Path
+    ) -> None:
+        super().__init__(model, work, total, block)
         self._balance = balance
         self.session = uneven.Session(balance=balance, journal=journal)
-        self.model, self.optimizer = self.session.setup(model, make_optimizer(model))
-        self._loader = self.session.loader(dataset, batch_size=batch_size)
+        self.model, self.optimizer = self.session.setup(model, work.optimizer(model.parameters()))
+        self._loader = self.session.loader(self.data, batch_size=total, **self.loading)
 
     @property
     def settles(self) -> bool:
         return self._balance != "even"
 
+    @property
+    def split(self) -> tuple[int, ...]:
+        return self.session.newest_shares
+
     def batches(self) -> Iterable[Any]:
         return self._loader
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return loss_of(self.model, x, y)
+        return self.work.loss(self.model, x, y)
 
     def close(self) -> None:
         self.session.close()

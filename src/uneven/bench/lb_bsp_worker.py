@@ -3,225 +3,234 @@
 from __future__ import annotations
 
 import json
-import statistics
+import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, TensorDataset
 
-from uneven import rundir
-from uneven.bench.arms import Arm, Block, DDPArm, ReadyMark, SessionArm, make_optimizer
-from uneven.bench.workload import accuracy, first, images, loss_of, network
+from uneven.bench.arms import Arm, Block, DDPArm, SessionArm
+from uneven.bench.arms_rivals import AccumulateArm, BackupArm, FlexRRArm, RuleArm
+from uneven.bench.lb_bsp_cases import LIMIT, SLOW, Case, oracle_costs
+from uneven.bench.lb_bsp_costs import affine, cubic, same_weights, transfer_s
+from uneven.bench.lb_bsp_stage import OnStage
+from uneven.bench.peers import Lbb, rivals
+from uneven.bench.peers.cubic import Cubic
+from uneven.bench.workload import Workload, workload
 from uneven.core.apportion import fastest_finish
-from uneven.core.cost import Affine
 from uneven.core.views import Limits
 from uneven.engine.connect import connect
-from uneven.measure.clock import HostClock
+from uneven.registry import parse_spec
 from uneven.transport.base import Transport
-from uneven.world import discover
+from uneven.world import discover, report_failures
 
-PROGRESS = "progress.txt"
+TASK = "task.json"
 RESULTS = "results.json"
-_EXCHANGES = 14
-_FIXED = ("ddp", "oracle")
-"""Arms on plain DDP, whose split never moves."""
-
-_RARE = ("ddp", "even", "static")
-"""Arms that are slow, and far from what the others are compared with."""
+_RIVAL = "rival:"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What the workers are told.
+def write_task(directory: Path, case: Case, data: str) -> None:
+    """For the workers that will be given ``directory``."""
+    (directory / TASK).write_text(json.dumps({"case": asdict(case), "data": data}))
 
-    Attributes:
-        arms: name → balancer specification, or "ddp" or "oracle".
-        block: iterations of a block.
-        settling: blocks that do not count, in which an arm finds its split.
-        rare_every: of so many rounds, the slow arms (``_RARE``) take part in the first one only.
-        seconds: stop starting new rounds after so long.
-        rounds: most rounds.
-        profile_s: how long each worker measures its own cost for the oracle; 0 if there is none.
-    """
 
-    data: str
-    global_batch: int
-    width: int
-    arms: dict[str, str]
-    block: int
-    settling: int
-    rare_every: int = 1
-    rounds: int
-    seconds: float
-    profile_s: float
-
-    @classmethod
-    def read(cls, path: Path) -> Task:
-        """From JSON."""
-        return cls(**json.loads(path.read_text()))
-
-    def write(self, path: Path) -> None:
-        """As JSON."""
-        path.write_text(json.dumps(asdict(self)))
+def read_task(directory: Path) -> tuple[Case, str]:
+    """Inverse of :func:`write_task`."""
+    told = json.loads((directory / TASK).read_text())
+    rows = {key: tuple(map(tuple, told["case"][key])) for key in ("shares", "mbit_per_s")}
+    return Case(**{**told["case"], **rows}), told["data"]
 
 
 def main(directory: Path) -> None:
-    """Run the task that lies in ``directory``."""
-    task = Task.read(directory / "task.json")
+    """Run the case that lies in ``directory``."""
+    report_failures()
     torch.set_num_threads(1)
     world = discover()
-    connection = connect(world, timeout_s=120.0)
-    line = connection.transport
-    data = images(task.data)
-    sessions = {
-        name: SessionArm(network_for(task), _dataset(task), task.global_batch, spec, directory / name)
-        for name, spec in task.arms.items()
-        if spec not in _FIXED
-    }
-    fixed = {n: DDPArm(network_for(task), _dataset(task), _even(task)) for n, s in task.arms.items() if s in _FIXED}
-    arms: dict[str, Arm] = {name: sessions.get(name) or fixed[name] for name in task.arms}
-    rundir.mark_ready(directory, world.rank)  # from here on this worker gets its share of a core
-    costs = _costs(task, data.train, line) if task.profile_s else []
-    if costs:
-        fixed["oracle"].take(_oracle(costs, task.global_batch))
-    _progress(directory, line, -1, 0.0)
-    for _ in range(task.settling):
-        for arm in arms.values():
-            if arm.settles:
-                arm.block()
-    blocks = _interleave(task, arms, directory, line)
-    rundir.mark_through(directory, world.rank)
-    _catch_up(list(arms.values()))
-    result = {
-        "costs": costs,
-        "oracle": list(fixed["oracle"].shares) if costs else [],
-        "blocks": {
-            name: _gather(line, {number: asdict(one) for number, one in some.items()}) for name, some in blocks.items()
-        },
-        "shares": {name: list(arm.session.newest_shares) for name, arm in sessions.items()},
-    }
+    _print_into(directory / f"output-{world.rank}.txt")
+    case, data = read_task(directory)
+    stage = OnStage(directory, world.rank)
+    stage.say("starting", 0.0)
+    connection = connect(world, timeout_s=300.0)
+    work = workload(case.workload, data)
+    run = _Run(case, work, connection.transport, stage, directory)
+    result = run.play()
     if world.rank == 0:
-        result["accuracy"] = {name: accuracy(arm.model, data.test) for name, arm in arms.items()}
         (directory / RESULTS).write_text(json.dumps(result))
-    for arm in arms.values():
-        arm.close()
+    run.close()
     connection.close()
+    stage.close()
 
 
-def _costs(task: Task, train: TensorDataset, line: Transport) -> list[dict[str, float]]:
-    """Every worker's cost, its own side of an exchange included."""
-    computing = _gather(line, asdict(_profile(task, train)))
-    exchanging_s = _gather(line, _transfer_s(task, train))
-    return [{**cost, "overhead_s": cost["overhead_s"] + s} for cost, s in zip(computing, exchanging_s, strict=True)]
+def _print_into(path: Path) -> None:
+    """What a worker prints would go through the progress bar."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
 
 
-def _gather(line: Transport, value: Any) -> list[Any]:
-    return [json.loads(text) for text in line.gather_text(json.dumps(value))]
+class _Run:
+    """The arms of one case, and what comes of them."""
 
+    def __init__(self, case: Case, work: Workload, line: Transport, stage: OnStage, directory: Path) -> None:
+        self._case, self._work, self._line, self._stage = case, work, line, stage
+        self._rank, self._size = line.rank, line.size
+        even, rest = divmod(case.global_batch, line.size)
+        self._even = tuple(even + (rank < rest) for rank in range(line.size))
+        self._profiles: list[Cubic] = []
+        self._costs: list[dict[str, float]] = []
+        self._kept: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
+        self._settled: dict[str, list[float]] = {}
+        self._arms: dict[str, Arm] = {}
+        # Those whose profile is measured while workers have their shares come last, in an order that all agree on.
+        late = {name: who for name, who in case.arms.items() if who.startswith(f"{_RIVAL}lbb")}
+        for name, who in case.arms.items():
+            if name not in late:
+                self._arms[name] = self._make(who, directory / name)
+        stage.have(case.shares_at(0), case.mbit_at(0))
+        if case.profile_s:
+            stage.say("measuring costs", 0.0)
+            self._costs = self._measure()
+        if late:
+            stage.say("taking LBB's profile", 0.0)
+            own = cubic(work, case.global_batch, case.profile_s or 4.0)
+            self._profiles = [Cubic(*told) for told in self._gather([own.a0, own.a1, own.a2, own.a3])]
+        for name, who in late.items():
+            self._arms[name] = self._make(who, directory / name)
+        self._arms = {name: self._arms[name] for name in case.arms}
 
-def _dataset(task: Task) -> Dataset[Any]:
-    return first(images(task.data).train, task.block * task.global_batch)
+    def _make(self, who: str, journal: Path) -> Arm:
+        case, work, even = self._case, self._work, self._even
+        model = work.make()
+        if who in ("ddp", LIMIT):
+            return DDPArm(model, work, even, case.block)
+        if who.startswith(_RIVAL):
+            spec = who.removeprefix(_RIVAL)
+            rule = Lbb(profile=self._profiles) if spec == "lbb" else rivals.resolve(spec)
+            every = parse_spec(spec)[1].get("epoch", 1)
+            assert isinstance(every, int)
+            return RuleArm(model, work, even, case.block, rule=rule, every=every)
+        name, options = parse_spec(who)
+        if name in ("flexrr", "accumulate"):
+            pieces = options["pieces"]
+            assert isinstance(pieces, int)
+            grain = max(even[0] // pieces, 1)
+            if name == "flexrr":
+                return FlexRRArm(model, work, even, case.block, grain=grain)
+            return AccumulateArm(model, work, case.global_batch, case.block, grain=grain)
+        if name == "backup":
+            spares = options["spares"]
+            assert isinstance(spares, int)
+            return BackupArm(model, work, case.global_batch, case.block, spares=spares)
+        return SessionArm(model, work, case.global_batch, case.block, balance=who, journal=journal)
 
+    def _measure(self) -> list[dict[str, float]]:
+        """Every worker's cost, its own side of an exchange included."""
+        computing = self._gather(asdict(affine(self._work, self._case.global_batch, self._case.profile_s)))
+        exchanging_s = self._gather(transfer_s(self._work, self._case.global_batch))
+        return [{**cost, "overhead_s": cost["overhead_s"] + s} for cost, s in zip(computing, exchanging_s, strict=True)]
 
-def _even(task: Task) -> tuple[int, ...]:
-    size = dist.get_world_size()
-    each, rest = divmod(task.global_batch, size)
-    return tuple(each + (rank < rest) for rank in range(size))
+    def _gather(self, value: Any) -> list[Any]:
+        return [json.loads(text) for text in self._line.gather_text(json.dumps(value))]
 
+    def play(self) -> dict[str, Any]:
+        """All rounds; what rank 0 writes down."""
+        self._turn(0)
+        for _ in range(self._case.settling):
+            self._stage.say("settling", 0.0)
+            for name, arm in self._arms.items():
+                if arm.settles:
+                    self._settled.setdefault(name, []).append(arm.block().wall_s)
+                    self._keep(name, arm)
+        blocks = self._interleave()
+        self._stage.lift()
+        if self._case.catch_up:
+            self._stage.say("catching up", 1.0)
+            for name, arm in self._behind():
+                arm.block()
+                self._keep(name, arm)
+        split = {name: list(arm.split) for name, arm in self._arms.items() if arm.split}
+        self._stage.say("accuracies", 1.0)
+        return {
+            "about": self._work.about,
+            "costs": self._costs,
+            "blocks": {
+                name: self._gather({number: asdict(one) for number, one in some.items()})
+                for name, some in blocks.items()
+            },
+            "settled": self._settled,
+            "split": split,
+            "accuracy": self._accuracies(),
+        }
 
-def network_for(task: Task) -> torch.nn.Module:
-    """The same network for every arm."""
-    return network(images(task.data), task.width)
+    def _turn(self, number: int) -> None:
+        """Give this worker what it has in a round, and the oracle the split that suits it."""
+        case = self._case
+        self._stage.have(case.shares_at(number), case.mbit_at(number))
+        arm = self._arms.get(LIMIT)
+        if isinstance(arm, DDPArm) and self._costs:
+            costs = oracle_costs(self._costs, case.shares_at(0), case.shares_at(number))
+            arm.take(fastest_finish(*costs, case.global_batch, Limits.uniform(self._size, case.global_batch)))
 
+    def _interleave(self) -> dict[str, dict[int, Block]]:
+        """Arm → round → block."""
+        case, names = self._case, list(self._arms)
+        blocks: dict[str, dict[int, Block]] = {name: {} for name in names}
+        started_s = time.monotonic()
+        for number in range(case.rounds):
+            self._turn(number)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                if name not in SLOW or number % case.rare_every == 0:
+                    blocks[name][number] = self._arms[name].block()
+                    self._keep(name, self._arms[name])
+            spent = 0.0 if case.changing else self._gather((time.monotonic() - started_s) / case.seconds)[0]
+            done = max(spent, (number + 1) / case.rounds)
+            self._stage.say(f"round {number + 1}", min(done, 1.0))
+            if done >= 1.0:
+                break
+        return blocks
 
-def _interleave(task: Task, arms: dict[str, Arm], directory: Path, line: Transport) -> dict[str, dict[int, Block]]:
-    """Arm → round → block."""
-    blocks: dict[str, dict[int, Block]] = {name: {} for name in arms}
-    names = list(arms)
-    started_s = time.monotonic()
-    for number in range(task.rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            if name not in _RARE or number % task.rare_every == 0:
-                blocks[name][number] = arms[name].block()
-        share = _gather(line, (time.monotonic() - started_s) / task.seconds)[0]
-        _progress(directory, line, number + 1, max(share, (number + 1) / task.rounds))
-        if share >= 1.0:
-            break
-    return blocks
+    def _keep(self, name: str, arm: Arm) -> None:
+        """A copy of the model, on one of the ranks; it is looked at when nobody is slowed down any more."""
+        look = self._case.look
+        if look and arm.blocks % look == 0 and (arm.blocks // look) % self._size == self._rank:
+            self._kept.setdefault(name, {})[arm.blocks] = same_weights(arm.model)
 
+    def _behind(self) -> Iterator[tuple[str, Arm]]:
+        """Arms that were trained less than the one that was trained most, a block at a time, or their accuracies could
+        not be compared."""
+        most = max(arm.blocks for arm in self._arms.values())
+        for name, arm in self._arms.items():
+            while arm.blocks < most:
+                yield name, arm
 
-def _catch_up(arms: list[Arm]) -> None:
-    """Train every arm as long as the one that has been trained longest, or their accuracies could not be compared."""
-    most = max(arm.blocks for arm in arms)
-    for arm in arms:
-        while arm.blocks < most:
-            arm.block()
+    def _accuracies(self) -> dict[str, dict[str, float]]:
+        """Arm → blocks trained → held-out accuracy; without copies on the way, at the end alone."""
+        model = self._work.make()
+        own: dict[str, dict[str, float]] = {}
+        for name, arm in self._arms.items():
+            found = {}
+            for blocks, weights in self._kept.get(name, {}).items():
+                model.load_state_dict(weights)
+                found[str(blocks)] = self._work.accuracy(model)
+            if not self._case.look and self._rank == 0:
+                found[str(arm.blocks)] = self._work.accuracy(arm.model)
+            own[name] = found
+        dist.barrier()
+        merged: dict[str, dict[str, float]] = {name: {} for name in own}
+        for told in self._gather(own):
+            for name, found in told.items():
+                merged[name].update(found)
+        return merged
 
-
-def _progress(directory: Path, line: Transport, done: int, share: float) -> None:
-    if line.rank == 0:
-        (directory / PROGRESS).write_text(f"{done} {share:.3f}")
-
-
-def _profile(task: Task, train: TensorDataset) -> Affine:
-    """This worker's own cost Γ(x) = a + b x, without any exchange: a line through the means at two batch sizes."""
-    model = network_for(task)
-    optimizer = make_optimizer(model)
-    small, large = task.global_batch // 32, task.global_batch // 6
-    seconds: dict[int, list[float]] = {small: [], large: []}
-    until_s = time.monotonic() + task.profile_s
-    while time.monotonic() < until_s or len(seconds[large]) < 3:
-        for samples, found in seconds.items():
-            x, y = (tensor[:samples] for tensor in train.tensors)
-            started_s = time.perf_counter()
-            loss_of(model, x, y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(time.perf_counter() - started_s)
-    low, high = (statistics.fmean(found[1:]) for found in seconds.values())
-    per_sample_s = max((high - low) / (large - small), 1e-9)
-    return Affine(overhead_s=max(low - per_sample_s * small, 0.0), per_sample_s=per_sample_s)
-
-
-def _transfer_s(task: Task, train: TensorDataset) -> float:
-    """What this worker's own side of an exchange takes: the processor time that it used there, at its pace.
-
-    Part of the oracle's costs: a worker with a tenth of a core that is given what it can compute in time would be
-    late with the exchange.
-    """
-    model = network_for(task)
-    mark = ReadyMark(model)
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = make_optimizer(model)
-    clock = HostClock()
-    x, y = (tensor[: task.global_batch // 16] for tensor in train.tensors)
-    found = []
-    for _ in range(_EXCHANGES):
-        begin = clock.mark()
-        loss_of(ddp, x, y).backward()
-        done = clock.mark()
-        optimizer.step()
-        optimizer.zero_grad()
-        end = clock.mark()
-        exchange_s, moved_s = done[0] - mark.ready_s, done[1] - mark.worked_s
-        pace = (clock.elapsed_s(begin, end) - exchange_s) / (clock.worked_s(begin, end) - moved_s)
-        found.append(min(exchange_s, moved_s * pace))
-    return statistics.fmean(found[2:])
-
-
-def _oracle(costs: list[dict[str, float]], total: int) -> tuple[int, ...]:
-    return fastest_finish(
-        [cost["overhead_s"] for cost in costs],
-        [cost["per_sample_s"] for cost in costs],
-        total,
-        Limits.uniform(len(costs), total),
-    )
+    def close(self) -> None:
+        """Close every arm, on all ranks in the same order."""
+        for arm in self._arms.values():
+            arm.close()
 
 
 if __name__ == "__main__":

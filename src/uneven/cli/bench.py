@@ -24,6 +24,7 @@ BENCHES = {
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 RECORDERS = ("predictors",)
 REPORTERS = ("fleet-plan",)
+WITH_CASES = ("lb-bsp",)
 
 
 def bench(
@@ -34,6 +35,9 @@ def bench(
         str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
     ] = "digits",
     sweep: Annotated[bool, typer.Option("--sweep", help="Try options instead (predictors only).")] = False,
+    case: Annotated[
+        str | None, typer.Option("--case", metavar="NAME", help="One case alone (lb-bsp only; see below).")
+    ] = None,
     record: Annotated[
         Path | None, typer.Option("--record", metavar="DIR", help="Record runs and keep them there (predictors only).")
     ] = None,
@@ -50,9 +54,13 @@ def bench(
     ratios are medians over the rounds, with the middle half in brackets. A column in which we lose is shown.
 
     \b
-    lb-bsp       four workers with 0.6, 0.4, 0.2 and 0.1 of a core: DDP, even,
-                 static and balanced batches and the oracle's; then DDP against
-                 uneven on four equal workers. Six minutes and a half.
+    lb-bsp       real workers on shares of a core, and every way to deal with
+                 them: DDP, static shares, DBS, OmniLearn, LBB, FlexRR, backup
+                 workers, accumulation, ours, and an oracle that knows the next
+                 shares. Cases: steady, step, traces, eight, equal, cut (as
+                 root), svm, resnet; real data where UNEVEN_DATA has it. Forty
+                 minutes, --case NAME six at most; --quick, which measures
+                 steady and equal without the rivals, a minute and a half.
     closed-loop  predictors compared in virtual time, where the truth is known.
                  Seconds.
     predictors   predictors compared on traces, made-up workers and, as root,
@@ -83,6 +91,7 @@ def bench(
     Examples:
       uneven bench split
       uneven bench lb-bsp --quick
+      uneven bench lb-bsp --case traces
       uneven bench predictors --sweep
       uneven bench predictors --record runs/predictors
       uneven bench lb-bsp --json | tail -n 1 > lb-bsp.json
@@ -101,13 +110,15 @@ def bench(
         raise ConfigError(f"bench {name}{' --sweep' * sweep} records no runs: leave out --{next(iter(folders))}")
     if len(folders) > 1:
         raise ConfigError("--record and --runs: give one, to record runs or to use recorded ones")
+    if case is not None and name not in WITH_CASES:
+        raise ConfigError(f"bench {name} has no --case; these have: {', '.join(WITH_CASES)}")
     if report is not None:
         if name not in REPORTERS:
             raise ConfigError(f"bench {name} has no --report; these have: {', '.join(REPORTERS)}")
         folders["report"] = report
     module = importlib.import_module(SWEEPS[name] if sweep else BENCHES[name])
     images(data)  # a data set that is not there is said here, not by a worker
-    result = _run(module, quick, data, folders)
+    result = _run(module, quick, data, {**folders, **({} if case is None else {"case": case})})
     from rich.console import Console
 
     console = Console()
@@ -117,11 +128,12 @@ def bench(
         print(json_module.dumps(result))
 
 
-def _run(module: Any, quick: bool, data: str, folders: dict[str, Path]) -> dict[str, Any]:
+def _run(module: Any, quick: bool, data: str, more: dict[str, Any]) -> dict[str, Any]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    state = TextColumn("{task.fields[state]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
@@ -130,5 +142,5 @@ def _run(module: Any, quick: bool, data: str, folders: dict[str, Path]) -> dict[
                 tasks[phase] = bars.add_task(phase, total=1.0, state="")
             bars.update(tasks[phase], completed=done, state=state)
 
-        result: dict[str, Any] = module.run(quick, data, progress, **folders)
+        result: dict[str, Any] = module.run(quick, data, progress, **more)
         return result

@@ -40,6 +40,8 @@ def test_the_help_says_what_every_bench_is(capsys: pytest.CaptureFixture[str]) -
     [
         (("bench", "splt"), "unknown bench 'splt'; did you mean 'split'?"),
         (("bench", "lb-bsp", "--data", "digit"), "unknown data set 'digit'; did you mean 'digits'?"),
+        (("bench", "lb-bsp", "--case", "trace"), "unknown case 'trace'; did you mean 'traces'?"),
+        (("bench", "rivals", "--case", "traces"), "bench rivals has no --case; these have: lb-bsp"),
         (("bench", "rivals", "--report", "a.html"), "bench rivals has no --report; these have: fleet-plan"),
         (("bench", "rivals", "--record", "kept"), "bench rivals records no runs: leave out --record"),
         (("bench", "predictors", "--sweep", "--runs", "kept"), "bench predictors --sweep records no runs"),

@@ -1,0 +1,148 @@
+"""Where the workers of ``uneven bench lb-bsp`` run: nodes whose shares and links change when the workers ask for it.
+
+An ordinary user's nodes are processes that are stopped and continued; as root, and where links are limited, they are
+the emulator's. A worker writes what its node shall have from now on into a socket, and goes on when it has it: so what
+an arm meets depends on the number of its round and on nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import selectors
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uneven.cluster.spec import ClusterSpec, Node
+from uneven.emulate import probe
+from uneven.emulate.isolated import Isolated
+from uneven.emulate.machines import Machines
+from uneven.emulate.replay import Quantity, Setting
+from uneven.emulate.throttled import Throttled
+from uneven.emulate.workers import Program, Workers
+from uneven.errors import LaunchError
+
+SOCKET = "stage"
+_LOOK_EVERY_S = 0.1
+_PERIOD_S = 0.01
+"""Run-and-stop cycle of a node. An exchange meets several stopped workers in turn, so a long cycle would make this
+machine's communication look slower than that of machines that are merely slow."""
+
+Said = Callable[[str, float], None]
+"""Told what rank 0 is doing, and how much of it is done."""
+
+
+def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Said) -> None:
+    """Run ``python -m module directory`` on so many nodes until all have ended.
+
+    Args:
+        isolated: nodes with links of their own; needs root.
+
+    Raises:
+        LaunchError: a worker died, with the end of what it had printed.
+        ConfigError: nodes cannot be isolated here.
+    """
+    nodes = tuple(Node(name=f"node{rank}", period_s=_PERIOD_S) for rank in range(workers))
+    machines: Machines = Isolated(nodes, probe.trees()) if isolated else Throttled()
+    try:
+        with socket.socket(socket.AF_UNIX) as door, selectors.DefaultSelector() as waiting:
+            door.bind(str(directory / SOCKET))
+            door.listen(workers)
+            waiting.register(door, selectors.EVENT_READ)
+            spec = ClusterSpec(name=directory.name, nodes=nodes)
+            started = Workers(spec, Program(target=(module, str(directory)), module=True), machines, directory)
+            _serve(started, machines, door, waiting, said)
+            if started.failed:
+                started.end(lambda: False)
+                printed = [path.read_text()[-1500:] for path in sorted(directory.glob("output-*.txt"))]
+                error = started.failure()
+                raise LaunchError(f"{error}\n" + "\n".join(filter(None, printed)), error.exit_code)
+    finally:
+        machines.close()
+
+
+def _serve(
+    workers: Workers, machines: Machines, door: socket.socket, waiting: selectors.BaseSelector, said: Said
+) -> None:
+    """Do what the workers ask for until all have ended or one has failed."""
+    while not workers.all_ended and not workers.failed:
+        for key, _ in waiting.select(_LOOK_EVERY_S):
+            line = key.fileobj
+            assert isinstance(line, socket.socket)
+            if line is door:
+                waiting.register(door.accept()[0], selectors.EVENT_READ)
+                continue
+            asked = line.recv(65536)
+            if not asked:
+                waiting.unregister(line)
+                line.close()
+                continue
+            for one in asked.splitlines():
+                _carry_out(json.loads(one), machines, said)
+            line.sendall(b"\n" * len(asked.splitlines()))
+        workers.look()
+    for key in list(waiting.get_map().values()):
+        if isinstance(key.fileobj, socket.socket) and key.fileobj is not door:
+            key.fileobj.close()
+
+
+def _carry_out(asked: dict[str, Any], machines: Machines, said: Said) -> None:
+    rank = asked["rank"]
+    match asked["do"]:
+        case "cores":
+            machines.apply(rank, Setting(f"node{rank}", Quantity.CORES, asked["value"]))
+        case "link":
+            for quantity in (Quantity.UP, Quantity.DOWN):
+                machines.apply(rank, Setting(f"node{rank}", quantity, asked["value"]))
+        case "lift":
+            machines.lift(rank)
+        case "say":
+            said(asked["what"], asked["value"])
+
+
+class OnStage:
+    """A worker's line to the stage.
+
+    Args:
+        directory: the one that the worker was given.
+    """
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._rank = rank
+        self._line = socket.socket(socket.AF_UNIX)
+        self._line.connect(str(directory / SOCKET))
+        self._had: dict[str, float] = {}
+
+    def have(self, cores: tuple[float, ...], mbit_per_s: tuple[float, ...]) -> None:
+        """From now on this worker's node has its part of these; empty ones are not limited."""
+        if cores:
+            self._set("cores", cores[self._rank])
+        if mbit_per_s:
+            self._set("link", mbit_per_s[self._rank] * 1e6)
+
+    def lift(self) -> None:
+        """From now on this worker may use what it can get."""
+        self._ask("lift", math.nan)
+        self._had.clear()
+
+    def say(self, what: str, done: float) -> None:
+        """For the user: what is being done, and how much of it, 0 … 1. Only rank 0 speaks."""
+        if self._rank == 0:
+            self._ask("say", done, what=what)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._line.close()
+
+    def _set(self, do: str, value: float) -> None:
+        if self._had.get(do) != value:
+            self._had[do] = value
+            self._ask(do, value)
+
+    def _ask(self, do: str, value: float, **more: str) -> None:
+        self._line.sendall(json.dumps({"rank": self._rank, "do": do, "value": value, **more}).encode() + b"\n")
+        if not self._line.recv(1):
+            raise LaunchError("the bench has ended")
+
