@@ -38,8 +38,8 @@ def test_every_element_lies_on_one_shard(shapes: list[tuple[int, ...]], shards: 
 
 
 def test_a_large_tensor_is_cut_and_pieces_of_messages_are_crossed() -> None:
-    table = table_of([(10,), (1_000_000,)], "float32", 2)
-    assert [table.elements(shard) for shard in range(2)] == [500_005, 500_005]
+    table = table_of([(10,), (4_000_000,)], "float32", 2)
+    assert [table.elements(shard) for shard in range(2)] == [2_000_005, 2_000_005]
     numbers = [number for _, _, _, number, _ in table.moves(0)]
     assert sorted(set(numbers)) == [0, 1]
 
