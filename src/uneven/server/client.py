@@ -26,7 +26,7 @@ from uneven.server.partition import Table
 from uneven.server.wire import DTYPES, Array, Kind, Message, Refusal, Vector, piece_lengths
 
 _GRACE_S = 2.0
-"""A shard tells by itself who is missing; so much later it is the shard that is missing."""
+"""A shard tells by itself who is missing; so much later, or twice as late, it is the shard that is missing."""
 
 
 class Client:
@@ -36,7 +36,7 @@ class Client:
         rank: this worker, 0 to workers − 1.
         table: how the tensors are divided among the shards.
         arrays: the tensors, flat, as they are at the start. The lowest rank's become the shared copy.
-        line: to the shards; the client closes it.
+        line: to the shards; the client closes it, also when it raises.
         clock: steps that this worker has finished already, in a run that goes on from a checkpoint.
         timeout_s: how long an outcome is waited for.
         most_kept: updates that may be under way, or in the shared copy but in none that this worker has pulled since;
@@ -58,13 +58,18 @@ class Client:
         most_kept: int = 8,
     ) -> None:
         if line.shards != len(table.shards):
+            line.close()
             raise ConfigError(f"the table is for {len(table.shards)} shards, the line leads to {line.shards}")
         self.rank, self.table, self.timeout_s, self.most_kept = rank, table, timeout_s, most_kept
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._replies: dict[tuple[int, int], Reply] = {}
         self._used = [shard for shard in range(line.shards) if table.elements(shard)]
-        first = {shard: Held(0, self._packed(shard, arrays)) for shard in self._used}
+        try:
+            first = {shard: Held(0, self._packed(shard, arrays)) for shard in self._used}
+        except ConfigError:
+            line.close()
+            raise
         self._links = {
             shard: Link(rank, table.fingerprint, table.dtype, table.elements(shard), held, clock=clock)
             for shard, held in first.items()
@@ -174,7 +179,9 @@ class Client:
             PeerError: the line has ended, or the time is over; naming the ``missing`` shards.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: done() or self._error is not None, self.timeout_s + _GRACE_S):
+            if not self._changed.wait_for(
+                lambda: done() or self._error is not None, self.timeout_s + min(_GRACE_S, self.timeout_s)
+            ):
                 names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing())
                 raise PeerError(f"rank {self.rank}: no answer to {what} within {self.timeout_s:g} s from {names}")
             if self._error is not None and not done():

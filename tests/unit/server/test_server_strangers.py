@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from uneven.bench.server_fuzz import malformed
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, PeerError
 from uneven.server import Client, ShardHost, ZmqLine, make_keys, table_of
 from uneven.server.keys import CLIENT_KEY, SERVER_KEY, client_keys, publish
 from uneven.server.wire import Kind, Message, encode
@@ -165,6 +165,30 @@ def test_on_its_own_machine_a_shard_is_met_in_the_directory_and_else_by_its_addr
     other.pull().result()
     one.close()
     other.close()
+
+
+def test_a_shard_that_is_not_there_is_named(directory: Path) -> None:
+    one = Client(0, TABLE, marked(), ZmqLine(directory, 1, beat_s=0.05), timeout_s=0.1)
+    with pytest.raises(PeerError, match=r"no answer to pull of clock 0 within 0\.1 s from shard 0 \(no address in"):
+        one.pull().result()
+    publish(directory, 0, "tcp://127.0.0.1:9")
+    with pytest.raises(PeerError, match=r"from shard 0 \(tcp://127\.0\.0\.1:9\)"):
+        one.push(0, marked()).result()
+    one.close()
+
+
+def test_arrays_of_another_table_and_scales_out_of_range_are_refused(directory: Path) -> None:
+    one = Client(0, TABLE, marked(), ZmqLine(directory, 1))
+    with pytest.raises(ConfigError, match=r"not .*65 of float32"):
+        one.push(0, [np.zeros(65, np.float32)])
+    for wrong in (lambda: one.push(0, marked(), scale=0.0), lambda: one.push_pull(0, marked(), scale=-1.0)):
+        with pytest.raises(ConfigError, match="is not above 0"):
+            wrong()
+    with pytest.raises(ConfigError, match=r"alpha of 1\.5"):
+        one.exchange(0, marked(), alpha=1.5)
+    one.close()
+    with pytest.raises(ConfigError, match="for 1 shards, the line leads to 2"):
+        Client(0, TABLE, marked(), ZmqLine(directory, 2))
 
 
 def test_keys_that_are_missing_or_damaged_are_named(directory: Path) -> None:
