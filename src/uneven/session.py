@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -12,11 +14,13 @@ import torch
 from torch import nn
 
 from uneven.balance import Balancer, balancers
+from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.connect import Connection, compare, connect, identity, joined, versions
 from uneven.engine.fast import FastLoop, check_carried
+from uneven.engine.profiling import steps_on
 from uneven.engine.scribe import Scribe
 from uneven.engine.settings import CODE, decide_settings
 from uneven.engine.state import State, pack, unpack
@@ -103,6 +107,7 @@ class Session:
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
         self._loader: BalancedLoader | None = None
         self._loaded: dict[str, Any] | None = None
+        self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
         self._awaited = self.world.awaited and self.world.run_directory is not None
 
     @property
@@ -176,6 +181,7 @@ class Session:
                 "session.setup was called twice: one session carries one model; put several into one nn.Module"
             )
         carrier = self._loop.attach(model, find_unused_parameters)
+        self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
         if carrier is not None:
             carrier.owner = self  # the session lives as long as the model, whose hooks hold the carrier
             carrier.attach(model, find_unused_parameters, bucket_cap_mb)
@@ -228,6 +234,59 @@ class Session:
         if self._loaded is not None:
             self._restore(self._loaded)
         return loader
+
+    def profile(
+        self, step: Callable[[Any], object], *, batch_of: Callable[[int], Any] | None = None, within_s: float = 10.0
+    ) -> dict[int, Profile]:
+        """Before the loop: measure how long a batch takes on each worker, and how many samples its memory holds.
+
+        ::
+
+            def step(batch):
+                x, y = batch
+                F.cross_entropy(model(x), y).backward()
+
+            session.profile(step)
+
+        Every rank calls it after :meth:`setup` and :meth:`loader`, and all measure at the same time, as they will
+        train. Growing batches are tried, each a few times. Nothing is exchanged; model, optimizers and random numbers
+        are as before. The first split is then made from the measured speeds, nobody's share outgrows its memory, and
+        balancers that use cost curves begin with these. A batch that does not fit is no error: it is the limit.
+
+        A run that is resumed may call it again, before or after :meth:`load_state_dict`: limits are of the machine.
+
+        Args:
+            step: forward and backward on one batch, as in the loop; it may step the optimizers given to setup.
+            batch_of: samples → a batch as the loader hands out; by default of the data set's first samples.
+            within_s: time for all of it, seconds; a step that has begun is not cut off.
+
+        Returns:
+            What was measured, by rank, the same on every rank.
+
+        Raises:
+            ConfigError: called before setup or loader, or after the loop has begun; the workers' memory together
+                does not hold the global batch, or one's not a single sample.
+            DataError: the data set is a stream, and there is no ``batch_of``.
+            TrainingError: ``step`` failed on another rank.
+        """
+        if self._loader is None or self._tried is None or self._loop.begun:
+            raise ConfigError(
+                "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
+                "then session.loader(...), then session.profile(step), then for batch in loader"
+            )
+        if not 0.0 < within_s < self.config.timeout_s:
+            most_s = self.config.timeout_s
+            raise ConfigError(f"within_s = {within_s!r} must be above 0 and below timeout_s = {most_s!r}")
+        model, *optimizers = (one() for one in self._tried)
+        if model is None:
+            raise ConfigError("session.profile: the model that was given to session.setup is gone")
+        if batch_of is None:
+            self._loader.sample(1)
+        make, reads = (self._loader.sample, self._loader.reads_along) if batch_of is None else (batch_of, False)
+        stepped = tuple(one for one in optimizers if one is not None)
+        if self._say_ready():
+            time.sleep(_SLOWED_AFTER_S)
+        return self._loop.profile(steps_on(step, make, reads=reads), model, stepped, self.world.host, within_s)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backward passes add to ``.grad`` without an exchange, for gradient accumulation.

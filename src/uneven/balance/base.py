@@ -40,8 +40,8 @@ class Balancer(ABC):
     def profiled(self, profiles: Mapping[int, Profile]) -> None:  # noqa: B027 - most do without
         """What was measured of each rank before the first iteration; what was decided until then does not count.
 
-        For those who use whole cost curves. All others find what they need in the next view: limits that heed memory
-        and saturation, and as each worker's prediction its speed at its present share.
+        For those who use whole cost curves or saturation points. All others find what they need in the next view:
+        limits that heed memory, and as each worker's prediction its speed at an equal share.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -77,9 +77,10 @@ def not_growing(limits: Limits, held: Wholes) -> Limits:
 
 
 def profiled_limits(limits: Limits, profiles: Mapping[int, Profile], total: int) -> Limits:
-    """The limits of ranks 0 … n − 1, tightened to what their memory holds and raised to where fewer gain nothing.
+    """The limits of ranks 0 … n − 1, tightened to what their memory holds.
 
-    Saturation counts only as far as everybody's lower limits can be met together.
+    Saturation is no limit: fewer samples than x_s gain nothing, but to demand them would hold a worker at too many for
+    as long as the run lasts where x_s was measured wrongly. Who makes use of it is told by ``Balancer.profiled``.
 
     Args:
         limits: as the user gave them.
@@ -89,17 +90,16 @@ def profiled_limits(limits: Limits, profiles: Mapping[int, Profile], total: int)
     Raises:
         ConfigError: the workers together cannot hold the global batch.
     """
-    measured = [profiles[rank] for rank in range(len(limits.lower))]
-    rows = list(zip(measured, limits.lower, limits.upper, strict=True))
-    upper = tuple(high if one.most is None else max(low, min(high, one.most)) for one, low, high in rows)
+    most = [profiles[rank].most for rank in range(len(limits.upper))]
+    rows = zip(most, limits.lower, limits.upper, strict=True)
+    upper = tuple(high if fits is None else max(low, min(high, fits)) for fits, low, high in rows)
     if sum(upper) < total:
         raise ConfigError(
             f"the workers' memory holds {'/'.join(map(str, upper))} samples, together {sum(upper)}, fewer than the "
             f"global batch of {total}: use a batch_size of at most {sum(upper)} and accumulate gradients "
             f"(session.no_sync), or a smaller model"
         )
-    lower = tuple(max(low, min(top, one.least)) for (one, low, _), top in zip(rows, upper, strict=True))
-    return Limits(lower=lower if sum(lower) <= total else limits.lower, upper=upper)
+    return Limits(lower=limits.lower, upper=upper)
 
 
 def device_bounds(view: BalanceView, saturation: Sequence[int]) -> Bounds:

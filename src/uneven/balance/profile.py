@@ -73,16 +73,6 @@ class Profile:
         return self.sizes[0] if len(self.sizes) > 1 and first == self.sizes[1] else first
 
     @property
-    def least(self) -> int:
-        """The largest size tried that takes at most 5 % longer than the smallest, if a larger one was tried, else 1.
-
-        x_s lies between this size and the next. A share below it gains nothing, and one of it costs nothing.
-        """
-        rising_s = self.rising_s
-        flat = [x for x, t in zip(self.sizes, rising_s, strict=True) if t <= SATURATED * rising_s[0]]
-        return flat[-1] if flat[-1] < self.sizes[-1] else 1
-
-    @property
     def most(self) -> int | None:
         """x_o: nine tenths of the largest size that did not fail, at least 1; None if none failed."""
         return None if self.failed is None else max(1, int(MARGIN * self.sizes[-1]))

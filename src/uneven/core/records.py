@@ -146,7 +146,7 @@ class ProfileRecord:
     at_s: float  # Unix time
     sizes: tuple[int, ...]  # samples, ascending
     seconds: tuple[float, ...]  # of a step at each size
-    least: int  # samples, below which fewer gain nothing
+    saturation: int  # samples, below which fewer gain nothing
     most: int  # samples that it can be given at most
     failed: int | None = None  # samples at which its memory did not suffice
     took_s: float = 0.0

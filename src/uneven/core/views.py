@@ -84,7 +84,7 @@ class BalanceView:
 
     @property
     def ready(self) -> bool:
-        """Whether every worker has reported at least once."""
+        """Whether every worker's speed is known: it has reported, or was profiled before the start."""
         # A NaN can slip past min(), but not out of a sum.
         return min(self.predicted_per_s, default=1.0) > 0 and not math.isnan(sum(self.predicted_per_s))
 

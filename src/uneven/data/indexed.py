@@ -38,6 +38,18 @@ class IndexedSource:
         for batch in self._torch:
             yield self._sampler.drawn.popleft(), batch
 
+    @property
+    def reads_along(self) -> bool:
+        """Whether batches are read in this process, between the user's steps."""
+        return self._torch.num_workers == 0
+
+    def sample(self, samples: int) -> Any:
+        """A batch to try a step on: the data set's first samples, again from the first where it has fewer."""
+        dataset: Any = self._torch.dataset
+        indices = [index % len(dataset) for index in range(samples)]
+        together = hasattr(dataset, "__getitems__")
+        return self._torch.collate_fn(dataset.__getitems__(indices) if together else [dataset[i] for i in indices])
+
     def close(self) -> None:
         """Let torch's loader go, and its reader processes with it."""
         del self._torch

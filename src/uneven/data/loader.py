@@ -128,6 +128,23 @@ class BalancedLoader:
         """Iterations after the one in the user's hands whose split cannot be changed any more."""
         return self._source.lookahead
 
+    @property
+    def reads_along(self) -> bool:
+        """Whether batches are read in this process, between the user's steps."""
+        return isinstance(self._source, IndexedSource) and self._source.reads_along
+
+    def sample(self, samples: int) -> Any:
+        """A batch of so many samples to try a step on, put together as in the loop; nothing of the epoch is used up.
+
+        Raises:
+            DataError: the data set is a stream: what was read of it would be missing in the epoch.
+        """
+        if not isinstance(self._source, IndexedSource):
+            raise DataError(
+                "a stream gives no samples to try a step on: give batch_of, a function that makes a batch of so many"
+            )
+        return self._source.sample(samples)
+
     def __iter__(self) -> Generator[Any, None, bool]:
         """Start an epoch, or finish the one that a loaded state was in the middle of."""
         if self._closed:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,15 +19,18 @@ import torch
 from torch import nn
 
 from uneven.balance import Balancer
+from uneven.balance.bounds import profiled_limits
+from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.core.actions import Moment, Payload, StepPlan
-from uneven.core.records import SplitRecord, StepRecord
+from uneven.core.records import ProfileRecord, SplitRecord, StepRecord
 from uneven.core.views import Limits, SyncView
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.agree import Agreement
 from uneven.engine.connect import Connection, compare, gradient_group
+from uneven.engine.profiling import profile_together
 from uneven.engine.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.engine.scribe import Scribe
 from uneven.engine.slow import Load, SlowLoop
@@ -41,6 +46,16 @@ from uneven.transport.gradients import GradientCarrier
 
 _NONFINITE_EVERY = 50
 """On an accelerator the flag for NaN and infinity is read every so many iterations, as reading it waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What all ranks have agreed on when the loader was made."""
+
+    balancer: Balancer
+    limits: Limits
+    global_batch: int
+    lookahead: int
 
 
 class FastLoop:
@@ -59,7 +74,9 @@ class FastLoop:
         self._meter = Meter(HostClock())
         self._load = LoadMeter(self._rank)
         self._others = Others(find())
+        self._agreed: _Agreed | None = None
         self._slow: SlowLoop | None = None
+        self._loaded: dict[str, Any] = {}
         self._parts: dict[int, Part] = {}
         self._part: Part | None = None
         self._epoch = -1
@@ -67,6 +84,7 @@ class FastLoop:
         self._control_s = 0.0
         self._exchange_cost_s = 0.0
         self.carrier: GradientCarrier | None = None
+        self._calls = False  # whether calls for reports have come along with gradients in this iteration
         self.agreement: Agreement | None = None  # None where nothing is exchanged but everybody's gradients
         self.attached = False
 
@@ -139,21 +157,73 @@ class FastLoop:
             upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
         )
         limits.check(loader.batch_size)
+        self._agreed = _Agreed(balancer, limits, loader.batch_size, max(one["_lookahead"] for one in said))
+        self._slow = self._slow_loop(self._agreed, {})
+
+    def _slow_loop(self, agreed: _Agreed, profiles: dict[int, Profile]) -> SlowLoop:
         decider = Decider(
-            balancer,
+            agreed.balancer,
             self._members,
-            limits,
-            global_batch=loader.batch_size,
-            lookahead=max(one["_lookahead"] for one in said),
+            agreed.limits,
+            global_batch=agreed.global_batch,
+            lookahead=agreed.lookahead,
             budget=self._config.budget,
+            profiles=profiles,
         )
-        self._slow = SlowLoop(
+        if profiles:
+            self._split(decider.first())
+        return SlowLoop(
             self._connection.transport,
             decider,
-            lambda: Forecaster(predictors.resolve(balancer.predictor)),
+            lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
             on_split=self._split,
             on_complaint=self._complain,
         )
+
+    def profile(
+        self, step: Callable[[int], object], model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],
+        place: str, within_s: float,
+    ) -> dict[int, Profile]:  # fmt: skip
+        """See :meth:`uneven.Session.profile`; it begins anew with what was measured, or where a loaded state was."""
+        assert self._agreed is not None
+        limits, total = self._agreed.limits, self._agreed.global_batch
+        began_s = time.perf_counter()
+        with self.carrier.aside() if self.carrier is not None else nullcontext():
+            profiles = profile_together(
+                step,
+                model,
+                optimizers,
+                transport=self._connection.transport,
+                place=f"{place}, {_nvml_uuid(check_model(model))}",
+                least=max(1, limits.lower[self._rank]),
+                most=max(1, min(limits.upper[self._rank], total - sum(limits.lower) + limits.lower[self._rank])),
+                within_s=within_s,
+            )
+        limits = profiled_limits(limits, profiles, total)
+        own = profiles[self._rank]
+        self._scribe.write(
+            ProfileRecord(
+                rank=self._rank,
+                at_s=time.time(),
+                sizes=own.sizes,
+                seconds=own.seconds,
+                saturation=own.saturation,
+                most=limits.upper[self._rank],
+                failed=own.failed,
+                took_s=time.perf_counter() - began_s,
+            )
+        )
+        self._agreed = replace(self._agreed, limits=limits)
+        self._agreed.balancer.profiled(profiles)
+        self._slow = self._slow_loop(self._agreed, profiles)
+        if self._loaded:
+            self._slow.load_state_dict(self._loaded)
+        return profiles
+
+    @property
+    def begun(self) -> bool:
+        """Whether a batch has been handed out."""
+        return self._epoch >= 0
 
     def shares(self, iteration: int) -> tuple[int, ...]:
         """The split in force in ``iteration``."""
@@ -191,6 +261,7 @@ class FastLoop:
         if self.carrier is not None:
             group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
             self.carrier.begin(part.iteration, self._weight(part, group), exchanging=group is not None)
+            self._calls = group is not None and len(group) == len(self._members)
             if self.carrier.rider is not None and self._slow is not None:
                 self.carrier.rider.calling = self._slow.urgent
         self._control_s += time.perf_counter() - entered_s
@@ -222,7 +293,7 @@ class FastLoop:
         now = self._now() if self._slow.adapts else Load()
         for timing in self._meter.timings():
             self._record(timing, now)
-        load = self._load.sample(part.iteration)
+        load = self._load.sample(part.iteration, part.batch(self._rank))
         if load is not None:
             self._scribe.write(load)
         if not leaving:  # the loop was left: by all ranks, or by an error on this one
@@ -233,7 +304,8 @@ class FastLoop:
 
     def _exchange(self, iteration: int, now: Load, met: bool) -> None:
         assert self._slow is not None
-        rider = self.carrier.rider if self.carrier is not None else None
+        # All must hear the same, so calls count only where the gradients of all were exchanged.
+        rider = self.carrier.rider if self.carrier is not None and self._calls else None
         called = rider.take() if rider is not None else None
         entered_s = time.perf_counter()
         reported = self._slow.tick(iteration, now, self._exchange_cost_s, called, met)
@@ -241,8 +313,7 @@ class FastLoop:
         self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
 
     def _now(self) -> Load:
-        latest = self._load.latest
-        return Load(self._others.sample(), latest.machine_memory if latest is not None else math.nan)
+        return Load(self._others.sample(), self._load.memory)
 
     def _record(self, timing: Any, now: Load) -> None:
         assert self._slow is not None
@@ -313,6 +384,7 @@ class FastLoop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
         if self._slow is not None and state:
+            self._loaded = state
             self._slow.load_state_dict(state)
 
     def close(self) -> None:

@@ -102,6 +102,7 @@ class GradientCarrier:
     _handles: list[RemovableHandle] = field(default_factory=list)
     _exchanges: int = 0
     _steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # by optimizer: exchanges seen, steps without
+    _aside: bool = False
     _held: bool = False  # gradients of unsynchronised passes wait in .grad
 
     def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
@@ -167,6 +168,15 @@ class GradientCarrier:
         finally:
             self._synchronise = before
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Passes and steps inside concern nobody else: nothing is prepared, exchanged or checked."""
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
+
     def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Refuse an optimizer step that would make the replicas differ.
 
@@ -176,6 +186,8 @@ class GradientCarrier:
         Raises:
             TrainingError: gradients of an unsynchronised pass are still waiting, or nothing was exchanged.
         """
+        if self._aside:
+            return
         if self._held:
             raise TrainingError(
                 "optimizer.step() with gradients that were not exchanged: the last backward pass before a step "
@@ -194,6 +206,8 @@ class GradientCarrier:
 
     def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         assert self._ddp is not None
+        if self._aside:
+            return args, kwargs
         self._ddp.require_backward_grad_sync = self._synchronise and self._exchanging
         try:
             return self._ddp._pre_forward(*args, **kwargs)
@@ -204,6 +218,8 @@ class GradientCarrier:
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
         assert self._ddp is not None
+        if self._aside:
+            return output
         output = self._ddp._post_forward(output)
         if torch.is_grad_enabled():
             if self._statistics is not None and self._synchronise and self._exchanging and model.training:

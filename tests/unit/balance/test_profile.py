@@ -19,17 +19,10 @@ def test_saturation_is_where_it_takes_five_percent_longer() -> None:
     assert Profile(sizes=(1, 2, 4), seconds=(0.01, 0.02, 0.04)).saturation == 1, "it never was below"
 
 
-def test_a_share_that_costs_nothing_lies_below_saturation() -> None:
-    sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-    assert Profile(sizes=sizes, seconds=curve(*sizes)).least == 32
-    assert Profile(sizes=(1, 2, 4), seconds=(0.01, 0.0101, 0.0102)).least == 1, "nobody knows where it ends"
-    assert Profile(sizes=(2, 4), seconds=(0.01, 0.02)).least == 2
-
-
 def test_what_disturbs_a_small_batch_does_not_make_it_dear() -> None:
     profile = Profile(sizes=(1, 2, 4, 8), seconds=(0.020, 0.002, 0.004, 0.008))
     assert profile.rising_s == (0.002, 0.002, 0.004, 0.008)
-    assert (profile.least, profile.saturation) == (2, 4)
+    assert profile.saturation == 4
 
 
 def test_time_between_and_beyond_the_sizes() -> None:

@@ -75,12 +75,12 @@ QUICK = Profile(sizes=(1, 2, 4, 8, 16, 32), seconds=(0.02, 0.02, 0.02, 0.02, 0.0
 SLOW = Profile(sizes=(1, 2, 4, 8, 16, 32), seconds=(0.02, 0.03, 0.05, 0.09, 0.17, 0.33))
 
 
-def test_profiles_become_limits() -> None:
+def test_memory_becomes_a_limit_and_saturation_does_not() -> None:
     full = Profile(sizes=(1, 2, 4, 8, 16), seconds=(1.0, 2.0, 3.0, 4.0, 5.0), failed=32)
-    assert profiled_limits(FREE, {0: QUICK, 1: SLOW}, X) == Limits(lower=(8, 1), upper=(X, X))
-    assert profiled_limits(FREE, {0: QUICK, 1: full}, X).upper == (X, 14)
-    crowded = Limits(lower=(1, 60), upper=(X, X))
-    assert profiled_limits(crowded, {0: QUICK, 1: SLOW}, X).lower == (1, 60), "saturation is no reason to fail"
+    assert profiled_limits(FREE, {0: QUICK, 1: SLOW}, X) == FREE
+    assert profiled_limits(FREE, {0: QUICK, 1: full}, X) == Limits(lower=(1, 1), upper=(X, 14))
+    asked = Limits(lower=(1, 20), upper=(X, X))
+    assert profiled_limits(asked, {0: QUICK, 1: full}, X).upper == (X, 20), "what the user asks for holds"
     with pytest.raises(ConfigError, match=r"14/14 samples, together 28, fewer than the\s+global batch of 64"):
         profiled_limits(FREE, {0: full, 1: full}, X)
 

@@ -257,3 +257,15 @@ def test_data_sets_that_cannot_work_are_refused() -> None:
 def test_a_split_that_does_not_fit_stops_the_loop_with_its_iteration() -> None:
     with pytest.raises(ConfigError, match="split of iteration 0"):
         list(one(Numbers(20), split_for=lambda _: (3,)))
+
+
+def test_batches_to_try_a_step_on_use_nothing_up() -> None:
+    loader = one(Numbers(10), collate_fn=tuple, shuffle=False)
+    assert loader.sample(3) == (0, 1, 2)
+    assert loader.sample(12) == (*range(10), 0, 1), "a small data set begins again"
+    assert loader.reads_along
+    assert [len(batch) for batch in loader] == [4, 4, 2]
+    stream = one(NumberStream(10))
+    assert not stream.reads_along
+    with pytest.raises(DataError, match="batch_of"):
+        stream.sample(1)

@@ -37,7 +37,7 @@ def event(iteration: int, kind: str = "cut_link", message: str = "m60 has <100> 
 
 def profile(rank: int, failed: int | None = None) -> ProfileRecord:
     return ProfileRecord(
-        rank=rank, at_s=0.0, sizes=(1, 2, 4), seconds=(0.01, 0.011, 0.02), least=1, most=3, failed=failed
+        rank=rank, at_s=0.0, sizes=(1, 2, 4), seconds=(0.01, 0.011, 0.02), saturation=1, most=3, failed=failed
     )
 
 

@@ -1,0 +1,170 @@
+"""Profiles in a session: unequal workers start unequal, memory caps a share, and a failure reaches everybody."""
+
+from __future__ import annotations
+
+import copy
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from session_parts import Numbered, Stream, X, assert_same, net, reference, sgd
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven import journal
+from uneven.core.records import ProfileRecord, SplitRecord
+from uneven.engine.profiling import refuse_speaking_layers
+from uneven.errors import ConfigError, DataError, TrainingError
+from uneven.testing.ranks import RankContext, ranks
+
+SAMPLES = 64
+
+
+@contextmanager
+def room(more_bytes: int) -> Iterator[None]:
+    """Address space for so much more; 0 leaves it as it is."""
+    if not more_bytes:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (here + more_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def wide() -> tuple[nn.Module, TensorDataset]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 4))
+    return model, TensorDataset(torch.randn(2 * SAMPLES, 1024), torch.randint(0, 4, (2 * SAMPLES,)))
+
+
+def loss_of(model: nn.Module, batch: Any, ballast: bool = False) -> torch.Tensor:
+    x, y = batch
+    kept = torch.ones(len(x), 2**20) if ballast else torch.ones(1)  # 4 MiB for each sample
+    return F.cross_entropy(model(x), y) * kept[0].mean()
+
+
+@ranks(2)
+def unequal(me: RankContext, tmp_path: str) -> None:
+    model, data = wide()
+    before = copy.deepcopy(model)
+    passes = (1, 8)[me.rank]  # rank 1 is an eighth as fast
+    with uneven.Session(journal=tmp_path) as session:
+        model, optimizer = session.setup(model, sgd(model))
+        loader = session.loader(data, SAMPLES)
+        even = session.newest_shares
+
+        def step(batch: Any) -> None:
+            for _ in range(passes):
+                loss_of(model, batch).backward()
+            optimizer.step()
+
+        profiles = session.profile(step, within_s=3.0)
+        fast, slow = session.newest_shares
+        assert even == (SAMPLES // 2, SAMPLES // 2)
+        assert fast > slow, profiles
+        assert_same(model, before, 0.0)
+        assert all(p.grad is None for p in model.parameters())
+        for batch in loader:
+            assert len(batch[0]) == (fast, slow)[me.rank], "it holds from the first iteration on"
+            loss_of(model, batch).backward()
+            optimizer.step()
+            break
+    model, data = wide()
+    with uneven.Session() as session:
+        model, optimizer = session.setup(model, sgd(model))
+        loader = session.loader(data, SAMPLES)
+
+        def hungry(batch: Any) -> None:
+            for _ in range(passes):
+                loss_of(model, batch, ballast=True).backward()
+
+        with room(64 * 2**20 if me.rank == 0 else 0):
+            profiles = session.profile(hungry, within_s=3.0)
+        most = profiles[0].most
+        assert most is not None
+        assert profiles[0].failed is not None
+        assert profiles[0].failed <= 32
+        assert session.newest_shares == (most, SAMPLES - most), "the fast one would have had more"
+        for batch in loader:
+            loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert session.newest_shares[0] <= most
+
+
+def test_the_first_split_follows_the_profiles_and_memory_caps_a_share(tmp_path: Path) -> None:
+    unequal(str(tmp_path))
+    records = list(journal.read(tmp_path).records())
+    profiles = [record for record in records if isinstance(record, ProfileRecord)]
+    first = next(record for record in records if isinstance(record, SplitRecord))
+    assert [one.rank for one in profiles] == [0, 1]
+    assert all(len(one.sizes) == len(one.seconds) and one.most == SAMPLES for one in profiles)
+    assert (first.iteration, sum(first.shares)) == (0, SAMPLES)
+    assert first.predicted_per_s[0] > first.predicted_per_s[1]
+
+
+@ranks(2)
+def test_whoever_fails_is_named_to_the_others_and_the_run_can_go_on(me: RankContext) -> None:
+    with uneven.Session() as session:
+        model = net()
+        model, optimizer = session.setup(model, sgd(model))
+        loader = session.loader(Numbered(), X)
+
+        def step(batch: Any) -> None:
+            if me.rank == 1:
+                raise ZeroDivisionError("by nothing")
+            loss_of(model, batch[:2]).backward()
+
+        with pytest.raises(ZeroDivisionError if me.rank == 1 else TrainingError, match="by nothing"):
+            session.profile(step, within_s=0.2)
+        for batch in loader:
+            loss_of(model, batch[:2]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_same(model, reference(1, net()))
+
+
+def test_it_is_refused_where_it_makes_no_sense() -> None:
+    with uneven.Session() as session:
+        model = net()
+
+        def step(batch: Any) -> None:
+            loss_of(model, batch[:2]).backward()
+
+        with pytest.raises(ConfigError, match=r"between session\.loader and the loop"):
+            session.profile(step)
+        session.setup(model)
+        loader = session.loader(Stream(), X)
+        with pytest.raises(DataError, match="batch_of"):
+            session.profile(step)
+        with pytest.raises(ConfigError, match="within_s"):
+            session.profile(step, within_s=0.0)
+        asked: list[int] = []
+
+        def batch_of(samples: int) -> Any:
+            asked.append(samples)
+            return torch.randn(samples, 5), torch.zeros(samples, dtype=torch.int64)
+
+        profile = session.profile(step, batch_of=batch_of, within_s=5.0)[0]
+        assert asked == list(profile.sizes) == [1, 2, 4, 8, X]
+        for _ in loader:
+            break
+        with pytest.raises(ConfigError, match="the loop"):
+            session.profile(step, batch_of=batch_of)
+
+
+def test_layers_that_speak_to_other_workers_are_refused() -> None:
+    layer = nn.Sequential(nn.SyncBatchNorm(4))
+    with pytest.raises(ConfigError, match="0 is a SyncBatchNorm"):
+        refuse_speaking_layers(layer, 2)
+    refuse_speaking_layers(layer, 1)
