@@ -6,11 +6,14 @@ import math
 import time
 from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed as dist
 from policy_runs import Run, everybodys, flat, idle, same
 from session_parts import N
 from session_parts import everybodys as all_of
 
+from uneven.errors import PeerError
 from uneven.testing.ranks import RankContext, ranks
 
 
@@ -71,3 +74,23 @@ def test_what_replicas_hold_together_is_kept_and_the_centre_is_one(me: RankConte
     assert (everybodys(shown) == shown).all()
     assert not torch.equal(shown, flat(block.model)), "replicas are not the centre"
     block.session.close()
+
+
+@ranks(2)
+def test_who_is_gone_is_named_where_the_training_is(me: RankContext) -> None:
+    run = Run("shadow:ma:every=1")
+    run.epoch()
+    run.shown()
+    if me.rank == 1:
+        run.agreement._exchanges._aside.close()  # as if it had ended: its connections are gone
+    else:
+        with pytest.raises(PeerError, match=r"the exchange of parameters beside step \d+: rank 1 did not take part"):
+            epochs(run)
+    dist.barrier()  # it is alive until the other one has asked
+    run.agreement._begun = me.rank != 1
+    run.session.close()
+
+
+def epochs(run: Run) -> None:
+    while True:
+        run.epoch()

@@ -234,6 +234,7 @@ class Agreement:
         Raises:
             PeerError: somebody is gone.
         """
+        failed = failed or self._exchanges.failed  # what has been raised where it was trained is not raised again
         try:
             if self._begun and not failed:
                 self._settle()

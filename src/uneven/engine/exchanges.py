@@ -78,7 +78,7 @@ class Exchanges:
         self._line = self._aside = None
         if roll is not None:
             self._line = VectorCarrier(roll, timeout_s)
-            self._aside = VectorCarrier(roll, timeout_s, beside=True) if shadowed else None
+            self._aside = VectorCarrier(roll, timeout_s) if shadowed else None
         self.shadowed = shadowed
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
         self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
@@ -91,6 +91,11 @@ class Exchanges:
             TrainingError: an exchange there has failed.
         """
         return self._shadow.idle
+
+    @property
+    def failed(self) -> bool:
+        """Whether an exchange in the background has failed."""
+        return self._shadow.failed
 
     def meet(self, order: Order) -> None:
         """In the foreground: waits for the others.

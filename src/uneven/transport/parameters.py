@@ -25,17 +25,15 @@ class VectorCarrier:
     Args:
         roll: names the missing.
         timeout_s: how long an exchange may wait for somebody.
-        beside: whether it is used beside the training, where waiting for others says nothing about this worker.
 
     Raises:
         PeerError: the group could not be formed in time.
     """
 
-    def __init__(self, roll: RollCall, timeout_s: float, *, beside: bool = False) -> None:
+    def __init__(self, roll: RollCall, timeout_s: float) -> None:
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._limit = timedelta(seconds=timeout_s)
         self._roll = roll
-        self._beside = beside
         roll.waiting = True
         try:
             self._group: Any = dist.new_group(timeout=self._limit)
@@ -56,13 +54,12 @@ class VectorCarrier:
         Raises:
             PeerError: somebody did not take part in time, or is gone; the message says who.
         """
-        before = self._roll.waiting
-        self._roll.waiting = before or not self._beside
+        self._roll.waiting = True
         try:
             sent = self._total(vector, members, parties)
         except RuntimeError as error:
             raise self._roll.failure(what or "the exchange of parameters", error) from error
-        self._roll.waiting = before
+        self._roll.waiting = False
         return sent
 
     def _total(self, vector: torch.Tensor, members: Members, parties: tuple[Members, ...]) -> int:

@@ -45,6 +45,12 @@ class ShadowThread(Generic[Order]):
             self._check()
             return self._order is None
 
+    @property
+    def failed(self) -> bool:
+        """Whether an exchange has failed."""
+        with self._changed:
+            return self._ended and not self._leaving
+
     def offer(self, order: Order) -> None:
         """Begin an exchange, where nothing is under way; never waits for anybody."""
         with self._changed:

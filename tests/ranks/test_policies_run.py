@@ -1,0 +1,42 @@
+"""A policy from the command line, with a script that knows nothing of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from uneven import journal
+from uneven.core.records import ExchangeRecord, StepRecord
+
+SCRIPT = """
+import torch
+import uneven
+
+session = uneven.Session()
+model = torch.nn.Linear(5, 3)
+model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+data = torch.utils.data.TensorDataset(torch.randn(240, 5), torch.zeros(240, dtype=torch.long))
+for x, y in session.loader(data, batch_size=20):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_any_script_trains_under_a_policy_and_the_journal_tells_of_its_exchanges(tmp_path: Path) -> None:
+    """It does not even close the session: the shadows come to an end when the programs do."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    chosen = ["--nproc", "2", "--sync", "shadow:ma", "--balance", "even", "--run-dir", "run"]
+    command = [sys.executable, "-m", "uneven", "run", *chosen, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    ranks = journal.read(tmp_path / "run").ranks
+    assert set(ranks) == {0, 1}
+    for records in ranks.values():
+        steps = [one for one in records if isinstance(one, StepRecord)]
+        exchanges = [one for one in records if isinstance(one, ExchangeRecord)]
+        assert len(steps) == 12
+        assert 1 <= len(exchanges) <= len(steps)
+        assert {one.moment for one in exchanges} == {"background"}
+        assert all(one.late >= 0 and one.gap >= 1 and one.sent_bytes > 0 for one in exchanges)
