@@ -18,7 +18,7 @@ import zmq
 
 from uneven.bench.server_fuzz import malformed
 from uneven.errors import ConfigError, PeerError
-from uneven.server import Client, ShardHost, ZmqLine, make_keys, table_of
+from uneven.server import Client, Patience, ShardHost, ZmqLine, make_keys, table_of
 from uneven.server.keys import CLIENT_KEY, SERVER_KEY, client_keys, publish
 from uneven.server.wire import Kind, Message, encode
 
@@ -203,3 +203,15 @@ def test_a_shard_listens_on_the_loopback_unless_told_otherwise(directory: Path, 
     assert shard.endpoint.startswith("tcp://127.0.0.1:")
     with pytest.raises(ConfigError, match=r"cannot listen at 'tcp://203\.0\.113\.9'"):
         ShardHost(directory, 1, 1, bind="tcp://203.0.113.9")
+
+
+def test_a_worker_that_dies_is_not_waited_for(directory: Path) -> None:
+    table = table_of([(64,)], "float32", 1)
+    with ShardHost(directory, 0, 2, patience=Patience(silence_s=0.4)) as host:
+        both = [Client(rank, table, marked(), ZmqLine(directory, 1, beat_s=0.05)) for rank in range(2)]
+        both[1].push(0, marked()).result()
+        both[1].close(leave=False)
+        both[0].push(4, marked(), scale=1e-3)
+        assert both[0].pull(5).result().version == 2
+        assert host.stored().counts["left"] == 1
+        both[0].close()
