@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from uneven.journal.metrics import NAN
@@ -14,6 +15,7 @@ SNAPSHOTS_UP_TO = 32
 """More workers than this get no small picture each."""
 
 _PREDICTED = "#222"
+_LOG_2 = 0.30103
 
 
 def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
@@ -57,6 +59,15 @@ def cost_curves(run: RunData) -> Figure:
             data.append(found | cross | group | words)
     layout = draw.layout(f"{unit} per step", x_title="samples in the batch", height=380)
     layout["showlegend"] = len(ranks) <= LINES_UP_TO
-    for name in ("xaxis", "yaxis"):
-        layout[name] |= {"type": "log", "dtick": "D2" if name == "yaxis" else 0.30103}
+    layout["xaxis"] |= {"type": "log", "dtick": _LOG_2}
+    ticks = _ticks([t * scale for rank in ranks for t in run.profiles[rank].seconds])
+    layout["yaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     return {"data": data, "layout": layout}
+
+
+def _ticks(values: list[float]) -> list[float]:
+    """1, 2 and 5 times powers of ten, from below the least to above the greatest."""
+    if not values:
+        return []
+    first, last = (math.floor(math.log10(one)) for one in (min(values), max(values)))
+    return [float(f"{digit}e{power}") for power in range(first, last + 2) for digit in (1, 2, 5)]

@@ -121,7 +121,9 @@ def test_a_snapshot_says_how_far_the_prediction_was_off(tmp_path: Path) -> None:
 
 def test_measured_costs_and_where_memory_ended(tmp_path: Path) -> None:
     run = run_of(tmp_path, profile(0), profile(1, failed=8))
-    whole, cut, cross = snapshot.cost_curves(run)["data"]
+    figure = snapshot.cost_curves(run)
+    whole, cut, cross = figure["data"]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["10", "20", "50", "100", "200", "500"]
     assert (whole["x"], whole["y"]) == ([1.0, 2.0, 4.0], [10.0, 11.0, 20.0])
     assert cut["legendgroup"] == cross["legendgroup"] == "rank 1"
     assert cross["x"] == [8.0]
