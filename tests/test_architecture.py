@@ -23,6 +23,7 @@ PURE = (
     *("uneven.config", "uneven.errors", "uneven.registry"),
     *("uneven.data.order", "uneven.journal.metrics", "uneven.cluster.throttle_rule"),
     *("uneven.control", "uneven.control.*", "uneven.simulate", "uneven.simulate.*", "uneven.journal.events"),
+    "uneven.journal.exchanges",
     *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
     *("uneven.plan", "uneven.plan.*"),
     *(f"uneven.server.{name}" for name in ("wire", "partition", "vectors", "rounds", "shard", "link")),

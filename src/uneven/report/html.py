@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from uneven.errors import JournalError
+from uneven.journal.exchanges import Exchanged, staleness_told
 from uneven.journal.metrics import NAN
 from uneven.journal.reader import read
 from uneven.report import changes, figures, snapshot
 from uneven.report.page import Page, Table
 from uneven.report.screen import split_message
 from uneven.report.series import RunData, WorkerSeries, run_data, training_s
-from uneven.report.text import count, percent, seconds, span
+from uneven.report.text import count, percent, seconds, size, span
 
 _EVENTS = 500
 _AREAS_NOTE = (
@@ -56,9 +57,30 @@ def report(run: Path) -> str:
         )
     for name, figure in figures.scalars(data).items():
         page.figure(name, figure, "As logged by the script.")
+    _add_exchanges(page, data)
     _add_loads(page, data)
     _add_events(page, data)
     return page.html()
+
+
+def _add_exchanges(page: Page, data: RunData) -> None:
+    if not data.exchanges:
+        return
+    columns = ("rank", "exchanges", "steps apart", "at most", "took", "sent", "distance", "not begun", "steps stale")
+    rows = []
+    for rank, records in sorted(data.exchanges.items()):
+        one = Exchanged.of(records)
+        rows.append((
+            *(str(rank), f"{one.count:,}", count(one.gap), f"{one.gap_most:,}", seconds(one.took_s)),
+            *(size(one.sent_bytes), f"{one.distance:.2g}", f"{one.dropped:,}", staleness_told(one.late)),
+        ))  # fmt: skip
+    page.table(
+        "Exchanges of parameters",
+        Table(columns, rows, text=frozenset({0, 8})),
+        "Means over the run. Distance: of a worker's parameters from the mean, just before they were averaged. Not "
+        "begun: one was still under way. Steps stale: how many steps were taken while an exchange was under way, and "
+        "how often that was so.",
+    )
 
 
 def comparison(

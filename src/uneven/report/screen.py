@@ -14,7 +14,7 @@ from uneven.core.records import EventRecord, SplitRecord
 from uneven.journal.metrics import NAN
 from uneven.journal.summary import Summary, WorkerSummary
 from uneven.report.state import RunState
-from uneven.report.text import count, percent, seconds, span
+from uneven.report.text import count, percent, seconds, size, span
 
 # Told apart by shape as well as by colour, for terminals and eyes without colours.
 PARTS = (
@@ -32,8 +32,9 @@ def live(state: RunState, name: str, width: int, height: int) -> RenderableType:
     if state.last is None:
         return Text(f"{name}: waiting for the first iteration", style="dim")
     now = state.now()
-    rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - (1 if state.scalars else 0))
-    parts = [_title(state, name, width), _progress(state, width), _pace(now), *_scalars(state)]
+    lines = bool(state.scalars) + bool(state.exchanged.count)
+    rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - lines)
+    parts = [_title(state, name, width), _progress(state, width), _pace(now), *_exchanged(state), *_scalars(state)]
     return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
 
 
@@ -45,6 +46,7 @@ def final(state: RunState, name: str, width: int) -> RenderableType:
     return Group(
         _title(state, name, width),
         _progress(state, width),
+        *_exchanged(state),
         *_scalars(state),
         _workers(state, total, width, len(total.workers)),
         _legend(),
@@ -90,6 +92,21 @@ def _pace(now: Summary) -> Text:
     for index, (value, what) in enumerate(parts):
         text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
     return text
+
+
+def _exchanged(state: RunState) -> list[Text]:
+    one = state.exchanged
+    if not one.count:
+        return []
+    parts = [(f"{one.count:,}", " exchanges"), (count(one.gap), " steps apart"), (size(one.sent_bytes), " sent")]
+    if set(one.late) != {0}:
+        parts.append((f"{one.staleness:.1f}", " steps stale"))
+    if one.dropped:
+        parts.append((f"{one.dropped:,}", " not begun"))
+    text = Text()
+    for index, (value, what) in enumerate(parts):
+        text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
+    return [text]
 
 
 def _scalars(state: RunState) -> list[Text]:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
-from uneven.core.records import EventRecord, LoadRecord, ProfileRecord, RunRecord, ScalarRecord, SplitRecord
+from uneven.core.records import (
+    EventRecord,
+    ExchangeRecord,
+    LoadRecord,
+    ProfileRecord,
+    RunRecord,
+    ScalarRecord,
+    SplitRecord,
+)
 from uneven.journal.events import END, PLAN
 from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
 from uneven.journal.reader import Journal
@@ -26,6 +34,7 @@ class RunData:
         loads: rank → use of machine and process.
         scalars: name → values in the order of iterations, the mean where several ranks logged one.
         events: what is worth a line in a list, splits included, in the order of iterations.
+        exchanges: rank → its exchanges of parameters.
         profiles: rank → what it measured of itself before the start, in its newest life.
     """
 
@@ -39,6 +48,7 @@ class RunData:
     events: list[EventRecord]
     unfinished: int = 0
     profiles: dict[int, ProfileRecord] = field(default_factory=dict)
+    exchanges: dict[int, list[ExchangeRecord]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
@@ -55,11 +65,14 @@ def run_data(journal: Journal) -> RunData:
     records = list(journal.records())
     loads: dict[int, list[LoadRecord]] = {}
     scalars: dict[str, list[ScalarRecord]] = {}
+    exchanges: dict[int, list[ExchangeRecord]] = {}
     for record in records:
         if isinstance(record, LoadRecord) and not join.superseded(record.iteration, record.at_s):
             loads.setdefault(record.rank, []).append(record)
         elif isinstance(record, ScalarRecord) and not join.superseded(record.iteration, record.at_s):
             scalars.setdefault(record.name, []).append(record)
+        elif isinstance(record, ExchangeRecord) and not join.superseded(record.iteration, record.at_s):
+            exchanges.setdefault(record.rank, []).append(record)
     events = [r for r in records if isinstance(r, EventRecord) and r.event not in (PLAN, END)]
     return RunData(
         name=journal.run.name,
@@ -72,6 +85,7 @@ def run_data(journal: Journal) -> RunData:
         events=sorted(events, key=lambda event: (event.iteration, event.at_s)),
         unfinished=journal.unfinished,
         profiles={r.rank: r for r in records if isinstance(r, ProfileRecord)},
+        exchanges=exchanges,
     )
 
 

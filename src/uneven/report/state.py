@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from uneven.core.records import EventRecord, LoadRecord, Record, RunRecord, ScalarRecord, SplitRecord
+from uneven.core.records import EventRecord, ExchangeRecord, LoadRecord, Record, RunRecord, ScalarRecord, SplitRecord
 from uneven.journal.events import END, planned_iterations
+from uneven.journal.exchanges import Exchanged
 from uneven.journal.metrics import NAN, Iteration, Join
 from uneven.journal.summary import Summary, Totals, summarize
 
@@ -24,6 +25,7 @@ class RunState:
         loads: rank → newest use of machine and process.
         scalars: name → newest value of the lowest rank that logged it.
         events: the newest, oldest first; plans and ends are left out, splits are put in.
+        exchanged: all workers' exchanges of parameters; gradients do not count.
         planned: iterations of the whole run; None if nobody said.
         last: newest finished iteration.
         newest_s: Unix time of the newest record.
@@ -34,6 +36,7 @@ class RunState:
     loads: dict[int, LoadRecord] = field(default_factory=dict)
     scalars: dict[str, ScalarRecord] = field(default_factory=dict)
     events: deque[EventRecord | SplitRecord] = field(default_factory=lambda: deque(maxlen=50))
+    exchanged: Exchanged = field(default_factory=Exchanged)
     planned: int | None = None
     last: Iteration | None = None
     newest_s: float = NAN
@@ -68,6 +71,8 @@ class RunState:
                 self.scalars[record.name] = record
         elif isinstance(record, SplitRecord):
             self.events.append(record)
+        elif isinstance(record, ExchangeRecord):
+            self.exchanged.add(record)
         elif isinstance(record, EventRecord):
             self._note_event(record)
 
