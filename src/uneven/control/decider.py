@@ -222,7 +222,8 @@ class Decider:
             self.newest = shares
             told = [math.nan if speed is None else speed for speed in state["predicted_per_s"]]
             self._predicted_per_s, self._doubts = np.array(told), np.array(state["doubts"])
-            self._held = np.array(state.get("held", [0] * len(shares)), np.int64)
+            held = state.get("held", ())  # of others where members have changed: who is full says so again
+            self._held = np.array(held if len(held) == len(shares) else [0] * len(shares), np.int64)
             self._referee.load_state_dict(state["referee"])
             self._balancer.load_state_dict(state["balancer"])
         self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)

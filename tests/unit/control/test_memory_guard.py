@@ -59,9 +59,10 @@ def test_what_a_full_worker_holds_survives_a_restart() -> None:
     shares_after(old, (100.0, 300.0), (0.95, 0.95), 0)
     assert new.load_state_dict(old.state_dict())
     assert shares_after(new, (300.0, 100.0), (0.95, 0.2), 1) == [32, 32]
-    state = old.state_dict()
-    del state["held"]  # of a run before there was such a thing
-    assert new.load_state_dict(state)
+    for held in ([], [32, 32, 32]):  # of a run before there was such a thing, or with others
+        fresh = decider()
+        assert fresh.load_state_dict(old.state_dict() | {"held": held})
+        assert shares_after(fresh, (300.0, 100.0), (0.2, 0.2), 1) == [48, 16]
 
 
 def test_limits_of_all_who_are_full_can_still_be_met() -> None:
