@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
-from uneven.bench.server_parts import ShardProcess
 from uneven.server import Client, ZmqLine, make_keys
+from uneven.server.process import ShardProcess
 from uneven.server.tensors import arrays_of, table_for
 from uneven.testing.ranks import RankContext, ranks
 
@@ -89,5 +89,4 @@ def test_without_staleness_it_is_plain_sgd_and_killed_shards_lose_no_update(me: 
     torch.testing.assert_close(flat(net), flat(alone(STEPS)), rtol=1e-2, atol=1e-3)
     client.close()
     for shard in shards:
-        shard.process.terminate()
-        assert shard.process.wait() == 0
+        assert shard.end() == 0

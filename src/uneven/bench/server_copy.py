@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import zmq
 
-from uneven.bench.server_parts import ShardProcess, python
+from uneven.bench.server_parts import python
 from uneven.server import Client, ZmqLine, make_keys, table_of
 from uneven.server.keys import client_keys, server_keys
+from uneven.server.process import ShardProcess
 from uneven.server.wire import PIECE_BYTES
 
 BYTES = 16 << 20

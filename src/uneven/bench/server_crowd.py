@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from uneven.bench.server_parts import ShardProcess, ended, python, wait_for
+from uneven.bench.server_parts import ended, python, wait_for
 from uneven.server import Client, ZmqLine, make_keys, table_of
+from uneven.server.process import ShardProcess
 
 WORKERS, SHARDS, PROCESSES = 64, 4, 4
 ELEMENTS = 16_384

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uneven.bench.server_parts import ShardProcess, ended
+from uneven.bench.server_parts import ended
 from uneven.bench.workload import images
 from uneven.server import Client, ZmqLine, make_keys, table_of
+from uneven.server.process import ShardProcess
 
 WORKERS, SHARDS = 4, 2
 BATCH, RATE, LEAD = 32, 0.5, 3

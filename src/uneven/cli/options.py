@@ -46,6 +46,11 @@ RunDir = Annotated[Path | None, option(_TRAINING, "Journal. [default: runs/TIME-
 
 # Of run: workers here, and on several machines.
 
+Servers = Annotated[
+    int,
+    option(_WORKERS, "Shards of a shared copy, each in a process. [default: none]", metavar="K", show_default=False),
+]
+
 Script = Annotated[
     list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What to run; what follows it reaches it untouched.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def run(
     rdzv_id: options.RdzvId = "",
     local_addr: options.LocalAddr = None,
     standalone: options.Standalone = False,
+    servers: options.Servers = 0,
 ) -> None:
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
 
@@ -51,6 +53,7 @@ def run(
       uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 train.py
       uneven run --nproc 4 --balance static:shares=3/2/1/1 train.py
       uneven run --nproc 2 -m package.train
+      uneven run --nproc 4 --servers 2 train.py  a shared copy for uneven.server.Client
       uneven run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     """
     asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout}
@@ -73,10 +76,42 @@ def run(
         wait_ready=shares is not None,
         ready_within_s=_READY_WITHIN_S,
     )
+    members = members_of(start, servers) if servers else 0
     # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.
     directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
-    launch.run(start, run_directory=directory)
+    with shared_copy(directory, servers, members):
+        launch.run(start, run_directory=directory)
     told_without_journal(directory, ", so nothing was balanced; or it named another journal")
+
+
+def members_of(start: launch.Launch, servers: int) -> int:
+    """How many workers a shared copy is for.
+
+    Raises:
+        ConfigError: nobody can know, or they are on several machines.
+    """
+    members = start.nproc or str(len(start.shares) or "")
+    if not members.isdigit() or start.nodes != (1, 1):
+        raise ConfigError(
+            f"--servers {servers} needs a number of workers that does not change, on this machine: say --nproc NUMBER, "
+            f"and for several machines start `python -m uneven.server` yourself"
+        )
+    return int(members)
+
+
+def shared_copy(run: Path, servers: int, members: int) -> AbstractContextManager[object]:
+    """The shards of a shared copy, which live as long as the workers.
+
+    Raises:
+        ConfigError: fewer than none.
+        LaunchError: they cannot be started.
+    """
+    if servers == 0:
+        return nullcontext()
+    from uneven.server.keys import SERVER
+    from uneven.server.process import ShardKeeper
+
+    return ShardKeeper(run / SERVER, servers, members)
 
 
 def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, shared: bool = False) -> Path:

@@ -18,6 +18,9 @@ import zmq
 
 from uneven.errors import ConfigError
 
+SERVER = "server"
+"""Folder of a run directory for all this."""
+
 SERVER_KEY = "server.key"
 CLIENT_KEY = "client.key"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -103,7 +106,9 @@ def publish(directory: Path, shard: int, remote: str, local: str | None = None) 
     """Tell workers where a shard is, all at once or not at all."""
     path = directory / f"shard-{shard}.address"
     new = path.with_suffix(".new")
-    new.write_text(json.dumps({"remote": remote, "local": local, "boot": _boot()}), encoding="utf-8")
+    new.write_text(
+        json.dumps({"remote": remote, "local": local, "boot": _boot(), "pid": os.getpid()}), encoding="utf-8"
+    )
     new.replace(path)
 
 
@@ -114,6 +119,11 @@ def address(directory: Path, shard: int) -> Address | None:
     except FileNotFoundError:
         return None
     return Address(found["remote"], found["local"] if found["boot"] == _boot() else None)
+
+
+def shards_in(directory: Path) -> int:
+    """How many shards have told their addresses so far."""
+    return len(list(directory.glob("shard-*.address")))
 
 
 def _boot() -> str:

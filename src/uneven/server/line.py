@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import zmq
 
-from uneven.server.keys import Address, Keys, address, client_keys
+from uneven.errors import ConfigError
+from uneven.server.keys import SERVER, Address, Keys, address, client_keys, shards_in
 from uneven.server.wire import Message, Refused, decode, encode
 
 _WAKE = "inproc://wake"
@@ -87,6 +88,19 @@ class ZmqLine:
         self._waking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
+
+    @classmethod
+    def of_run(cls, run_directory: Path) -> ZmqLine:
+        """To the shards that ``uneven run --servers`` has started.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        directory = run_directory / SERVER
+        shards = shards_in(directory)
+        if not shards:
+            raise ConfigError(f"{directory} names no shards: start the script with `uneven run --servers 1`, or more")
+        return cls(directory, shards)
 
     def open(self, ear: Ear) -> None:
         """Start the thread."""

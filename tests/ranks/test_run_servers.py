@@ -1,0 +1,60 @@
+"""``uneven run --servers``: shards beside the workers, started again when they die, gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from uneven.errors import ConfigError, LaunchError
+from uneven.server import ZmqLine
+from uneven.server.process import ShardKeeper
+
+SCRIPT = Path(__file__).with_name("shared_copy_script.py")
+
+
+def test_a_run_has_shards_and_a_killed_one_comes_back(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "uneven", "run", "--nproc", "2", "--servers", "2", "--run-dir", str(run)]
+    done = subprocess.run([*command, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"held-{rank}").read_text() for rank in range(2)] == ["[120.0]", "[120.0]"]
+    assert "shard 0 of the shared copy was killed by signal 9 and is started again" in done.stderr
+    for number in range(2):
+        assert not psutil.pid_exists(json.loads((run / "server" / f"shard-{number}.address").read_text())["pid"])
+
+
+def test_a_shard_that_dies_at_once_again_and_again_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LaunchError, match="shard 0 of the shared copy could not be started"):
+        ShardKeeper(tmp_path / "nowhere", 1, 1, bind="tcp://203.0.113.9")
+    with ShardKeeper(tmp_path / "server", 1, 1) as keeper:
+        while keeper.deaths < 3:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(keeper.pids()[0], signal.SIGKILL)
+            time.sleep(0.01)
+    assert "shard 0 of the shared copy was killed by signal 9 and is not started again" in capsys.readouterr().err
+
+
+def test_shards_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="0 servers: it must be a positive number"):
+        ShardKeeper(tmp_path / "none", 0, 1)
+    with pytest.raises(ConfigError, match="names no shards: start the script with `uneven run --servers 1`"):
+        ZmqLine.of_run(tmp_path)
+    script = tmp_path / "nothing.py"
+    script.touch()
+    from uneven.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--nproc", "auto", "--servers", "1", "--run-dir", str(tmp_path / "run"), str(script)])
+    assert ended.value.code == 2
+    assert not (tmp_path / "run").exists()
