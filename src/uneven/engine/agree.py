@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
@@ -50,6 +50,7 @@ class Agreement:
         self._iteration = self._gap = self._dropped = 0
         self._fresh = [0] * len(members)  # samples of each rank since its last exchange
         self._begun = self._showing = self._padded = False
+        self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
         self._equal = True  # whether all replicas are known to be the same
 
     def carry_by(self, **lines: Any) -> None:
@@ -83,6 +84,7 @@ class Agreement:
         self._make_up()
         self._plan = plan
         self._padded = part.batch(self._rank) == 0
+        self._held = self._replica.gradients() if self._padded else {}
 
     def _begin(self) -> None:
         if not self._begun and self._policy.evaluated is Evaluated.CENTRE:
@@ -90,10 +92,15 @@ class Agreement:
         self._begun = True
 
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Before a step of the optimizer: a batch that only fills up a last part must not be learnt from twice."""
+        """Before a step of the optimizer: a batch that only fills up a last part must not be learnt from twice.
+
+        What earlier batches have left in the gradients, where they are accumulated, stays.
+        """
         if self._padded and not any(one.payload is Payload.GRADIENT for one in self._plan.exchanges):
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-                if parameter.grad is not None:
+                if parameter.grad is not None and (held := self._held.get(parameter)) is not None:
+                    parameter.grad.copy_(held)
+                elif parameter.grad is not None:
                     parameter.grad.zero_()
 
     def after(self, part: Part, leaving: bool) -> bool:

@@ -51,6 +51,7 @@ class Replica:
 
     def __init__(self, model: nn.Module) -> None:
         parameters = [one for one in model.parameters() if one.requires_grad]
+        self._parameters = parameters
         self.flat = Flat(parameters, running_statistics(model))
         self.block: Block | None = None
         self.centre: Tensor | None = None  # the whole vector that the members last started from
@@ -60,6 +61,10 @@ class Replica:
         if self.block is None:
             values = self.flat.read()
             self.block, self.centre = Block.first(values[: self.flat.trained].clone()), values
+
+    def gradients(self) -> dict[nn.Parameter, Tensor]:
+        """Copies of those that there are now."""
+        return {one: one.grad.clone() for one in self._parameters if one.grad is not None}
 
     def meet(self, exchange: Exchange, samples: float, total: Total, *, resting: bool = False) -> Met:
         """Take part in one exchange of parameters, from reading the replica to writing into it. Waits.

@@ -1,0 +1,160 @@
+"""One worker's side of the exchanges, where no other worker is needed to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven.core.actions import StepPlan, Via
+from uneven.core.records import ExchangeRecord
+from uneven.core.views import SyncView
+from uneven.data.order import Part
+from uneven.engine.agree import Agreement
+from uneven.engine.replica import Replica
+from uneven.errors import ConfigError, NonFiniteError
+from uneven.sync import BMUF, MA, SyncPolicy
+
+
+class Nobody:
+    """Nobody measures."""
+
+    def ready(self) -> None: ...
+    def done(self) -> None: ...
+
+
+def agreement(policy: SyncPolicy, model: nn.Module, said: Callable[[Any], None] = lambda record: None) -> Agreement:
+    """Of the second of two workers; what leaves it comes back alone."""
+    one = Agreement(policy, 1, (0, 1), {}, Replica(model))
+    one.carry_by(roll=None, timeout_s=1.0, shadowed=False, observer=Nobody(), on_record=said,
+                 on_nonfinite=lambda: None)  # fmt: skip
+    return one
+
+
+def part(iteration: int, *shares: int) -> Part:
+    return Part(iteration=iteration, epoch=0, start=0, size=sum(shares), shares=shares)
+
+
+def linear() -> tuple[nn.Linear, torch.optim.Optimizer]:
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.data.fill_(1.0)
+    return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def step(one: Agreement, now: Part, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Whose gradient is 1 everywhere."""
+    one.before(now, one.plan())
+    model(torch.ones(1, 2)).sum().backward()
+    one.still(optimizer, (), {})
+    optimizer.step()
+
+
+def test_a_batch_that_does_not_count_is_not_learnt_from() -> None:
+    model, optimizer = linear()
+    one = agreement(MA(every=9), model)
+    step(one, part(0, 3, 2), model, optimizer)
+    assert model.weight.tolist() == [[0, 0]]
+    one.after(part(0, 3, 2), leaving=False)
+    optimizer.zero_grad()
+    step(one, part(1, 1, 0), model, optimizer)
+    assert model.weight.tolist() == [[0, 0]]
+    one.after(part(1, 1, 0), leaving=False)
+
+    model(torch.ones(1, 2)).sum().backward()  # accumulated: what waited before the batch stays
+    step(one, part(2, 1, 0), model, optimizer)
+    assert model.weight.tolist() == [[-1, -1]]
+
+
+def test_samples_steps_and_what_is_owed() -> None:
+    model, optimizer = linear()
+    records: list[ExchangeRecord] = []
+    one = agreement(MA(every=2), model, records.append)
+    for iteration in range(3):
+        step(one, part(iteration, 3, 2), model, optimizer)
+        assert one.after(part(iteration, 3, 2), leaving=False) == (iteration == 1), "who waits for all, and when"
+    assert [(met.iteration, met.gap, met.samples) for met in records] == [(1, 2, 4)]
+    step(one, part(3, 3, 2), model, optimizer)
+    one.after(part(3, 3, 2), leaving=True)
+    numbers, vectors = one.state_dict(None)
+    assert (numbers["clock"], numbers["owed"], vectors) == (4, True, {})
+    assert len(records) == 1
+    one.before(part(4, 3, 2), one.plan())
+    assert [(met.iteration, met.gap, met.samples) for met in records[1:]] == [(3, 2, 4)]
+
+
+class Turning(MA):
+    """Another plan after the third step, which nobody could have seen before."""
+
+    def plan(self, view: SyncView) -> StepPlan:
+        plan = super().plan(view)
+        if view.clock < 3 * self.every:
+            return plan
+        return StepPlan(exchanges=tuple(replace(one, via=Via.SERVER) for one in plan.exchanges))
+
+
+def test_a_plan_that_no_carrier_carries_is_refused_when_it_comes() -> None:
+    model, optimizer = linear()
+    with uneven.Session(sync=Turning(every=1), balance="even") as session:
+        session.setup(model, optimizer)
+        batches = iter(session.loader(TensorDataset(torch.ones(10, 2)), 1))
+        for _ in range(3):
+            next(batches)
+        with pytest.raises(ConfigError, match=r"step 3 of Turning\(.*through a shared copy"):
+            next(batches)
+
+
+def test_a_replica_that_is_no_number_any_more_is_told() -> None:
+    model, optimizer = linear()
+    with uneven.Session(sync="ma:every=1", balance="even", nonfinite="raise") as session:
+        session.setup(model, optimizer)
+        batches = iter(session.loader(TensorDataset(torch.ones(10, 2)), 1))
+        next(batches)
+        next(batches)
+        model.weight.data.fill_(float("nan"))
+        with pytest.raises(NonFiniteError, match="parameter"):
+            next(batches)
+
+
+def test_one_worker_alone_trains_as_without_a_policy_but_for_the_momentum_of_blocks() -> None:
+    found = {}
+    plain = ("bsp", "ma:every=2", "local:every=3,warmup=2", "shuffle", "hierarchical")
+    for policy in (*plain, "bmuf:every=2,momentum=0.5"):
+        model, optimizer = linear()
+        with uneven.Session(sync=policy, balance="even") as session:
+            session.setup(model, optimizer)
+            for (x,) in session.loader(TensorDataset(torch.ones(8, 2)), 1):
+                (model(x) ** 2).sum().mul(0.1).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            with session.evaluated():
+                found[policy] = model.weight.tolist()
+    last = found.pop("bmuf:every=2,momentum=0.5")
+    assert len({str(one) for one in found.values()}) == 1, found
+    assert last != found["bsp"]
+
+
+def test_a_shadow_of_one_exchanges_beside_the_training_and_ends() -> None:
+    model, optimizer = linear()
+    with uneven.Session(sync="shadow:bmuf:every=1,momentum=0.5", balance="even") as session:
+        session.setup(model, optimizer)
+        for (x,) in session.loader(TensorDataset(torch.ones(40, 2)), 1):
+            (model(x) ** 2).sum().mul(0.01).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with session.evaluated():
+            assert model.weight.isfinite().all()
+
+
+def test_the_state_of_a_block_is_as_long_as_the_model() -> None:
+    model, optimizer = linear()
+    one = agreement(BMUF(every=2), model)
+    step(one, part(0, 1, 1), model, optimizer)
+    numbers, vectors = one.state_dict(part(0, 1, 1))
+    assert (numbers["clock"], numbers["gap"], numbers["fresh"]) == (1, 1, [1, 1])
+    assert {name: len(vector) for name, vector in vectors.items()} == dict.fromkeys(vectors, 2)
