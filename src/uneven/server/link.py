@@ -39,7 +39,9 @@ class Held:
         if self.exchange is None:
             return self.base
         change = vectors.difference(self.exchange.vector, self.base, self.exchange.value)
-        return vectors.add(self.base, 1.0, change)
+        copy = vectors.add(self.base, 1.0, change)
+        assert copy is not None  # the shard has reckoned the same and found it finite
+        return copy
 
 
 @dataclass(slots=True)

@@ -20,6 +20,14 @@ _END_WITHIN_S = 5.0
 _HOPELESS = 3
 """A shard that dies so often within a second of its start is not started again."""
 
+_ENVIRONMENT = {
+    # Its arithmetic waits for memory, not for processors.
+    **{"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    # Pieces of vectors come and go. By its defaults glibc gives the memory of each back to the kernel, and gets it page
+    # by page for the next.
+    **{"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)},
+}
+
 
 class ShardProcess:
     """A shard in a process of its own, which ends with this one. It has the keys of ``directory``.
@@ -73,9 +81,8 @@ class ShardProcess:
         self.end()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # its arithmetic waits for memory
         return subprocess.Popen(
-            self._command, env={**os.environ, **one_thread}, stdin=subprocess.DEVNULL, start_new_session=True
+            self._command, env={**os.environ, **_ENVIRONMENT}, stdin=subprocess.DEVNULL, start_new_session=True
         )
 
 

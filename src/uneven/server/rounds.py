@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from uneven.server import vectors
-from uneven.server.wire import Entry, Vector
+from uneven.server.wire import Entry, Refusal, Refused, Vector
 
 KEPT = 4
 """Steps whose means are kept for those who come late."""
@@ -38,9 +38,19 @@ class Rounds:
     _done: OrderedDict[int, Done] = field(default_factory=OrderedDict)
 
     def add(self, rank: int, weight: float, gradient: Vector, quorum: int) -> bool:
-        """Contribute to the open step. Returns whether it is complete now."""
+        """Contribute to the open step.
+
+        Returns:
+            Whether it is complete now.
+
+        Raises:
+            Refused: the sum would hold a NaN or an infinity; nothing has changed.
+        """
         whole = vectors.zeros(gradient) if self._sum is None else self._sum
-        self._sum = vectors.add(whole, weight, gradient)
+        total = vectors.add(whole, weight, gradient)
+        if total is None:
+            raise Refused(Refusal.VALUE)
+        self._sum = total
         self._weight += weight
         self.given.add(rank)
         return len(self.given) >= quorum
@@ -48,7 +58,7 @@ class Rounds:
     def close(self, entries: tuple[Entry, ...]) -> Vector:
         """The mean of the open step, Σ w_i g_i / Σ w_i (zero where nobody had any weight); the next one is open."""
         assert self._sum is not None  # add has said that it is complete
-        mean = vectors.add(vectors.zeros(self._sum), 1 / self._weight if self._weight else 0.0, self._sum)
+        mean = tuple(piece / self._weight if self._weight else piece for piece in self._sum)
         self._keep(Done(self.newest + 1, mean, entries, frozenset(self.given)))
         return mean
 

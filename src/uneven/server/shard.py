@@ -197,8 +197,6 @@ class Shard:
             raise Refused(Refusal.SCALE)
         if m.kind is Kind.GRADIENT and not 1 <= m.extra <= self.members:
             raise Refused(Refusal.QUORUM)
-        if m.kind is Kind.GRADIENT and not vectors.finite(m.vector):  # of the others, what comes of them is looked at
-            raise Refused(Refusal.VALUE)
 
     def _greet(self, m: Message, now_s: float) -> list[Message]:
         member = self._crew[m.rank]
@@ -256,7 +254,7 @@ class Shard:
         before = self.vector
         change = m.vector if m.kind is Kind.PUSH else vectors.difference(m.vector, before, m.value)
         after = vectors.add(before, m.value if m.kind is Kind.PUSH else 1.0, change)
-        if not vectors.finite(after):
+        if after is None:
             raise Refused(Refusal.VALUE)
         self.vector, self.version = after, self.version + 1
         self._advance(m, member)
@@ -291,10 +289,11 @@ class Shard:
     def _contribute(self, m: Message, member: Member) -> list[Message]:
         if m.clock > self.rounds.newest + 1:
             raise Refused(Refusal.STEP)
+        late = m.clock <= self.rounds.newest
+        complete = not late and self.rounds.add(m.rank, m.value, m.vector, m.extra)
         self._advance(m, member)
-        if m.clock <= self.rounds.newest:
-            self.counts["late"] += 1
-        elif self.rounds.add(m.rank, m.value, m.vector, m.extra):
+        self.counts["late"] += late
+        if complete:
             self.vector = self.rounds.close(self._entries())
             self.version = self.rounds.newest + 1
         self.counts["applied"] += 1

@@ -6,16 +6,31 @@ import numpy as np
 
 from uneven.server.wire import Array, Vector
 
-
-def add(vector: Vector, scale: float, other: Vector) -> Vector:
-    """vector + scale · other."""
-    with np.errstate(over="ignore", invalid="ignore"):  # who calls looks at what came out
-        return tuple(_sum(one, scale, more) for one, more in zip(vector, other, strict=True))
+_BLOCK = 1 << 15
+"""Elements that are worked on together, so that what lies between two operations stays in the processor's cache."""
 
 
-def _sum(one: Array, scale: float, more: Array) -> Array:
-    new = scale * more
-    new += one
+def add(vector: Vector, scale: float, other: Vector) -> Vector | None:
+    """vector + scale · other; None where something in it is no finite number."""
+    found = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for one, more in zip(vector, other, strict=True):
+            piece = _sum(one, scale, more)
+            if piece is None:
+                return None
+            found.append(piece)
+    return tuple(found)
+
+
+def _sum(one: Array, scale: float, more: Array) -> Array | None:
+    new = np.empty_like(one)
+    for start in range(0, len(one), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        part = new[block]
+        np.multiply(more[block], scale, out=part)
+        np.add(part, one[block], out=part)
+        if not np.isfinite(part).all():
+            return None
     return new
 
 
@@ -28,13 +43,3 @@ def difference(replica: Vector, centre: Vector, alpha: float) -> Vector:
 def zeros(like: Vector) -> Vector:
     """As many zeros."""
     return tuple(np.zeros_like(piece) for piece in like)
-
-
-def finite(vector: Vector) -> bool:
-    """Whether there is neither a NaN nor an infinity in it."""
-    return all(bool(np.isfinite(piece).all()) for piece in vector)
-
-
-def equal(one: Vector, other: Vector) -> bool:
-    """Bit for bit, but that a zero has no sign."""
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
