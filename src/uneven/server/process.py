@@ -22,10 +22,12 @@ _HOPELESS = 3
 
 _ENVIRONMENT = {
     # Its arithmetic waits for memory, not for processors.
-    **{"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
     # Pieces of vectors come and go. By its defaults glibc gives the memory of each back to the kernel, and gets it page
     # by page for the next.
-    **{"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)},
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
 }
 
 
