@@ -138,6 +138,17 @@ class ExchangeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastRecord:
+    """What a worker foretold of its own speed, as it told the others with a report; it holds until the next."""
+
+    kind: ClassVar[str] = "forecast"
+    rank: int
+    iteration: int  # the first that it is about
+    predicted_per_s: float
+    doubt: float  # relative standard error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRecord:
     """What a worker measured of itself before the first iteration."""
 
@@ -152,12 +163,16 @@ class ProfileRecord:
     took_s: float = 0.0
 
 
-Record = RunRecord | ProfileRecord | StepRecord | SplitRecord | LoadRecord | ScalarRecord | EventRecord | ExchangeRecord
+Record = (
+    RunRecord | ProfileRecord | StepRecord | SplitRecord | ForecastRecord | LoadRecord | ScalarRecord | EventRecord
+    | ExchangeRecord
+)  # fmt: skip
 
 _KINDS: dict[str, type[Record]] = {
     cls.kind: cls
     for cls in (
-        RunRecord, ProfileRecord, StepRecord, SplitRecord, LoadRecord, ScalarRecord, EventRecord, ExchangeRecord,
+        RunRecord, ProfileRecord, StepRecord, SplitRecord, ForecastRecord, LoadRecord, ScalarRecord, EventRecord,
+        ExchangeRecord,
     )
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}

@@ -23,8 +23,9 @@ from uneven.balance.bounds import profiled_limits
 from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
+from uneven.control.forecast import Forecast
 from uneven.core.actions import Moment, Payload, StepPlan
-from uneven.core.records import ProfileRecord, SplitRecord, StepRecord
+from uneven.core.records import ForecastRecord, ProfileRecord, SplitRecord, StepRecord
 from uneven.core.views import Limits, SyncView
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
@@ -178,6 +179,7 @@ class FastLoop:
             lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
             on_split=self._split,
             on_complaint=self._complain,
+            on_forecast=self._foretold,
         )
 
     def profile(
@@ -359,6 +361,12 @@ class FastLoop:
     def _split(self, record: SplitRecord) -> None:
         if self._rank == 0:
             self._scribe.write(record)
+
+    def _foretold(self, iteration: int, forecast: Forecast) -> None:
+        predicted_per_s, doubt = forecast
+        self._scribe.write(
+            ForecastRecord(rank=self._rank, iteration=iteration, predicted_per_s=predicted_per_s, doubt=doubt)
+        )
 
     def _complain(self, rank: int, iteration: int, text: str) -> None:
         if self._rank == 0:

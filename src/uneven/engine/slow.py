@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uneven.control import Decider, Forecaster, Report, Table
+from uneven.control.forecast import Forecast
 from uneven.core.records import SplitRecord
 from uneven.core.views import Observation
 from uneven.engine.tutor import Tutor
@@ -72,6 +73,7 @@ class SlowLoop:
         forecaster: makes the one that gives this rank's word on its own speed.
         on_split: told about every change of the split.
         on_complaint: told about every report that was not believed: rank, iteration, text.
+        on_forecast: told what this rank foretells with each report: the first iteration that it is about, and what.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class SlowLoop:
         *,
         on_split: Callable[[SplitRecord], None],
         on_complaint: Callable[[int, int, str], None],
+        on_forecast: Callable[[int, Forecast], None] | None = None,
     ) -> None:
         self._transport = transport
         self._decider = decider
@@ -91,6 +94,7 @@ class SlowLoop:
         self._past: deque[Table] = deque(maxlen=_PAST)
         self._on_split = on_split
         self._on_complaint = on_complaint
+        self._on_forecast = on_forecast
         self._window = _Window()
         self._pending: Pending | None = None
         self._next: int | None = None  # the first iteration, also after a resume, warms up and is not reported
@@ -162,7 +166,7 @@ class SlowLoop:
         if self._next is None:
             self._next = self._soonest = iteration + 1
         if iteration >= self._next or (called and iteration >= self._soonest):
-            self._pending = self._transport.gather(self._report(load, cost_s, deaf=called is None))
+            self._pending = self._transport.gather(self._report(iteration, load, cost_s, deaf=called is None))
             self._launched = iteration
             return True
         return False
@@ -176,10 +180,12 @@ class SlowLoop:
             self._on_split(decision.split)
         self._soonest, self._next = decision.soonest, decision.next
 
-    def _report(self, load: Load, cost_s: float, deaf: bool) -> Report:
+    def _report(self, iteration: int, load: Load, cost_s: float, deaf: bool) -> Report:
         window, self._window = self._window, _Window()
         urgent = self._forecaster.urgent
         forecast = self._forecaster.tell()
+        if self._on_forecast is not None:
+            self._on_forecast(iteration + 1, forecast)
         return Report(
             iteration=window.iteration,
             iterations=window.iterations,

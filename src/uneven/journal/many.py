@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from uneven.core.records import EventRecord, LoadRecord, Record, RunRecord, ScalarRecord, StepRecord, to_json
+from uneven.core.records import Record, SplitRecord, to_json
 from uneven.errors import JournalError
 from uneven.journal.paths import rank_path, rank_paths
 
@@ -39,12 +39,12 @@ class ManyWriters:
         Raises:
             JournalError: the disk is full, or the directory is gone.
         """
-        if isinstance(record, RunRecord | StepRecord | EventRecord | LoadRecord | ScalarRecord):
+        if isinstance(record, SplitRecord):
+            rank = self._first or 0
+        else:
             rank = record.rank
             if self._first is None:
                 self._first = rank
-        else:
-            rank = self._first or 0
         self._lines.setdefault(rank, []).append(to_json(record))
         self._held += 1
         if self._held >= _HELD:

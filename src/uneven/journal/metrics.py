@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from uneven.core.records import Record, RunRecord, SplitRecord, StepRecord
+from uneven.core.records import ForecastRecord, Record, RunRecord, SplitRecord, StepRecord
 
 NAN = float("nan")
 
@@ -57,7 +57,8 @@ class Iteration:
         ended_at_s: Unix time at which the last worker had finished.
         duration_s: since the end of the iteration before; NaN for the first after a start.
         timings: by rank, ascending.
-        predicted_per_s: by rank, samples per second that the split in force was based on; may be empty.
+        predicted_per_s: by rank, samples per second: what the worker foretold with its newest report, or what the split
+            in force was based on where it foretold nothing; may be empty.
     """
 
     iteration: int
@@ -81,6 +82,7 @@ class Join:
     rewound: bool = False
     _pending: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
     _splits: list[SplitRecord] = field(default_factory=list)
+    _forecasts: dict[int, list[ForecastRecord]] = field(default_factory=dict)  # by rank, ascending iterations
     _starts: list[float] = field(default_factory=list)  # of every life, by rank 0
     _resumed: list[tuple[float, int]] = field(default_factory=list)  # later lives: start, first iteration
     _opening: list[SplitRecord] | None = None  # splits of a life whose first iteration is not known yet
@@ -92,6 +94,11 @@ class Join:
             self._add_step(record)
         elif isinstance(record, SplitRecord):
             (self._splits if self._opening is None else self._opening).append(record)
+        elif isinstance(record, ForecastRecord):
+            told = self._forecasts.setdefault(record.rank, [])
+            while told and told[-1].iteration >= record.iteration:  # a later life does these iterations again
+                told.pop()
+            told.append(record)
         elif isinstance(record, RunRecord) and record.rank == 0:
             self._starts.append(record.started_at_s)
             self._opening = [] if len(self._starts) > 1 else None
@@ -157,7 +164,14 @@ class Join:
         while len(self._splits) > 1 and self._splits[1].iteration <= iteration:
             del self._splits[0]
         in_force = self._splits and self._splits[0].iteration <= iteration
-        return self._splits[0].predicted_per_s if in_force else ()
+        predicted = list(self._splits[0].predicted_per_s) if in_force else []
+        for rank, told in self._forecasts.items():
+            while len(told) > 1 and told[1].iteration <= iteration:
+                del told[0]
+            if told and told[0].iteration <= iteration and told[0].predicted_per_s > 0:
+                predicted += [NAN] * (rank + 1 - len(predicted))
+                predicted[rank] = told[0].predicted_per_s
+        return tuple(predicted)
 
 
 def iterations(records: Iterable[Record]) -> list[Iteration]:

@@ -213,8 +213,8 @@ def _add_speeds(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) ->
         page.figure(
             "Speed and its prediction",
             snapshot.snapshots(run, series),
-            "Solid: measured, in samples per second of own time. Dotted: the prediction that the split in force was "
-            "based on. Off by: how far it was from the measured speed, median over the iterations.",
+            "Solid: measured, in samples per second of own time. Dotted: what the worker had foretold with its newest "
+            "report. Off by: how far that was from the measured speed, median over the iterations.",
         )
         return
     speed = figures.per_worker(run, series, "speed_per_s", "samples/s of own time")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from uneven.balance.base import Balancer
 from uneven.control import Decider, Forecaster, Report, Table
 from uneven.core.apportion import proportional
-from uneven.core.records import SplitRecord, StepRecord
+from uneven.core.records import ForecastRecord, SplitRecord, StepRecord
 from uneven.core.views import Limits, Observation
 from uneven.predict.base import predictors
 from uneven.simulate.members import Seat
@@ -64,6 +64,7 @@ class Shares:
         seat: who takes part from the start.
         on_split: told about every change of the split.
         on_complaint: told about every report that was not believed: rank, iteration, text.
+        on_forecast: told what a worker foretells with its report; None where nobody wants to know.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class Shares:
         *,
         on_split: Callable[[SplitRecord], None],
         on_complaint: Callable[[int, int, str], None],
+        on_forecast: Callable[[ForecastRecord], None] | None = None,
     ) -> None:
         self._terms = terms
         self._on_split = on_split
         self._on_complaint = on_complaint
+        self._on_forecast = on_forecast
         self._eras = [self._era(seat)]
         self._forecasters: dict[int, Forecaster] = {}
         self._unborn = predictors.resolve(terms.balancer.predictor)  # to read its name 10,000 times takes seconds
@@ -132,7 +135,7 @@ class Shares:
         if not era.reports and self._forecaster(worker.rank).urgent:  # heard in the next iteration's exchange
             era.due = min(era.due, max(iteration + 1, era.soonest))
         if iteration >= era.due and worker.rank not in era.reports:
-            era.reports[worker.rank] = self._report(era, worker)
+            era.reports[worker.rank] = self._report(era, worker, iteration)
             era.launched = max(era.launched, iteration)
             if len(era.reports) == len(era.seat.members) and self._ended > era.launched:
                 self._decide(era, max(self._ended, newest))
@@ -190,9 +193,14 @@ class Shares:
         if decision.split is not None:
             self._on_split(_by_rank(decision.split, era.seat.members))
 
-    def _report(self, era: _Era, worker: Worker) -> Report:
+    def _report(self, era: _Era, worker: Worker, iteration: int) -> Report:
         window, worker.window = worker.window, Window()
         urgent, forecast = self._forecaster(worker.rank).urgent, self._forecaster(worker.rank).tell()
+        if self._on_forecast is not None:
+            predicted_per_s, doubt = forecast
+            self._on_forecast(
+                ForecastRecord(rank=worker.rank, iteration=iteration + 1, predicted_per_s=predicted_per_s, doubt=doubt)
+            )
         newest = era.decider.newest
         if era.fingerprint[0] is not newest:
             era.fingerprint = newest, era.decider.fingerprint()

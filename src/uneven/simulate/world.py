@@ -28,6 +28,9 @@ from uneven.sync import SyncPolicy
 
 Sink = Callable[[Record], None]
 
+_FORETOLD_UP_TO = 1000
+"""More workers than this write no forecasts: nobody could look at them, and making them takes time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
@@ -117,7 +120,8 @@ class _World:
             budget=scenario.budget,
             most=lambda rank: spec.nodes[rank].memory_samples,
         )
-        shares = Shares(terms, seats.newest, on_split=self._split, on_complaint=self._complain)
+        told = self._sink if len(spec.nodes) <= _FORETOLD_UP_TO else None
+        shares = Shares(terms, seats.newest, on_split=self._split, on_complaint=self._complain, on_forecast=told)
         exchanges = Exchanges(stage)
         self._steps = Steps(
             stage,

@@ -49,6 +49,7 @@ class Crew:
         self.cost_s = 1e-4
         self.splits: list[list[SplitRecord]] = [[] for _ in speeds]
         self.complaints: list[list[tuple[int, int, str]]] = [[] for _ in speeds]
+        self.foretold: list[list[tuple[int, float, float]]] = [[] for _ in speeds]
         self.used: list[tuple[int, ...]] = []
         self.gathers: list[int] = []
         self.calls: list[int] = []
@@ -68,6 +69,7 @@ class Crew:
                 lambda rank=rank: Forecaster(predictors.resolve(decided[rank].predictor)),
                 on_split=self.splits[rank].append,
                 on_complaint=lambda *told, rank=rank: self.complaints[rank].append(told),
+                on_forecast=lambda iteration, forecast, rank=rank: self.foretold[rank].append((iteration, *forecast)),
             )
             for rank in range(self.n)
         ]

@@ -44,6 +44,14 @@ def test_unequal_workers_get_what_they_can_do() -> None:
     assert crew.used[-1] == (60, 40, 20)
 
 
+def test_each_report_says_what_its_rank_foretells() -> None:
+    crew = Crew([60, 40, 20])
+    crew.run(30)
+    for speed, told in zip(crew.speeds, crew.foretold, strict=True):
+        assert [iteration - 1 for iteration, _, _ in told] == crew.gathers[1:]  # it counts iteration 0 as one
+        assert told[-1][1] == pytest.approx(speed)
+
+
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
 def test_a_split_is_in_force_just_when_it_was_announced(lookahead: int) -> None:
     """What is decided after iteration k holds from k + 1 + lookahead, and not one iteration earlier."""

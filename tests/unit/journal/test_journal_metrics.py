@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sample_runs import START_S, SampleRun
 
-from uneven.core.records import RunRecord, SplitRecord, StepRecord
+from uneven.core.records import ForecastRecord, RunRecord, SplitRecord, StepRecord
 from uneven.journal import Follower, iterations, rank_path, read, summarize
 from uneven.journal.metrics import Join
 
@@ -119,6 +119,24 @@ def test_the_new_lifes_first_split_replaces_the_old_ones() -> None:
     new = [run(1000.0), split(3, 3.0), *(step(0, i, batch=16, ended_at_s=1000.0 + i) for i in range(3, 8))]
     done = iterations([*old, *new])
     assert [one.predicted_per_s for one in done] == [(1.0,)] * 3 + [(3.0,)] * 5
+
+
+def test_what_a_worker_foretold_counts_before_what_its_split_was_based_on() -> None:
+    def told(rank: int, iteration: int, speed: float) -> ForecastRecord:
+        return ForecastRecord(rank=rank, iteration=iteration, predicted_per_s=speed, doubt=0.1)
+
+    split = SplitRecord(
+        decided_at=-1, iteration=0, shares=(8, 8), speeds_per_s=(1.0, 1.0), predicted_per_s=(1.0, 2.0), reason=""
+    )
+    steps = [step(rank, iteration) for iteration in range(6) for rank in range(2)]
+    forecasts = [told(1, 2, 20.0), told(1, 4, math.nan), told(1, 5, 50.0)]
+    rows = [one.predicted_per_s for one in iterations([split, *steps, *forecasts])]
+    assert rows == [(1.0, 2.0)] * 2 + [(1.0, 20.0)] * 2 + [(1.0, 2.0), (1.0, 50.0)]
+    again = [*forecasts, told(1, 3, 30.0)]  # a later life that begins with iteration 3
+    assert [one.predicted_per_s[1] for one in iterations([split, *steps, *again])] == [2.0] * 2 + [20.0] + [30.0] * 3
+    nobody = iterations([*steps, told(1, 3, 30.0)])
+    assert [len(one.predicted_per_s) for one in nobody] == [0] * 3 + [2] * 3
+    assert math.isnan(nobody[-1].predicted_per_s[0])
 
 
 def test_following_gives_the_same_as_reading(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from uneven.cluster import files
 from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import Node, Trace
 from uneven.core.cost import Affine
-from uneven.core.records import RunRecord, to_json
+from uneven.core.records import ForecastRecord, RunRecord, to_json
 from uneven.errors import ConfigError, JournalError
 from uneven.journal import ManyWriters
 from uneven.simulate import Scenario, simulate
@@ -198,3 +198,10 @@ def test_ten_thousand_workers_meet_in_each_iteration() -> None:
     )
     assert outcome.happened > 2 * 10_000
     assert outcome.workers[9_999].steps == 2
+
+
+def test_what_workers_foretell_is_written_with_their_reports() -> None:
+    ran = Ran(cluster(*UNEVEN, global_batch=70), balance="lb-bsp", iterations=30)
+    told = [record for record in ran.records if isinstance(record, ForecastRecord)]
+    assert {record.rank: record.predicted_per_s for record in told} == pytest.approx({0: 100.0, 1: 50.0, 2: 25.0})
+    assert all(0 < record.iteration < 30 for record in told)
