@@ -153,6 +153,12 @@ def plan(runs: Path) -> str:
     return terminal(said.partition("\n\x1b[1mWhy")[0])
 
 
+def fleet_plan(runs: Path) -> str:
+    page = runs / "fleet-plan.html"
+    uneven("bench", "fleet-plan", "--quick", "--report", str(page))
+    return parts(page, "one device each, shared (Homogeneous)", "one pipeline per member (Baseline)", "FLEET-G")
+
+
 MADE: dict[str, Callable[[Path], str]] = {
     "start": start,
     "read-a-run": read_a_run,
@@ -161,6 +167,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "simulate": simulate,
     "change": change,
     "plan": plan,
+    "fleet-plan": fleet_plan,
 }
 
 
