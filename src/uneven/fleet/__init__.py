@@ -1,1 +1,67 @@
-"""Many unlike models trained at once, on shared data, each on the number of devices at which all keep pace."""
+"""Many unlike models trained at once, on shared data, each on the number of devices at which all keep pace.
+
+::
+
+    import uneven.fleet as fleet
+
+    ensemble = fleet.Ensemble(members={"small": make_small, "wide": make_wide}, dataset=train_set, transform=augment,
+                              validate=val_set, converged=fleet.plateau(patience=3), max_epochs=60)
+    result = fleet.train(ensemble, devices="auto")
+
+A name is imported when it is first touched: planning needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from uneven.fleet.allocate import Closeness
+    from uneven.fleet.converge import Epoch, History, never, plateau, target
+    from uneven.fleet.engine_options import Options
+    from uneven.fleet.engine_train import train
+    from uneven.fleet.ensemble import Ensemble, Member, Metric, accuracy, own_loss
+    from uneven.fleet.result import Result
+    from uneven.fleet.rounds import Paradigm
+
+__all__ = [
+    "Closeness",
+    "Ensemble",
+    "Epoch",
+    "History",
+    "Member",
+    "Metric",
+    "Options",
+    "Paradigm",
+    "Result",
+    "accuracy",
+    "never",
+    "own_loss",
+    "plateau",
+    "target",
+    "train",
+]
+
+_HOMES = {
+    "uneven.fleet.allocate": ("Closeness",),
+    "uneven.fleet.converge": ("Epoch", "History", "never", "plateau", "target"),
+    "uneven.fleet.engine_options": ("Options",),
+    "uneven.fleet.engine_train": ("train",),
+    "uneven.fleet.ensemble": ("Ensemble", "Member", "Metric", "accuracy", "own_loss"),
+    "uneven.fleet.result": ("Result",),
+    "uneven.fleet.rounds": ("Paradigm",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'uneven.fleet' has no attribute {name!r}", name=name)
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

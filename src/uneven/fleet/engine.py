@@ -1,0 +1,300 @@
+"""Trains an ensemble on this machine: plans flotillas, runs passes over the shared data, keeps what was trained.
+
+::
+
+    plan ──► load members ──► pass over the data ──► who is trained? ──► state.json ──┬─► pass …   while the round lasts
+     ▲                         all read one stream                                     │
+     └────────── stop everybody ◄───── fewer than α · M devices busy ──────────────────┘
+
+All members of a flotilla begin a pass together, so at its end each stands at the end of an epoch, and nothing but the
+number of passes has to be known about the data to go on later.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import ConfigError
+from uneven.fleet.allocate import Flotilla
+from uneven.fleet.converge import Epoch
+from uneven.fleet.engine_child import Events
+from uneven.fleet.engine_devices import Devices, devices_of
+from uneven.fleet.engine_hosts import Host, Hosts
+from uneven.fleet.engine_options import Moment, Options, Show
+from uneven.fleet.engine_profile import known_rates
+from uneven.fleet.engine_state import MemberState, RunState, folders, load, locked, save, tidy
+from uneven.fleet.ensemble import Ensemble
+from uneven.fleet.feed import Feed, look
+from uneven.fleet.feed_preprocess import Source
+from uneven.fleet.feed_stream import Stream
+from uneven.fleet.member_host import Job, checkpoint_path
+from uneven.fleet.rounds import Planner
+
+MOST_DEATHS = 3
+"""A member whose process was killed so often within one epoch has failed."""
+
+
+def run(ensemble: Ensemble, devices: Devices, directory: Path, options: Options, show: Show) -> RunState:
+    """Train until every member is trained or has failed; go on where an earlier run in this directory was stopped.
+
+    Raises:
+        ConfigError: devices, factories, data or options that cannot be used.
+        DataError: a sample that cannot be read or transformed, by its number.
+        CheckpointError: the directory holds a run that was asked for something else.
+    """
+    names = devices_of(devices)
+    jobs = _pickled(ensemble)
+    asked = {
+        "members": list(ensemble.members),
+        "samples": len(ensemble.dataset),
+        "validation samples": len(ensemble.validate) if ensemble.validate is not None else 0,
+        "seed": ensemble.seed,
+        "chunk": options.chunk,
+        "metric": ensemble.metric.name,
+    }
+    with locked(directory):
+        state = load(directory, asked)
+        for member in state.members.values():  # what failed is tried again; perhaps its cause is gone
+            if member.status == "failed":
+                member.status, member.why, member.deaths = "waiting", "", 0
+            if member.status == "trained" and _more(ensemble, member):
+                member.status = "waiting"
+        if any(member.status == "waiting" for member in state.members.values()):
+            _Run(ensemble, names, directory, options, state, jobs, show).go()
+    return state
+
+
+def _more(ensemble: Ensemble, member: MemberState) -> bool:
+    """Whether a trained member was stopped only by a limit of epochs that has been raised since."""
+    history = member.history(ensemble.metric.higher_is_better)
+    return len(member.epochs) < ensemble.max_epochs and not ensemble.converged(history)
+
+
+def _pickled(ensemble: Ensemble) -> dict[str, bytes]:
+    found = {}
+    for name, factory in ensemble.members.items():
+        try:
+            found[name] = pickle.dumps(factory)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"member {name!r}: its factory cannot be sent to another process ({error}): make it a function at the "
+                f"top level of a module, or a functools.partial of one"
+            ) from error
+    return found
+
+
+class _Run:
+    """One start of a run."""
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        devices: tuple[str, ...],
+        directory: Path,
+        options: Options,
+        state: RunState,
+        factories: Mapping[str, bytes],
+        show: Show,
+    ) -> None:
+        self._ensemble, self._options, self._directory, self._state = ensemble, options, directory, state
+        self._factories, self._show = factories, show
+        self._free = list(devices)
+        self._devices = devices
+        self._folders = folders(directory, list(state.members))
+        self._running: dict[str, int] = {}
+        self._wall_s = state.wall_s
+        self._cpu_s, self._prepared = state.preprocess_cpu_s, state.prepared
+        self._began_s = time.perf_counter()
+        self._events = Events()
+
+    def go(self) -> None:
+        """Until nobody waits and nobody runs."""
+        ensemble, options = self._ensemble, self._options
+        source = Source(ensemble.dataset, ensemble.validate, ensemble.transform, ensemble.validate_transform)
+        validation = len(ensemble.validate) if ensemble.validate is not None else 0
+        stream = Stream(len(ensemble.dataset), validation, options.chunk, ensemble.seed)
+        try:
+            probed = look(self._events, source)
+            self._feed = Feed(
+                self._events, source, stream, probed.layout, slots=options.buffer // options.chunk,
+                most=options.preprocessors or max(1, len(devices_of("auto"))), tell=self._tell,
+                start=stream.begins(self._state.passes),
+            )  # fmt: skip
+            try:
+                self._hosts = Hosts(self._events, self._feed)
+                try:
+                    self._rates = known_rates(
+                        self._hosts, self._state, self._job, self._devices, options.rates, probed.sample, self._look
+                    )
+                    save(self._directory, self._state)
+                    self._rounds(stream)
+                finally:
+                    self._hosts.close()
+            finally:
+                self._feed.close()
+        finally:
+            self._events.close()
+
+    def _tell(self, reader: str, message: Any) -> None:
+        self._hosts.tell(reader, message)
+
+    def _rounds(self, stream: Stream) -> None:
+        options = self._options
+        planner = Planner(self._rates, len(self._devices), options.paradigm, options.closeness, options.alpha)
+        self._start(self._interrupted())
+        while True:
+            began_s = time.perf_counter()
+            flotilla = planner.next_flotilla(self._waiting(), len(self._free), Flotilla(dict(self._running)))
+            self._state.scheduling_s += time.perf_counter() - began_s
+            self._start(flotilla)
+            if not self._running and not self._waiting():
+                break
+            if not self._running:
+                continue  # all of this flotilla failed to start
+            before = len(self._running)
+            self._pass(stream)
+            # Who stays when nobody has left: planning again would stop them for the same plan.
+            if len(self._running) < before and planner.round_ends(sum(self._running.values())):
+                for name in list(self._running):
+                    self._stop(name)
+            self._save()
+        self._save()
+
+    def _interrupted(self) -> Flotilla:
+        """Who trained when an earlier start was stopped in the middle of a round; the plan goes on as it was."""
+        members = self._state.members
+        left = {name: n for name, n in self._state.running.items() if members[name].status == "waiting"}
+        return Flotilla(left if sum(left.values()) <= len(self._devices) else {})
+
+    def _waiting(self) -> list[str]:
+        members = self._state.members
+        return [name for name, one in members.items() if one.status == "waiting" and name not in self._running]
+
+    def _start(self, flotilla: Flotilla) -> None:
+        if not flotilla.members:
+            return
+        for name, count in flotilla.members.items():
+            self._running[name] = count
+            taken = tuple(self._free.pop(0) for _ in range(count))
+            self._hosts.open(self._job(name, taken))
+            self._hosts.ask(name, ("load", self._hosts.by_member[name].job))
+        for name, answer in self._hosts.collect(self._look).items():
+            if answer[0] != "loaded":
+                self._lost(name, answer)
+        if self._running:
+            self._feed.needs(self._pace())
+            self._state.plan.append((self._state.passes, dict(self._running)))
+
+    def _pace(self) -> float:
+        """Samples/s at which the flotilla would go if data never lacked; infinite if the user gave a number instead."""
+        if self._options.preprocessors is not None:
+            return math.inf
+        return min(self._alone_per_s(name, count) for name, count in self._running.items())
+
+    def _alone_per_s(self, name: str, count: int) -> float:
+        """What a member has shown in its last epoch on so many devices; before that, what its profile says."""
+        last = [epoch for epoch in self._state.members[name].epochs[-1:] if epoch.devices == count]
+        busy_s = sum(epoch.train_s + epoch.validate_s - epoch.waited_s for epoch in last)
+        return last[0].samples / busy_s if busy_s > 0.0 else self._rates.per_s(name, count)
+
+    def _pass(self, stream: Stream) -> None:
+        """All who run read every sample once."""
+        number = self._state.passes
+        for name in self._running:
+            self._feed.join(name)
+            self._hosts.ask(name, ("epoch", number))
+        after = stream.begins(number + 1)
+        ahead = self._feed.ledger.slots if self._goes_on() else 0
+        self._feed.allow(after + ahead, after)
+        answers = self._hosts.collect(self._look)
+        self._state.passes = number + 1
+        for name, answer in answers.items():
+            if answer[0] == "epoch":
+                self._judge(name, answer[1])
+            else:
+                self._lost(name, answer)
+        if self._running:
+            self._feed.needs(self._pace())  # now it is known how much one preprocessor makes
+
+    def _goes_on(self) -> bool:
+        """Whether the next pass is needed by somebody, as far as the numbers of epochs tell."""
+        members, last = self._state.members, self._ensemble.max_epochs - 1
+        return bool(self._waiting()) or any(len(members[name].epochs) < last for name in self._running)
+
+    def _judge(self, name: str, epoch: Epoch) -> None:
+        member = self._state.members[name]
+        member.epochs.append(epoch)
+        member.deaths = 0
+        history = member.history(self._ensemble.metric.higher_is_better)
+        if self._ensemble.converged(history):
+            member.status, member.why = "trained", "converged"
+        elif len(member.epochs) >= self._ensemble.max_epochs:
+            member.status, member.why = "trained", "largest number of epochs"
+        if member.status == "trained":
+            self._stop(name)
+
+    def _lost(self, name: str, answer: tuple[Any, ...]) -> None:
+        """A member failed, or its process was killed; everybody else goes on."""
+        member = self._state.members[name]
+        if answer[0] == "failed":
+            member.status, member.why = "failed", answer[1].strip()
+        else:
+            member.deaths += 1
+            if member.deaths >= MOST_DEATHS:
+                hint = ""
+                if answer[1] == "SIGSEGV":
+                    hint = "; perhaps it writes into its batch, which is shared and read-only: let it clone first"
+                member.status = "failed"
+                member.why = f"its process died {MOST_DEATHS} times in one epoch ({answer[1]}){hint}"
+        self._stop(name)
+
+    def _stop(self, name: str) -> None:
+        del self._running[name]
+        one = self._hosts.leave(name)
+        self._free.extend(one.job.devices)
+        self._charge(one)
+
+    def _charge(self, one: Host) -> None:
+        """Count the time since it was last counted."""
+        now_s = time.perf_counter()
+        self._state.members[one.job.name].device_s += (now_s - one.since_s) * len(one.job.devices)
+        one.since_s = now_s
+
+    def _save(self) -> None:
+        self._count()
+        self._state.running = dict(self._running)
+        for one in self._hosts.by_member.values():
+            self._charge(one)
+        save(self._directory, self._state)
+        for name, member in self._state.members.items():
+            if member.epochs:
+                best = member.history(self._ensemble.metric.higher_is_better).best
+                tidy(self._folders[name], {len(member.epochs), best + 1})
+
+    def _count(self) -> None:
+        state, feed = self._state, self._feed
+        state.wall_s = self._wall_s + time.perf_counter() - self._began_s
+        state.preprocess_cpu_s, state.prepared = self._cpu_s + feed.cpu_s, self._prepared + feed.samples
+
+    def _look(self) -> None:
+        self._count()
+        self._show(Moment(self._state, dict(self._running), self._feed, self._ensemble.max_epochs))
+
+    def _job(self, name: str, devices: tuple[str, ...]) -> Job:
+        epochs = len(self._state.members[name].epochs)
+        folder = self._folders[name]
+        return Job(name, self._factories[name], self._ensemble.metric, devices, folder, epochs, self._ensemble.seed)
+
+
+def best_checkpoint(directory: Path, ensemble: Ensemble, state: RunState, name: str) -> Path | None:
+    """The file of the epoch at which a member was best; None if it has finished none."""
+    member = state.members[name]
+    if not member.epochs:
+        return None
+    folder = folders(directory, list(state.members))[name]
+    return checkpoint_path(folder, member.history(ensemble.metric.higher_is_better).best + 1)

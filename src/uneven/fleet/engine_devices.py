@@ -1,0 +1,54 @@
+"""What members may train on: GPUs, or slots of this machine's processor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from uneven.errors import ConfigError
+
+Devices = str | int | Sequence[str]
+
+
+def devices_of(asked: Devices) -> tuple[str, ...]:
+    """The devices by name; a CPU slot is one thread, and there may be more slots than cores.
+
+    Args:
+        asked: "auto" for every GPU, or for a slot for each core where there is none; a number of CPU slots; or names,
+            such as ``["cuda:0", "cuda:1"]``.
+
+    Raises:
+        ConfigError: none, or some that are not there.
+    """
+    if asked == "auto":
+        found = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
+        return found or ("cpu",) * _cores()
+    if isinstance(asked, int):
+        if asked < 1:
+            raise ConfigError(f"devices={asked}: an ensemble is trained on at least one")
+        return ("cpu",) * asked
+    if isinstance(asked, str):
+        raise ConfigError(f'devices={asked!r}: give "auto", a number of CPU slots, or a list of names')
+    if not asked:
+        raise ConfigError("devices=[]: an ensemble is trained on at least one")
+    for name in asked:
+        try:
+            kind = torch.device(name)
+        except RuntimeError as error:
+            raise ConfigError(f"devices: {error}") from error
+        if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(f"devices: {name} is not there; this machine has {torch.cuda.device_count()} GPUs")
+        if kind.type not in ("cpu", "cuda"):
+            raise ConfigError(f"devices: {name} is neither cpu nor cuda")
+    if len({torch.device(name).type for name in asked}) > 1:
+        raise ConfigError("devices: CPU slots and GPUs together cannot be planned: name one kind")
+    gpus = [name for name in asked if name != "cpu"]
+    if len(set(gpus)) < len(gpus):
+        raise ConfigError("devices: a GPU is named twice; one member at a time trains on it")
+    return tuple(asked)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,58 @@
+"""How an ensemble is trained, and what is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from uneven.errors import ConfigError
+from uneven.fleet.allocate import Closeness
+from uneven.fleet.engine_state import RunState
+from uneven.fleet.feed import Feed
+from uneven.fleet.rounds import ALPHA, Paradigm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to train, not what.
+
+    Attributes:
+        buffer: samples that the shared memory holds; how far the fastest member may lead. FLEET's queues hold 2048.
+        chunk: samples that a preprocessor makes in one go.
+        preprocessors: how many; by default as many as the flotilla's pace needs, at most one for each core.
+        paradigm: plan all devices anew when too few are busy (FLEET-G), or refill those that become free (FLEET-L).
+        alpha: the share of the devices that must be busy for a round to go on.
+        closeness: how near the rates of those who share a stream are; by default a quarter of the fastest. Ours: the
+            paper's 20 samples/s is for members of 21 … 176 samples/s.
+        rates: member → samples/s on 1, 2, … devices, if they are known; otherwise they are measured first.
+
+    Raises:
+        ConfigError: a number that makes no sense.
+    """
+
+    buffer: int = 2048
+    chunk: int = 128
+    preprocessors: int | None = None
+    paradigm: Paradigm = Paradigm.GLOBAL
+    alpha: float = ALPHA
+    closeness: Closeness = field(default_factory=lambda: Closeness(delta_share=0.25))
+    rates: Mapping[str, Sequence[float]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1 or self.buffer < 2 * self.chunk:
+            raise ConfigError(f"buffer={self.buffer}, chunk={self.chunk}: the buffer holds at least two chunks of one")
+        if self.preprocessors is not None and self.preprocessors < 1:
+            raise ConfigError(f"preprocessors={self.preprocessors}: at least one has to make the samples")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a face may show: the state, who trains on what now, and how the feed does."""
+
+    state: RunState
+    running: Mapping[str, int]
+    feed: Feed
+    max_epochs: int
+
+
+Show = Callable[[Moment], None]

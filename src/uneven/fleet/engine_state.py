@@ -1,0 +1,169 @@
+"""What a run knows at the end of an epoch: one small file, written at once or not at all.
+
+::
+
+    DIRECTORY/state.json              who is trained, who waits, how many passes over the data are behind
+    DIRECTORY/members/00-NAME/00007.pt    a member after seven epochs; the newest and the best are kept
+    DIRECTORY/lock                    held by the run that goes on here
+
+A member's file is written before the state that names it, and deleted after the state that no longer does. So whatever
+is killed at whatever moment, the state names files that are whole, and all members of it stand at the same pass.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import CheckpointError, ConfigError
+from uneven.fleet.converge import Epoch, History
+
+SCHEMA = 1
+STATE = "state.json"
+
+
+@dataclass(slots=True)
+class MemberState:
+    """What is known of a member.
+
+    Attributes:
+        status: "waiting" (to be trained, or trained in part), "trained" or "failed".
+        why: what ended it, in words.
+        epochs: all of its epochs.
+        device_s: seconds times devices, from when it was started to when it was stopped.
+        deaths: how often its process was killed since its last finished epoch.
+    """
+
+    status: str = "waiting"
+    why: str = ""
+    epochs: list[Epoch] = field(default_factory=list)
+    device_s: float = 0.0
+    deaths: int = 0
+
+    def history(self, higher_is_better: bool) -> History:
+        """For the rule of convergence."""
+        return History(tuple(self.epochs), higher_is_better)
+
+
+@dataclass(slots=True)
+class RunState:
+    """All of ``state.json``.
+
+    Attributes:
+        asked: what the run was asked for; a later start must ask for the same.
+        passes: passes over the data that are behind.
+        rates: member → samples/s on 1, 2, … devices.
+        members: in the order of the ensemble.
+        running: who is in the middle of a round → devices.
+        plan: every flotilla: first pass, and member → devices.
+        wall_s: seconds of all starts together.
+        preprocess_cpu_s: processor time of the preprocessors.
+        prepared: samples that they made.
+        scheduling_s: seconds of planning.
+    """
+
+    asked: dict[str, Any]
+    passes: int = 0
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    members: dict[str, MemberState] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+    plan: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+    wall_s: float = 0.0
+    preprocess_cpu_s: float = 0.0
+    prepared: int = 0
+    scheduling_s: float = 0.0
+
+
+def folders(directory: Path, names: list[str]) -> dict[str, Path]:
+    """Where each member's checkpoints lie; names that no file system holds are made to fit."""
+    safe = [re.sub(r"[^\w.-]+", "_", name)[:60] for name in names]
+    return {name: directory / "members" / f"{i:02d}-{safe[i]}" for i, name in enumerate(names)}
+
+
+def load(directory: Path, asked: dict[str, Any]) -> RunState:
+    """The state of a run that was begun here, or a new one.
+
+    Raises:
+        CheckpointError: it cannot be read, or belongs to a run that was asked for something else.
+    """
+    path = directory / STATE
+    if not path.exists():
+        return RunState(asked, members={name: MemberState() for name in asked["members"]})
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if saved.pop("schema", None) != SCHEMA:
+        raise CheckpointError(f"{path} was written by another version: name another directory")
+    different = [key for key in asked if saved["asked"].get(key) != asked[key]]
+    if different:
+        key = different[0]
+        raise CheckpointError(
+            f"{directory} holds a run with {key} = {saved['asked'].get(key)}, this one has {asked[key]}: go on with "
+            f"what the run was begun with, or name another directory"
+        )
+    saved["asked"] = asked
+    saved["members"] = {name: _member(one) for name, one in saved["members"].items()}
+    saved["plan"] = [(first, members) for first, members in saved["plan"]]
+    return RunState(**saved)
+
+
+def _member(saved: dict[str, Any]) -> MemberState:
+    saved["epochs"] = [Epoch(**one) for one in saved["epochs"]]
+    return MemberState(**saved)
+
+
+def save(directory: Path, state: RunState) -> None:
+    """Replace the state.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    path = directory / STATE
+    part = path.with_suffix(".part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            json.dump({"schema": SCHEMA, **asdict(state)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+
+
+def tidy(folder: Path, keep: set[int]) -> None:
+    """Delete a member's checkpoints but those of these epochs, and what was left half written."""
+    for path in folder.glob("*.pt") if folder.is_dir() else ():
+        if int(path.stem) not in keep:
+            path.unlink()
+    for path in folder.glob("*.part") if folder.is_dir() else ():
+        path.unlink()
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep a second run out. The kernel gives the lock back when this process ends, however it does.
+
+    Raises:
+        ConfigError: a run goes on here, or the directory cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / "lock").open("a")
+    except OSError as error:
+        raise ConfigError(f"cannot use {directory} for a run: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another run goes on in {directory}: wait for its end, or name another directory"
+            ) from None
+        yield

@@ -1,0 +1,55 @@
+"""What one sees while an ensemble trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from uneven.fleet.engine_options import Moment, Show
+
+
+@contextmanager
+def silent() -> Iterator[Show]:
+    """Shows nothing."""
+    yield lambda moment: None
+
+
+@contextmanager
+def live(metric: str) -> Iterator[Show]:
+    """A table on the terminal, on the standard error so that results can be piped away."""
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as screen:
+        yield lambda moment: screen.update(page(moment, metric), refresh=True)
+
+
+def page(moment: Moment, metric: str) -> Group:
+    """Every member with what it does now; the buffer, and for whom the others wait."""
+    feed, state = moment.feed, moment.state
+    held = set(feed.ledger.holding())
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (("member", "left"), ("devices", "right"), ("samples/s", "right"), ("epoch", "right"),
+                             (metric, "right"), ("left at most", "right"), ("", "left")):  # fmt: skip
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for name, member in state.members.items():
+        last = member.epochs[-1] if member.epochs else None
+        taken = moment.running.get(name, 0)
+        rate = f"{last.samples / max(last.train_s, 1e-9):,.0f}" if last else ""
+        to_go = (moment.max_epochs - len(member.epochs)) * (last.train_s + last.validate_s) if last else 0.0
+        does = member.status if member.status != "waiting" else "trains" if taken else "waits"
+        if name in held:
+            does = "trains; the others wait for it"
+        if member.status == "failed":
+            does = f"failed: {member.why.splitlines()[-1]}"
+        left = f"{to_go:.0f} s" if to_go and member.status == "waiting" else ""
+        done, worth = f"{len(member.epochs)}/{moment.max_epochs}", f"{last.metric:.4f}" if last else ""
+        table.add_row(name, str(taken or ""), rate, done, worth, left, does)
+    foot = Text(
+        f"flotilla {len(state.plan)}, pass {state.passes + 1} · buffer {feed.ledger.fill:.0%} full · "
+        f"{feed.wanted} preprocessor{'s' if feed.wanted > 1 else ''} · {state.prepared:,} samples prepared · "
+        f"{state.wall_s:.0f} s"
+    )
+    return Group(table, foot)

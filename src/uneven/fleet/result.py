@@ -1,0 +1,145 @@
+"""What a training brought: a table of the members, their best weights, and the ensemble itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.errors import TrainingError, UnknownNameError
+from uneven.fleet import checkpoint
+from uneven.fleet.engine import best_checkpoint
+from uneven.fleet.engine_state import RunState
+from uneven.fleet.ensemble import Ensemble
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One member of the table.
+
+    Attributes:
+        rank: 1 is the best; members without an epoch come last.
+        metric: at its best epoch; not a number if it has none.
+        epochs: trained for.
+        best_epoch: counted from 1; 0 if it has none.
+        device_s: seconds times devices that it held.
+        status: "trained" or "failed".
+        why: what ended it.
+        checkpoint: of its best epoch, for ``torch.load(…, weights_only=True)``.
+    """
+
+    rank: int
+    name: str
+    metric: float
+    epochs: int
+    best_epoch: int
+    device_s: float
+    status: str
+    why: str
+    checkpoint: Path | None
+
+
+class Result:
+    """What :func:`uneven.fleet.train` returns.
+
+    Attributes:
+        table: a row for each member, the best first.
+        state: everything the run knows, histories and plans among it.
+        directory: where it lies.
+    """
+
+    def __init__(self, ensemble: Ensemble, state: RunState, directory: Path) -> None:
+        self.state, self.directory = state, directory
+        self._ensemble = ensemble
+        self._models: dict[str, nn.Module] = {}
+        self.table: tuple[Row, ...] = self._ranked()
+
+    @property
+    def best(self) -> Row:
+        """The best member.
+
+        Raises:
+            TrainingError: no member finished an epoch.
+        """
+        if not self.table[0].best_epoch:
+            raise TrainingError(f"no member was trained; {self.table[0].name!r}: {self.table[0].why}")
+        return self.table[0]
+
+    def model(self, name: str) -> nn.Module:
+        """A member with the weights of its best epoch, in evaluation mode, on the CPU.
+
+        Raises:
+            UnknownNameError: nobody of that name.
+            TrainingError: it finished no epoch.
+        """
+        if name not in self._ensemble.members:
+            raise UnknownNameError("member", name, self._ensemble.members)
+        if name not in self._models:
+            path = best_checkpoint(self.directory, self._ensemble, self.state, name)
+            if path is None:
+                raise TrainingError(f"member {name!r} has finished no epoch: {self.state.members[name].why}")
+            saved = checkpoint.read(path)
+            before = torch.get_rng_state()
+            made = self._ensemble.members[name]().model
+            torch.set_rng_state(before)
+            made.load_state_dict(saved["model"])
+            self._models[name] = made.eval()
+        return self._models[name]
+
+    @torch.no_grad()
+    def predict(
+        self,
+        *inputs: torch.Tensor,
+        members: Iterable[str] | None = None,
+        through: Callable[[Any], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """The mean of what the members answer, each with the weights of its best epoch.
+
+        Args:
+            inputs: a batch, as a model gets it.
+            members: whose answers; by default those of all that were trained.
+            through: applied to each answer before they are averaged; ``lambda z: z.softmax(-1)`` averages the
+                probabilities of classifiers.
+
+        Returns:
+            Shape of one answer.
+
+        Raises:
+            TrainingError: nobody was trained.
+            UnknownNameError: a member that does not exist.
+        """
+        names = [row.name for row in self.table if row.status == "trained"] if members is None else list(members)
+        if not names:
+            raise TrainingError("nobody was trained, so nobody can answer")
+        answers = [self.model(name)(*inputs) for name in names]
+        return torch.stack([answer if through is None else through(answer) for answer in answers]).mean(0)
+
+    def __str__(self) -> str:
+        lines = [f"{'':>3} {'member':<24} {self._ensemble.metric.name:>10} {'epochs':>6} {'device·s':>9}  "]
+        for row in self.table:
+            why = row.why.splitlines()[-1] if row.why else ""
+            metric = f"{row.metric:.4f}" if row.best_epoch else "–"
+            lines.append(
+                f"{row.rank:>3} {row.name:<24} {metric:>10} {row.epochs:>6} {row.device_s:>9.1f}  {row.status}: {why}"
+            )
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _ranked(self) -> tuple[Row, ...]:
+        higher = self._ensemble.metric.higher_is_better
+        found = []
+        for name, member in self.state.members.items():
+            best = member.history(higher).best + 1 if member.epochs else 0
+            metric = member.epochs[best - 1].metric if best else math.nan
+            path = best_checkpoint(self.directory, self._ensemble, self.state, name)
+            found.append((name, metric, best, member, path))
+        worst = -math.inf
+        found.sort(key=lambda one: -(worst if math.isnan(one[1]) else one[1] if higher else -one[1]))
+        return tuple(
+            Row(rank, name, metric, len(one.epochs), best, one.device_s, one.status, one.why, path)
+            for rank, (name, metric, best, one, path) in enumerate(found, 1)
+        )

@@ -1,0 +1,105 @@
+"""Small members for the tests of uneven.fleet; they lie here because other processes import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+from uneven.data.datasets import digits
+from uneven.fleet import Ensemble, Member, accuracy
+
+
+def make(width: int = 16, batch_size: int = 50, scheduled: bool = False) -> Member:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if scheduled else None
+    return Member(model, optimizer, batch_size=batch_size, scheduler=scheduler)
+
+
+def raises() -> Member:
+    raise ValueError("this factory is broken")
+
+
+def disagrees() -> Member:
+    model = nn.Linear(3, 10)
+    return Member(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def no_member() -> int:
+    return 3
+
+
+class Deadly(nn.Module):
+    """Kills its process in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner(x.flatten(1))
+
+
+def deadly() -> Member:
+    model = Deadly()
+    return Member(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def jitter(sample: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    image, label = sample
+    return image + 0.05 * torch.randn_like(image), label
+
+
+def ensemble(max_epochs: int = 3, **options: object) -> Ensemble:
+    data = digits()
+    given: dict[str, object] = {
+        "members": {
+            "small": partial(make, 8, 32),
+            "wide": partial(make, 64, 100),
+            "scheduled": partial(make, 16, 50, True),
+        },
+        "dataset": Subset(data.train, range(400)),
+        "validate": Subset(data.test, range(100)),
+        "transform": jitter,
+        "metric": accuracy,
+        "max_epochs": max_epochs,
+    }
+    return Ensemble(**(given | options))  # type: ignore[arg-type]
+
+
+def loss_of(model: nn.Module, data: TensorDataset) -> float:
+    x, y = data[:]
+    return float(F.cross_entropy(model(x), y))
+
+
+def slow_jitter(sample: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and late, so that there is time to be killed."""
+    time.sleep(0.0005)
+    return jitter(sample)
+
+
+@cache
+def last_image() -> torch.Tensor:
+    return digits().train[399][0]
+
+
+def fails_on_the_last(sample: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    if torch.equal(sample[0], last_image()):
+        raise ValueError("not this one")
+    return sample
+
+
+def fails_always(sample: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    raise ValueError("none")
+
+
+def few() -> Subset[tuple[torch.Tensor, ...]]:
+    return Subset(digits().train, range(60))

@@ -1,0 +1,198 @@
+"""Whole trainings with real processes: stopped, killed, failing, and the same in the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import fleet_members as members
+import uneven.fleet as fleet
+from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
+from uneven.fleet import engine_state
+from uneven.fleet.engine_options import Options
+
+RATES = {"small": [1000.0], "wide": [900.0], "scheduled": [950.0]}
+OPTIONS = Options(rates=RATES, buffer=256, chunk=32)
+
+
+def train(directory: Path, max_epochs: int = 3, options: Options = OPTIONS, **given: Any) -> fleet.Result:
+    devices = given.pop("devices", 2)
+    what = members.ensemble(max_epochs, **given)
+    return fleet.train(what, devices=devices, directory=directory, options=options, progress=False)
+
+
+def weights(result: fleet.Result, name: str) -> dict[str, Any]:
+    """The newest checkpoint of a member."""
+    folder = engine_state.folders(result.directory, list(result.state.members))[name]
+    return torch.load(max(folder.glob("*.pt")), weights_only=True)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def parts(result: fleet.Result, name: str) -> dict[str, Any]:
+    """Everything but how long it took."""
+    saved = weights(result, name)
+    history = [{key: one[key] for key in ("train_loss", "metric", "samples")} for one in saved.pop("history")]
+    return {**saved, "history": history}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def light_processes() -> Iterator[None]:
+    """New processes import the script that was started, which is pytest here; they can do without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["__main__"], "__spec__", None)
+        patch.delattr(sys.modules["__main__"], "__file__", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> fleet.Result:
+    """Four epochs without a break: two members at a time, three in all."""
+    return train(tmp_path_factory.mktemp("whole"), 4)
+
+
+def test_all_are_trained_and_answer_together(whole: fleet.Result) -> None:
+    assert [(row.rank, row.epochs, row.status) for row in whole.table] == [(i, 4, "trained") for i in (1, 2, 3)]
+    assert whole.best.metric == max(row.metric for row in whole.table) > 0.3
+    assert [len(plan) for _, plan in whole.state.plan] == [2, 1]
+    x, y = members.digits().test[:100]
+    mean = whole.predict(x, through=lambda z: z.softmax(-1))
+    each = [whole.model(row.name)(x).softmax(-1) for row in whole.table]
+    assert torch.allclose(mean, sum(each) / 3)
+    assert torch.equal(whole.predict(x, members=["wide"]), whole.model("wide")(x))
+    right = (whole.model(whole.best.name)(x).argmax(1) == y).float().mean()
+    assert float(right) == pytest.approx(whole.best.metric)
+    assert re.search(r"1 \w+ +0\.\d+ +4 +\d", str(whole))
+    with pytest.raises(UnknownNameError, match="did you mean 'wide'"):
+        whole.model("wild")
+
+
+def test_stopped_and_resumed_is_the_same_bit_for_bit(whole: fleet.Result, tmp_path: Path) -> None:
+    # The first two members are in the middle of their training when the run is killed, everybody with it.
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(members.__file__).parent)!r})
+import fleet_members as members
+import uneven.fleet as fleet
+from uneven.fleet.engine_options import Options
+if __name__ == "__main__":
+    slow = members.ensemble(4, transform=members.slow_jitter)
+    fleet.train(slow, devices=2, directory={str(tmp_path / "run")!r}, progress=False,
+                options=Options(rates={RATES!r}, buffer=256, chunk=32))
+"""
+    (tmp_path / "script.py").write_text(script)
+    running = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], stderr=subprocess.PIPE, text=True)
+    state = tmp_path / "run" / "state.json"
+    while not (state.exists() and '"passes": 0' not in state.read_text()):
+        assert running.poll() is None, running.communicate()[1]
+        time.sleep(0.02)
+    below = psutil.Process(running.pid).children(recursive=True)
+    running.kill()
+    running.communicate()
+    assert len(below) >= 4  # who starts processes, a preprocessor and two members at least
+    _, alive = psutil.wait_procs(below, timeout=20)
+    assert alive == []
+    assert 0 < engine_state.load(tmp_path / "run", asked(4)).passes < 8
+    resumed = train(tmp_path / "run", 4)
+    for name in RATES:
+        assert len(resumed.state.members[name].epochs) == 4
+        assert same(parts(resumed, name), parts(whole, name)), name
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.pt")}
+    again = train(tmp_path / "run", 4)
+    assert again.best == resumed.best
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.pt")} == before
+
+
+def asked(max_epochs: int) -> dict[str, Any]:
+    what = members.ensemble(max_epochs)
+    return {
+        "members": list(what.members), "samples": 400, "validation samples": 100, "seed": 0, "chunk": 32,
+        "metric": "accuracy",
+    }  # fmt: skip
+
+
+def test_members_that_fail_or_die_hold_nobody_up(whole: fleet.Result, tmp_path: Path) -> None:
+    good = {name: members.ensemble().members[name] for name in ("small", "wide")}
+    bad = {"raises": members.raises, "disagrees": members.disagrees, "none": members.no_member,
+           "deadly": members.deadly, "huge": partial(members.make, 8, 400)}  # fmt: skip
+    rates = {name: [1000.0] for name in [*bad, *good]}
+    result = train(tmp_path, 2, Options(rates=rates, buffer=256, chunk=32), members={**bad, **good}, devices=3)
+    told = {row.name: (row.status, row.epochs, row.why) for row in result.table}
+    assert [told[name][:2] for name in good] == [("trained", 2)] * 2
+    for name, complaint in (
+        ("raises", "this factory is broken"), ("disagrees", "mat1 and mat2"), ("none", "returned a int"),
+        ("deadly", r"died 3 times in one epoch \(SIGKILL\)"), ("huge", "400 samples does not fit"),
+    ):  # fmt: skip
+        assert told[name][0] == "failed"
+        assert re.search(complaint, told[name][2]), told[name]
+    assert result.best.name in good
+    with pytest.raises(TrainingError, match="finished no epoch"):
+        result.model("raises")
+    # Alone or with others, sooner or later: the same samples in the same order make the same member.
+    alone = train(tmp_path / "alone", 2, Options(rates={"small": [1.0]}, buffer=128, chunk=32),
+                  members={"small": good["small"]})  # fmt: skip
+    first = next(number for number, plan in result.state.plan if "small" in plan)
+    if first == 0:
+        assert same(parts(alone, "small"), parts(result, "small"))
+    assert alone.state.members["small"].epochs[0].metric == pytest.approx(
+        whole.state.members["small"].epochs[0].metric
+    )
+
+
+def test_what_a_broken_sample_leaves_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"sample 399 of the training set(.|\n)*not this one"):
+        train(tmp_path, transform=members.fails_on_the_last)
+    train(tmp_path, 1)
+    with pytest.raises(DataError, match="sample 0 of the training set"):
+        train(tmp_path, 2, transform=members.fails_always)
+    assert {row.epochs for row in train(tmp_path, 1).table} == {1}
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="member 'bad': its factory cannot be sent"):
+        train(tmp_path, members={"bad": lambda: members.make()})
+    for devices, complaint in ((0, "at least one"), ([], "at least one"), ("tpu", "number of CPU slots"),
+                               (["cpu", "warp:1"], "devices"), (["cuda:99"], "not there")):  # fmt: skip
+        with pytest.raises(ConfigError, match=complaint):
+            train(tmp_path, devices=devices)
+    with pytest.raises(ConfigError, match="without members"):
+        members.ensemble(members={})
+    with pytest.raises(ConfigError, match="max_epochs is 0"):
+        members.ensemble(0)
+    with pytest.raises(ConfigError, match="validate is empty"):
+        members.ensemble(validate=[])
+    with pytest.raises(ConfigError, match="a stream cannot promise that"):
+        members.ensemble(dataset=iter(()))
+    with pytest.raises(ConfigError, match="at least two chunks"):
+        Options(buffer=100, chunk=64)
+    with pytest.raises(ConfigError, match="no entry for member 'wide'"):
+        train(tmp_path, options=Options(rates={"small": [1.0]}))
+    with engine_state.locked(tmp_path), pytest.raises(ConfigError, match="another run goes on"):
+        train(tmp_path)
+
+
+def test_another_run_in_the_same_directory_is_refused(whole: fleet.Result) -> None:
+    with pytest.raises(CheckpointError, match="seed = 0, this one has 7"):
+        train(whole.directory, 4, seed=7)
+    os.kill(os.getpid(), 0)  # nobody was hurt
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
