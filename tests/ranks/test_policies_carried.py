@@ -66,6 +66,17 @@ def test_groups_and_sites_meet_as_planned(me: RankContext) -> None:
     assert grid.exchanges[1].samples == X // 4
     grid.session.close()
 
+    spring = Run("easgd:alpha=0.2,every=1,together=true", make=idle)
+    start = spring.shown()
+    spring.differ()
+    held = everybodys(flat(spring.model)).sum(0) + start
+    spring.epoch()
+    centre = spring.shown()
+    same(everybodys(flat(spring.model)).sum(0) + centre, held)
+    assert (everybodys(centre) == centre).all(), "everybody keeps the same"
+    same(centre, start + 0.2 * 4 * 1.5)  # α (n + 1) = 1: what is between centre and mean is gone at once
+    spring.session.close()
+
     drawn = Run("shuffle:groups=random,size=2,seed=3")
     seen = drawn.epoch()
     drawn.epoch()

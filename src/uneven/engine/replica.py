@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from uneven.core.actions import BlockMomentum, Exchange, Mean, Moment
+from uneven.core.actions import BlockMomentum, Elastic, Exchange, Mean, Moment
 from uneven.errors import ConfigError
-from uneven.merge import Block, Flat, average, contribution, distance, resting_in
+from uneven.merge import Block, Flat, average, contribution, distance, elastic, resting_in, sum_of
 from uneven.sync import SyncPolicy
 
 Total = Callable[[Tensor, Exchange], int]
@@ -36,6 +36,12 @@ class Met:
     resting: int
 
 
+def _weight(exchange: Exchange, samples: float) -> float:
+    """Of a contribution; 1 where all count the same, or where there is nobody else."""
+    equal = isinstance(exchange.merge, Elastic) or (isinstance(exchange.merge, Mean) and not exchange.merge.by_samples)
+    return 1.0 if equal or len(exchange.members) == 1 else samples
+
+
 def running_statistics(model: nn.Module) -> list[Tensor]:
     """Means and variances that batch-norm layers keep; other buffers stay with their worker."""
     layers = (one for one in model.modules() if isinstance(one, _BatchNorm))
@@ -45,8 +51,8 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 class Replica:
     """What is exchanged of ``model``: the parameters that are trained, and the running statistics of batch norm.
 
-    The statistics are linear in those of the batches, so their mean is averaged with the same weights as the
-    parameters'. They take part in no block momentum. Counters of batches stay with their worker.
+    The statistics are linear in those of the batches, so they are averaged with the same weights as the parameters,
+    or drawn to the centre as they are. They take part in no block momentum. Counters of batches stay with their worker.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -76,11 +82,10 @@ class Replica:
             PeerError: somebody did not take part.
         """
         values = self.flat.read()
-        weight = samples if not isinstance(exchange.merge, Mean) or exchange.merge.by_samples else 1.0
-        vector = contribution(values, weight if len(exchange.members) > 1 else 1.0, resting=resting)
+        vector = contribution(values, _weight(exchange, samples), resting=resting)
         sent_bytes = total(vector, exchange)
         middle = average(vector)
-        outcome = self._merged(exchange, middle)
+        outcome = self._merged(exchange, values, vector, middle)
         if exchange.moment is Moment.BACKGROUND:
             self._write_back(exchange, values, outcome)
         else:
@@ -89,10 +94,15 @@ class Replica:
         apart = distance(values[:trained], middle[:trained])
         return Met(sent_bytes, apart, bool(torch.isfinite(values.sum())), resting_in(vector))
 
-    def _merged(self, exchange: Exchange, middle: Tensor) -> Tensor:
-        if not isinstance(exchange.merge, BlockMomentum):
+    def _merged(self, exchange: Exchange, values: Tensor, vector: Tensor, middle: Tensor) -> Tensor:
+        if isinstance(exchange.merge, Mean):
             return middle
         assert self.block is not None, "the replica has not begun"
+        assert self.centre is not None
+        if isinstance(exchange.merge, Elastic):
+            drawn, self.centre = elastic(values, self.centre, *sum_of(vector), exchange.merge.alpha)
+            return drawn
+        assert isinstance(exchange.merge, BlockMomentum), "refused before it came here"
         trained = self.flat.trained
         self.block = self.block.after(middle[:trained], exchange.merge)
         self.centre = torch.cat([self.block.start, middle[trained:]])

@@ -1,8 +1,8 @@
 """How contributions become one: arithmetic on flat vectors, without any communication."""
 
 from uneven.merge.flat import Flat
-from uneven.merge.rules import Block, mean, pull, significant
-from uneven.merge.shared import average, contribution, distance, resting_in
+from uneven.merge.rules import Block, elastic, mean, pull, significant
+from uneven.merge.shared import average, contribution, distance, resting_in, sum_of
 
 __all__ = [
     "Block",
@@ -10,8 +10,10 @@ __all__ = [
     "average",
     "contribution",
     "distance",
+    "elastic",
     "mean",
     "pull",
     "resting_in",
     "significant",
+    "sum_of",
 ]

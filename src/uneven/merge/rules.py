@@ -28,6 +28,15 @@ def pull(replica: Tensor, centre: Tensor, alpha: float) -> Tensor:
     return alpha * (replica - centre)
 
 
+def elastic(replica: Tensor, centre: Tensor, total: Tensor, count: float, alpha: float) -> tuple[Tensor, Tensor]:
+    """All at once: what replica and centre become, x − α (x − x̃) and x̃ + Σ_i α (x_i − x̃).
+
+    Args:
+        total: Σ_i x_i over ``count`` replicas, this one among them.
+    """
+    return replica - pull(replica, centre, alpha), centre + alpha * (total - count * centre)
+
+
 def significant(change: Tensor, values: Tensor, threshold: float) -> Tensor:
     """Gaia's filter: true where the accumulated change exceeds ``threshold``, relative to the value itself."""
     return change.abs() > threshold * values.abs()

@@ -38,6 +38,11 @@ def average(total: Tensor) -> Tensor:
     return total[:-_EXTRA] / total[-2]
 
 
+def sum_of(total: Tensor) -> tuple[Tensor, float]:
+    """Σ_i x_i and their number, out of a sum of contributions that all weigh 1."""
+    return total[:-_EXTRA], float(total[-2])
+
+
 def resting_in(total: Tensor) -> int:
     """How many of those who contributed rest; makes the host wait for an accelerator."""
     return round(float(total[-1]))

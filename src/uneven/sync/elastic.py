@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from uneven.core.actions import Elastic, Exchange, Moment, Payload, StepPlan, Via
 from uneven.core.views import SyncView
+from uneven.errors import ConfigError
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.local import often
-from uneven.sync.parts import NOTHING, Kept, Members, number, whole
+from uneven.sync.parts import NOTHING, Kept, Members, flag, number, whole
 
 _BETA = 0.9
+_MOST_BETA = 2.0
+"""Beyond it x̃ += Σ α (x_i − x̃) overshoots by more than the distance itself; our arithmetic."""
 
 
 class EASGD(SyncPolicy):
@@ -19,16 +22,20 @@ class EASGD(SyncPolicy):
     Args:
         alpha: α, above 0 and at most 1; None is 0.9 / members, a rule of thumb (recalled).
         every: steps between two exchanges of a worker.
+        together: all meet at once, without a server: x_i −= d_i; x̃ += Σ_i d_i, where every worker keeps an equal x̃.
+            This is the synchronous form; inside ``Shadow`` nobody waits for it either. α · members is then at most 2,
+            or x̃ would swing away from the replicas.
 
     Raises:
-        ConfigError: alpha or every out of range.
+        ConfigError: an argument out of range; when it plans, alpha too large for so many members together.
     """
 
     evaluated = Evaluated.CENTRE
 
-    def __init__(self, *, alpha: float | None = None, every: int = 4) -> None:
+    def __init__(self, *, alpha: float | None = None, every: int = 4, together: bool = False) -> None:
         self.alpha = None if alpha is None else number("easgd", "alpha", alpha, "(0, 1]")
         self.every = whole("easgd", "every", every, least=1)
+        self.together = flag("easgd", "together", together)
         self._plan = Kept(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
@@ -37,7 +44,18 @@ class EASGD(SyncPolicy):
 
     @property
     def facts(self) -> Facts:
-        """Nobody waits; replicas may differ for ever."""
+        """Nobody waits, unless all meet together; replicas may differ for ever."""
+        if self.together:
+            return Facts(
+                payloads=(Payload.PARAMETERS,),
+                every=self.every,
+                pace=Pace.TOGETHER,
+                stops=True,
+                moves=f"the parameters, {often(self.every)}, after the optimizer",
+                waits=f"everybody for the slowest, {often(self.every)}",
+                stale="a replica, by what the others did; they are drawn together, never equal",
+                lost_when_one_dies=f"its steps since the last one, up to {self.every}; the others stop at the next",
+            )
         return Facts(
             payloads=(Payload.PARAMETERS,),
             every=self.every,
@@ -51,7 +69,16 @@ class EASGD(SyncPolicy):
 
     def _make_plan(self, members: Members) -> StepPlan:
         alpha = _BETA / len(members) if self.alpha is None else self.alpha
+        if self.together and alpha * len(members) > _MOST_BETA:
+            raise ConfigError(
+                f"easgd: alpha = {alpha} with {len(members)} workers together would throw the centre beyond them: use "
+                f"at most {_MOST_BETA / len(members):.4g}, or leave alpha out for {_BETA} / workers"
+            )
         pull = Exchange(
-            payload=Payload.PARAMETERS, members=members, merge=Elastic(alpha), moment=Moment.STEP, via=Via.SERVER
+            payload=Payload.PARAMETERS,
+            members=members,
+            merge=Elastic(alpha),
+            moment=Moment.STEP,
+            via=Via.GROUP if self.together else Via.SERVER,
         )
         return StepPlan(exchanges=(pull,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.balance import Balancer, Even, balancers
-from uneven.core.actions import BlockMomentum, Exchange, Mean, Moment, Payload, StepPlan, Via
+from uneven.core.actions import BlockMomentum, Elastic, Exchange, Mean, Moment, Payload, StepPlan, Via
 from uneven.registry import describe
 from uneven.sync.base import Facts, Pace, SyncPolicy, policies
 from uneven.sync.outlook import first_plans
@@ -65,8 +65,8 @@ def _refused(one: Exchange) -> str | None:
         return "it sends movements rather than parameters"
     if one.payload is Payload.GRADIENT:
         return None if one.merge == Mean() and not one.parties else "gradients are merged by their weighted mean only"
-    if not isinstance(one.merge, Mean | BlockMomentum):
-        return f"parameters are merged by a mean or by block momentum, not by {type(one.merge).__name__}"
+    if not isinstance(one.merge, Mean | BlockMomentum | Elastic):
+        return f"parameters are merged by a mean, by block momentum or elastically, not by {type(one.merge).__name__}"
     if one.moment is Moment.BACKGROUND and one.parties:
         return "parties speak with one voice in the foreground only"
     return None
@@ -75,9 +75,9 @@ def _refused(one: Exchange) -> str | None:
 def _carried_near(facts: Facts | None) -> str:
     if facts is None or facts.pace is Pace.QUORUM or facts.payloads == (Payload.GRADIENT,):
         return "bsp"
-    if facts.pace is Pace.OWN and facts.waits == "nobody":
-        return "shadow:ma"
-    return "bsp"
+    if facts.pace is Pace.OWN and Payload.PARAMETERS in facts.payloads:
+        return f"shadow:easgd:together=true,every={facts.every}"
+    return "shadow:ma" if facts.pace is Pace.OWN else "bsp"
 
 
 def _near(facts: Facts) -> str:

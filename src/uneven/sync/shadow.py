@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import Moment, Payload, StepPlan, WriteBack
+from uneven.core.actions import Elastic, Moment, Payload, StepPlan, WriteBack
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.sync.base import Facts, Pace, SyncPolicy, policies
@@ -113,9 +113,11 @@ def _check_answers(inner: SyncPolicy) -> None:
         ConfigError: naming the policy and the option that it has instead.
     """
     facts = inner.facts
-    if facts is not None and facts.pace is Pace.OWN:
+    probe = inner.plan(SyncView(rank=0, clock=(1 if facts is None else facts.every) - 1, members=(0, 1)))
+    pulls = any(isinstance(one.merge, Elastic) for one in probe.exchanges)
+    if pulls or (facts is not None and facts.pace is Pace.OWN):
         raise ConfigError(
             f"shadow: alpha and write_back are for outcomes that the workers come to among themselves, as with ma or "
-            f"bmuf; {inner!r} meets a shared copy and says by options of its own what follows, as in "
+            f"bmuf; {inner!r} has a shared copy and says by options of its own what follows, as in "
             f"shadow:easgd:alpha=0.3"
         )

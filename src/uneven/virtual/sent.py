@@ -62,7 +62,7 @@ def check(exchange: Exchange) -> None:
     what = f"an exchange of {payload.value} by {type(merge).__name__} ({kind.value})"
     if exchange.select is not None and payload is not Payload.DELTA:
         raise ConfigError(f"{what}: only movements are filtered for significant entries: exchange Payload.DELTA")
-    if isinstance(merge, Elastic) and (kind is not Kind.APART or payload is not Payload.PARAMETERS):
-        raise ConfigError(f"{what}: Elastic pulls parameters and the shared copy together, each worker on its own")
+    if isinstance(merge, Elastic) and (kind not in (Kind.APART, Kind.RING) or payload is not Payload.PARAMETERS):
+        raise ConfigError(f"{what}: Elastic pulls parameters and the shared copy together, one by one or all at once")
     if isinstance(merge, BlockMomentum) and payload is not Payload.PARAMETERS:
         raise ConfigError(f"{what}: BlockMomentum merges Payload.PARAMETERS")

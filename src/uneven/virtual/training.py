@@ -186,6 +186,13 @@ class Training(Arithmetic):
                 change = merge.scale * (total - sent[party[0]].value)
                 self._each(party, lambda state, change=change: _moved(state, change))  # type: ignore[misc]
             return
+        if isinstance(merge, Elastic):
+            self._served, centre = True, self._centre
+            for rank in ranks:
+                d = pull(sent[rank].value, centre, merge.alpha)
+                self._centre = self._centre + d
+                self._replicas[rank].state = _moved(self._replicas[rank].state, -d)
+            return
         average = mean_of(sent, parties, exchange)
         if exchange.payload is Payload.DELTA:
             for party in parties:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from uneven.merge import Flat, average, contribution, distance, resting_in
+from uneven.merge import Flat, average, contribution, distance, elastic, resting_in, sum_of
 
 
 def some() -> list[nn.Parameter]:
@@ -59,6 +59,16 @@ def test_who_has_no_samples_counts_only_where_nobody_has_any() -> None:
     assert average(contribution(x, 0) + contribution(y, 7)).tolist() == [3.0, 1.0]
     assert average(contribution(x, 0) + contribution(y, 0)).tolist() == [2.0, 3.0]
     assert average(contribution(x, 0)).tolist() == x.tolist()
+
+
+def test_the_sum_of_replicas_and_centre_is_kept_by_an_elastic_exchange_of_all() -> None:
+    replicas, centre = [torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])], torch.tensor([0.0, 1.0])
+    summed, count = sum_of(contribution(replicas[0], 1) + contribution(replicas[1], 1))
+    assert (summed.tolist(), count) == ([4.0, 6.0], 2.0)
+    drawn = [elastic(one, centre, summed, count, 0.25) for one in replicas]
+    assert drawn[0][0].tolist() == [0.75, 4.0]
+    assert drawn[0][1].tolist() == drawn[1][1].tolist() == [1.0, 2.0]
+    assert (drawn[0][0] + drawn[1][0] + drawn[0][1]).tolist() == (sum(replicas) + centre).tolist()
 
 
 def test_distance_is_a_root_mean_square() -> None:

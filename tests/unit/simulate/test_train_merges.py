@@ -40,7 +40,7 @@ SITES = {0: "east", 1: "east", 2: "west", 3: "west"}
 @pytest.mark.parametrize("policy", [
     "bsp", "local:every=3", "local:every=2,warmup=3", "ma:every=2,by_samples=false",
     "bmuf:every=3", "bmuf:every=2,nesterov=true,block_lr=0.5", "diloco:every=3", "shuffle:groups=grid",
-    "shuffle:groups=digits,base=2:ma:every=2", "hierarchical:every=3",
+    "shuffle:groups=digits,base=2:ma:every=2", "hierarchical:every=3", "easgd:every=2,together=true",
 ])  # fmt: skip
 def test_a_lockstep_policy_does_what_its_plan_says(policy: str, momentum: float) -> None:
     played = _reference().Replicas((0, 1, 2, 3), SHARES, SITES, momentum=momentum)
@@ -182,15 +182,17 @@ def _mbit(rate: float):  # type: ignore[no-untyped-def]
     return steady(rate * 1e6)
 
 
-@pytest.mark.parametrize(("merge", "select", "why"), [
-    (Mean(), Significant(0.1), "only movements"),
-    (Elastic(0.5), None, "Elastic pulls parameters"),
+@pytest.mark.parametrize(("payload", "merge", "select", "why"), [
+    (Payload.PARAMETERS, Mean(), Significant(0.1), "only movements"),
+    (Payload.DELTA, Elastic(0.5), None, "Elastic pulls parameters"),
 ])  # fmt: skip
-def test_an_exchange_without_a_meaning_is_refused(merge: Merge, select: Significant | None, why: str) -> None:
+def test_an_exchange_without_a_meaning_is_refused(
+    payload: Payload, merge: Merge, select: Significant | None, why: str
+) -> None:
     class Odd(SyncPolicy):
         def plan(self, view: SyncView) -> StepPlan:
             odd = Exchange(
-                payload=Payload.PARAMETERS, members=view.members, merge=merge, moment=Moment.STEP, select=select
+                payload=payload, members=view.members, merge=merge, moment=Moment.STEP, select=select
             )
             return StepPlan(exchanges=(odd,))
 

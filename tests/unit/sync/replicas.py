@@ -70,8 +70,9 @@ class Replicas:
 
     def _parameters(self, one: Exchange) -> None:
         if isinstance(one.merge, Elastic):
-            for rank in one.members:  # each on its own, one after the other
-                pull = one.merge.alpha * (self.x[rank] - self.centre)
+            centre = self.centre
+            for rank in one.members:  # each on its own, one after the other, or all from the same centre
+                pull = one.merge.alpha * (self.x[rank] - (self.centre if one.via is Via.SERVER else centre))
                 self.x[rank], self.centre = self.x[rank] - pull, self.centre + pull
             return
         speakers = [party[0] for party in one.parties] or list(one.members)

@@ -66,12 +66,13 @@ def test_inside_a_site_replicas_are_equal_and_between_sites_after_an_exchange() 
     assert np.ptp(again.all, axis=0) == pytest.approx(0, abs=1e-12)
 
 
-def test_an_elastic_exchange_keeps_the_sum_of_copy_and_replicas() -> None:
+@pytest.mark.parametrize("together", ["true", "false"])
+def test_an_elastic_exchange_keeps_the_sum_of_copy_and_replicas(together: str) -> None:
     run = Replicas(MEMBERS, SHARES, rate=0.0)  # exchanges without steps
     run.x = {rank: np.arange(3.0) * rank for rank in MEMBERS}
     run.centre = np.array([4.0, -1.0, 0.5])
     before = run.all.sum(axis=0) + run.centre
-    run.play(policies.resolve("easgd:alpha=0.3,every=2"), STEPS)
+    run.play(policies.resolve(f"easgd:alpha=0.3,every=2,together={together}"), STEPS)
     assert run.all.sum(axis=0) + run.centre == pytest.approx(before)
     assert np.ptp(run.all, axis=0).max() < 0.5, "and draws them together"
 

@@ -10,7 +10,7 @@ import pytest
 import uneven
 from uneven.balance import Even, LbBsp, balancers
 from uneven.cli.run import layers_of
-from uneven.core.actions import Elastic, Exchange, Mean, Moment, Payload, StepPlan, Via, Wait
+from uneven.core.actions import Add, Exchange, Mean, Moment, Payload, StepPlan, Via, Wait
 from uneven.core.views import SyncView
 from uneven.engine.fast import check_carried
 from uneven.errors import ConfigError, UnknownNameError
@@ -21,11 +21,14 @@ from uneven.sync import BSP, MA, Facts, Pace, Shadow, SyncPolicy, carried, compa
     ("spec", "said"),
     [
         ("ssp:staleness=3", "SSP(staleness=3, scale=None)"),
-        ("shadow", "Shadow(inner=EASGD(alpha=None, every=1), write_back='delta', alpha=1.0)"),
-        ("shadow:easgd:alpha=0.3", "Shadow(inner=EASGD(alpha=0.3, every=1), write_back='delta', alpha=1.0)"),
+        ("shadow", "Shadow(inner=EASGD(alpha=None, every=1, together=False), write_back='delta', alpha=1.0)"),
+        (
+            "shadow:easgd:alpha=0.3",
+            "Shadow(inner=EASGD(alpha=0.3, every=1, together=False), write_back='delta', alpha=1.0)",
+        ),
         (
             " shadow : easgd : alpha = 0.3 , every = 2 ",
-            "Shadow(inner=EASGD(alpha=0.3, every=2), write_back='delta', alpha=1.0)",
+            "Shadow(inner=EASGD(alpha=0.3, every=2, together=False), write_back='delta', alpha=1.0)",
         ),
         (
             "shadow:write-back=lerp:diloco:outer-lr=0.5",
@@ -54,6 +57,7 @@ def test_a_specification_is_read(spec: str, said: str) -> None:
         ("shadow:esgd:alpha=1", UnknownNameError, "'esgd'; did you mean 'easgd'"),
         ("shadow:easgd:alhpa=1", UnknownNameError, "policy 'easgd': 'alhpa'; did you mean 'alpha'"),
         ("shadow:alpha=0.3", ConfigError, "outcomes that the workers come to among themselves.*shadow:easgd:alpha=0.3"),
+        ("shadow:alpha=0.3:easgd:together=true", ConfigError, "has a shared copy and says by options of its own"),
         ("shadow:write-back=lrp:ma", ConfigError, "write_back = 'lrp' must be one of: delta, lerp"),
         ("shadow:alpha=0:ma", ConfigError, r"shadow: alpha = 0 must be a number in \(0, 1\]"),
         ("shadow:every=2:ma", UnknownNameError, "as in shadow:NAME:every=…"),
@@ -128,7 +132,10 @@ CARRIED = (
     *("bsp", "local", "local:every=4,warmup=9", "local:every=9000", "diloco", "ma", "bmuf", "shuffle"),
     "hierarchical",
 )
-SHADOWED = ("shadow:ma", "shadow:bmuf", "shadow:write-back=lerp:local:every=3")
+SHADOWED = (
+    *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),
+    "shadow:write-back=lerp:local:every=3",
+)
 NOT_CARRIED = ("asp", "ssp", "backup", "easgd", "shadow", "shadow:asp")
 
 
@@ -158,7 +165,7 @@ _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), momen
         (replace(_MEAN, via=Via.SERVER), "through a shared copy on a server"),
         (replace(_MEAN, quorum=1), "through a shared copy on a server"),
         (replace(_MEAN, payload=Payload.DELTA), "movements rather than parameters"),
-        (replace(_MEAN, merge=Elastic(0.5)), "by a mean or by block momentum, not by Elastic"),
+        (replace(_MEAN, merge=Add()), "by a mean, by block momentum or elastically, not by Add"),
         (replace(_MEAN, moment=Moment.BACKGROUND, parties=((0,), (1,))), "in the foreground only"),
         (
             replace(_MEAN, payload=Payload.GRADIENT, moment=Moment.BACKWARD, merge=Mean(by_samples=False)),

@@ -105,6 +105,15 @@ def test_easgd_meets_the_copy_alone() -> None:
     assert (one.payload, one.via, one.moment) == (Payload.PARAMETERS, Via.SERVER, Moment.STEP)
 
 
+def test_easgd_together_needs_no_copy_and_no_more_than_the_distance() -> None:
+    policy = EASGD(every=1, together=True)
+    assert (only(policy).via, only(policy).merge) == (Via.GROUP, Elastic(0.9 / 4))
+    assert policy.facts.pace is Pace.TOGETHER
+    assert Shadow(policy).facts.pace is Pace.OWN
+    with pytest.raises(ConfigError, match=r"alpha = 0\.6 with 4 workers together .* at most 0\.5"):
+        only(EASGD(alpha=0.6, every=1, together=True))
+
+
 def test_a_site_speaks_once_in_a_hierarchy() -> None:
     policy = Hierarchical(every=4)
     (near,) = policy.plan(view(rank=5, clock=0)).exchanges
