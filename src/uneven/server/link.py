@@ -143,6 +143,8 @@ class Link:
             return [self._offer(m.life)], []
         if m.kind is Kind.WELCOME:
             self.life = m.life
+            if m.extra:  # others went on without the copy that is held here, which so must not be taken for the newest
+                self.held = replace(self.held, version=0)
             if not self._known:
                 self._count_from(m.sequence)
             return self._lost_after(m.sequence, self._numbers + 1, parked=0)

@@ -92,6 +92,7 @@ class Shard:
     _table: tuple[int, int, int] | None = None
     _asked: int | None = None
     _greetings: dict[int, Message] = field(default_factory=dict)
+    _line: frozenset[int] = frozenset()  # who had greeted when this life began
     _began_s: float | None = None
     _crew: dict[int, Member] = field(init=False)
 
@@ -206,10 +207,7 @@ class Shard:
         member.here, member.left = True, bool(m.extra)
         member.clock = max(member.clock, m.clock)
         if self.serving:
-            if member.sequence < m.sequence:  # it was away when the state was restored from older copies
-                self.counts["lost"] += m.sequence - member.sequence
-                member.sequence = m.sequence
-            return [self._to(m, Kind.WELCOME, sequence=member.sequence)]
+            return [self._welcome(m)]
         self._began_s = now_s if self._began_s is None else self._began_s
         self._greetings[m.rank] = m
         return [self._to(m, Kind.WANT)] if self._asked == m.rank else self._ask()
@@ -236,11 +234,17 @@ class Shard:
             self.rounds.restore(Done(m.version - 1, m.vector, m.entries))
         self.counts["restored"] = int(m.version > 0)
         greeted, self._greetings = self._greetings, {}
-        return [
-            self._to(one, Kind.WELCOME, sequence=self._crew[rank].sequence)
-            for rank, one in greeted.items()
-            if self._crew[rank].here
-        ]
+        self._line = frozenset(rank for rank in greeted if self._crew[rank].here)
+        return [self._welcome(greeted[rank]) for rank in self._line]
+
+    def _welcome(self, m: Message) -> Message:
+        """Say which of its updates are in the copy, and whether its own copy is one of those that this one follows."""
+        member = self._crew[m.rank]
+        if member.sequence < m.sequence:  # the copy with the rest was away when the state was restored
+            self.counts["lost"] += m.sequence - member.sequence
+            member.sequence = m.sequence
+        stray = m.rank not in self._line and m.version > 0
+        return self._to(m, Kind.WELCOME, sequence=member.sequence, extra=int(stray))
 
     def _change(self, m: Message, member: Member, now_s: float) -> list[Message]:
         if m.sequence > member.sequence + 1:

@@ -121,6 +121,33 @@ def test_who_was_away_while_the_state_was_restored_loses_what_only_it_held() -> 
     assert life.vector[0][0] == 2.0
 
 
+def test_a_copy_that_others_went_on_without_is_never_taken_for_the_newest() -> None:
+    net = Net(2, 0)
+    net.settle()
+    for clock in range(1, 4):
+        net.push(0, clock, 1.0)
+    net.ask(0)
+    net.settle()  # rank 0 holds version 3, rank 1 none
+    life = Shard(9, 2, Patience(join_s=1.0))
+    (hello,), _ = net.links[1].receive(Message(kind=Kind.WHO, life=9))
+    life.take(encode(hello), 0.0)
+    (want,) = life.tick(1.5)
+    (offer,), _ = net.links[1].receive(want)
+    for reply in life.take(encode(offer), 1.6)[1]:
+        net.links[1].receive(reply)
+    net.shard = life
+    net.push(1, 1, 10.0)
+    net.ask(1)
+    net.settle()  # rank 1 holds version 1 of the new life, and rank 0 has come back with its old copy
+    assert net.links[0].life == 9
+    assert not net.links[1].kept
+    net.restart()
+    net.push(0, 4, 100.0)
+    net.settle()
+    assert net.shard is not None
+    assert net.shard.vector[0][0] == 110.0
+
+
 def test_a_process_that_takes_over_a_rank_goes_on_counting() -> None:
     net = Net(1, 0)
     net.push(0, 1, 1.0)
