@@ -116,6 +116,6 @@ def test_lengths_are_as_documented() -> None:
 
 
 def test_thousands_of_malformed_messages_change_nothing() -> None:
-    counts = fuzz(5_000, seed=1)
-    assert sum(counts.values()) == 5_000
+    counts = fuzz(3_000, seed=1)
+    assert sum(counts.values()) == 3_000
     assert len(counts) >= 15  # reasons that were seen
