@@ -63,7 +63,10 @@ def still_held(held: Wholes, shares: Sequence[int], memory: Floats) -> Wholes:
         shares: now in force.
         memory: use of the memory that a larger batch would fill, 0 … 1, shape (n,); NaN where unknown.
     """
-    found: Wholes = np.where(memory > MEMORY_FULL, np.maximum(held, np.array(shares, np.int64)), 0)
+    full = memory > MEMORY_FULL
+    if not full.any():  # as nearly always; a thousand shares are not made an array for nothing
+        return np.zeros_like(held)
+    found: Wholes = np.where(full, np.maximum(held, np.array(shares, np.int64)), 0)
     return found
 
 
