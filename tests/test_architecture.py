@@ -29,7 +29,7 @@ PURE = (
     *(f"uneven.server.{name}" for name in ("wire", "partition", "vectors", "rounds", "shard", "link")),
     "uneven.bench.server_fuzz",
     *(f"uneven.fleet.{name}" for name in ("rates", "profile", "allocate", "assign", "rounds")),
-    *(f"uneven.fleet.{name}" for name in ("learning", "rivals", "simulate", "optimal")),
+    *(f"uneven.fleet.{name}" for name in ("densest", "learning", "rivals", "simulate", "optimal")),
     *(f"uneven.fleet.{name}" for name in ("converge", "feed_ledger", "feed_stream", "feed_size")),
     "uneven.bench.fleet_plan_cases",
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from uneven.fleet.optimal import best_rounds, least_wall_s
 from uneven.fleet.profile import profiled_rates
 from uneven.fleet.rates import Rates
 from uneven.fleet.rivals import Homogeneous, OneAfterAnother, OnePerDevice, Plans
-from uneven.fleet.rounds import Paradigm, Planner
+from uneven.fleet.rounds import Paradigm, Planner, Rule
 from uneven.fleet.simulate import Outcome, Work, play
 
 SMALL_MEMBERS, SMALL_DEVICES = 6, 6
@@ -42,7 +43,7 @@ LARGE = 1000
 BAR_S = 1.0
 DRAWN = 12, 8, 3
 """Members, devices and seed of the ensemble whose plans are drawn."""
-SHOWN = ("baseline", "homogeneous", "fleet-l", "fleet-g", "refill")
+SHOWN = ("baseline", "homogeneous", "fleet-l", "fleet-g", "refill", "densest")
 ERRORS = 0.0, 0.1, 0.3
 """Of a wrong profile: each member's rates are off by one factor, log-normal with this deviation."""
 RELATIVE = 0.2
@@ -61,6 +62,7 @@ METHODS: dict[str, Callable[[Rates, int, int], Plans]] = {
     "refill": lambda rates, devices, seed: Planner(
         rates, devices, Paradigm.REFILL, closeness=Closeness(delta_share=RELATIVE)
     ),
+    "densest": lambda rates, devices, seed: Planner(rates, devices, Paradigm.REFILL, rule=Rule.DENSEST),
 }
 """Name → planner from the believed rates, the number of devices and a seed."""
 
@@ -222,7 +224,7 @@ def _profile_error(error: float, devices: int, seed: int) -> dict[str, float]:
 
 
 def plan_large(members: int, devices: int) -> dict[str, float]:
-    """Processor seconds of planning: from measured rates to devices for a first flotilla, in three parts."""
+    """Processor seconds of planning: from measured rates to devices for a first flotilla, by both rules."""
     alone = rates_alone(members)
     true = {f"m{place}": curve(rate, 16) for place, rate in enumerate(alone)}
     reach = min(16, math.ceil(max(alone) / min(alone)))
@@ -231,6 +233,8 @@ def plan_large(members: int, devices: int) -> dict[str, float]:
     extrapolated = time.process_time()
     flotilla = planner.next_flotilla(planner.rates.members, devices, Flotilla())
     planned = time.process_time()
+    densest = replace(planner, rule=Rule.DENSEST).next_flotilla(planner.rates.members, devices, Flotilla())
+    chosen = time.process_time()
     assign_devices(flotilla, [range(first, first + PER_NODE) for first in range(0, devices, PER_NODE)])
     assigned = time.process_time()
     return {
@@ -238,8 +242,10 @@ def plan_large(members: int, devices: int) -> dict[str, float]:
         "devices": devices,
         "rates_s": extrapolated - start,
         "flotilla_s": planned - extrapolated,
-        "assign_s": assigned - planned,
+        "densest_s": chosen - planned,
+        "assign_s": assigned - chosen,
         "total_s": assigned - start,
         "bar_s": BAR_S,
         "in_flotilla": len(flotilla.members),
+        "in_densest": len(densest.members),
     }

@@ -22,6 +22,7 @@ NAMES = {
     "fleet-g": "FLEET-G",
     "fleet-g-printed": "FLEET-G as printed, falling rates too",
     "refill": "FLEET-G refilled, relative δ (ours)",
+    "densest": "densest flotillas, refilled (ours)",
 }
 """Method → what stands in the tables."""
 
@@ -104,7 +105,7 @@ def _shares(rows: dict[str, Any]) -> Table:
     ):
         table.add_row(words, *(f"{one[key]:.1%}" for one in own))
     table.add_row("planning", *(f"{one['scheduling_share']:.5%}" for one in own))
-    other = (("homogeneous", "Homogeneous"), ("fleet-l", "FLEET-L"), ("refill", "ours"))
+    other = (("homogeneous", "Homogeneous"), ("fleet-l", "FLEET-L"), ("refill", "refilled"), ("densest", "densest"))
     for name, words in other:
         table.add_row(
             f"waiting or idle, {words}", *(f"{row[name]['wait_share']:.1%}" for row in rows.values()), style="dim"
@@ -148,6 +149,7 @@ def _planning(planning: dict[str, Any]) -> Table:
     rows = (
         ("rates beyond the profile", "rates_s"),
         ("flotilla", "flotilla_s"),
+        ("densest flotilla (ours)", "densest_s"),
         ("devices", "assign_s"),
         ("all", "total_s"),
     )

@@ -124,7 +124,7 @@ def create_flotilla(
         UnknownNameError: a member without rates.
     """
     rule = closeness or Closeness()
-    places = _places(rates, waiting)
+    places = waiting_places(rates, waiting)
     if devices < 0:
         raise ConfigError(f"a flotilla on {devices} devices cannot be: give zero or more")
     table = rates.table[places, : min(devices, rates.most)]
@@ -138,12 +138,17 @@ def create_flotilla(
         reference = float(table[first, chosen[first] - 1])
     useful = fits if rule.falling else _rising(table)
     _gather(np.where(useful, np.abs(table - reference), np.inf), rule.delta(reference), devices, chosen)
-    _hand_out_rest(rates.table[places], devices, chosen, rule.least_gain)
+    hand_out_rest(rates.table[places], devices, chosen, rule.least_gain)
     return Flotilla({rates.members[places[row]]: count for row, count in chosen.items()})
 
 
-def _places(rates: Rates, waiting: Iterable[str]) -> list[int]:
-    """Their rows, in the order of the table."""
+def waiting_places(rates: Rates, waiting: Iterable[str]) -> list[int]:
+    """The rows of those who wait, in the order of the table.
+
+    Raises:
+        ConfigError: a member that waits twice.
+        UnknownNameError: a member without rates.
+    """
     places = sorted(rates.place(name) for name in waiting)
     for one, other in pairwise(places):
         if one == other:
@@ -183,10 +188,17 @@ def _gather(gaps: npt.NDArray[np.float64], delta: float, devices: int, chosen: d
             return
 
 
-def _hand_out_rest(
+def hand_out_rest(
     table: npt.NDArray[np.float64], devices: int, chosen: dict[int, int], least_gain: float | None
 ) -> None:
-    """Give each device left over to the member that is slowest at that moment."""
+    """Give each device left over to the member that is slowest at that moment.
+
+    Args:
+        table: shape (members, counts); zero where a member does not fit.
+        devices: all that may be used.
+        chosen: row of the table → devices; changed in place.
+        least_gain: see ``Closeness``.
+    """
     left = devices - sum(chosen.values())
     slowest = [(float(table[row, count - 1]), row) for row, count in chosen.items()]
     heapq.heapify(slowest)
