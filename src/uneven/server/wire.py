@@ -2,7 +2,7 @@
 
 ::
 
-    frame 0      header, 108 bytes, little-endian (below)
+    frame 0      header, 112 bytes, little-endian (below)
     frame 1      one entry of 24 bytes for each member that the header announces; empty where it announces none
     frame 2 …    the vector, in pieces of exactly PIECE_BYTES; the last one may be shorter
 

@@ -2,7 +2,8 @@
 
 ``ranks`` runs a test's body in several real processes; ``contracts`` holds the suites that a new predictor,
 balancer, synchronisation policy or transport has to pass. ``contracts`` needs pytest and is imported by name
-(``uneven.testing.contracts``), so that nothing here asks for it.
+(``uneven.testing.contracts``), so that nothing here asks for it. ``shards`` is the shared copy without sockets,
+``shared_copy`` its contract.
 """
 
 from uneven.testing.ranks import RankContext, RankFailure, pool_pids, ranks, run_ranks, stop_pool
