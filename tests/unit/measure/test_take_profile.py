@@ -247,3 +247,4 @@ def test_on_a_device_the_memory_limit_is_found_without_a_crash() -> None:
     profile = take_profile(step, model, most=2**20, within_s=30.0)
     step(profile.most or profile.sizes[-1])
     assert torch.cuda.is_available()
+    assert 0.0 < use(device) <= 1.0
