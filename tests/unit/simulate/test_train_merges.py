@@ -86,17 +86,24 @@ def test_an_elastic_pull_keeps_the_sum_of_copy_and_replicas() -> None:
     assert training.parameters(0).tolist() == pytest.approx([5.7, 6.4])
 
 
-def test_a_mean_in_the_background_keeps_what_was_learnt_meanwhile() -> None:
-    # An exchange takes 2.5 steps; the loss has no minimum but a slope of 1, so every step moves by −0.1 exactly.
+@pytest.mark.parametrize(("write_back", "kept"), [
+    ("", 1.0), ("write_back=lerp,alpha=0.1:", 1 - 0.1 * 2 / 3), ("write_back=lerp,alpha=0.5:", 2 / 3),
+    ("write_back=lerp,alpha=1:", 1 / 3),
+])  # fmt: skip
+def test_a_mean_in_the_background_keeps_what_was_learnt_meanwhile_or_loses_alpha_of_it(
+    write_back: str, kept: float
+) -> None:
+    """ShadowSync, §1.5: back to back, of S steps the D that an exchange is under way for keep 1 − α under lerp."""
+    # An exchange takes 2.5 steps, so two end in it and the next one begins after the third. The
+    # loss has no minimum but a slope of 1, so every step moves by −0.1 exactly.
     class Slope(Quadratic):
         def gradient(self, parameters, samples):  # type: ignore[no-untyped-def]
             return super().gradient(parameters, samples)._replace(value=torch.ones(1, dtype=torch.float64))
 
     task = Slope(torch.ones(4, 1), torch.ones(4, 1), learning_rate=0.1)
-    spec = cluster(node("a"), node("b"), global_batch=2)
-    ran = Trained(spec, task, "shadow:ma", iterations=10)
-    # Equal progress: means change nothing, and nothing of it is lost.
-    assert ran.replicas().flatten().tolist() == pytest.approx([-1.0, -1.0])
+    spec = cluster(node("a", up_bit_per_s=_mbit(3.2)), node("b", up_bit_per_s=_mbit(3.2)), global_batch=2)
+    early, late = (Trained(spec, task, f"shadow:{write_back}ma", iterations=n).replicas() for n in (30, 60))
+    assert (late - early).flatten().tolist() == pytest.approx([-3.0 * kept] * 2)  # equal progress: means change nothing
 
 
 class Geo(SyncPolicy):
