@@ -2,8 +2,9 @@
 
 Everybody is an all-reduce. A group of the moment, which may be another one in each exchange, is a ring of its own
 messages between neighbours on the process group of all: process groups made for every group would be without number
-where groups are drawn at random, and making one is an exchange of all by itself. In either case each member gets the
-same bits, since every piece is added up in one place and handed on.
+where groups are drawn at random, and torch names those that only the members make by how many a process has made, so
+members who had been in different numbers of groups would never meet. In either case each member gets the same bits,
+since every piece is added up in one place and handed on.
 """
 
 from __future__ import annotations
