@@ -16,18 +16,21 @@ from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, SPEED, Floats, ne
 _USE = 2.0  # uses are 0 … 1; differences from their mean are taken times this
 _LEAST_DAMPING, _MOST_DAMPING = 1e-6, 1e6
 _DIRECT = 0.01  # price of a direct weight
+_FARTHEST = 3.0  # logarithm of a speed in units of the level, further than whoever predicts would believe
 _TRIES = 2  # steps of different damping in one lesson
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NarxNet(Model):
-    """v̂_{r+1} = level_r + linear + tanh layer, of d past speeds and d + 1 uses of processor and memory.
+    """ln(v̂_{r+1} / level_r) = linear + tanh layer, of d past speeds and d + 1 uses of processor and memory.
 
-    The level is the moving average of the speeds. Inputs are the differences of speeds and uses from their levels, and
-    the levels of the uses; only the hidden layer sees these. So whatever the net has learnt, it comes back to a speed
-    that stays, also to one that it has never seen, and the direct weights can say "as fast as of late, less what the
-    use of the processor has risen by". All weights that lead to the output start at zero and are drawn to zero by a
-    penalty: the net is the average until the data say what it gets wrong.
+    The level is the moving average of the speeds. Inputs are the logarithms of speeds in units of their level, the
+    differences of uses from theirs, and the levels of the uses; only the hidden layer sees these. So whatever the net
+    has learnt, it comes back to a speed that stays, also to one that it has never seen, and the direct weights can say
+    "as fast as of late, less what the use of the processor has risen by". Logarithms, because a rival takes a part of
+    the speed, whatever that is: what a rise of the use means was learnt at other speeds too. All weights that lead to
+    the output start at zero and are drawn to zero by a penalty: the net is the average until the data say what it gets
+    wrong.
 
     Attributes:
         hidden: units H.
@@ -36,7 +39,6 @@ class NarxNet(Model):
         penalty: on the weights; 1 takes a weight of 1 for as likely as an error of the usual size.
         weights: ``(H F + H + H + D,)``: hidden weights and offsets, output weights, direct weights.
         damping: of the next step.
-        scale_per_s: samples per second that count as 1, the median of the rows.
         mean_use: of processor and memory, which counts as 0 where they are not known.
     """
 
@@ -46,7 +48,6 @@ class NarxNet(Model):
     penalty: float
     weights: Floats
     damping: float = 1e-2
-    scale_per_s: float = 1.0
     mean_use: tuple[float, float] = field(default=(0.0, 0.0))
 
     @classmethod
@@ -59,32 +60,33 @@ class NarxNet(Model):
         if len(rows) <= self.delay:
             return float("nan")
         newest: list[Sequence[float]] = rows[-self.delay - 1 :].tolist()
-        for _ in range(steps):
-            speed = self._next(newest) * self.scale_per_s
+        speed = self._next(newest)
+        for _ in range(steps - 1):
             last = newest[-1]
             newest = [*newest[1:], next_row(last, speed, last[CPU], last[MEMORY])]
+            speed = self._next(newest)
         return speed
 
     def _next(self, rows: list[Sequence[float]]) -> float:
-        """The output for d + 1 rows; as ``_output(_inputs(rows))``, without an array for every number."""
-        backwards, scale = rows[::-1], self.scale_per_s
+        """The speed after d + 1 rows; as ``_output(_inputs(rows))``, without an array for every number."""
+        backwards = rows[::-1]
         newest = backwards[0]
-        inputs = [(row[SPEED] - newest[LEVEL]) / scale for row in backwards[:-1]]
+        inputs = [math.log(row[SPEED] / newest[LEVEL]) for row in backwards[:-1]]
         levels = []
         for kind, mean in enumerate(self.mean_use):
             level = newest[CPU_LEVEL + kind]
             inputs += [_or_zero(row[CPU + kind] - level) for row in backwards]
             levels.append(_or_zero(level - mean))
-        return newest[LEVEL] / scale + float(self._output(self.weights, np.array([inputs + levels]))[0][0])
+        way = float(self._output(self.weights, np.array([inputs + levels]))[0][0])
+        return newest[LEVEL] * math.exp(min(max(way, -_FARTHEST), _FARTHEST))
 
     def study(self, rows: Floats, number: int) -> NarxNet:
         """One damped Gauss-Newton step on rows drawn from the past, if it lowers error and penalty together."""
         if len(rows) < self.delay + 3:
             return self
-        scale = float(np.median(rows[:, SPEED]))
-        net = replace(self, scale_per_s=scale, mean_use=(_mean(rows[:, CPU]), _mean(rows[:, MEMORY])))
+        net = replace(self, mean_use=(_mean(rows[:, CPU]), _mean(rows[:, MEMORY])))
         inputs = net._inputs(rows[:-1])
-        target = (rows[self.delay + 1 :, SPEED] - rows[self.delay : -1, LEVEL]) / scale
+        target = np.log(rows[self.delay + 1 :, SPEED] / rows[self.delay : -1, LEVEL])
         counts = np.ones(len(target))
         if len(target) > self.rows_per_lesson:
             drawn, counts = _drawn(np.square(inputs).sum(axis=1) + target * target, self.rows_per_lesson, number)
@@ -119,7 +121,7 @@ class NarxNet(Model):
         """``(n − d, F)``: of every d + 1 rows in a run the differences, newest first, and the levels of the uses."""
         n, d = len(rows) - self.delay, self.delay
         level = rows[d:, LEVEL]
-        columns = [(rows[d - age :, SPEED][:n] - level) / self.scale_per_s for age in range(d)]
+        columns: list[Floats] = [np.log(rows[d - age :, SPEED][:n] / level) for age in range(d)]
         levels = []
         for kind, mean in enumerate(self.mean_use):
             level = rows[d:, CPU_LEVEL + kind]
@@ -133,7 +135,7 @@ class NarxNet(Model):
         return first, rest[:h], rest[h : 2 * h], rest[2 * h :]
 
     def _output(self, weights: Floats, inputs: Floats) -> tuple[Floats, Floats]:
-        """What is added to the level, ``(n,)``, and the values of the hidden units, ``(n, H)``."""
+        """Logarithm of the speed in units of the level, ``(n,)``, and the values of the hidden units, ``(n, H)``."""
         first, offsets, last, direct = self._parts(weights)
         units = np.tanh(inputs @ first.T + offsets)
         return inputs[:, : len(direct)] @ direct + units @ last, units
@@ -146,11 +148,10 @@ class NarxNet(Model):
         return np.concatenate([first, slope, units, inputs[:, : len(direct)]], axis=1)
 
     def state(self) -> dict[str, Any]:
-        """Weights, damping and scaling."""
+        """Weights, damping and what counts as no use."""
         return {
             "weights": self.weights.tolist(),
             "damping": self.damping,
-            "scale_per_s": self.scale_per_s,
             "mean_use": list(self.mean_use),
         }
 
@@ -161,7 +162,6 @@ class NarxNet(Model):
             self,
             weights=np.array(state["weights"]),
             damping=float(state["damping"]),
-            scale_per_s=float(state["scale_per_s"]),
             mean_use=(float(cpu), float(memory)),
         )
 

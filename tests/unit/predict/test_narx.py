@@ -61,10 +61,10 @@ def test_a_lone_spike_that_nothing_announces_is_ignored(spike: float, seed: int)
 def test_without_holding_a_spike_counts() -> None:
     speeds = noisy(120)
     held, taken = NARX(), NARX(hold=0)
-    show(held, [*speeds, 10.0])
-    show(taken, [*speeds, 10.0])
-    assert held.predict() > 97.0
-    assert taken.predict() < 90.0
+    show(held, [*speeds, 10.0, 100.0])
+    show(taken, [*speeds, 10.0, 100.0])
+    assert held.predict() == pytest.approx(100.0, rel=0.03)
+    assert taken.predict() < 93.0
 
 
 def test_the_limit_of_holding_back_is_no_jump() -> None:
@@ -159,7 +159,7 @@ def net(seed: int = 0) -> tuple[NarxNet, np.ndarray]:
         past.append(speed, cpu, memory)
     blank = NarxNet.blank(hidden=3, delay=2, rows_per_lesson=64, penalty=1.0)
     weights = rng.normal(0, 0.5, len(blank.weights))
-    return replace(blank, weights=weights, scale_per_s=90.0, mean_use=(0.4, 0.6)), past.rows
+    return replace(blank, weights=weights, mean_use=(0.4, 0.6)), past.rows
 
 
 def test_the_slopes_are_those_of_finite_differences() -> None:
@@ -180,7 +180,14 @@ def test_one_forecast_is_the_last_row_of_many() -> None:
     unread[:, 2:] = math.nan
     for table in (rows, unread):
         outputs, _ = model._output(model.weights, model._inputs(table))
-        assert model.forecast(table, 1) == pytest.approx(rows[-1, 1] + 90.0 * outputs[-1])
+        assert model.forecast(table, 1) == pytest.approx(rows[-1, 1] * math.exp(min(max(outputs[-1], -3.0), 3.0)))
+
+
+def test_a_wild_net_stays_within_what_a_number_can_say() -> None:
+    model, rows = net()
+    for sign in (1.0, -1.0):
+        wild = replace(model, weights=sign * 1e6 * np.ones(len(model.weights)))
+        assert wild.forecast(rows, 1) / rows[-1, 1] in (pytest.approx(math.exp(3.0)), pytest.approx(math.exp(-3.0)))
 
 
 def test_a_blank_net_is_the_moving_average() -> None:
@@ -195,7 +202,7 @@ def test_lessons_lower_the_error() -> None:
     missed = []
     for number in range(20):
         model = model.study(rows, number)
-        target = (rows[3:, 0] - rows[2:-1, 1]) / model.scale_per_s
+        target = np.log(rows[3:, 0] / rows[2:-1, 1])
         missed.append(float(np.square(target - model._output(model.weights, model._inputs(rows[:-1]))[0]).sum()))
     assert missed[-1] < missed[0] / 2
 
