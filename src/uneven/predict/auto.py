@@ -15,10 +15,10 @@ EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 """The paper's six and ours."""
 
 _MOST_LOSS = 50.0  # of one iteration, which is an error of ten times the usual one; a larger one counts as this
-_USUAL_WEIGHT = 0.005  # of the newest in the usual error and the usual speed, which are those of the long run
-_FIRST_ERROR = 0.1  # of the usual speed, assumed at first …
+_USUAL_WEIGHT = 0.005  # of the newest in the usual error, which is that of the long run
+_FIRST_ERROR = 0.1  # relative, as all errors here; assumed at first …
 _FIRST_WORTH = 10  # … as if it had been that of so many iterations
-_LEAST_ERROR = 0.005  # of the usual speed; smaller ones cannot tell the experts apart
+_LEAST_ERROR = 0.005  # smaller ones cannot tell the experts apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class Auto(Predictor):
     """The mean of several predictors, weighted by how right each has been of late (ours).
 
     Each loses half the square of its error, in usual errors, and its weight falls by the exponential of that, as in
-    Bayes' rule for normal errors. Errors are measured in the usual speed and the usual error, which are those of the
-    long run: what an expert wins in a long calm does not outweigh what it loses at the next change. Every iteration
-    all experts are given a small part of all weight, so that one that was bad can be good again (fixed share: Herbster
-    and Warmuth, Machine Learning 1998). What one iteration can cost is bounded, so a lone spike upsets nothing.
+    Bayes' rule for normal errors. Errors are relative, for what counts is how long the slowest worker takes. The usual
+    error is that of the long run: what an expert wins in a long calm does not outweigh what it loses at the next
+    change. Every iteration all experts are given a small part of all weight, so that one that was bad can be good again
+    (fixed share: Herbster and Warmuth, Machine Learning 1998). What one iteration can cost is bounded, so a lone spike
+    upsets nothing.
 
     Args:
         experts: names of predictors.
@@ -64,8 +65,7 @@ class Auto(Predictor):
         self._experts = tuple(predictors.resolve(name) for name in names)
         self._rate, self._share = float(rate), float(share)
         self._weights = [1.0 / len(names)] * len(names)
-        self._error = _FIRST_ERROR  # root mean square, of the usual speed
-        self._speed_per_s = 0.0  # the usual one
+        self._error = _FIRST_ERROR  # root mean square
         self._seen = 0  # iterations
         self._doubt = Doubt()
         self._turn = 0  # whose lesson is looked for first
@@ -79,10 +79,8 @@ class Auto(Predictor):
         together = self._mean(told)
         self._doubt.compare(together, speed)
         self._seen += 1
-        self._speed_per_s += max(_USUAL_WEIGHT, 1.0 / self._seen) * (speed - self._speed_per_s)
         if together > 0.0:
-            unit = self._speed_per_s
-            self._weigh([(one - speed) / unit for one in told], (together - speed) / unit)
+            self._weigh([_missed(one, speed) for one in told], _missed(together, speed))
         for expert in self._experts:
             expert.observe(seen)
 
@@ -134,7 +132,6 @@ class Auto(Predictor):
         return {
             "weights": list(self._weights),
             "error": self._error,
-            "speed_per_s": self._speed_per_s,
             "seen": self._seen,
             "doubt": self._doubt.state_dict(),
             "turn": self._turn,
@@ -151,7 +148,11 @@ class Auto(Predictor):
             raise ConfigError(f"auto: this state has {len(state['experts'])} experts, not {len(self._experts)}")
         self._weights, self._error = [float(weight) for weight in state["weights"]], float(state["error"])
         self._doubt.load_state_dict(state["doubt"])
-        self._speed_per_s = float(state["speed_per_s"])
         self._turn, self._seen = int(state["turn"]), int(state["seen"])
         for expert, learnt in zip(self._experts, state["experts"], strict=True):
             expert.load_state_dict(learnt)
+
+
+def _missed(told: float, came: float) -> float:
+    """Logarithm of a prediction in units of what came; one of nothing counts as a millionth."""
+    return math.log(max(told / came, 1e-6))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from shown import show
 
+from uneven.core.views import Observation
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.predict import EMA, Auto, Last, predictors
+from uneven.predict import EMA, Auto, Last, Predictor, predictors
 from uneven.predict.auto import EXPERTS
 
 
@@ -89,6 +90,35 @@ def test_its_state_is_plain_and_goes_on() -> None:
     assert show(new, speeds) == show(old, speeds)
     with pytest.raises(ConfigError, match=f"{len(EXPERTS)} experts, not 1"):
         Auto(experts="ema").load_state_dict(old.state_dict())
+
+
+class Scripted(Predictor):
+    """Says what it was told to say."""
+
+    def __init__(self, lines: list[float]) -> None:
+        self._lines, self._seen = lines, 0
+
+    def observe(self, seen: Observation) -> None:
+        self._seen += 1
+
+    def predict(self, ahead: int = 1) -> float:
+        return self._lines[min(self._seen, len(self._lines) - 1)]
+
+
+def test_a_slow_time_counts_as_much_as_a_fast_one() -> None:
+    speeds = [10.0, 200.0] * 100
+    # A fifth off in the slow iterations, or in the fast ones: in samples per second the first is far better, in the
+    # time that the slowest worker takes they are equals.
+    auto = Auto(experts=(Scripted([8.0, 200.0] * 100), Scripted([10.0, 160.0] * 100)), share=0.01)
+    show(auto, speeds)
+    assert 0.1 < auto.weights()[0] < 0.9
+
+
+def test_an_expert_that_foresees_a_standstill_is_borne() -> None:
+    auto = Auto(experts=(Scripted([0.0]), Scripted([100.0])))
+    show(auto, [100.0, 101.0] * 20)
+    assert auto.weights()[0] < 0.01
+    assert auto.predict() == pytest.approx(100.0, rel=0.01)
 
 
 def test_options() -> None:
