@@ -77,10 +77,12 @@ def _recorded(
 
 
 def recorded_figures(kept: dict[str, Recorded], told: dict[str, dict[str, Floats]]) -> dict[str, Any]:
-    """What is asked of recorded runs alone: their length, and how soon steps at known moments were followed."""
-    delays = {
-        name: [late for case, one in kept.items() for late in recorded_steps.delays(by_case[case], one.steps)]
+    """What is asked of recorded runs alone: their length, and how steps at known moments were followed."""
+    stepped = {case: one for case, one in kept.items() if one.steps}
+    responses = {
+        name: recorded_steps.response(by_case[case], one.steps)
         for name, by_case in told.items()
+        for case, one in stepped.items()
     }
     return {
         "recorded": {
@@ -93,11 +95,8 @@ def recorded_figures(kept: dict[str, Recorded], told: dict[str, dict[str, Floats
             }
             for name, one in kept.items()
         },
-        "recorded_step_delay_iterations": {name: statistics.median(found) for name, found in delays.items() if found},
-        "recorded_step_delay_worst": {name: max(found) for name, found in delays.items() if found},
-        "recorded_steps_within_one": {
-            name: sum(late <= 1 for late in found) / len(found) for name, found in delays.items() if found
-        },
+        "recorded_step_response": responses,
+        "recorded_step_delay_iterations": {name: recorded_steps.delay(each) for name, each in responses.items()},
     }
 
 
@@ -186,11 +185,11 @@ def tables(result: dict[str, Any]) -> list[Table]:
     traits.add_row("a lone spike moves a share by", *(f"{result['spike_followed'][name]:.2%}" for name in names))
     traits.add_row("an announced step, median iterations", *(f"{result['step_delay_iterations'][n]:g}" for n in names))
     traits.add_row("and at worst", *(f"{result['step_delay_worst'][name]}" for name in names))
-    if result.get("recorded_step_delay_iterations"):
-        late, worst = result["recorded_step_delay_iterations"], result["recorded_step_delay_worst"]
-        traits.add_row("a recorded one, median iterations", *(f"{late[name]:g}" for name in names))
-        traits.add_row("and at worst", *(f"{worst[name]}" for name in names))
-        traits.add_row("within one iteration", *(f"{result['recorded_steps_within_one'][name]:.0%}" for name in names))
+    if result.get("recorded_step_response"):
+        responses = result["recorded_step_response"]
+        for late in (0, 1, 2, 4):
+            words = "a recorded step, part of it predicted at once" if not late else f"after {late} iterations"
+            traits.add_row(words, *(f"{part:.0%}" for name in names for part in responses[name][late : late + 1]))
     shown.append(traits)
     if MIXTURE in names:
         regret = Table(title="The mixture ÷ the best single one in hindsight, worst case", box=SIMPLE_HEAD)

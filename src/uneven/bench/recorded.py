@@ -47,9 +47,10 @@ class Recorded(NamedTuple):
 
 
 def clusters() -> dict[str, ClusterSpec]:
-    """Case → what is emulated: rivals at known moments, short bursts, and replayed traces of processor use."""
-    traces = {f"{name}, emulated": cases.replayed(name, use) for name, use in use_traces().items()}
-    return {cases.ANNOUNCED: cases.announced(), cases.BURSTS: cases.bursts(), **traces}
+    """Case → what is emulated: rivals at known moments, a replayed trace of processor use, and short bursts."""
+    name, use = next(iter(use_traces().items()))  # one of them: recording takes minutes
+    replayed = cases.replayed(name, use)
+    return {cases.ANNOUNCED: cases.announced(), f"{name}, emulated": replayed, cases.BURSTS: cases.bursts()}
 
 
 def why_not() -> str:

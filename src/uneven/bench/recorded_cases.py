@@ -14,8 +14,8 @@ from uneven.bench.predictors_cases import Floats
 from uneven.cluster.spec import ClusterSpec, Node, Trace
 
 CORES = (0.55, 0.45, 0.4, 0.3)
-ITERATIONS = 400
-GLOBAL_BATCH = 64
+ITERATIONS = 300
+GLOBAL_BATCH = 128
 ANNOUNCED = "rivals come and go"
 BURSTS = "short bursts"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,6 +14,9 @@ from uneven.cluster.trace import Trace
 
 FOLLOWED = 0.9
 """Part of a step that counts as following it."""
+
+WITHIN = 9
+"""Iterations after the first of a step that are looked at."""
 
 _FELT = 0.5  # part of a step from which on an iteration counts as the first of the new level
 _FELT_WITHIN = 4  # iterations after the moment
@@ -58,17 +62,27 @@ def find(speeds_per_s: Floats, ends_s: Floats, loads: Sequence[Trace]) -> list[S
     return found
 
 
-def delays(told_per_s: Floats, steps: Sequence[Step]) -> list[int]:
-    """Of each step, iterations from its first until nine tenths of it are predicted.
+def response(told_per_s: Floats, steps: Sequence[Step]) -> list[float]:
+    """The part of a step that is predicted for its first iteration, its second, and so on: medians over the steps.
 
-    0 if it was predicted in time for the first one; at most the length of the new level.
+    A single iteration of a real run is noise, and so is what is predicted for it; what the steps have in common is not.
     """
-    counted = []
-    for one in steps:
-        way = (told_per_s[one.worker, one.first : one.end] - one.before_per_s) / (one.after_per_s - one.before_per_s)
-        done = way >= FOLLOWED
-        counted.append(int(done.argmax()) if done.any() else one.end - one.first)
-    return counted
+    found: list[float] = []
+    for late in range(WITHIN + 1):
+        told = [(told_per_s[one.worker, one.first + late], one) for one in steps if one.first + late < one.end]
+        if not told:
+            break
+        found.append(
+            statistics.median(
+                float((speed - one.before_per_s) / (one.after_per_s - one.before_per_s)) for speed, one in told
+            )
+        )
+    return found
+
+
+def delay(responses: Sequence[float]) -> int:
+    """Iterations until nine tenths are followed: 0 if in time for the first; one more than were looked at if never."""
+    return next((late for late, part in enumerate(responses) if part >= FOLLOWED), len(responses))
 
 
 def changes_s(trace: Trace, until_s: float) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 
 from uneven.bench import predictors, recorded, recorded_cases
 from uneven.bench.predictors_play import play
-from uneven.bench.recorded_steps import Step, changes_s, delays, find
+from uneven.bench.recorded_steps import WITHIN, Step, changes_s, delay, find, response
 from uneven.cluster.parse import from_toml
 from uneven.cluster.series import SeriesFiles
 from uneven.cluster.spec import Trace, steady
@@ -74,19 +74,17 @@ def test_what_is_no_step_is_left_out() -> None:
     assert find(speeds, ends_s, [late, steady(0.0)]) == []
 
 
-def test_delays_count_from_the_first_iteration_of_the_step() -> None:
-    speeds, _, _ = stepped()
-    steps = [Step(0, 21, 40, 100.0, 50.0)]
-    for late in (0, 1, 3):
-        told = np.full((2, 40), 100.0)
-        told[0, 21 + late :] = 54.0  # more than nine tenths of the way
-        assert delays(told, steps) == [late]
-    assert delays(np.full((2, 40), 100.0), steps) == [19]
-    assert delays(play_last(speeds), steps) == [1]
-
-
-def play_last(speeds: np.ndarray) -> np.ndarray:
-    return np.concatenate([speeds[:, :1], speeds[:, :-1]], axis=1)
+def test_the_response_counts_from_the_first_iteration_of_the_step() -> None:
+    steps = [Step(0, 21, 40, 100.0, 50.0), Step(0, 21, 30, 100.0, 50.0), Step(1, 5, 12, 100.0, 80.0)]
+    told = np.full((2, 40), 100.0)
+    told[0, 21] = 80.0
+    told[0, 22:] = 54.0
+    assert response(told, steps[:2])[:3] == pytest.approx([0.4, 0.92, 0.92])
+    assert delay(response(told, steps[:2])) == 1
+    assert response(told, steps)[:2] == pytest.approx([0.4, 0.92]), "the median of three: one is not followed"
+    assert delay(response(np.full((2, 40), 100.0), steps)) == WITHIN + 1
+    assert len(response(told, steps[2:])) == 7, "a level says nothing beyond its end"
+    assert response(told, []) == []
 
 
 def kept_run(place: Path, iterations: int = 40) -> None:
@@ -140,9 +138,8 @@ def test_recorded_figures_say_how_long_the_windows_are(tmp_path: Path) -> None:
     assert said["lasted_s"] == pytest.approx(20.0, abs=1.0)
     some = kept[recorded_cases.ANNOUNCED]._replace(steps=[Step(0, 21, 40, 100.0, 50.0)])
     figures = predictors.recorded_figures({case.name: some}, told)
+    assert figures["recorded_step_response"]["last"][:2] == pytest.approx([0.2, 1.0])
     assert figures["recorded_step_delay_iterations"] == {"last": 1}
-    assert figures["recorded_step_delay_worst"] == {"last": 1}
-    assert figures["recorded_steps_within_one"] == {"last": 1.0}
 
 
 def test_folders_are_looked_at_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
