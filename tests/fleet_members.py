@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from functools import cache, partial
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -84,17 +84,6 @@ def slow_jitter(sample: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor
     """The same, and late, so that there is time to be killed."""
     time.sleep(0.0005)
     return jitter(sample)
-
-
-@cache
-def last_image() -> torch.Tensor:
-    return digits().train[399][0]
-
-
-def fails_on_the_last(sample: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    if torch.equal(sample[0], last_image()):
-        raise ValueError("not this one")
-    return sample
 
 
 def fails_always(sample: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PLAIN, BALANCED, RAY = (EXAMPLES / f"{name}.py" for name in ("01_plain", "02_balanced", "03_ray_train"))
+NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet")
+PLAIN, BALANCED, RAY, FLEET = (EXAMPLES / f"{name}.py" for name in NAMES)
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -45,7 +46,7 @@ def code_lines(script: Path) -> list[str]:
 
 
 def test_all_examples_are_run_here() -> None:
-    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY]
+    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET]
 
 
 def test_what_differs_is_marked() -> None:
@@ -83,6 +84,13 @@ def test_balanced_under_uneven_run(tmp_path: Path) -> None:
     (accuracy,) = accuracies(printed)
     assert accuracy > 0.9
     assert list((tmp_path / "run").iterdir())
+
+
+def test_fleet(tmp_path: Path) -> None:
+    printed = python(FLEET, "--epochs", 4, directory=tmp_path)
+    assert len(re.findall(r"^ +[1-4] \w+ +0\.\d+ +4 ", printed, re.MULTILINE)) == 4
+    (accuracy,) = accuracies(printed)
+    assert accuracy > 0.8
 
 
 @pytest.mark.slow

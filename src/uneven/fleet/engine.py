@@ -283,7 +283,8 @@ class _Run:
 
     def _look(self) -> None:
         self._count()
-        self._show(Moment(self._state, dict(self._running), self._feed, self._ensemble.max_epochs))
+        feed, most = self._feed, self._ensemble.max_epochs
+        self._show(Moment(self._state, dict(self._running), feed.ledger, feed.wanted, most))
 
     def _job(self, name: str, devices: tuple[str, ...]) -> Job:
         epochs = len(self._state.members[name].epochs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from uneven.errors import ConfigError
 from uneven.fleet.allocate import Closeness
 from uneven.fleet.engine_state import RunState
-from uneven.fleet.feed import Feed
+from uneven.fleet.feed_ledger import Ledger
 from uneven.fleet.rounds import ALPHA, Paradigm
 
 
@@ -47,11 +47,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a face may show: the state, who trains on what now, and how the feed does."""
+    """What a face may show: the state, who trains on how many devices now, and the book of the shared buffer."""
 
     state: RunState
     running: Mapping[str, int]
-    feed: Feed
+    ledger: Ledger
+    preprocessors: int
     max_epochs: int
 
 

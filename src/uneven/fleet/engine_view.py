@@ -28,8 +28,8 @@ def live(metric: str) -> Iterator[Show]:
 
 def page(moment: Moment, metric: str) -> Group:
     """Every member with what it does now; the buffer, and for whom the others wait."""
-    feed, state = moment.feed, moment.state
-    held = set(feed.ledger.holding())
+    state = moment.state
+    held = set(moment.ledger.holding())
     table = Table(box=None, pad_edge=False)
     for heading, justify in (("member", "left"), ("devices", "right"), ("samples/s", "right"), ("epoch", "right"),
                              (metric, "right"), ("left at most", "right"), ("", "left")):  # fmt: skip
@@ -47,9 +47,9 @@ def page(moment: Moment, metric: str) -> Group:
         left = f"{to_go:.0f} s" if to_go and member.status == "waiting" else ""
         done, worth = f"{len(member.epochs)}/{moment.max_epochs}", f"{last.metric:.4f}" if last else ""
         table.add_row(name, str(taken or ""), rate, done, worth, left, does)
+    makers = f"{moment.preprocessors} preprocessor{'s' if moment.preprocessors > 1 else ''}"
     foot = Text(
-        f"flotilla {len(state.plan)}, pass {state.passes + 1} · buffer {feed.ledger.fill:.0%} full · "
-        f"{feed.wanted} preprocessor{'s' if feed.wanted > 1 else ''} · {state.prepared:,} samples prepared · "
-        f"{state.wall_s:.0f} s"
+        f"flotilla {len(state.plan)}, pass {state.passes + 1} · buffer {moment.ledger.fill:.0%} full · {makers} · "
+        f"{state.prepared:,} samples prepared · {state.wall_s:.0f} s"
     )
     return Group(table, foot)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -131,14 +129,17 @@ def asked(max_epochs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_members_that_fail_or_die_hold_nobody_up(whole: fleet.Result, tmp_path: Path) -> None:
+def test_members_that_fail_or_die_hold_nobody_up(tmp_path: Path) -> None:
     good = {name: members.ensemble().members[name] for name in ("small", "wide")}
-    bad = {"raises": members.raises, "disagrees": members.disagrees, "none": members.no_member,
-           "deadly": members.deadly, "huge": partial(members.make, 8, 400)}  # fmt: skip
-    rates = {name: [1000.0] for name in [*bad, *good]}
-    result = train(tmp_path, 2, Options(rates=rates, buffer=256, chunk=32), members={**bad, **good}, devices=3)
+    # The first four train together: two of them fail or die in the first pass, while two go on.
+    everybody = {"small": good["small"], "disagrees": members.disagrees, "deadly": members.deadly,
+                 "wide": good["wide"], "raises": members.raises, "none": members.no_member,
+                 "huge": partial(members.make, 8, 400)}  # fmt: skip
+    rates = {name: [1000.0] for name in everybody}
+    result = train(tmp_path, 2, Options(rates=rates, buffer=256, chunk=32), members=everybody, devices=4)
     told = {row.name: (row.status, row.epochs, row.why) for row in result.table}
     assert [told[name][:2] for name in good] == [("trained", 2)] * 2
+    assert result.state.plan[0] == (0, {"small": 1, "disagrees": 1, "deadly": 1, "wide": 1})
     for name, complaint in (
         ("raises", "this factory is broken"), ("disagrees", "mat1 and mat2"), ("none", "returned a int"),
         ("deadly", r"died 3 times in one epoch \(SIGKILL\)"), ("huge", "400 samples does not fit"),
@@ -148,20 +149,13 @@ def test_members_that_fail_or_die_hold_nobody_up(whole: fleet.Result, tmp_path: 
     assert result.best.name in good
     with pytest.raises(TrainingError, match="finished no epoch"):
         result.model("raises")
-    # Alone or with others, sooner or later: the same samples in the same order make the same member.
+    # Alone or with others, in a larger or smaller buffer: the same samples in the same order make the same member.
     alone = train(tmp_path / "alone", 2, Options(rates={"small": [1.0]}, buffer=128, chunk=32),
                   members={"small": good["small"]})  # fmt: skip
-    first = next(number for number, plan in result.state.plan if "small" in plan)
-    if first == 0:
-        assert same(parts(alone, "small"), parts(result, "small"))
-    assert alone.state.members["small"].epochs[0].metric == pytest.approx(
-        whole.state.members["small"].epochs[0].metric
-    )
+    assert same(parts(alone, "small"), parts(result, "small"))
 
 
 def test_what_a_broken_sample_leaves_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"sample 399 of the training set(.|\n)*not this one"):
-        train(tmp_path, transform=members.fails_on_the_last)
     train(tmp_path, 1)
     with pytest.raises(DataError, match="sample 0 of the training set"):
         train(tmp_path, 2, transform=members.fails_always)
@@ -194,5 +188,3 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
 def test_another_run_in_the_same_directory_is_refused(whole: fleet.Result) -> None:
     with pytest.raises(CheckpointError, match="seed = 0, this one has 7"):
         train(whole.directory, 4, seed=7)
-    os.kill(os.getpid(), 0)  # nobody was hurt
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
