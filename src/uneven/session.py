@@ -331,7 +331,7 @@ class Session:
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
         if self._loader is None:
-            return self._loaded if self._loaded is not None else pack(State())
+            return self._loaded if self._loaded is not None else pack(State({}, {}, *self._loop.agreement_state()))
         return pack(State(self._loader.state_dict(), self._loop.state_dict(), *self._loop.agreement_state()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from policy_runs import Run, flat, momentum
+from session_parts import Numbered, X, net
 
+import uneven
 from uneven.errors import CheckpointError
 from uneven.testing.ranks import RankContext, ranks
 
@@ -51,6 +55,28 @@ def test_resumed_equals_uninterrupted(me: RankContext) -> None:
             assert torch.equal(flat(run.model), flat(whole.model)), f"{sync} after {most}"
             assert torch.equal(run.shown(), shown)
             run.session.close()
+
+
+@ranks(2)
+def test_distributed_checkpoints_hold_the_momentum_of_blocks(me: RankContext, tmp_path: str) -> None:
+    run = Run("bmuf:every=3", make=momentum)
+    run.epoch()
+    kept = run.session.state_dict()["vectors"]
+    assert kept["delta"].any()
+    dcp.save({"session": run.session}, checkpoint_id=f"{tmp_path}/dcp")
+    run.session.close()
+    for before in (True, False):  # loaded before there is a loader, or after
+        session, model = uneven.Session(sync="bmuf:every=3", balance="even"), net()
+        session.setup(model, momentum(model))
+        if not before:
+            session.loader(Numbered(), X)
+        dcp.load({"session": session}, checkpoint_id=f"{tmp_path}/dcp")
+        if before:
+            session.loader(Numbered(), X)
+        loaded = session.state_dict()
+        assert all(torch.equal(loaded["vectors"][name], vector) for name, vector in kept.items())
+        assert json.loads(loaded["agreement"])["clock"] == 5
+        session.close()
 
 
 def test_a_centre_of_another_model_is_refused_and_another_policy_starts_afresh() -> None:

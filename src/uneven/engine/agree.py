@@ -210,7 +210,7 @@ class Agreement:
             "fresh": fresh,
             "owed": bool(owed),
         }
-        return numbers, self._replica.state_dict()
+        return numbers, self._replica.state_dict() if self._policy.evaluated is Evaluated.CENTRE else {}
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`, between two steps; also with other workers. Another policy starts afresh.

@@ -65,8 +65,11 @@ class Replica:
     def begin(self) -> None:
         """Training begins: the first block starts here, unless a checkpoint says where."""
         if self.block is None:
-            values = self.flat.read()
-            self.block, self.centre = Block.first(values[: self.flat.trained].clone()), values
+            self.block, self.centre = self._first()
+
+    def _first(self) -> tuple[Block, Tensor]:
+        values = self.flat.read()
+        return Block.first(values[: self.flat.trained].clone()), values
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """Copies of those that there are now."""
@@ -123,10 +126,10 @@ class Replica:
         return average(vector)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What merges keep; empty where they keep nothing."""
-        if self.block is None or self.centre is None:
-            return {}
-        return {"copy": self.block.copy, "delta": self.block.delta, "start": self.block.start, "centre": self.centre}
+        """What merges keep, also before they have: ``torch.distributed.checkpoint`` reads into what it finds here."""
+        block, centre = (self.block, self.centre) if self.block is not None else self._first()
+        assert centre is not None
+        return {"copy": block.copy, "delta": block.delta, "start": block.start, "centre": centre}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`."""
