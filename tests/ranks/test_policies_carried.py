@@ -77,9 +77,10 @@ def test_groups_and_sites_meet_as_planned(me: RankContext) -> None:
     same(centre, start + 0.2 * 4 * 1.5)  # α (n + 1) = 1: what is between centre and mean is gone at once
     spring.session.close()
 
-    drawn = Run("shuffle:groups=random,size=2,seed=3")
+    drawn = Run("shuffle:groups=random,size=2,seed=3", balance=Moving())
     seen = drawn.epoch()
     drawn.epoch()
+    assert drawn.session.newest_shares != (3, 3, 3, 3)
     assert len(drawn.exchanges) == 10
     assert sorted(all_of(seen)) == list(range(N)), "every sample once"
     same(drawn.shown(), everybodys(flat(drawn.model)).mean(0))

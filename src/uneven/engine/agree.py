@@ -19,7 +19,7 @@ from uneven.data.order import Part
 from uneven.engine.exchanges import Exchanges, Order
 from uneven.engine.replica import Replica
 from uneven.errors import CheckpointError, ConfigError, PeerError, TrainingError
-from uneven.sync import Evaluated, SyncPolicy, refused
+from uneven.sync import Evaluated, Pace, SyncPolicy, refused
 
 _AHEAD = 4096
 """Steps within which a policy that exchanges in the background is taken to plan an exchange."""
@@ -45,6 +45,8 @@ class Agreement:
         self._replica = replica
         self._exchanges: Exchanges
         self.clock = 0  # steps taken
+        facts = policy.facts
+        self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
@@ -111,7 +113,7 @@ class Agreement:
                 where everybody is; somebody may have left because of an error.
 
         Returns:
-            Whether everybody has waited for everybody.
+            Whether everybody has waited for everybody, or in groups for some.
         """
         self.clock += 1
         self._gap += 1
@@ -129,8 +131,14 @@ class Agreement:
                 self._exchanges.begin(self._order(exchange))
             else:
                 self._dropped += 1
-        met = (one for one in self._plan.exchanges if one.moment is not Moment.BACKGROUND)
-        return any(len(one.members) == len(self._members) for one in met)
+        return self._all_met()
+
+    def _all_met(self) -> bool:
+        """The same on every worker, also on one that is alone in its group of the moment and exchanges nothing."""
+        if self._group_every is not None:  # somebody may have to wait a little for another group
+            return self.clock % self._group_every == 0
+        waited = (one for one in self._plan.exchanges if one.moment is not Moment.BACKGROUND)
+        return any(len(one.members) == len(self._members) for one in waited)
 
     def _make_up(self) -> None:
         owed, self._owed = self._owed, ()

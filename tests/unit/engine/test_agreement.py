@@ -19,7 +19,7 @@ from uneven.data.order import Part
 from uneven.engine.agree import Agreement
 from uneven.engine.replica import Replica
 from uneven.errors import ConfigError, NonFiniteError
-from uneven.sync import BMUF, MA, SyncPolicy
+from uneven.sync import BMUF, MA, RandomGroups, Shuffle, SyncPolicy
 
 
 class Nobody:
@@ -86,6 +86,20 @@ def test_samples_steps_and_what_is_owed() -> None:
     assert len(records) == 1
     one.before(part(4, 3, 2), one.plan())
     assert [(met.iteration, met.gap, met.samples) for met in records[1:]] == [(3, 2, 4)]
+
+
+def test_who_is_alone_in_a_group_knows_when_the_others_meet() -> None:
+    model, optimizer = linear()
+    one = Agreement(Shuffle(MA(every=2), RandomGroups(size=2)), 1, (1,), {}, Replica(model))
+    one.carry_by(roll=None, timeout_s=1.0, shadowed=False, observer=Nobody(), on_record=lambda record: None,
+                 on_nonfinite=lambda: None)  # fmt: skip
+    said = []
+    for iteration in range(4):
+        one.before(part(iteration, 0, 2), one.plan())
+        assert one._plan.exchanges == ()
+        optimizer.step()
+        said.append(one.after(replace(part(iteration, 0, 2), shares=(2,)), leaving=False))
+    assert said == [False, True, False, True]
 
 
 class Turning(MA):
