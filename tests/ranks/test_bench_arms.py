@@ -141,6 +141,7 @@ def test_what_all_have_accumulated_is_the_mean_over_all_of_it(me: RankContext) -
     carrier.close()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_case_from_its_description_to_its_keys(tmp_path: Path) -> None:
     case = Case(

@@ -64,8 +64,8 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
             if len(played) > 1:
                 progress("all cases", one.name, number / len(played))
             result = _play(Path(folder) / one.name, one, data, progress)
-            if one.name in _OLD_KEYS:
-                found |= _OLD_KEYS[one.name](one, result)
+            if one.name in _MORE_KEYS:
+                found |= _MORE_KEYS[one.name](one, result)
             found["cases"][one.name] = summarize(one, result)
     for key in ("best_rival", "gain_over_best_rival"):
         found[key] = {name: rows[key] for name, rows in found["cases"].items()}
@@ -146,19 +146,19 @@ def steady_keys(case: Case, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def equal_keys(case: Case, result: dict[str, Any]) -> dict[str, Any]:
+def equal_keys(_: Case, result: dict[str, Any]) -> dict[str, Any]:
     """The keys that come from the case of equal workers."""
     wall = walls(result)
     against_ddp = ratios(wall[OURS], wall["ddp"])
-    names = [name for name in wall if name in ("ddp", OURS)] if case.name == "equal" else []
     return {
         "equal_workers_ratio": statistics.median(against_ddp),
         "equal_workers_spread": Spread.of(against_ddp).pair,
-        "equal_workers_iteration_s": {name: statistics.median(wall[name].values()) for name in names},
+        "equal_workers_iteration_s": {name: statistics.median(seconds.values()) for name, seconds in wall.items()},
         "equal_workers_control_share": _weighted(result),
         "equal_workers_control_share_by_worker": result["control"],
         "equal_workers_batches": result["split"][OURS],
     }
 
 
-_OLD_KEYS = {"steady": steady_keys, "equal": equal_keys}
+_MORE_KEYS = {"steady": steady_keys, "equal": equal_keys}
+"""Cases that give keys of their own to the whole result."""

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from uneven.bench.arms import ReadyMark
@@ -89,8 +88,3 @@ def transfer_s(work: Workload, total: int) -> float:
         pace = (clock.elapsed_s(begin, end) - exchange_s) / (clock.worked_s(begin, end) - moved_s)
         found.append(min(exchange_s, moved_s * pace))
     return statistics.fmean(found[2:])
-
-
-def same_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of a model's parameters and buffers."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from uneven.bench.arms import Arm, Block, DDPArm, SessionArm
 from uneven.bench.arms_rivals import AccumulateArm, BackupArm, FlexRRArm, RuleArm
 from uneven.bench.lb_bsp_cases import LIMIT, SLOW, Case, oracle_costs
-from uneven.bench.lb_bsp_costs import affine, cubic, same_weights, transfer_s
+from uneven.bench.lb_bsp_costs import affine, cubic, transfer_s
 from uneven.bench.lb_bsp_stage import OnStage
 from uneven.bench.peers import Lbb, rivals
 from uneven.bench.peers.cubic import Cubic
@@ -198,7 +198,8 @@ class _Run:
         """A copy of the model, on one of the ranks; it is looked at when nobody is slowed down any more."""
         look = self._case.look
         if look and arm.blocks % look == 0 and (arm.blocks // look) % self._size == self._rank:
-            self._kept.setdefault(name, {})[arm.blocks] = same_weights(arm.model)
+            weights = {key: tensor.detach().clone() for key, tensor in arm.model.state_dict().items()}
+            self._kept.setdefault(name, {})[arm.blocks] = weights
 
     def _behind(self) -> Iterator[tuple[str, Arm]]:
         """Arms that were trained less than the one that was trained most, a block at a time, or their accuracies could
