@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
         Command("emulate", "uneven.cli.emulate:command", "Train a script on a described cluster, on this machine."),
         Command("simulate", "uneven.cli.simulate:command", "Play a described cluster in virtual time."),
         Command("plan", "uneven.cli.plan:command", "Say which balancer and policy fit a cluster, and why."),
+        Command("fleet", "uneven.cli.fleet:command", "Train many models at once on shared data."),
         Command("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
         Command("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
         Command("demo", "uneven.cli.demo:demo", "See it work on four unequal workers, against DDP."),

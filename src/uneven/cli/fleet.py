@@ -1,0 +1,44 @@
+"""``uneven fleet``: many models on shared data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    ensemble: Annotated[
+        Path, typer.Argument(metavar="ENSEMBLE", help="A TOML file that names members and data.", show_default=False)
+    ],
+    devices: Annotated[
+        str, typer.Option("--devices", help="auto, a number of CPU slots, or names: cuda:0,cuda:1.")
+    ] = "auto",
+    directory: Annotated[
+        Path | None,
+        typer.Option("--directory", help="Where checkpoints lie. [default: runs/NAME of the file]", show_default=False),
+    ] = None,
+) -> None:
+    """Train every member of ENSEMBLE, several at a time on shared data.
+
+    Stopped at any moment, the same command goes on where it was, and trains no member twice.
+
+    \b
+    Examples:
+      uneven fleet ensemble.toml
+      uneven fleet ensemble.toml --devices 4
+    """
+    sys.path.insert(0, str(Path.cwd()))
+    from uneven import fleet
+    from uneven.fleet import ensemble_file
+
+    asked = ensemble_file.read(ensemble)
+    wanted: str | int | list[str] = devices
+    if devices.isdecimal():
+        wanted = int(devices)
+    elif devices != "auto":
+        wanted = devices.split(",")
+    where = Path("runs") / ensemble.stem if directory is None else directory
+    print(fleet.train(asked, devices=wanted, directory=where))

@@ -1,0 +1,63 @@
+"""``uneven fleet``: a file is read, trained, and read wrongly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.fleet import ensemble_file
+
+TESTS = Path(__file__).parents[2]
+ENSEMBLE = """
+[ensemble]
+dataset = "fleet_members:few"
+validate = "fleet_members:few"
+transform = "fleet_members:jitter"
+metric = "accuracy"
+patience = 2
+max_epochs = 1
+
+[members]
+small = "fleet_members:make"
+wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
+"""
+
+
+def test_a_described_ensemble_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(ENSEMBLE)
+    done = subprocess.run(
+        [sys.executable, "-m", "uneven", "fleet", "two.toml", "--devices", "2"], capture_output=True, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(TESTS)}, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[1] for line in done.stdout.splitlines()[1:]} == {"small", "wide"}
+    assert (tmp_path / "runs" / "two" / "state.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "complaint"),
+    [
+        (("[members]", "[member]"), UnknownNameError, "did you mean 'members'"),
+        (("max_epochs", "max_epoch"), UnknownNameError, "did you mean 'max_epochs'"),
+        (("max_epochs = 1", "max_epochs = true"), ConfigError, "max_epochs is True: it is a number"),
+        (('"accuracy"', '"acuracy"'), UnknownNameError, "did you mean 'accuracy'"),
+        (("fleet_members:few", "nowhere_at_all:few"), ConfigError, "there is no module 'nowhere_at_all'"),
+        (("fleet_members:jitter", "fleet_members:gone"), ConfigError, "has no 'gone'"),
+        (("fleet_members:jitter", "jitter"), ConfigError, 'named as "module:name"'),
+        (("factory = ", "maker = "), ConfigError, "a table with the key factory"),
+        (('dataset = "fleet_members:few"', ""), ConfigError, "has no dataset"),
+        (("[ensemble]", "[ensemble"), ConfigError, "cannot read"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    change: tuple[str, str], kind: type[Exception], complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(ENSEMBLE.replace(*change))
+    with pytest.raises(kind, match=complaint):
+        ensemble_file.read(path)
