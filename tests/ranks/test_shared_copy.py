@@ -14,8 +14,8 @@ from uneven.server.process import ShardProcess
 from uneven.server.tensors import arrays_of, table_for
 from uneven.testing.ranks import RankContext, ranks
 
-WORKERS, SHARDS, STEPS, BATCH = 3, 2, 24, 24
-FREE = 10  # steps before the first kill
+WORKERS, SHARDS, STEPS, BATCH = 2, 2, 16, 36
+FREE = 8  # steps before a shard is killed
 RATE = 0.1
 
 
@@ -74,7 +74,7 @@ def test_without_staleness_it_is_plain_sgd_and_killed_shards_lose_no_update(me: 
         movement = [new - old for new, old in zip(arrays, before, strict=True)]
         moved += torch.cat([torch.from_numpy(one) for one in movement]) / WORKERS
         reply = client.push_pull(number, movement, scale=1 / WORKERS, clock=number + 1)  # SSP with a bound of 0
-        if me.rank == 0 and number in (FREE, FREE + 6):
+        if me.rank == 0 and number == FREE:
             shards[number % SHARDS].again()  # SIGKILL, and a new process that knows nothing
         reply.into(arrays)
         if number == FREE - 1:
