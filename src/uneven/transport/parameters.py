@@ -35,6 +35,9 @@ class VectorCarrier:
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._limit = timedelta(seconds=timeout_s)
         self._roll = roll
+        # Works of the newest exchange are kept alive, so that it is never gloo's own thread that destroys one; see
+        # uneven.transport.gradients for what could hang otherwise.
+        self._kept: list[dist.Work] = []
         roll.waiting = True
         try:
             self._group: Any = dist.new_group(timeout=self._limit)
@@ -56,6 +59,7 @@ class VectorCarrier:
             PeerError: somebody did not take part in time, or is gone; the message says who.
         """
         self._roll.waiting = True
+        self._kept.clear()
         try:
             sent = self._total(vector, members, parties)
         except RuntimeError as error:
@@ -69,7 +73,7 @@ class VectorCarrier:
         if len(members) == 1:
             return 0
         if len(members) == self._size:
-            dist.all_reduce(vector, group=self._group)
+            self._finish([dist.all_reduce(vector, group=self._group, async_op=True)])
             return 2 * (self._size - 1) * vector.nbytes // self._size
         return self._ring(vector, members)
 
@@ -106,10 +110,12 @@ class VectorCarrier:
     def _finish(self, works: list[dist.Work | None]) -> None:
         for work in works:
             if work is not None:
+                self._kept.append(work)
                 work.wait(self._limit)
 
     def close(self) -> None:
         """Destroy the group."""
+        self._kept.clear()
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
