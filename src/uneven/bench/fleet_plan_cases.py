@@ -129,4 +129,4 @@ def median(values: Sequence[float]) -> float:
 
 
 def _between(low: float, high: float, share: float) -> float:
-    return low * (high / low) ** share
+    return low * math.pow(high / low, share)
