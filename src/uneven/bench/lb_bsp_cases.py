@@ -150,7 +150,7 @@ def cases(jobs: Table | None) -> dict[str, Case]:
         Case(
             name="svm",
             about="a small SVM on sparse URL data, on the workers of `steady`",
-            workload="svm", shares=(SHARES,), global_batch=32768, rare_every=2, seconds=80.0,
+            workload="svm", shares=(SHARES,), global_batch=8192, rare_every=2, seconds=80.0,
             catch_up=True,
         ),
         Case(

@@ -29,9 +29,9 @@ def affine(work: Workload, total: int, seconds: float) -> Affine:
 
 
 def cubic(work: Workload, total: int, seconds: float) -> Cubic:
-    """LBB's profile of this worker: medians at seven sizes, each twice the one before, up to half of X."""
-    largest = max(total // 2, 64)
-    sizes = tuple(largest >> power for power in reversed(range(7)))
+    """LBB's profile of this worker: medians at seven sizes at most, each twice the one before, up to half of X."""
+    largest = max(total // 2, 8)
+    sizes = tuple(sorted({max(largest >> power, 1) for power in range(7)}))
     found = _timed(work, sizes, seconds * _PROFILE_SHARE, least=3)
     return Cubic.fit(sizes, [statistics.median(found[size][1:]) for size in sizes])
 
