@@ -19,6 +19,7 @@ BENCHES = {
     "split": "uneven.bench.micro_split",
     "worlds": "uneven.bench.worlds",
     "server": "uneven.bench.server",
+    "fleet": "uneven.bench.fleet",
     "fleet-plan": "uneven.bench.fleet_plan",
 }
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
@@ -83,6 +84,9 @@ def bench(
     server       the shared copy in shards: push and pull against a plain ZeroMQ
                  copy, shards that are killed, 64 workers for ten minutes, a
                  million malformed messages. Fourteen minutes, --quick one.
+    fleet        six networks trained on shared data under FLEET, and in the ways
+                 without it: one pipeline each, random subsets, one after the
+                 other. Ten minutes, --quick three.
     fleet-plan   100 members in virtual time under FLEET and its rivals, small
                  ensembles against the best rounds there are, and how long
                  planning takes; --report FILE draws plans. Half a minute.

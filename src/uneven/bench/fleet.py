@@ -1,0 +1,188 @@
+"""``uneven bench fleet``: the same members trained on shared data, and in the ways that they are trained without it.
+
+Every method trains every member for the same number of epochs on the same samples, on this machine's cores as slots.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+import uneven.fleet as fleet
+from uneven.bench.fleet_baseline import baseline
+from uneven.bench.fleet_cases import CASES, WIDTHS, ensemble
+from uneven.errors import TrainingError
+from uneven.fleet.engine_options import Options
+from uneven.fleet.rounds import Paradigm
+
+SLOTS = 2
+METHODS = {
+    "baseline": "one pipeline per member; a free slot takes the next member",
+    "homogeneous": "shared, a random subset of as many members as slots, then the next",
+    "sequential": "one member after the other, all slots to it",
+    "fleet-g": "shared, FLEET, all slots planned anew",
+    "fleet-l": "shared, FLEET, free slots refilled",
+    "all-at-once": "shared, all members together on more slots than cores; ours",
+}
+
+Progress = Callable[[str, str, float], None]
+
+
+def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
+    """Measure.
+
+    Returns:
+        ``rates_per_s`` (member → samples/s on 1, 2 slots), ``profile_s``, ``slots``, ``repeats``, ``samples``,
+        ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``, ``preprocess_cpu_s``,
+        ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, mean ``accuracy``; ``wall_range_s``),
+        ``speedup_vs_baseline``, ``speedup_vs_homogeneous`` (method → median of the ratios within a repeat) and
+        ``preprocess_saving`` (baseline's processor time over FLEET-G's).
+
+    Raises:
+        TrainingError: a member failed.
+    """
+    repeats, samples, epochs = (1, 1500, 2) if quick else (3, 3000, 3)
+    progress("profiling", "", 0.0)
+    began_s = time.perf_counter()
+    rates = profile(data)
+    profile_s = time.perf_counter() - began_s
+    progress("profiling", "done", 1.0)
+    found = measure(data, progress, rates=rates, repeats=repeats, samples=samples, epochs=epochs)
+    return {"profile_s": profile_s, **found}
+
+
+def profile(data: str) -> dict[str, list[float]]:
+    """Member → samples/s on 1 and 2 slots, as every training measures them if it is not told."""
+    with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
+        tried = ensemble(data, "preprocessing-light", tuple(WIDTHS), samples=128, epochs=1)
+        return fleet.train(tried, devices=SLOTS, directory=folder, progress=False).state.rates
+
+
+def measure(
+    data: str,
+    progress: Progress,
+    *,
+    rates: dict[str, list[float]],
+    repeats: int,
+    samples: int,
+    epochs: int,
+    cases: tuple[str, ...] = tuple(CASES),
+    methods: tuple[str, ...] = tuple(METHODS),
+) -> dict[str, Any]:
+    """All but the profile, with every size given; "baseline", "homogeneous" and "fleet-g" must be among the methods.
+
+    Shared methods have as many preprocessors as the baseline has loader processes.
+    """
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {case: {name: [] for name in methods} for case in cases}
+    jobs = [(repeat, case, name) for repeat in range(repeats) for case in cases for name in methods]
+    for number, (repeat, case, name) in enumerate(jobs):
+        progress("training", f"{case}: {name}", number / len(jobs))
+        order = list(WIDTHS)
+        random.Random(repeat).shuffle(order)
+        asked = ensemble(data, case, tuple(order), samples=samples, epochs=epochs)
+        found[case][name].append(_train(name, asked, {one: rates[one] for one in order}))
+    progress("training", "done", 1.0)
+    return {
+        "rates_per_s": rates,
+        "slots": SLOTS,
+        "repeats": repeats,
+        "samples": samples,
+        "epochs": epochs,
+        "cases": {case: _compare(each) for case, each in found.items()},
+    }
+
+
+def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) -> dict[str, Any]:
+    if method == "baseline":
+        return baseline(asked, SLOTS)
+    slots, options = SLOTS, Options(rates=rates, preprocessors=SLOTS)
+    if method == "fleet-l":
+        options = replace(options, paradigm=Paradigm.LOCAL)
+    elif method in ("homogeneous", "all-at-once"):  # as if all were equally fast, in random order
+        slots = len(asked.members) if method == "all-at-once" else SLOTS
+        options = replace(options, rates={name: [1.0] for name in rates}, alpha=0.0)
+    elif method == "sequential":  # so far apart that no two fit together
+        apart = {name: [10.0**i * share for share in (1.0, 1.5)] for i, name in enumerate(rates)}
+        options = replace(options, rates=apart, closeness=fleet.Closeness(delta_per_s=0.0))
+    with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
+        began_s = time.perf_counter()
+        result = fleet.train(asked, devices=slots, directory=folder, options=options, progress=False)
+        wall_s = time.perf_counter() - began_s
+    bad = [row for row in result.table if row.status != "trained"]
+    if bad:
+        raise TrainingError(f"{method}: member {bad[0].name!r} failed: {bad[0].why}")
+    epochs = [epoch for member in result.state.members.values() for epoch in member.epochs]
+    busy_s = sum(epoch.train_s + epoch.validate_s for epoch in epochs)
+    return {
+        "wall_s": wall_s,
+        "preprocess_cpu_s": result.state.preprocess_cpu_s,
+        "wait_share": sum(epoch.waited_s for epoch in epochs) / busy_s,
+        "rounds": len(result.state.plan),
+        "checkpoint_share": sum(epoch.checkpoint_s for epoch in epochs) / (busy_s + 1e-9),
+        "scheduling_share": result.state.scheduling_s / wall_s,
+        "accuracy": {name: one.epochs[-1].metric for name, one in result.state.members.items()},
+    }
+
+
+_FIGURES = ("wall_s", "preprocess_cpu_s", "wait_share", "rounds", "checkpoint_share", "scheduling_share")
+
+
+def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    methods: dict[str, Any] = {}
+    for name, each in found.items():
+        figures: dict[str, Any] = {key: statistics.median(one[key] for one in each) for key in _FIGURES}
+        walls = [one["wall_s"] for one in each]
+        figures["wall_range_s"] = [min(walls), max(walls)]
+        figures["accuracy"] = statistics.fmean(value for one in each for value in one["accuracy"].values())
+        methods[name] = figures
+
+    def speedups(over: str) -> dict[str, float]:
+        slow = [one["wall_s"] for one in found[over]]
+        return {
+            name: statistics.median(a / one["wall_s"] for a, one in zip(slow, each, strict=True))
+            for name, each in found.items()
+        }
+
+    saving = methods["baseline"]["preprocess_cpu_s"] / methods["fleet-g"]["preprocess_cpu_s"]
+    return {
+        "methods": methods,
+        "speedup_vs_baseline": speedups("baseline"),
+        "speedup_vs_homogeneous": speedups("homogeneous"),
+        "preprocess_saving": saving,
+    }
+
+
+_HEADINGS = ("took", "× baseline", "× homog.", "preprocessing", "waiting", "rounds", "checkpoints", "accuracy")
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    shown = []
+    for case, found in result["cases"].items():
+        title = (
+            f"{case}: {len(WIDTHS)} members, {result['epochs']} epochs of {result['samples']:,} samples, "
+            f"{result['slots']} slots"
+        )
+        table = Table(title=title, box=SIMPLE_HEAD)
+        table.add_column("method")
+        for heading in _HEADINGS:
+            table.add_column(heading, justify="right")
+        for name, one in found["methods"].items():
+            low, high = one["wall_range_s"]
+            around = f" \\[{low:.1f} … {high:.1f}]" if high > low else ""
+            table.add_row(
+                name, f"{one['wall_s']:.1f} s{around}", f"{found['speedup_vs_baseline'][name]:.2f}",
+                f"{found['speedup_vs_homogeneous'][name]:.2f}", f"{one['preprocess_cpu_s']:.1f} s",
+                f"{one['wait_share']:.0%}", f"{one['rounds']:.0f}", f"{one['checkpoint_share']:.1%}",
+                f"{one['accuracy']:.1%}",
+            )  # fmt: skip
+        shown.append(table)
+    return shown

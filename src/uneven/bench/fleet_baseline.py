@@ -1,0 +1,127 @@
+"""One pipeline per member, as without sharing: each slot trains one member with torch's own data loader."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from uneven.errors import TrainingError
+from uneven.fleet import Ensemble
+from uneven.fleet.engine_child import Child, Events, telling
+
+
+class Prepared(Dataset[Any]):
+    """A data set and what is done with each sample."""
+
+    def __init__(self, data: Any, transform: Callable[[Any], Any] | None) -> None:
+        self._data, self._transform = data, transform
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self._data[index]
+        return sample if self._transform is None else self._transform(sample)
+
+
+def one_by_one(connection: Connection, ensemble: Ensemble) -> None:
+    """Train the members whose names come, one after the other, with one loader process each.
+
+    Messages: ``("done", name, accuracy, waited seconds, seconds)``; at the end, ``("cpu", seconds)`` of the loaders.
+    """
+    torch.set_num_threads(1)
+    while (name := connection.recv()) is not None:
+        with telling(lambda text: connection.send(("failed", text))):
+            connection.send(("done", name, *_train(ensemble, name)))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    connection.send(("cpu", used.ru_utime + used.ru_stime))
+    connection.poll(None)
+
+
+def _train(ensemble: Ensemble, name: str) -> tuple[float, float, float]:
+    torch.manual_seed(0)
+    member = ensemble.members[name]()
+    train = Prepared(ensemble.dataset, ensemble.transform)
+    loader = DataLoader(
+        train, member.batch_size, shuffle=True, num_workers=1, persistent_workers=True,
+        multiprocessing_context="fork",  # as in a plain script; what this process inherits starts in seconds
+    )  # fmt: skip
+    validation = DataLoader(ensemble.validate, member.batch_size)
+    worth, waited_s, began_s = 0.0, 0.0, time.perf_counter()
+    for _ in range(ensemble.max_epochs):
+        member.model.train()
+        batches, asked_s = iter(loader), time.perf_counter()
+        for *inputs, target in batches:
+            waited_s += time.perf_counter() - asked_s
+            member.loss(member.model(*inputs), target).backward()
+            member.optimizer.step()
+            member.optimizer.zero_grad()
+            asked_s = time.perf_counter()
+        member.model.eval()
+        with torch.no_grad():
+            right = sum(int((member.model(x).argmax(1) == y).sum()) for x, y in validation)
+        worth = right / len(ensemble.validate)
+    return worth, waited_s, time.perf_counter() - began_s
+
+
+def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
+    """Train every member; a free slot takes the next one.
+
+    Returns:
+        The figures of ``uneven bench fleet`` for one method.
+
+    Raises:
+        TrainingError: a member failed.
+    """
+    pickle.dumps(ensemble)  # says now what could not be sent
+    began_s = time.perf_counter()
+    events, queue = Events(), list(ensemble.members)
+    accuracy: dict[str, float] = {}
+    cpu_s, waited_s, busy_s, failed = [0.0], [0.0], [0.0], []
+
+    def heard(child: Child, message: tuple[Any, ...]) -> None:
+        if message[0] == "failed":
+            failed.append(message[1])
+        elif message[0] == "cpu":
+            cpu_s.append(message[1])
+        else:
+            _, name, accuracy[name], waited, took = message
+            waited_s.append(waited)
+            busy_s.append(took)
+            child.send(queue.pop(0) if queue else None)
+
+    def died(child: Child) -> None:
+        failed.append(f"a process died ({child.ending})")
+
+    children = [
+        Child(events, f"slot {number}", one_by_one, (ensemble,), heard=heard, died=died, daemon=False)
+        for number in range(slots)
+    ]
+    try:
+        for child in children:
+            child.send(queue.pop(0) if queue else None)
+        while len(cpu_s) <= slots and not failed:
+            events.wait(1.0)
+        wall_s = time.perf_counter() - began_s
+    finally:
+        for child in children:
+            child.close()
+        events.close()
+    if failed:
+        raise TrainingError(f"one pipeline per member: {failed[0]}")
+    return {
+        "wall_s": wall_s,
+        "preprocess_cpu_s": sum(cpu_s),
+        "wait_share": sum(waited_s) / sum(busy_s),
+        "rounds": len(ensemble.members),
+        "checkpoint_share": 0.0,
+        "scheduling_share": 0.0,
+        "accuracy": accuracy,
+    }

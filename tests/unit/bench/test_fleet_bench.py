@@ -1,0 +1,57 @@
+"""``uneven bench fleet`` on few samples: every method trains everybody, and the figures are there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rich.console import Console
+
+from uneven.bench import fleet as bench
+from uneven.bench.fleet_cases import CASES, WIDTHS, ensemble, member
+from uneven.bench.workload import images
+
+
+def test_every_method_trains_every_member() -> None:
+    said: list[str] = []
+    result = bench.measure(
+        "digits", lambda phase, state, done: said.append(state), rates={name: [1e3, 1e3] for name in WIDTHS},
+        repeats=1, samples=40, epochs=1, cases=("preprocessing-light",),
+    )  # fmt: skip
+    for case in result["cases"].values():
+        assert set(case["methods"]) == set(bench.METHODS)
+        assert case["speedup_vs_baseline"]["baseline"] == case["speedup_vs_homogeneous"]["homogeneous"] == 1.0
+        assert case["preprocess_saving"] > 0.0
+        for one in case["methods"].values():
+            assert one["wall_s"] > 0.0
+            assert 0.0 <= one["wait_share"] <= 1.0
+            assert 0.0 < one["accuracy"] <= 1.0
+        rounds = {name: one["rounds"] for name, one in case["methods"].items()}
+        assert rounds["baseline"] == rounds["sequential"] == len(WIDTHS)
+        assert rounds["homogeneous"] == len(WIDTHS) / bench.SLOTS
+        assert rounds["all-at-once"] == 1
+    assert "preprocessing-light: fleet-g" in said
+    console = Console(width=160)
+    with console.capture() as shown:
+        for table in bench.tables(result):
+            console.print(table)
+    assert all(name in shown.get() for name in bench.METHODS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_augmentation_keeps_the_shape_and_draws_anew(case: str) -> None:
+    data = images("digits")
+    sample = data.train[0]
+    one, other = CASES[case](sample), CASES[case](sample)
+    assert one[0].shape == sample[0].shape
+    assert one[1] == sample[1]
+    assert math.isfinite(float(one[0].sum()))
+    drawn = [CASES[case](sample)[0] for _ in range(8)]
+    assert any(not drawn[0].equal(each) for each in drawn) or not one[0].equal(other[0])
+
+
+def test_members_are_unlike() -> None:
+    sizes = [sum(p.numel() for p in member(*WIDTHS[name], 8).model.parameters()) for name in WIDTHS]
+    assert len(set(sizes)) == len(WIDTHS) >= 6
+    asked = ensemble("digits", "preprocessing-light", ("tiny", "large"), samples=40, epochs=1)
+    assert (list(asked.members), len(asked.dataset), len(asked.validate)) == (["tiny", "large"], 40, 10)
