@@ -68,11 +68,11 @@ def bench(
                  emulated runs with real rivals: errors, and the iteration times
                  that they lead to. --record DIR keeps the runs, --runs DIR uses
                  kept ones, --sweep tries options instead. Ten minutes, of which
-                 six record; --quick, which does not, a minute; --sweep ten.
+                 five record; --quick, which does not, a minute; --sweep ten.
     balancers    balancers compared in virtual time, where the costs are known:
                  saturation, constant parts, memory limits, a cut link. A minute.
     defaults     the candidates for the default balancer and predictor in real
-                 runs on emulated clusters, as root. Forty minutes, --quick ten.
+                 runs on emulated clusters, as root. An hour; --quick, 20 min.
     rivals       rivals from the literature and ours in virtual time, against an
                  oracle. Under a minute.
     overhead     what measuring and deciding add to an iteration of 4 and 8 real
