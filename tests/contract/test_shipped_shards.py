@@ -12,7 +12,7 @@ from uneven.server import Patience, ShardHost, Stored, ZmqLine, make_keys
 from uneven.testing.shards import LocalLine, LocalShards
 from uneven.testing.shared_copy import SHARDS, Place, SharedCopyContract
 
-PATIENCE = Patience(join_s=30.0, silence_s=5.0)
+PATIENCE = Patience(join_s=60.0, silence_s=30.0)
 
 
 class Sockets:

@@ -133,12 +133,15 @@ class SharedCopyContract:
                 assert np.unique([into[1] for into in copies]).tolist() == [1.0 + 3 * (step + 1)]
 
     def test_a_wait_in_vain_names_who_was_missing(self) -> None:
-        with Crew(self.place(3), 3, timeout_s=0.3) as (first, second, third):
+        with Crew(self.place(3), 3) as (first, second, third):
             first.push(4, arrays())
             third.push(2, arrays()).result()
             second.pull().result()
+            first.timeout_s = 0.3  # what the shard is told
+            in_vain = first.pull(5)
+            first.timeout_s = 20.0
             with pytest.raises(PeerError, match=r"rank 1 \(finished 0 steps\), rank 2 \(finished 3 steps\)"):
-                first.pull(5).result()
+                in_vain.result()
             assert pulled(first) == {1.0}
 
     def test_an_exchange_keeps_the_sum_of_copy_and_replica(self) -> None:
