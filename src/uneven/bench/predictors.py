@@ -188,7 +188,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     if result.get("recorded_step_response"):
         responses = result["recorded_step_response"]
         for late in (0, 1, 2, 4):
-            words = f"and for the one {late} later" if late else "part of a recorded step foreseen in its first iteration"
+            words = f"and for the one {late} later" if late else "a recorded step foreseen in its first iteration"
             traits.add_row(words, *(f"{part:.0%}" for name in names for part in responses[name][late : late + 1]))
     shown.append(traits)
     if MIXTURE in names:

@@ -143,7 +143,7 @@ def test_recorded_figures_say_how_long_the_windows_are(tmp_path: Path) -> None:
     scored, _ = predictors.score({case.name: case}, ("last",), lambda *_: None)
     traits = predictors.tables({**scored, **figures})[3]
     shown = {str(label): str(cell) for label, cell in zip(*(column.cells for column in traits.columns), strict=True)}
-    assert shown["part of a recorded step foreseen in its first iteration"] == "20%"
+    assert shown["a recorded step foreseen in its first iteration"] == "20%"
     assert shown["and for the one 1 later"] == "100%"
 
 
