@@ -54,7 +54,7 @@ def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
             time.sleep(0.9 * seconds / SAMPLES)  # the workers are still at work at the last one
             for name, pids in groups.items():
                 seen[name].append(_use(pids))
-        wait_for(lambda: len(list(directory.glob("steps-*"))) == PROCESSES, "the workers' last step", 60.0)
+        wait_for(lambda: len(list(directory.glob("held-*"))) == PROCESSES, "the workers' last pull", 60.0)
         steps = sum(int(path.read_text()) for path in directory.glob("steps-*"))
         held = {float(path.read_text()) for path in directory.glob("held-*")}
     fifth = SAMPLES // 5
