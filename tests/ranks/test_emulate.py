@@ -94,7 +94,7 @@ def test_rivals_take_their_part(tmp_path: Path) -> None:
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--", str(script(tmp_path, SHARE)))
     assert done.returncode == 0, done.stderr
     free, shared = (float(str(one["share"])) for one in said(tmp_path / "run", 2))
-    assert 0.2 < shared / free < 0.5  # a third, by a fair scheduler
+    assert 0.1 < shared / free < 0.6  # a third, by a fair scheduler whose turns are about as long as a period's quota
 
 
 TRANSFER = """

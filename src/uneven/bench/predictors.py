@@ -18,9 +18,18 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.bench import recorded, recorded_steps
-from uneven.bench.predictors_cases import Case, Floats, synthetic
+from uneven.bench.predictors_cases import ITERATIONS, Case, Floats, announced, synthetic
 from uneven.bench.predictors_page import write_page
-from uneven.bench.predictors_play import AHEAD, iteration_s, limit_s, play, rmse, spike_followed, step_delays
+from uneven.bench.predictors_play import (
+    AHEAD,
+    SPIKED_ITERATIONS,
+    iteration_s,
+    limit_s,
+    play,
+    rmse,
+    spike_followed,
+    step_delays,
+)
 from uneven.bench.predictors_traces import real
 from uneven.bench.recorded import Recorded
 from uneven.predict import predictors
@@ -101,9 +110,14 @@ def recorded_figures(kept: dict[str, Recorded], told: dict[str, dict[str, Floats
 
 
 def score(
-    cases: dict[str, Case], names: tuple[str, ...], progress: Progress
-) -> tuple[dict[str, Any], dict[str, dict[str, Floats]]]:
-    """Play and score; also the predictions, predictor → case → ``(workers, iterations)``."""
+    cases: dict[str, Case], names: tuple[str, ...], progress: Progress, *,
+    spiked_in: int = SPIKED_ITERATIONS, stepped_in: int = ITERATIONS,
+) -> tuple[dict[str, Any], dict[str, dict[str, Floats]]]:  # fmt: skip
+    """Play and score; also the predictions, predictor → case → ``(workers, iterations)``.
+
+    Args:
+        spiked_in, stepped_in: iterations of the cases on which spikes and steps are followed.
+    """
     told: dict[str, dict[str, Floats]] = {name: {} for name in names}
     errors: dict[str, dict[str, float]] = {name: {} for name in names}
     far_errors: dict[str, dict[str, float]] = {name: {} for name in names}
@@ -122,8 +136,8 @@ def score(
     spiked, delays = {}, {}
     for place, name in enumerate(names):
         progress("spikes and steps", name, place / len(names))
-        spiked[name] = spike_followed(name)
-        delays[name] = step_delays(name)
+        spiked[name] = spike_followed(name, spiked_in)
+        delays[name] = step_delays(name, case=announced(stepped_in))
     progress("spikes and steps", "", 1.0)
     return {
         "rmse": errors,

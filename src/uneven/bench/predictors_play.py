@@ -18,7 +18,7 @@ SAMPLES_PER_WORKER = 64
 """Global batch ÷ workers."""
 
 _FOLLOWED = 0.9
-_PAIR_ITERATIONS = 400
+SPIKED_ITERATIONS = 400
 _SPIKES_FROM, _SPIKES_EVERY = 200, 25
 
 
@@ -67,7 +67,7 @@ def shares(told: Floats) -> Floats:
     return told / told.sum(axis=0)
 
 
-def spike_followed(spec: str, iterations: int = _PAIR_ITERATIONS) -> float:
+def spike_followed(spec: str, iterations: int = SPIKED_ITERATIONS) -> float:
     """Largest relative change of a share that lone spikes of one worker cause.
 
     Against the same run with iterations of exactly the usual speed in their place; all others are noisy in both.

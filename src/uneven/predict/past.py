@@ -62,8 +62,8 @@ class Past:
         self.append(speed_per_s, cpu, memory)
 
     def median(self, newest: int) -> float:
-        """Of the newest speeds, in samples per second."""
-        recent = sorted(self._buffer[max(0, self._end - newest) : self._end, SPEED].tolist())
+        """Of the newest speeds that are kept, in samples per second."""
+        recent = sorted(self.rows[-newest:, SPEED].tolist())
         return float(recent[len(recent) // 2])
 
     def state_dict(self) -> dict[str, Any]:
