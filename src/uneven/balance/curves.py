@@ -39,6 +39,9 @@ class Curves:
     """
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._members: tuple[int, ...] = ()
         self.points = Points.none(0)
         self.curve = Curve.none(0)
@@ -71,7 +74,7 @@ class Curves:
 
     def begin(self, profiles: Mapping[int, Profile]) -> None:
         """Nothing is known but what was measured of each rank before the first iteration, at the largest sizes."""
-        self.__init__()  # type: ignore[misc]
+        self._forget()
         self.meet(tuple(sorted(profiles)))
         for place, rank in enumerate(self._members):
             sizes, seconds = profiles[rank].sizes[-SLOTS:], profiles[rank].rising_s[-SLOTS:]

@@ -24,13 +24,13 @@ class Window:
     """
 
     def __init__(self) -> None:
-        self._rows: list[Floats] = []  # seconds of an iteration, shape (n,) each; NaN where a worker said nothing
-        self._iterations = np.zeros(0)
-        self._counts = np.zeros(0)
+        self.clear()
 
     def clear(self) -> None:
         """Begin to watch anew."""
-        self.__init__()  # type: ignore[misc]
+        self._rows: list[Floats] = []  # seconds of an iteration, shape (n,) each; NaN where a worker said nothing
+        self._iterations = np.zeros(0)
+        self._counts = np.zeros(0)
 
     def add(self, reports: Reports) -> None:
         """Take in the clean ones."""
