@@ -28,6 +28,7 @@ class RunConfig:
         timeout_s: how long an exchange may wait for somebody before it fails.
         nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first. Only a warning by
             default, because a gradient scaler for float16 meets infinities as a matter of course.
+        threads: of each worker, which train its replica side by side; these alone may differ from rank to rank.
     """
 
     balance: str = "lb-bsp"
@@ -36,6 +37,7 @@ class RunConfig:
     budget: float = 0.005
     timeout_s: float = 300.0
     nonfinite: str = "warn"
+    threads: int = 1
 
     def __post_init__(self) -> None:
         checks = (
@@ -43,6 +45,7 @@ class RunConfig:
             ("timeout_s", self.timeout_s > 0, "positive, in seconds"),
             ("nonfinite", self.nonfinite in ("raise", "warn"), "'raise' or 'warn'"),
             ("seed", self.seed >= 0, "zero or a positive integer"),
+            ("threads", self.threads >= 1, "at least 1"),
         )
         for key, good, want in checks:
             if not good:
@@ -50,7 +53,7 @@ class RunConfig:
 
 
 _TYPES: dict[str, type] = {"balance": str, "sync": str, "seed": int, "budget": float, "timeout_s": float,
-                           "nonfinite": str}  # fmt: skip
+                           "nonfinite": str, "threads": int}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ from uneven.engine.profiling import steps_on
 from uneven.engine.scribe import Scribe
 from uneven.engine.settings import CODE, decide_settings
 from uneven.engine.state import State, pack, unpack
+from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
 from uneven.rundir import mark_ready
-from uneven.sync import SyncPolicy, compatible, policies
+from uneven.sync import SyncPolicy, compatible, policies, threaded
 from uneven.world import discover, report_failures
 
 _SLOWED_AFTER_S = 1.0
@@ -36,7 +37,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
-class Session:
+class Session(ThreadedTraining):
     """One worker's part in a run. The loop, the model, the loss and the optimizer stay the user's::
 
         session = uneven.Session()
@@ -61,6 +62,7 @@ class Session:
         timeout_s: how long an exchange may wait for somebody. A process group that exists already keeps its
             own time-out for the gradients.
         nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first.
+        threads: how many threads train this worker's replica side by side, without a lock; see :meth:`train`.
         journal: directory for the run's journal; under ``uneven run`` its run directory, else none.
 
     Raises:
@@ -78,18 +80,21 @@ class Session:
         budget: float | None = None,
         timeout_s: float | None = None,
         nonfinite: str | None = None,
+        threads: int | None = None,
         journal: str | Path | None = None,
     ) -> None:
         self.world = joined(discover())
         report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
-                 "nonfinite": nonfinite}  # fmt: skip
+                 "nonfinite": nonfinite, "threads": threads}  # fmt: skip
         settings = decide_settings(self.world, {k: v for k, v in given.items() if v is not None})
         self.config: RunConfig = settings.config
         self._balancer = balancers.resolve(settings.objects.get("balance", self.config.balance))
         self._policy = policies.resolve(settings.objects.get("sync", self.config.sync))
         check_carried(self._policy, tuple(range(self.world.size)), {})
         if senseless := compatible(self._policy, self._balancer):
+            raise ConfigError(senseless)
+        if senseless := threaded(self._policy, self._balancer, self.config.threads, self.world.size):
             raise ConfigError(senseless)
         connection = connect(self.world, self.config.timeout_s)
         with ExitStack() as undo:
@@ -103,6 +108,7 @@ class Session:
             self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner == CODE)
         sites = {rank: one["_site"] for rank, one in enumerate(said)}
         self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites)
+        self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
         self._loader: BalancedLoader | None = None
@@ -180,6 +186,7 @@ class Session:
             raise ConfigError(
                 "session.setup was called twice: one session carries one model; put several into one nn.Module"
             )
+        self._threads.check(model)
         carrier = self._loop.attach(model, find_unused_parameters)
         self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
         if carrier is not None:
@@ -277,13 +284,11 @@ class Session:
         if not 0.0 < within_s < self.config.timeout_s:
             most_s = self.config.timeout_s
             raise ConfigError(f"within_s = {within_s!r} must be above 0 and below timeout_s = {most_s!r}")
-        model, *optimizers = (one() for one in self._tried)
-        if model is None:
-            raise ConfigError("session.profile: the model that was given to session.setup is gone")
+        self._threads.check_one("session.profile measures a step that has the machine to itself: leave it out")
+        model, stepped = self._given(self._tried, "session.profile")
         if batch_of is None:
             self._loader.sample(1)
         make, reads = (self._loader.sample, self._loader.reads_along) if batch_of is None else (batch_of, False)
-        stepped = tuple(one for one in optimizers if one is not None)
         if self._say_ready():
             time.sleep(_SLOWED_AFTER_S)
         return self._loop.profile(steps_on(step, make, reads=reads), model, stepped, self.world.host, within_s)
@@ -311,6 +316,7 @@ class Session:
         Raises:
             PeerError: somebody did not come.
         """
+        self._threads.check_outside("session.evaluated")
         return self._loop.evaluated()
 
     def log(self, **scalars: float) -> None:
@@ -319,7 +325,8 @@ class Session:
         Raises:
             NonFiniteError: one is NaN or infinite and ``nonfinite="raise"``.
         """
-        self._loop.log(scalars)
+        with self._threads.at_own_step():
+            self._loop.log(scalars)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this run is, to be saved beside the model's state: plain data.
@@ -330,9 +337,10 @@ class Session:
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
+        agreement = self._loop.agreement_state(self._threads.in_hand())
         if self._loader is None:
-            return self._loaded if self._loaded is not None else pack(State({}, {}, *self._loop.agreement_state()))
-        return pack(State(self._loader.state_dict(), self._loop.state_dict(), *self._loop.agreement_state()))
+            return self._loaded if self._loaded is not None else pack(State({}, {}, *agreement))
+        return pack(State(self._loader.state_dict(), self._loop.state_dict(), *agreement))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -363,6 +371,7 @@ class Session:
 
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
     def _begin(self, part: Part) -> None:
+        self._threads.check_one("a loop over session.loader is one thread's: give it to session.train as a function")
         self._say_ready()
         self._loop.begin(part)
 

@@ -47,6 +47,7 @@ def command(
     seed: options.Seed = None,
     budget: options.Budget = None,
     timeout: options.Timeout = None,
+    threads: options.Threads = None,
     config_file: options.ConfigFile = None,
     run_dir: options.RunDir = None,
 ) -> None:
@@ -69,7 +70,7 @@ def command(
     spec = without(files.load(cluster), leave_out or ())
     program = Program(target=tuple(target), module=module)
     check(spec, unprivileged=unprivileged)  # before there is a run directory
-    asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout}
+    asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads}
     layers = layers_of(asked, config_file)
     directory = run_directory(run_dir, program.target[0], layers)
     (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")

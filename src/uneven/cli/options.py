@@ -38,6 +38,9 @@ Seed = Annotated[int | None, option(_TRAINING, "Decides the order of the samples
 Budget = Annotated[
     float | None, option(_TRAINING, "Part of an iteration that measuring may cost. [default: 0.005]")
 ]
+Threads = Annotated[
+    int | None, option(_TRAINING, "Threads of each worker, for session.train(loop). [default: 1]", metavar="M")
+]
 Timeout = Annotated[float | None, option(_TRAINING, "How long to wait for a missing worker.", metavar="SECONDS")]
 ConfigFile = Annotated[
     Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")

@@ -63,6 +63,8 @@ class StepRecord:
     exchange_cpu_s: float = 0.0  # and in exchange_s
     others: float | None = None  # part of the node's processors that others took, as read right after the iteration
     memory: float | None = None  # part of the node's memory in use, as last read; both 0 … 1, None if unknown
+    thread: int = 0  # of this worker, which trained it
+    threads: int = 1  # of this worker side by side; seconds, and with several also processor time, are this thread's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +131,13 @@ class ExchangeRecord:
     moment: str  # "step" or "background"
     members: int  # how many took part
     samples: int  # that this worker took since its last exchange
-    gap: int  # steps of this worker since its last exchange: the sync gap
+    gap: int  # steps of this worker, all threads, since its last exchange: the sync gap times threads
     late: int = 0  # steps that it took while the exchange was under way: how stale the outcome is
     took_s: float = 0.0
     sent_bytes: int = 0  # by this worker, as counted from the shape of the exchange
     distance: float = 0.0  # root mean square of its parameters' distance from the mean, before
     dropped: int = 0  # exchanges since the last one that were not begun, as one was under way
+    threads: int = 1  # of this worker side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

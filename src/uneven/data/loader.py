@@ -147,11 +147,18 @@ class BalancedLoader:
 
     def __iter__(self) -> Generator[Any, None, bool]:
         """Start an epoch, or finish the one that a loaded state was in the middle of."""
+        return self._started(told=True)
+
+    def pairs(self) -> Generator[tuple[Part, Any], None, bool]:
+        """The same, each batch with its part, and without a word to ``begin`` and ``end``: for several threads."""
+        return self._started(told=False)
+
+    def _started(self, *, told: bool) -> Generator[Any, None, bool]:
         if self._closed:
             raise DataError("the loader is closed: make a new one with session.loader(...)")
         if (left := self._suspended()) is not None:
             left.close()  # an iterator that somebody still holds; its last iteration is over
-        epoch = self._epoch()
+        epoch = self._epoch(told)
         self._running = weakref.ref(epoch)
         return epoch
 
@@ -174,16 +181,16 @@ class BalancedLoader:
             return None
         return epoch
 
-    def _epoch(self) -> Generator[Any, None, bool]:
+    def _epoch(self, told: bool) -> Generator[Any, None, bool]:
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
             self._cursor = self._cursor.next_epoch()
-        served = yield from self._announced()
+        served = yield from self._handed_out(told)
         if resumed and not served:  # the state was taken in the last iteration of its epoch
-            served = yield from self._announced()
+            served = yield from self._handed_out(told)
         return served
 
-    def _announced(self) -> Generator[Any, None, bool]:
+    def _handed_out(self, told: bool) -> Generator[Any, None, bool]:
         served = False
         if self._length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
@@ -191,6 +198,9 @@ class BalancedLoader:
             for part, batch in pairs:
                 served = True
                 self._cursor = self._cursor.after(part)
+                if not told:
+                    yield part, batch
+                    continue
                 self._begin(part)
                 try:
                     yield batch

@@ -45,6 +45,7 @@ class Agreement:
         self._replica = replica
         self._exchanges: Exchanges
         self.clock = 0  # steps taken
+        self.threads = 1  # that take them side by side
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
@@ -60,13 +61,16 @@ class Agreement:
         self._exchanges = Exchanges(self._replica, rank=self._rank, clock=lambda: self.clock, **lines)
 
     # ---------------------------------------------------------------- around a step
-    def plan(self) -> StepPlan:
+    def plan(self, ahead: int = 0) -> StepPlan:
         """What the policy wants around the step that is about to begin.
+
+        Args:
+            ahead: steps of this worker that are under way, in other threads, and not counted yet.
 
         Raises:
             ConfigError: something that is not carried.
         """
-        plan = self._planned(self.clock)
+        plan = self._planned(self.clock + ahead)
         if plan is not self._plan and (why := refused(plan)):
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
         return plan
@@ -75,7 +79,14 @@ class Agreement:
         return self._policy.plan(SyncView(rank=self._rank, clock=clock, members=self._members, sites=self._sites))
 
     def before(self, part: Part, plan: StepPlan) -> None:
-        """A step is about to begin.
+        """A step is about to begin."""
+        self.open()
+        self._plan = plan
+        self._padded = part.batch(self._rank) == 0
+        self._held = self._replica.gradients() if self._padded else {}
+
+    def open(self) -> None:
+        """What comes before any step: the first one's beginning, and what is owed.
 
         Raises:
             TrainingError: inside ``session.evaluated()``; or an exchange beside the training has failed.
@@ -84,9 +95,6 @@ class Agreement:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
         self._begin()
         self._make_up()
-        self._plan = plan
-        self._padded = part.batch(self._rank) == 0
-        self._held = self._replica.gradients() if self._padded else {}
 
     def _begin(self) -> None:
         if not self._begun and self._policy.evaluated is Evaluated.CENTRE:
@@ -133,6 +141,11 @@ class Agreement:
                 self._dropped += 1
         return self._all_met()
 
+    def over(self, part: Part) -> None:
+        """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
+        self._plan = self.plan()
+        self.after(part, leaving=False)
+
     def _all_met(self) -> bool:
         """The same on every worker, also on one that is alone in its group of the moment and exchanges nothing."""
         if self._group_every is not None:  # somebody may have to wait a little for another group
@@ -159,6 +172,7 @@ class Agreement:
             gap=self._gap,
             weight=sum(self._fresh[rank] for rank in party),
             dropped=self._dropped,
+            threads=self.threads,
         )
         self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
         self._gap = self._dropped = 0
@@ -205,11 +219,11 @@ class Agreement:
             self._exchanges.rest(self._order(exchange))
 
     # ---------------------------------------------------------------- checkpoints and the end
-    def state_dict(self, part: Part | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers and vectors. ``part`` is the batch in hand, which counts as used: its step has been taken."""
-        hand = int(part is not None)
-        fresh = self._fresh if part is None else [a + b for a, b in zip(self._fresh, part.shares, strict=True)]
-        owed = self._owed if part is None else _of(self._plan, Moment.STEP)
+    def state_dict(self, parts: tuple[Part, ...]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Numbers and vectors. ``parts`` are the batches in hand, which count as used: their steps have been taken."""
+        hand = len(parts)
+        fresh = [sum(samples) for samples in zip(self._fresh, *(part.shares for part in parts), strict=True)]
+        owed = _of(self._planned(self.clock + hand - 1), Moment.STEP) if parts else self._owed
         numbers = {
             "policy": repr(self._policy),
             "own": self._policy.state_dict(),

@@ -193,8 +193,9 @@ def compare(transport: Transport, what: dict[str, Any], where: str) -> list[dict
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must be the same on every rank before anything starts."""
-    return {**fields(config), **versions(), "code": _code_digest()}
+    """What must be the same on every rank before anything starts; a machine with more cores may take more threads."""
+    same = {key: value for key, value in fields(config).items() if key != "threads"}
+    return {**same, **versions(), "code": _code_digest()}
 
 
 def versions() -> dict[str, str]:

@@ -37,6 +37,7 @@ class Order:
         clock: steps that the replica held when it was ordered.
         samples, gap: samples and steps of this worker since its last exchange.
         weight: samples that it speaks for: its own, or those of its party.
+        threads: of this worker, which took these steps side by side.
     """
 
     exchange: Exchange
@@ -46,6 +47,7 @@ class Order:
     gap: int
     weight: float
     dropped: int = 0
+    threads: int = 1
 
 
 class Exchanges:
@@ -170,5 +172,6 @@ class Exchanges:
             sent_bytes=met.sent_bytes,
             distance=met.distance,
             dropped=order.dropped,
+            threads=order.threads,
         )
         self._landed.append((record, met.finite))

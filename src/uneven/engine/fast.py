@@ -223,6 +223,11 @@ class FastLoop:
         return profiles
 
     @property
+    def load(self) -> LoadMeter:
+        """Reads the use of the machine now and then."""
+        return self._load
+
+    @property
     def begun(self) -> bool:
         """Whether a batch has been handed out."""
         return self._epoch >= 0
@@ -381,9 +386,10 @@ class FastLoop:
         if self.agreement is not None and numbers:
             self.agreement.load_state_dict(numbers, vectors)
 
-    def agreement_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What the policy and its merges keep: numbers and vectors."""
-        return self.agreement.state_dict(self._part) if self.agreement is not None else ({}, {})
+    def agreement_state(self, parts: tuple[Part, ...] = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What the policy and its merges keep: numbers and vectors. ``parts`` are in the hands of several threads."""
+        hand = parts if self._part is None else (self._part,)
+        return self.agreement.state_dict(hand) if self.agreement is not None else ({}, {})
 
     def state_dict(self) -> dict[str, Any]:
         """State of the slow loop."""

@@ -19,15 +19,15 @@ class Exchanged:
         late: steps that were taken while an exchange was under way → how often; 0 where training waited for it.
         sent_bytes: as counted from the shape of each exchange.
         dropped: exchanges that were not begun, as one was under way.
-        gap_most: most steps from one exchange to the next.
+        gap_most: most steps of a thread from one exchange to the next.
     """
 
     count: int = 0
     late: Counter[int] = field(default_factory=Counter)
     sent_bytes: int = 0
     dropped: int = 0
-    gap_most: int = 0
-    _gaps: int = 0
+    gap_most: float = 0
+    _gaps: float = 0
     _distance: float = 0.0
     _took_s: float = 0.0
 
@@ -37,14 +37,15 @@ class Exchanged:
         self.late[record.late] += 1
         self.sent_bytes += record.sent_bytes
         self.dropped += record.dropped
-        self.gap_most = max(self.gap_most, record.gap)
-        self._gaps += record.gap
+        gap = record.gap / record.threads
+        self.gap_most = max(self.gap_most, gap)
+        self._gaps += gap
         self._distance += record.distance
         self._took_s += record.took_s
 
     @property
     def gap(self) -> float:
-        """The sync gap: mean steps of a worker from one exchange to the next (ShadowSync, §3.1)."""
+        """The sync gap: mean steps of a thread of a worker from one exchange to the next (ShadowSync, §3.1)."""
         return self._gaps / self.count if self.count else math.nan
 
     @property

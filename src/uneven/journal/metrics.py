@@ -5,6 +5,8 @@ nobody, so in every iteration
 
 * communicate = the least ``exchange_s`` of all ranks, the same for all of them;
 * wait_i = exchange_i − communicate.
+
+Where m threads of a worker take steps side by side, a step takes the worker an m-th of the thread's time.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class Join:
     _starts: list[float] = field(default_factory=list)  # of every life, by rank 0
     _resumed: list[tuple[float, int]] = field(default_factory=list)  # later lives: start, first iteration
     _opening: list[SplitRecord] | None = None  # splits of a life whose first iteration is not known yet
-    _before: tuple[int, float] = (-1, NAN)  # iteration taken last and its end
+    _before: int = -1  # iteration taken last
+    _ends: list[float] = field(default_factory=list)  # of the newest ones that follow each other, one for each thread
 
     def add(self, record: Record) -> None:
         """Take in one record; kinds that do not matter here are ignored."""
@@ -116,7 +119,7 @@ class Join:
     def _open_life(self, start_s: float, first: int, splits: list[SplitRecord]) -> None:
         self._opening = None
         self._resumed.append((start_s, first))
-        self.rewound = self.rewound or first <= self._before[0]
+        self.rewound = self.rewound or first <= self._before
         self._splits = [split for split in self._splits if split.iteration < first] + splits
         for iteration in [i for i in self._pending if i >= first]:
             steps = self._pending[iteration]
@@ -140,10 +143,10 @@ class Join:
 
     def _joined(self, iteration: int, steps: dict[int, StepRecord]) -> Iteration:
         first = next(iter(steps.values()))
-        communicate_s = min(step.exchange_s for step in steps.values())
+        communicate_s = min(step.exchange_s / step.threads for step in steps.values())
         ended_at_s = max(step.ended_at_s for step in steps.values())
-        duration_s = self._duration(iteration, ended_at_s)
-        self._before = (iteration, ended_at_s)
+        duration_s = self._duration(iteration, ended_at_s, max(step.threads for step in steps.values()))
+        self._before = iteration
         return Iteration(
             iteration=iteration,
             epoch=first.epoch,
@@ -154,11 +157,16 @@ class Join:
             predicted_per_s=self._predicted(iteration),
         )
 
-    def _duration(self, iteration: int, ended_at_s: float) -> float:
-        before, before_s = self._before
-        resumed = any(before_s < start <= ended_at_s for start in self._starts)
-        follows = before == iteration - 1 and not resumed and ended_at_s > before_s
-        return ended_at_s - before_s if follows else NAN
+    def _duration(self, iteration: int, ended_at_s: float, threads: int) -> float:
+        """Since the iteration before; of several threads, which may end close together, the mean of as many."""
+        ends = self._ends
+        resumed = bool(ends) and any(ends[-1] < start <= ended_at_s for start in self._starts)
+        if self._before != iteration - 1 or resumed:
+            ends.clear()
+        del ends[:-threads]
+        passed_s = (ended_at_s - ends[0]) / len(ends) if ends else NAN
+        ends.append(ended_at_s)
+        return passed_s if passed_s > 0 else NAN
 
     def _predicted(self, iteration: int) -> tuple[float, ...]:
         while len(self._splits) > 1 and self._splits[1].iteration <= iteration:
@@ -187,15 +195,16 @@ def _adds_up(steps: dict[int, StepRecord]) -> bool:
 
 
 def _timing(step: StepRecord, communicate_s: float) -> Timing:
+    side_by_side = step.threads
     return Timing(
         rank=step.rank,
         batch=step.batch,
-        data_s=step.data_s,
-        compute_s=step.compute_s,
-        wait_s=step.exchange_s - communicate_s,
+        data_s=step.data_s / side_by_side,
+        compute_s=step.compute_s / side_by_side,
+        wait_s=step.exchange_s / side_by_side - communicate_s,
         communicate_s=communicate_s,
-        control_s=step.control_s,
-        transfer_s=step.transfer_s,
+        control_s=step.control_s / side_by_side,
+        transfer_s=step.transfer_s / side_by_side,
     )
 
 

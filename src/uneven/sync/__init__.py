@@ -17,6 +17,7 @@ from uneven.sync.local import MA, LocalSGD
 from uneven.sync.outlook import Outlook, first_plans, outlook
 from uneven.sync.shadow import Shadow
 from uneven.sync.shuffle import Shuffle, ds_sync
+from uneven.sync.threaded import threaded
 
 policies.register("bsp", BSP)
 policies.register("asp", ASP)
@@ -62,4 +63,5 @@ __all__ = [
     "outlook",
     "policies",
     "refused",
+    "threaded",
 ]

@@ -81,7 +81,7 @@ def test_samples_steps_and_what_is_owed() -> None:
     assert [(met.iteration, met.gap, met.samples) for met in records] == [(1, 2, 4)]
     step(one, part(3, 3, 2), model, optimizer)
     one.after(part(3, 3, 2), leaving=True)
-    numbers, vectors = one.state_dict(None)
+    numbers, vectors = one.state_dict(())
     assert (numbers["clock"], numbers["owed"], vectors) == (4, True, {})
     assert len(records) == 1
     one.before(part(4, 3, 2), one.plan())
@@ -169,6 +169,6 @@ def test_the_state_of_a_block_is_as_long_as_the_model() -> None:
     model, optimizer = linear()
     one = agreement(BMUF(every=2), model)
     step(one, part(0, 1, 1), model, optimizer)
-    numbers, vectors = one.state_dict(part(0, 1, 1))
+    numbers, vectors = one.state_dict((part(0, 1, 1),))
     assert (numbers["clock"], numbers["gap"], numbers["fresh"]) == (1, 1, [1, 1])
     assert {name: len(vector) for name, vector in vectors.items()} == dict.fromkeys(vectors, 2)

@@ -1,0 +1,154 @@
+"""Copies of a model and its optimizers for further threads, on the same memory (Hogwild; ShadowSync, §1.7).
+
+Autograd counts the writes to each tensor and refuses a backward pass through one that was written to since the
+forward pass. Every copy therefore has parameters of its own, with counts of their own, over the same storage: what one
+thread's optimizer writes, all others read at once, and nobody's backward pass fails of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, MutableMapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import ConfigError
+
+Aliases = dict[Tensor, Tensor]
+"""Parameter of the model → that of the copy, over the same storage."""
+
+
+def twin(model: nn.Module) -> tuple[nn.Module, Aliases]:
+    """A copy of ``model`` over the same storage: parameters, and buffers such as batch norm's running statistics.
+
+    Everything else (mode, hooks, other attributes) is copied. Gradients are each copy's own.
+
+    Raises:
+        ConfigError: the model cannot be copied.
+    """
+    aliases: Aliases = {
+        one: nn.Parameter(one.data, requires_grad=one.requires_grad) for one in model.parameters()
+    }
+    memo: dict[int, Any] = {id(one): alias for one, alias in aliases.items()}
+    memo.update((id(one), one.data) for one in model.buffers())
+    try:
+        return copy.deepcopy(model, memo), aliases
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"threads: each thread trains a copy of the model over the same memory, and {type(model).__name__} cannot "
+            f"be copied ({error}): keep tensors that are computed in the forward pass out of its attributes, or use "
+            f"threads = 1"
+        ) from error
+
+
+class _Group(MutableMapping[str, Any]):
+    """A parameter group with parameters of its own; learning rate and the rest are those of the original, both ways."""
+
+    def __init__(self, original: dict[str, Any], parameters: list[Tensor]) -> None:
+        self._original, self._parameters = original, parameters
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parameters if key == "params" else self._original[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key == "params":
+            self._parameters = value
+        else:
+            self._original[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._original[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._original)
+
+    def __len__(self) -> int:
+        return len(self._original)
+
+
+class SharedOptimizer:
+    """One optimizer, and copies of it for further threads, with one state: momentum, moments and counts of steps.
+
+    A parameter's state is one dictionary, which all copies read and write without a lock, as they do the parameter
+    itself. Only where an optimizer has yet to fill it in, one of them steps at a time.
+
+    Args:
+        optimizer: the user's own.
+
+    Raises:
+        ConfigError: it cannot be copied.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigError("threads: LBFGS calls the model several times a step and keeps state beside the "
+                              "parameters: use another optimizer, or threads = 1")  # fmt: skip
+        self._first = optimizer
+        self._filling = threading.Lock()
+        self._holder: torch.optim.Optimizer | None = None
+        self._stateless = False
+        self._users = dict(optimizer._optimizer_step_pre_hooks), dict(optimizer._optimizer_step_post_hooks)
+        self._hooks = self._watch(optimizer)
+
+    def copy(self, aliases: Aliases) -> torch.optim.Optimizer:
+        """A copy that steps on the parameters of a copy of the model.
+
+        Raises:
+            ConfigError: the optimizer has parameters that are not the model's.
+        """
+        made = copy.copy(self._first)  # by its own __getstate__, which leaves hooks out
+        made._optimizer_step_pre_hooks.update(self._users[0])
+        made._optimizer_step_post_hooks.update(self._users[1])
+        for name, value in vars(self._first).items():
+            if name not in vars(made) and name != "step":  # a scheduler puts a step of its own there
+                setattr(made, name, value)
+        try:
+            made.param_groups = [
+                _Group(group, [aliases[one] for one in group["params"]])  # type: ignore[misc]
+                for group in self._first.param_groups
+            ]
+        except KeyError:
+            raise ConfigError(
+                f"threads: {type(self._first).__name__} has parameters that are not in the model given to "
+                f"session.setup, so that they cannot be copied with it: put them into the model, or use threads = 1"
+            ) from None
+        made.state = defaultdict(dict)
+        for one in chain.from_iterable(group["params"] for group in self._first.param_groups):
+            made.state[aliases[one]] = self._first.state[one]
+        self._watch(made)
+        return made
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+        return [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._stateless and any(
+            one.grad is not None and not optimizer.state[one]
+            for group in optimizer.param_groups
+            for one in group["params"]
+        ):
+            self._filling.acquire()
+            self._holder = optimizer
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._holder is optimizer:
+            self._stateless = not any(optimizer.state.values())
+            self.let_go(optimizer)
+
+    def let_go(self, optimizer: torch.optim.Optimizer) -> None:
+        """The thread that steps with this copy is gone, perhaps in the middle of a step."""
+        if self._holder is optimizer:
+            self._holder = None
+            self._filling.release()
+
+    def close(self) -> None:
+        """The user's own optimizer is as before, with the state that all have come to."""
+        for hook in self._hooks:
+            hook.remove()
+        for one in [one for one, state in self._first.state.items() if not state]:
+            del self._first.state[one]

@@ -1,0 +1,62 @@
+"""What several threads that train one replica go together with. Pure."""
+
+from __future__ import annotations
+
+from uneven.balance import Balancer, balancers
+from uneven.core.actions import Payload, Via
+from uneven.registry import describe
+from uneven.sync.base import Facts, SyncPolicy, policies
+from uneven.sync.outlook import first_plans
+
+
+def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, workers: int) -> str | None:
+    """Why these make no sense with several threads a worker, and what to use instead; None where they do.
+
+    Threads of one worker take steps whenever they are ready and share one replica, so that gradients of several
+    workers can never be averaged into one step. Parameters can be, in the foreground (all threads pause) or beside.
+
+    Args:
+        threads: of each worker, at least 1.
+        workers: how many there are.
+
+    Raises:
+        UnknownNameError: no such policy or balancer.
+        ConfigError: a specification that cannot be read.
+    """
+    if threads == 1:
+        return None
+    agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
+    exchanges = [one for plan in first_plans(agreeing, tuple(range(workers)), {}) for one in plan.exchanges]
+    facts = agreeing.facts
+    said = f"sync = {describe(policy)} with threads = {threads}"
+    if any(one.via is Via.SERVER for one in exchanges):
+        return (
+            f"{said}: threads go with exchanges among the workers, and this one goes through a shared copy; use "
+            f"sync = {_among_workers(facts)!r}, or threads = 1"
+        )
+    if workers == 1:
+        return None
+    if any(one.payload is Payload.GRADIENT for one in exchanges):
+        return (
+            f"{said}: it averages gradients of all workers in one step, and the threads of a worker do not step "
+            f"together; use sync = {_of_parameters(facts)!r} or, so that nobody waits, sync = 'shadow:ma', or "
+            f"threads = 1"
+        )
+    if splitting.adapts:
+        return (
+            f"balance = {describe(balancer)} with threads = {threads}: shares follow the speed of workers that take "
+            f"one step at a time; use balance = 'even' or 'static:shares=…' with threads, or threads = 1"
+        )
+    return None
+
+
+def _of_parameters(facts: Facts | None) -> str:
+    """The nearest policy that averages parameters only."""
+    return f"local:every={facts.every}" if facts is not None and facts.every > 1 else "local:every=8"
+
+
+def _among_workers(facts: Facts | None) -> str:
+    """The nearest policy without a shared copy."""
+    if facts is None or Payload.PARAMETERS not in facts.payloads:
+        return "shadow:ma"
+    return f"shadow:easgd:together=true,every={facts.every}"
