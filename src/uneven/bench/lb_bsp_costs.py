@@ -85,6 +85,7 @@ def transfer_s(work: Workload, total: int) -> float:
         optimizer.zero_grad()
         end = clock.mark()
         exchange_s, moved_s = done[0] - mark.ready_s, done[1] - mark.worked_s
-        pace = (clock.elapsed_s(begin, end) - exchange_s) / (clock.worked_s(begin, end) - moved_s)
+        whole_s, worked_s = clock.between(begin, end)
+        pace = (whole_s - exchange_s) / (worked_s - moved_s)
         found.append(min(exchange_s, moved_s * pace))
     return statistics.fmean(found[2:])

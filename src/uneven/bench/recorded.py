@@ -24,8 +24,8 @@ from uneven.cluster.spec import ClusterSpec
 from uneven.emulate.probe import why_not_isolated
 from uneven.errors import ConfigError
 
-BALANCER = "lb-bsp"
-"""Under which runs are recorded: the default, so that batches change as they do in a run."""
+BALANCER = "lb-bsp:predictor=narx"
+"""Under which runs are recorded: the default but for the predictor, which has the machine read on every step."""
 
 Progress = Callable[[str, str, float], None]
 

@@ -37,6 +37,11 @@ class Forecaster:
         self._alarm = Alarm()
 
     @property
+    def watches(self) -> bool:
+        """Whether the predictor reads the use of processor and memory."""
+        return self._predictor.watches
+
+    @property
     def urgent(self) -> bool:
         """Whether its speed has left what it last told the others, so that they had better hear soon."""
         return self._alarm.on

@@ -7,15 +7,16 @@ Position i of every column belongs to ``members[i]``, the i-th worker by rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from uneven.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """What one worker reported about the iterations since its last report."""
+class Observation(NamedTuple):
+    """What one worker reported about the iterations since its last report; a tuple, as one is made on every step."""
 
     iteration: int  # the last iteration that it covers
     samples: int
@@ -89,14 +90,13 @@ class BalanceView:
         return min(self.predicted_per_s, default=1.0) > 0 and not math.isnan(sum(self.predicted_per_s))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncView:
-    """What a synchronisation policy sees when a worker is about to take a step."""
+class SyncView(NamedTuple):
+    """What a synchronisation policy sees when a worker is about to take a step; a tuple, as one is made on each."""
 
     rank: int
     clock: int  # this worker's finished steps
     members: tuple[int, ...]  # ranks that are alive, ascending
     generation: int = 0  # raised by one whenever somebody leaves or joins
-    clocks: dict[int, int] = field(default_factory=dict)  # what is known of the others' clocks
-    sites: dict[int, str] = field(default_factory=dict)  # where each rank is
+    clocks: Mapping[int, int] = MappingProxyType({})  # what is known of the others' clocks
+    sites: Mapping[int, str] = MappingProxyType({})  # where each rank is
     samples: int = 0  # samples of this worker since its last exchange

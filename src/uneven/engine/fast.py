@@ -38,12 +38,15 @@ from uneven.engine.slow import Load, SlowLoop
 from uneven.errors import ConfigError, NonFiniteError
 from uneven.measure.clock import HostClock, clock_for
 from uneven.measure.load import LoadMeter
-from uneven.measure.meter import Meter
-from uneven.measure.others import Others, find
+from uneven.measure.meter import Meter, Timing
+from uneven.measure.others import LEAST_S, Others, find
 from uneven.predict import predictors
 from uneven.sync import Outlook, SyncPolicy, carried, first_plans, outlook, refused
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
+
+_GLANCE_S = 1.0
+"""How often it is read what others use where no predictor asks for it: for the journal."""
 
 _NONFINITE_EVERY = 50
 """On an accelerator the flag for NaN and infinity is read every so many iterations, as reading it waits."""
@@ -320,32 +323,16 @@ class FastLoop:
         self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
 
     def _now(self) -> Load:
-        return Load(self._others.sample(), self._load.memory)
+        assert self._slow is not None
+        return Load(self._others.sample(LEAST_S if self._slow.watches else _GLANCE_S), self._load.memory)
 
-    def _record(self, timing: Any, now: Load) -> None:
+    def _record(self, timing: Timing, now: Load) -> None:
         assert self._slow is not None
         part = self._parts.pop(timing.iteration)
         batch = part.batch(self._rank)
         self._slow.measured(timing, batch, self._control_s, now)
-        self._scribe.write(
-            StepRecord(
-                rank=self._rank,
-                iteration=timing.iteration,
-                epoch=part.epoch,
-                batch=batch,
-                global_batch=part.size,
-                data_s=timing.data_s,
-                compute_s=timing.compute_s,
-                exchange_s=timing.exchange_s,
-                transfer_s=timing.transfer_s,
-                local_cpu_s=timing.local_cpu_s,
-                exchange_cpu_s=timing.exchange_cpu_s,
-                control_s=self._control_s,
-                ended_at_s=time.time(),
-                others=_known(now.cpu),
-                memory=_known(now.memory),
-            )
-        )
+        if self._scribe.writing:
+            self._scribe.write(partial(_step, self._rank, part, timing, now, self._control_s, time.time()))
         self._control_s = 0.0
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -416,6 +403,26 @@ def _tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> 
     scribe.event("non-finite", str(error), warn=not raising)
     if raising:
         raise error
+
+
+def _step(rank: int, part: Part, timing: Timing, now: Load, control_s: float, ended_at_s: float) -> StepRecord:
+    return StepRecord(
+        rank=rank,
+        iteration=timing.iteration,
+        epoch=part.epoch,
+        batch=part.batch(rank),
+        global_batch=part.size,
+        data_s=timing.data_s,
+        compute_s=timing.compute_s,
+        exchange_s=timing.exchange_s,
+        transfer_s=timing.transfer_s,
+        local_cpu_s=timing.local_cpu_s,
+        exchange_cpu_s=timing.exchange_cpu_s,
+        control_s=control_s,
+        ended_at_s=ended_at_s,
+        others=_known(now.cpu),
+        memory=_known(now.memory),
+    )
 
 
 def _known(reading: float) -> float | None:

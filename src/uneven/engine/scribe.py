@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,8 +59,8 @@ class Scribe:
         """Whether there is a journal."""
         return self._writer is not None
 
-    def write(self, record: Record) -> None:
-        """Append a record."""
+    def write(self, record: Record | Callable[[], Record]) -> None:
+        """Append a record, or what will make one beside the training."""
         if self._writer is not None:
             self._writer.write(record)
 

@@ -20,7 +20,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from uneven.control import Decider, Forecaster, Report, Table
 from uneven.control.forecast import Forecast
@@ -56,8 +56,7 @@ class _Window:
         self.control_s += control_s
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Use of the node, 0 … 1, as it goes into a report: its processors by others, its memory by everybody."""
 
     cpu: float = math.nan
@@ -115,6 +114,11 @@ class SlowLoop:
     def adapts(self) -> bool:
         """Whether what is measured can change anything."""
         return self._decider.adapts
+
+    @property
+    def watches(self) -> bool:
+        """Whether the use of the machine is asked for on every step."""
+        return self._forecaster.watches
 
     @property
     def urgent(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from uneven.core.records import Record
 from uneven.journal.writer import Writer
@@ -26,14 +27,14 @@ class BackgroundWriter:
     def __init__(self, writer: Writer, every_s: float = 0.5) -> None:
         self._writer = writer
         self._every_s = every_s
-        self._records: deque[Record] = deque()
+        self._records: deque[Record | Callable[[], Record]] = deque()
         self._closing = threading.Event()
         self._spent_s = 0.0
         self._thread = threading.Thread(target=self._run, name="uneven-journal", daemon=True)
         self._thread.start()
 
-    def write(self, record: Record) -> None:
-        """Take a record; it is in the file within ``every_s`` seconds."""
+    def write(self, record: Record | Callable[[], Record]) -> None:
+        """Take a record, or what will make one there; it is in the file within ``every_s`` seconds."""
         self._records.append(record)
 
     def take_spent_s(self) -> float:
@@ -56,5 +57,6 @@ class BackgroundWriter:
     def _drain(self) -> None:
         started_s = time.thread_time()
         while self._records:
-            self._writer.write(self._records.popleft())
+            record = self._records.popleft()
+            self._writer.write(record() if callable(record) else record)
         self._spent_s += time.thread_time() - started_s

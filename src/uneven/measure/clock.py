@@ -22,12 +22,9 @@ class Clock(Protocol):
         """Whether the work before the mark is done, so that durations up to it can be read."""
         ...
 
-    def elapsed_s(self, earlier: Mark, later: Mark) -> float:
-        """Seconds between two marks that have both passed."""
-        ...
-
-    def worked_s(self, earlier: Mark, later: Mark) -> float:
-        """Processor seconds that this process, all its threads, used between two marks; 0 where unknown."""
+    def between(self, earlier: Mark, later: Mark) -> tuple[float, float]:
+        """Seconds between two marks that have both passed, and processor seconds that this process, all its threads,
+        used meanwhile; 0 where unknown."""
         ...
 
 
@@ -42,13 +39,17 @@ class HostClock:
         """Always."""
         return True
 
-    def elapsed_s(self, earlier: tuple[float, float], later: tuple[float, float]) -> float:
-        """Difference of the times."""
-        return later[0] - earlier[0]
+    def between(self, earlier: tuple[float, float], later: tuple[float, float]) -> tuple[float, float]:
+        """Differences of the times and of the processor times."""
+        return later[0] - earlier[0], later[1] - earlier[1]
 
-    def worked_s(self, earlier: tuple[float, float], later: tuple[float, float]) -> float:
-        """Difference of the processor times."""
-        return later[1] - earlier[1]
+
+class ThreadClock(HostClock):
+    """The same for one of several threads that compute side by side: its own processor time."""
+
+    def mark(self) -> tuple[float, float]:
+        """Now."""
+        return time.perf_counter(), time.thread_time()
 
 
 class ThreadClock(HostClock):
@@ -79,13 +80,9 @@ class CudaClock:
         """Whether the device has reached the event; does not wait."""
         return mark.query()
 
-    def elapsed_s(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """Device time between two events."""
-        return earlier.elapsed_time(later) / 1e3
-
-    def worked_s(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """Unknown: an exchange between devices does not live on processor time."""
-        return 0.0
+    def between(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> tuple[float, float]:
+        """Device time; processor time is unknown, an exchange between devices does not live on it."""
+        return earlier.elapsed_time(later) / 1e3, 0.0
 
 
 def clock_for(device: torch.device) -> Clock:

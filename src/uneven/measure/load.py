@@ -20,7 +20,7 @@ class LoadMeter:
         rank: for the records.
         gpu_uuid: this worker's device as NVML knows it, or None. Not its index: NVML counts every device of the
             machine, CUDA only those that CUDA_VISIBLE_DEVICES leaves.
-        every_s: least time between two samples, but for larger batches than any before.
+        every_s: least time between two samples; memory is looked at after a larger batch than any before, too.
         device: where the worker computes, and whose memory a larger batch would fill.
 
     Attributes:
@@ -47,14 +47,16 @@ class LoadMeter:
         """A record if one is due, else None.
 
         Args:
-            batch: samples of the iteration; after more than ever before, the memory is looked at at once.
+            batch: samples of the iteration; after more than ever before, :attr:`memory` is read at once.
         """
         now = time.monotonic()
-        if now < self._next_s and batch <= self._largest:
+        due, larger = now >= self._next_s, batch > self._largest
+        if due or larger:
+            self._largest = max(self._largest, batch)
+            self.memory = memory.use(self._device)
+        if not due:
             return None
-        self._largest = max(self._largest, batch)
         self._next_s = now + self._every_s
-        self.memory = memory.use(self._device)
         gpu, gpu_memory_bytes = self._gpu.read() if self._gpu else (None, None)
         self.latest = LoadRecord(
             rank=self._rank,

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from uneven.measure.clock import Clock, Mark
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Where the time of one iteration went, in seconds.
+class Timing(NamedTuple):
+    """Where the time of one iteration went, in seconds; a tuple, as one is made on every step.
 
     ``transfer_s`` is the part of ``exchange_s`` that this worker's own side of the exchange takes: the processor
     time that it used there, at the pace at which it gets processor time while it computes. Moving bytes through
@@ -101,17 +101,16 @@ class Meter:
         return found
 
     def _read(self, marks: _Marks) -> Timing:
-        exchange_s = sum(self._clock.elapsed_s(*pair) for pair in marks.exchanges)
-        compute_s = self._clock.elapsed_s(marks.begin, marks.end) - exchange_s
-        moved_s = sum(self._clock.worked_s(*pair) for pair in marks.exchanges)
-        computed_s = self._clock.worked_s(marks.begin, marks.end) - moved_s
-        fetched_s = self._clock.worked_s(marks.asked, marks.begin)
+        between = self._clock.between
+        exchange_s = moved_s = 0.0
+        for ready, done in marks.exchanges:
+            waited_s, worked_s = between(ready, done)
+            exchange_s += waited_s
+            moved_s += worked_s
+        data_s, fetched_s = between(marks.asked, marks.begin)
+        whole_s, worked_s = between(marks.begin, marks.end)
+        compute_s, computed_s = whole_s - exchange_s, worked_s - moved_s
+        transfer_s = min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0
         return Timing(
-            iteration=marks.iteration,
-            data_s=self._clock.elapsed_s(marks.asked, marks.begin),
-            compute_s=compute_s,
-            exchange_s=exchange_s,
-            transfer_s=min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0,
-            local_cpu_s=fetched_s + computed_s,
-            exchange_cpu_s=moved_s,
+            marks.iteration, data_s, compute_s, exchange_s, transfer_s, fetched_s + computed_s, moved_s
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_LEAST_S = 0.1
+LEAST_S = 0.1
 """Between two readings: the machine's own count comes in hundredths of a second."""
 
 _LIMITS_EVERY_S = 1.0
@@ -70,10 +70,14 @@ class Others:
         self._looked_s = -math.inf
         self._choose(now_s())
 
-    def sample(self) -> float:
-        """0 … 1; NaN where it cannot be known, and until the first two readings are far enough apart."""
+    def sample(self, least_s: float = LEAST_S) -> float:
+        """0 … 1; NaN where it cannot be known, and until the first two readings are far enough apart.
+
+        Args:
+            least_s: seconds from one reading to the next; what was read last serves meanwhile.
+        """
         now_s, then_s = self._now_s(), self._last[0]
-        if now_s - then_s < _LEAST_S or self._choose(now_s) or self._node is None:
+        if now_s - then_s < least_s or self._choose(now_s) or self._node is None:
             return self._part
         taken_s = self._node.used_s() - self._own_s()
         self._part = min(max((taken_s - self._last[1]) / ((now_s - then_s) * self._cores), 0.0), 1.0)

@@ -63,6 +63,7 @@ class Auto(Predictor):
         if not isinstance(names, tuple) or not names or "auto" in names:
             raise ConfigError(f"auto: experts = {experts!r} must be names of other predictors, as in last/ema/narx")
         self._experts = tuple(predictors.resolve(name) for name in names)
+        self.watches = any(expert.watches for expert in self._experts)
         self._rate, self._share = float(rate), float(share)
         self._weights = [1.0 / len(names)] * len(names)
         self._error = _FIRST_ERROR  # root mean square

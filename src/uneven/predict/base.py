@@ -38,7 +38,13 @@ class Predictor(ABC):
             predictor.absorb(lesson.learn())
 
     Whoever asks for a lesson sees to it that it is absorbed before the next one is asked for, or is dropped.
+
+    Attributes:
+        watches: whether it reads ``cpu`` and ``memory``; for one that does not, they are looked up rarely, as finding
+            out what others use costs the step more than all the rest.
     """
+
+    watches: bool = False
 
     @abstractmethod
     def observe(self, seen: Observation) -> None:

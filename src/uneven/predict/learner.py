@@ -82,6 +82,8 @@ class Learner(Predictor):
         ConfigError: an option out of range.
     """
 
+    watches = True
+
     def __init__(self, model: Model, *, warm_up: int, every: int, memory: int, hold: float) -> None:
         for name, value, least in (("warm_up", warm_up, 4), ("every", every, 1), ("memory", memory, 16)):
             whole(name, value, least)

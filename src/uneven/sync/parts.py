@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from uneven.core.actions import StepPlan
@@ -55,7 +55,7 @@ class PerRank(Generic[Answer]):
         self._make = make
         self._looks_at_sites = looks_at_sites
         self._members: Members = ()
-        self._sites: dict[int, str] = {}
+        self._sites: Mapping[int, str] = {}
         self._tables: dict[int, dict[int, Answer]] = {}
 
     def __call__(self, view: SyncView, phase: int) -> Answer:

@@ -46,7 +46,7 @@ class Shuffle(SyncPolicy):
         """The plan of ``inner`` as if there were nobody but the group; nothing for who is alone in it."""
         turn = view.clock // self._facts.every
         group = self._group(view, self.groups.phase(len(view.members), turn))
-        return NOTHING if len(group) == 1 else self.inner.plan(replace(view, members=group))
+        return NOTHING if len(group) == 1 else self.inner.plan(view._replace(members=group))
 
     @property
     def facts(self) -> Facts:

@@ -315,7 +315,7 @@ class SyncPolicyContract(ABC):
         views = [view for run in self.runs() for view in run]
         asked = self.make()
         for view in [*views, *reversed(views), *views[::7]]:
-            assert asked.plan(view) == self.make().plan(dataclasses.replace(view, members=(*view.members,)))
+            assert asked.plan(view) == self.make().plan(view._replace(members=(*view.members,)))
 
     def test_a_worker_talks_only_to_the_living_and_is_one_of_them(self) -> None:
         for run in self.runs():

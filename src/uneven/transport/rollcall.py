@@ -23,6 +23,10 @@ _GRACE_S = 6.0
 """How long one waits for signs of life: a worker with a tenth of a core has answered by then, also one whose
 connection to the store took five seconds, as happens where names are looked up in vain."""
 
+_ON_ITS_WAY_S = 2.0
+"""How long a process that was called may take to come to the exchange before it counts as elsewhere: those who notice
+first ask at once, when one that is merely slower may still be in the step before."""
+
 _ASLEEP = timedelta(days=20)
 """The longest wait that the store's clock can hold; a thread that gives up then is missed by nobody but us."""
 
@@ -100,10 +104,17 @@ class RollCall:
             store.wait([f"call/{self._rank}"], _ASLEEP)
             if store.get(f"call/{self._rank}") == _LEAVE.encode():
                 return
-            store.set(f"answer/{self._rank}", _WAITING if self.waiting else _ELSEWHERE)
+            store.set(f"answer/{self._rank}", _WAITING if self._comes() else _ELSEWHERE)
             # Who was the first to ask may end, and the store with it, before this rank comes to ask.
             store.wait(["verdict"], timedelta(seconds=2 * _GRACE_S))
             self._verdict = {int(rank): state for rank, state in json.loads(store.get("verdict")).items()}
+
+    def _comes(self) -> bool:
+        """Whether this worker waits in an exchange, or does so before long."""
+        deadline = time.monotonic() + _ON_ITS_WAY_S
+        while not self.waiting and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.waiting
 
     def _ask(self) -> dict[int, str] | None:
         """What each rank that answers is doing; None if the store does not answer.

@@ -171,7 +171,7 @@ def test_a_full_memory_takes_no_more() -> None:
     balancer, shares = Numerical(), (100, 100, 100)
     for k in range(40):
         seen = view(shares, linear(0.0005, 0.001, 0.002), 2 * k)
-        full = (dataclasses.replace(seen.observed[0], memory=0.95), *seen.observed[1:])  # type: ignore[type-var]
+        full = (seen.observed[0]._replace(memory=0.95), *seen.observed[1:])  # type: ignore[type-var]
         shares = balancer.split(dataclasses.replace(seen, observed=full)).shares  # type: ignore[assignment]
     assert shares[0] == 100
     assert shares[1] > 100 > shares[2]

@@ -28,11 +28,8 @@ class Script:
     def passed(self, mark: tuple[float, float]) -> bool:
         return mark[0] <= self.reached_s
 
-    def elapsed_s(self, earlier: tuple[float, float], later: tuple[float, float]) -> float:
-        return later[0] - earlier[0]
-
-    def worked_s(self, earlier: tuple[float, float], later: tuple[float, float]) -> float:
-        return later[1] - earlier[1]
+    def between(self, earlier: tuple[float, float], later: tuple[float, float]) -> tuple[float, float]:
+        return later[0] - earlier[0], later[1] - earlier[1]
 
 
 @pytest.fixture
