@@ -6,14 +6,18 @@ import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 from uneven.data.datasets import digits
 from uneven.fleet import Ensemble, Member, accuracy
+
+NUMBER = 3
 
 
 def make(width: int = 16, batch_size: int = 50, scheduled: bool = False) -> Member:
@@ -92,3 +96,69 @@ def fails_always(sample: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tenso
 
 def few() -> Subset[tuple[torch.Tensor, ...]]:
     return Subset(digits().train, range(60))
+
+
+class Noted:
+    """A loss that writes down whom it was asked about: one file for each process that trains."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with (self.folder / f"{os.getpid()}.txt").open("a") as file:
+            file.write(" ".join(map(str, target.tolist())) + "\n")
+        return F.cross_entropy(output, target % 10)
+
+
+class Numbered:
+    """Digits whose label tells the sample's number too: the label is the last digit of the target."""
+
+    def __init__(self, samples: int) -> None:
+        self.data = Subset(digits().train, range(samples))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image, label = self.data[index]
+        return image, label + 10 * index
+
+
+def plain(batch_size: int = 50, noted: Path | None = None, delay_s: float = 0.0) -> Member:
+    """Draws nothing and looks at no batch as a whole, so it learns the same in however many parts."""
+    torch.manual_seed(1)
+    layers = (nn.Flatten(), Late(delay_s), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    return Member(model, optimizer, batch_size=batch_size, loss=Noted(noted) if noted else F.cross_entropy)
+
+
+class Late(nn.Module):
+    """Takes so long for each sample where it is the second worker of its member."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__()
+        self.delay_s = delay_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.delay_s and dist.is_initialized() and dist.get_rank() == 1:
+            time.sleep(self.delay_s * len(x))
+        return x
+
+
+class SecondRaises(nn.Module):
+    """Fails in the second worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if dist.is_initialized() and dist.get_rank() == 1:
+            raise ValueError("not here")
+        return self.inner(x.flatten(1))
+
+
+def second_raises() -> Member:
+    model = SecondRaises()
+    return Member(model, torch.optim.SGD(model.parameters(), lr=0.1))

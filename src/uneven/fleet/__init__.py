@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from uneven.fleet.allocate import Closeness
+    from uneven.fleet.batch_rule import BatchRule
     from uneven.fleet.converge import Epoch, History, never, plateau, target
     from uneven.fleet.engine_options import Options
     from uneven.fleet.engine_train import train
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from uneven.fleet.rounds import Paradigm
 
 __all__ = [
+    "BatchRule",
     "Closeness",
     "Ensemble",
     "Epoch",
@@ -45,6 +47,7 @@ __all__ = [
 
 _HOMES = {
     "uneven.fleet.allocate": ("Closeness",),
+    "uneven.fleet.batch_rule": ("BatchRule",),
     "uneven.fleet.converge": ("Epoch", "History", "never", "plateau", "target"),
     "uneven.fleet.engine_options": ("Options",),
     "uneven.fleet.engine_train": ("train",),

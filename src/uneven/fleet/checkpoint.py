@@ -39,8 +39,15 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def capture(name: str, member: Member, epochs: int, history: list[dict[str, Any]]) -> dict[str, Any]:
-    """The state of a member after ``epochs`` epochs."""
+def capture(
+    name: str, member: Member, epochs: int, history: list[dict[str, Any]], states: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The state of a member after ``epochs`` epochs.
+
+    Args:
+        states: the random state of each of its workers; by default of this process alone.
+    """
+    states = states or [random_state()]
     return {
         "schema": SCHEMA,
         "name": name,
@@ -49,12 +56,16 @@ def capture(name: str, member: Member, epochs: int, history: list[dict[str, Any]
         "model": member.model.state_dict(),
         "optimizer": member.optimizer.state_dict(),
         "scheduler": member.scheduler.state_dict() if member.scheduler is not None else None,
-        "random": random_state(),
+        "random": states[0],
+        "others": states[1:],
     }
 
 
-def restore(saved: dict[str, Any], name: str, member: Member) -> None:
+def restore(saved: dict[str, Any], name: str, member: Member, rank: int = 0) -> None:
     """Bring a member, newly made by its factory, to where it was.
+
+    Args:
+        rank: of this worker of the member. One that was not there before keeps its random state.
 
     Raises:
         CheckpointError: the factory makes another model, optimizer or scheduler than the one that was saved.
@@ -74,7 +85,9 @@ def restore(saved: dict[str, Any], name: str, member: Member) -> None:
             f"member {name!r}: its checkpoint does not fit what its factory makes ({error}): let the factory make what "
             f"it made when the training began, or name another directory"
         ) from error
-    set_random_state(saved["random"])
+    states = [saved["random"], *saved.get("others", ())]
+    if rank < len(states):
+        set_random_state(states[rank])
 
 
 def write(path: Path, saved: dict[str, Any], *, verify: bool = False) -> None:

@@ -22,6 +22,7 @@ class Epoch:
         checkpoint_s: seconds of writing the checkpoint.
         samples: trained on.
         devices: that the member had.
+        shares: samples of each of its workers in a batch, as split last.
     """
 
     train_loss: float
@@ -32,6 +33,7 @@ class Epoch:
     checkpoint_s: float = 0.0
     samples: int = 0
     devices: int = 1
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from uneven.fleet.engine_devices import Devices, devices_of
 from uneven.fleet.engine_hosts import Host, Hosts
 from uneven.fleet.engine_options import Moment, Options, Show
 from uneven.fleet.engine_profile import known_rates
+from uneven.fleet.engine_remains import sweep
 from uneven.fleet.engine_state import MemberState, RunState, folders, load, locked, save, tidy
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.feed import Feed, look
@@ -58,6 +59,7 @@ def run(ensemble: Ensemble, devices: Devices, directory: Path, options: Options,
         "metric": ensemble.metric.name,
     }
     with locked(directory):
+        sweep(directory)
         state = load(directory, asked)
         for member in state.members.values():  # what failed is tried again; perhaps its cause is gone
             if member.status == "failed":
@@ -181,8 +183,7 @@ class _Run:
         for name, count in flotilla.members.items():
             self._running[name] = count
             taken = tuple(self._free.pop(0) for _ in range(count))
-            self._hosts.open(self._job(name, taken))
-            self._hosts.ask(name, ("load", self._hosts.by_member[name].job))
+            self._hosts.load(self._job(name, taken))
         for name, answer in self._hosts.collect(self._look).items():
             if answer[0] != "loaded":
                 self._lost(name, answer)
@@ -206,8 +207,7 @@ class _Run:
         """All who run read every sample once."""
         number = self._state.passes
         for name in self._running:
-            self._feed.join(name)
-            self._hosts.ask(name, ("epoch", number))
+            self._hosts.epoch(name, number)
         after = stream.begins(number + 1)
         ahead = self._feed.ledger.slots if self._goes_on() else 0
         self._feed.allow(after + ahead, after)
@@ -284,12 +284,16 @@ class _Run:
     def _look(self) -> None:
         self._count()
         feed, most = self._feed, self._ensemble.max_epochs
-        self._show(Moment(self._state, dict(self._running), feed.ledger, feed.wanted, most))
+        processes = {**self._hosts.processes, "": feed.processes}
+        self._show(Moment(self._state, dict(self._running), feed.ledger, feed.wanted, most, processes))
 
     def _job(self, name: str, devices: tuple[str, ...]) -> Job:
         epochs = len(self._state.members[name].epochs)
         folder = self._folders[name]
-        return Job(name, self._factories[name], self._ensemble.metric, devices, folder, epochs, self._ensemble.seed)
+        return Job(
+            name, self._factories[name], self._ensemble.metric, devices, folder, epochs, self._ensemble.seed,
+            self._options.batch_rule, self._options.balance,
+        )  # fmt: skip
 
 
 def best_checkpoint(directory: Path, ensemble: Ensemble, state: RunState, name: str) -> Path | None:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, PeerError
 
 _PATIENCE_S = 5.0
 
@@ -107,6 +107,11 @@ class Child:
         events.add(self._connection.fileno(), self._listen)
         events.add(self.process.sentinel, self._ended)
 
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return int(self.process.pid)
+
     def send(self, message: Any) -> None:
         """Say something. To one that has died it is said in vain; its death is heard of by itself."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, OSError):
@@ -123,6 +128,12 @@ class Child:
     def hang_up(self) -> None:
         """Tell it to end, without waiting."""
         self._forget()
+
+    def end(self) -> None:
+        """End it now, whatever it does; one that waits for a process that is gone would not listen. Twice is fine."""
+        self._forget()
+        self.process.kill()
+        self.process.join()
 
     @property
     def ending(self) -> str:
@@ -169,13 +180,21 @@ def _begin(target: Callable[..., None], connection: Connection, *arguments: Any)
 
 
 @contextlib.contextmanager
-def telling(tell: Callable[[str], None]) -> Iterator[None]:
-    """What the user's code raises in here is told to the other process, and ends this one without a second report."""
+def telling(tell: Callable[[str], None], lost: Callable[[str], None] | None = None) -> Iterator[None]:
+    """What the user's code raises in here is told to the other process, and ends this one without a second report.
+
+    Args:
+        lost: told instead that a worker beside this one is missing, which says nothing of the user's code here.
+    """
     import traceback
 
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except PeerError as error:
+        (lost or tell)(str(error))
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # the process ends with it
         raise
     except BaseException:
         tell(traceback.format_exc())

@@ -13,7 +13,7 @@ Devices = str | int | Sequence[str]
 
 
 def devices_of(asked: Devices) -> tuple[str, ...]:
-    """The devices by name; a CPU slot is one thread, and there may be more slots than cores.
+    """The devices by name; a CPU slot is a process of one thread, and there may be more slots than cores.
 
     Args:
         asked: "auto" for every GPU, or for a slot for each core where there is none; a number of CPU slots; or names,
@@ -24,7 +24,7 @@ def devices_of(asked: Devices) -> tuple[str, ...]:
     """
     if asked == "auto":
         found = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
-        return found or ("cpu",) * _cores()
+        return found or ("cpu",) * cores()
     if isinstance(asked, int):
         if asked < 1:
             raise ConfigError(f"devices={asked}: an ensemble is trained on at least one")
@@ -50,5 +50,6 @@ def devices_of(asked: Devices) -> tuple[str, ...]:
     return tuple(asked)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,61 +8,91 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uneven.fleet.engine_child import Child, Events
+from uneven.fleet.engine_meeting import Meetings
 from uneven.fleet.feed import Feed
 from uneven.fleet.member_host import Job, host
 
 _LOOK_S = 0.25
 
+_BETWEEN = "\0"  # in a reader's name, between the member and the number of its worker
+
+
+def reader_of(member: str, rank: int) -> str:
+    """The name under which a worker of a member reads the stream."""
+    return f"{member}{_BETWEEN}{rank}" if rank else member
+
+
+def member_of(reader: str) -> str:
+    """Whose worker reads under this name."""
+    return reader.partition(_BETWEEN)[0]
+
 
 @dataclass(slots=True)
 class Host:
-    """A process and the member in it.
+    """A member and the processes in which it trains, one for each of its devices.
 
     Attributes:
-        busy: it was asked for something and has not answered.
+        asked: workers that were asked for something and have not answered.
+        used: how many of its workers have something to do.
+        answer: what the member said last: "loaded", "epoch", "profiled", "failed" or "died".
+        lost: workers that ended because another one was missing, and what they said.
         since_s: until when its time has been counted.
-        answer: the last thing it said that ends a request: "loaded", "epoch", "profiled", "failed" or "died".
     """
 
-    child: Child
+    children: list[Child]
     job: Job
-    busy: bool = False
+    asked: set[int] = field(default_factory=set)
+    used: int = 1
     answer: tuple[Any, ...] = ()
+    lost: dict[int, str] = field(default_factory=dict)
     since_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has failed or died, and its processes have ended."""
+        return bool(self.answer) and self.answer[0] in ("failed", "died")
 
 
 class Hosts:
-    """Gives each member a process, asks all of them at once and collects the answers.
+    """Gives each member its processes, asks all of them at once and collects the answers.
 
     Attributes:
-        by_member: who has a process now.
+        by_member: who has processes now.
     """
 
     def __init__(self, events: Events, feed: Feed) -> None:
         self._events, self._feed = events, feed
+        self._meetings = Meetings()
         self._spare: list[Child] = []
         self._started = 0
         self.by_member: dict[str, Host] = {}
 
-    def open(self, job: Job) -> None:
-        """Give a member a process: one that another member has left, or a new one."""
-        child = self._spare.pop() if self._spare else self._start()
-        self.by_member[job.name] = Host(child, job)
+    def load(self, job: Job) -> None:
+        """Give a member processes, such as others have left or new ones, and let it be made or restored in them."""
+        self._open(job, lambda seat: ("load", job, seat))
+
+    def profile(self, job: Job, sample: list[Any], limit_s: float) -> None:
+        """The same to measure how fast it is, for so many seconds."""
+        self._open(job, lambda seat: ("profile", job, seat, sample, limit_s))
+
+    def epoch(self, name: str, number: int) -> None:
+        """Let a member train for this pass over the data. One that died since it was asked last has answered."""
+        one = self.by_member[name]
+        if one.gone:
+            return
+        one.asked, one.answer = set(range(one.used)), ()
+        for rank in range(one.used):
+            self._feed.join(reader_of(name, rank))
+            one.children[rank].send(("epoch", number))
 
     def leave(self, name: str) -> Host:
-        """A member is stopped; its process, if it lives, is for the next one."""
+        """A member is stopped; its processes, if they live, are for the next one."""
         one = self.by_member.pop(name)
-        if one.answer and one.answer[0] in ("failed", "died"):
-            one.child.close()
-        else:
-            self._spare.append(one.child)
+        if not one.gone:
+            for child in one.children:
+                child.send(("leave",))
+            self._spare += one.children
         return one
-
-    def ask(self, name: str, message: tuple[Any, ...]) -> None:
-        """Ask a member's process for something."""
-        one = self.by_member[name]
-        one.busy, one.answer = True, ()
-        one.child.send(message)
 
     def collect(self, look: Callable[[], None] = lambda: None) -> dict[str, tuple[Any, ...]]:
         """Wait for all who were asked.
@@ -71,32 +101,52 @@ class Hosts:
             look: called four times a second.
 
         Returns:
-            Member → its answer, "failed" and "died" among them.
+            Member → its answer, "failed" and "died" among them, also of those who had died before they were asked.
 
         Raises:
             DataError: a sample cannot be prepared.
         """
-        asked = [name for name, one in self.by_member.items() if one.busy]
+        asked = [name for name, one in self.by_member.items() if one.asked or one.gone]
         looked_s = -_LOOK_S
-        while any(self.by_member[name].busy for name in asked):
+        while any(self.by_member[name].asked for name in asked):
             self._feed.wait(_LOOK_S)
             if time.perf_counter() - looked_s >= _LOOK_S:
                 look()
                 looked_s = time.perf_counter()
         return {name: self.by_member[name].answer for name in asked}
 
-    def tell(self, name: str, message: Any) -> None:
+    def tell(self, reader: str, message: Any) -> None:
         """Answer a reader."""
-        if name in self.by_member:
-            self.by_member[name].child.send(message)
+        one = self.by_member.get(member_of(reader))
+        if one is not None:
+            one.children[int(reader.partition(_BETWEEN)[2] or 0)].send(message)
+
+    @property
+    def processes(self) -> dict[str, tuple[int, ...]]:
+        """Member → the numbers of its processes."""
+        return {name: tuple(child.pid for child in one.children) for name, one in self.by_member.items()}
 
     def close(self) -> None:
         """End all."""
-        children = [*self._spare, *(one.child for one in self.by_member.values())]
+        children = list(self._spare)
+        for one in self.by_member.values():
+            if one.used > 1:  # they may be waiting for each other, and would not hear that they are to end
+                for child in one.children:
+                    child.end()
+            else:
+                children += one.children
         for child in children:
             child.hang_up()
         for child in children:
             child.close()
+        self._meetings.close()
+
+    def _open(self, job: Job, message: Callable[[Any], tuple[Any, ...]]) -> None:
+        size = len(job.devices)
+        children = [self._spare.pop() if self._spare else self._start() for _ in range(size)]
+        self.by_member[job.name] = Host(children, job, asked=set(range(size)), used=size)
+        for child, seat in zip(children, self._meetings.seats(size), strict=True):
+            child.send(message(seat))
 
     def _start(self) -> Child:
         self._started += 1
@@ -105,29 +155,60 @@ class Hosts:
             self._events, f"member process {self._started}", host, arguments, heard=self._heard, died=self._died
         )
 
-    def _of(self, child: Child) -> str | None:
-        return next((name for name, one in self.by_member.items() if one.child is child), None)
+    def _of(self, child: Child) -> tuple[str, int] | None:
+        for name, one in self.by_member.items():
+            if child in one.children:
+                return name, one.children.index(child)
+        return None
 
     def _heard(self, child: Child, message: tuple[Any, ...]) -> None:
-        name = self._of(child)
-        if name is None:
+        place = self._of(child)
+        if place is None:
             return
+        name, rank = place
         if message[0] == "want":
-            self._feed.want(name, message[1])
+            self._feed.want(reader_of(name, rank), message[1])
         elif message[0] == "read":
-            self._feed.read(name, message[1])
+            self._feed.read(reader_of(name, rank), message[1])
+        elif message[0] == "failed":
+            self._end(name, message)
+        elif message[0] == "lost":
+            self._lost(name, rank, message[1])
         else:
-            self._answered(name, message)
+            self._answered(name, rank, message)
 
     def _died(self, child: Child) -> None:
-        name = self._of(child)
-        if name is None:
-            self._spare.remove(child)
-        elif not self.by_member[name].answer or self.by_member[name].answer[0] != "failed":
-            self._answered(name, ("died", child.ending))
+        place = self._of(child)
+        if place is None:
+            if child in self._spare:
+                self._spare.remove(child)
+            return
+        name, rank = place
+        if rank not in self.by_member[name].lost:  # else its end says nothing; whom it missed will be heard of
+            self._end(name, ("died", child.ending))
 
-    def _answered(self, name: str, message: tuple[Any, ...]) -> None:
+    def _lost(self, name: str, rank: int, text: str) -> None:
         one = self.by_member[name]
-        one.answer, one.busy = message, False
-        if message[0] != "loaded":
-            self._feed.leave(name)  # the ring holds nothing back for it any more
+        one.lost[rank] = text
+        if len(one.lost) == one.used:  # nobody failed: they lost each other
+            self._end(name, ("died", f"its workers lost each other: {text}"))
+
+    def _answered(self, name: str, rank: int, message: tuple[Any, ...]) -> None:
+        one = self.by_member[name]
+        one.asked.discard(rank)
+        if message[0] == "loaded":
+            one.used = message[1]
+        elif message[0] == "epoch":
+            self._feed.leave(reader_of(name, rank))  # the ring holds nothing back for it any more
+        if rank == 0:
+            one.answer = message
+
+    def _end(self, name: str, answer: tuple[Any, ...]) -> None:
+        """One of a member's workers has failed or died; those who wait for it would wait long."""
+        one = self.by_member[name]
+        if one.gone:
+            return
+        for rank, child in enumerate(one.children):
+            child.end()
+            self._feed.leave(reader_of(name, rank))
+        one.answer, one.asked = answer, set()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from uneven.balance import balancers
 from uneven.errors import ConfigError
 from uneven.fleet.allocate import Closeness
+from uneven.fleet.batch_rule import BatchRule
 from uneven.fleet.engine_state import RunState
 from uneven.fleet.feed_ledger import Ledger
 from uneven.fleet.rounds import ALPHA, Paradigm
@@ -24,10 +26,14 @@ class Options:
         alpha: the share of the devices that must be busy for a round to go on.
         closeness: how near the rates of those who share a stream are; by default a quarter of the fastest. Ours: the
             paper's 20 samples/s is for members of 21 … 176 samples/s.
+        batch_rule: what becomes of batch and learning rate of a member whose number of devices changes; by default its
+            global batch is kept.
+        balance: how the batches of a member on several devices are split among its workers: a balancer of
+            :class:`uneven.Session`; "even" repeats to the bit.
         rates: member → samples/s on 1, 2, … devices, if they are known; otherwise they are measured first.
 
     Raises:
-        ConfigError: a number that makes no sense.
+        ConfigError: a number that makes no sense, or a balancer that does not exist.
     """
 
     buffer: int = 2048
@@ -36,6 +42,8 @@ class Options:
     paradigm: Paradigm = Paradigm.GLOBAL
     alpha: float = ALPHA
     closeness: Closeness = field(default_factory=lambda: Closeness(delta_share=0.25))
+    batch_rule: BatchRule = BatchRule.KEEP
+    balance: str = "lb-bsp"
     rates: Mapping[str, Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
@@ -43,17 +51,23 @@ class Options:
             raise ConfigError(f"buffer={self.buffer}, chunk={self.chunk}: the buffer holds at least two chunks of one")
         if self.preprocessors is not None and self.preprocessors < 1:
             raise ConfigError(f"preprocessors={self.preprocessors}: at least one has to make the samples")
+        balancers.resolve(self.balance)  # says now what its workers would say
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a face may show: the state, who trains on how many devices now, and the book of the shared buffer."""
+    """What a face may show: the state, who trains on how many devices now, and the book of the shared buffer.
+
+    Attributes:
+        processes: member → the numbers of its processes; "" → those of the preprocessors.
+    """
 
     state: RunState
     running: Mapping[str, int]
     ledger: Ledger
     preprocessors: int
     max_epochs: int
+    processes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 Show = Callable[[Moment], None]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from uneven.errors import ConfigError
-from uneven.fleet.engine_devices import devices_of
+from uneven.fleet.engine_devices import cores
 from uneven.fleet.engine_hosts import Hosts
 from uneven.fleet.engine_state import RunState
 from uneven.fleet.member_host import Job
@@ -29,9 +29,9 @@ def known_rates(
 ) -> Rates:
     """The rates that the user gave, that an earlier start measured, or that members show now.
 
-    FLEET's order: r(1) of all, then r(2 … M_t); one after the other here, so that none disturbs another one. CPU slots
-    are threads, so no member is tried on more slots than there are cores; a GPU takes one process, so on GPUs there is
-    nothing but r(1). A member that cannot be profiled has failed.
+    FLEET's order: r(1) of all, then r(2 … M_t); one after the other here, so that none disturbs another one. No member
+    is tried on more CPU slots than there are cores, or on more devices than its batch can be divided among. One that
+    cannot be profiled has failed; one that can on fewer devices is trained on those.
 
     Raises:
         ConfigError: rates were given, but not of every member.
@@ -42,27 +42,31 @@ def known_rates(
             raise ConfigError(f"rates has no entry for member {missing[0]!r}: give all members one, or none")
         state.rates = {name: [float(rate) for rate in given[name]] for name in state.members}
 
-    def measure(name: str, count: int) -> None:
+    def measure(name: str, count: int) -> bool:
         job = replace(job_of(name, devices[:count]), epochs=0)
-        hosts.open(job)
-        hosts.ask(name, ("profile", job, sample, PROFILE_S))
+        hosts.profile(job, sample, PROFILE_S)
         answer = hosts.collect(look)[name]
         hosts.leave(name)
-        if answer[0] == "profiled":
-            state.rates.setdefault(name, []).append(rate_per_s(answer[1], answer[2]))
-            return
         member = state.members[name]
-        member.status = "failed"
-        member.why = answer[1].strip() if answer[0] == "failed" else f"its process died in its profile ({answer[1]})"
+        if answer[0] == "profiled":
+            _, steps_s, batch, used = answer
+            if used == count:
+                state.rates.setdefault(name, []).append(rate_per_s(steps_s, batch))
+            return bool(used == count)
+        why = answer[1].strip() if answer[0] == "failed" else f"its process died in its profile ({answer[1]})"
+        if count == 1:
+            member.status, member.why = "failed", why
+        else:
+            member.note = f"not on {count} devices: {why}"
+        return False
 
     fresh = [name for name, one in state.members.items() if one.status == "waiting" and name not in state.rates]
     for name in fresh:
         measure(name, 1)
-    cores = len(devices_of("auto")) if devices[0] == "cpu" else 1
-    alone = {name: rates[0] for name, rates in state.rates.items()}
-    most = min(cores, most_profiled(alone, len(devices), len(devices))) if alone else 1
+    useful = cores() if devices[0] == "cpu" else len(devices)
+    alone = {name: rates[0] for name, rates in state.rates.items() if rates[0] > 0.0}
+    most = min(useful, most_profiled(alone, len(devices), len(devices))) if alone else 1
     for name in fresh:
-        for count in range(2, most + 1):
-            if state.members[name].status == "waiting":
-                measure(name, count)
+        if state.members[name].status == "waiting":
+            all(measure(name, count) for count in range(2, most + 1))  # up to the first that cannot be
     return Rates({name: state.rates.get(name, [1.0]) for name in state.members})

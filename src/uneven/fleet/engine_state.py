@@ -39,6 +39,7 @@ class MemberState:
         epochs: all of its epochs.
         device_s: seconds times devices, from when it was started to when it was stopped.
         deaths: how often its process was killed since its last finished epoch.
+        note: what else is to be known of it: why it is not trained on more devices.
     """
 
     status: str = "waiting"
@@ -46,6 +47,7 @@ class MemberState:
     epochs: list[Epoch] = field(default_factory=list)
     device_s: float = 0.0
     deaths: int = 0
+    note: str = ""
 
     def history(self, higher_is_better: bool) -> History:
         """For the rule of convergence."""
@@ -116,7 +118,7 @@ def load(directory: Path, asked: dict[str, Any]) -> RunState:
 
 
 def _member(saved: dict[str, Any]) -> MemberState:
-    saved["epochs"] = [Epoch(**one) for one in saved["epochs"]]
+    saved["epochs"] = [Epoch(**{**one, "shares": tuple(one.get("shares", ()))}) for one in saved["epochs"]]
     return MemberState(**saved)
 
 

@@ -28,8 +28,7 @@ def train(
     Args:
         ensemble: what to train.
         devices: "auto" for every GPU, or for a CPU slot for each core where there is none; a number of CPU slots; or
-            names of devices. A member with several CPU slots computes with as many threads, in one process. A member
-            has one GPU at most.
+            names of devices. A member with several trains in as many processes.
         directory: where checkpoints and ``state.json`` lie.
         options: buffer, planning and preprocessing; see :class:`~uneven.fleet.engine_options.Options`.
         progress: show on the terminal what goes on.

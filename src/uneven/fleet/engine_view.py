@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from uneven.fleet.engine_hosts import member_of
 from uneven.fleet.engine_options import Moment, Show
 
 
@@ -29,7 +30,7 @@ def live(metric: str) -> Iterator[Show]:
 def page(moment: Moment, metric: str) -> Group:
     """Every member with what it does now; the buffer, and for whom the others wait."""
     state = moment.state
-    held = set(moment.ledger.holding())
+    held = {member_of(reader) for reader in moment.ledger.holding()}
     table = Table(box=None, pad_edge=False)
     for heading, justify in (("member", "left"), ("devices", "right"), ("samples/s", "right"), ("epoch", "right"),
                              (metric, "right"), ("left at most", "right"), ("", "left")):  # fmt: skip

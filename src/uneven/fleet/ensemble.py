@@ -26,6 +26,8 @@ class Member:
         batch_size: samples of a step; the last batch of an epoch may be smaller.
         loss: called with the model's output and the target; the mean over the batch.
         scheduler: stepped as ``schedule`` says; ``ReduceLROnPlateau`` gets the metric.
+        find_unused_parameters: set it if a forward pass may leave out some parameters; asked only where several workers
+            train the member.
     """
 
     model: nn.Module
@@ -34,6 +36,7 @@ class Member:
     loss: Callable[[Any, Any], torch.Tensor] = F.cross_entropy
     scheduler: Any = None
     schedule: Literal["epoch", "batch"] = "epoch"
+    find_unused_parameters: bool = False
 
 
 Factory = Callable[[], Member]
@@ -84,7 +87,7 @@ class Ensemble:
         seed: decides the first weights, the order of the samples and what augmentation draws.
 
     Raises:
-        ConfigError: no members, no epochs, or an empty data set.
+        ConfigError: no members, no epochs, an empty data set, or something that is not what it must be.
     """
 
     members: Mapping[str, Factory]
@@ -100,6 +103,20 @@ class Ensemble:
     def __post_init__(self) -> None:
         if not self.members:
             raise ConfigError("an ensemble without members: name at least one")
+        for name, factory in self.members.items():
+            if not (isinstance(name, str) and name and name.isprintable()):
+                raise ConfigError(f"a member is named {name!r}: give it a name of printable characters")
+            if not callable(factory):
+                raise ConfigError(
+                    f"member {name!r} is a {type(factory).__name__}: give the function that makes it, which is called "
+                    f"in another process"
+                )
+        if not isinstance(self.metric, Metric):
+            raise ConfigError(f"metric is {self.metric!r}: give fleet.accuracy, fleet.own_loss or a fleet.Metric")
+        for what, call in (("transform", self.transform), ("validate_transform", self.validate_transform),
+                           ("converged", self.converged)):  # fmt: skip
+            if not (callable(call) or (call is None and what != "converged")):
+                raise ConfigError(f"{what} is {call!r}: give a function")
         if self.max_epochs < 1:
             raise ConfigError(f"max_epochs is {self.max_epochs}: train for at least one epoch")
         for what, data in (("dataset", self.dataset), ("validate", self.validate)):

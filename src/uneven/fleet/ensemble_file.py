@@ -43,18 +43,30 @@ def read(path: Path) -> Ensemble:
         ConfigError: the file cannot be read or understood, or names something that is not there.
         UnknownNameError: a table, key or metric that does not exist, offering the nearest one.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    for name in document:
-        if name not in ("ensemble", "members"):
-            raise UnknownNameError(f"table in {path}", name, ("ensemble", "members"))
+    document = _document(path)
     members, asked = document.get("members", {}), document.get("ensemble", {})
     if "dataset" not in asked:
         raise ConfigError(f'{path}: [ensemble] has no dataset: name it as "module:name"')
     made = {name: _factory(value, f"{path}: member {name!r}") for name, value in members.items()}
     return Ensemble(members=made, **_options(asked, path))
+
+
+def _document(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no file {path}: give the path of a TOML file with the tables [ensemble] and [members]"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {path}: {reason}") from error
+    for name, table in document.items():
+        if name not in ("ensemble", "members"):
+            raise UnknownNameError(f"table in {path}", name, ("ensemble", "members"))
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name} is {table!r}: it is a table, which begins with [{name}]")
+    return document
 
 
 def _options(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -81,13 +93,14 @@ def _options(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _factory(value: Any, where: str) -> Factory:
-    if isinstance(value, str):
-        made: Factory = _named(value, where)
-        return made
-    if not isinstance(value, dict) or "factory" not in value:
+    arguments = dict(value) if isinstance(value, dict) else {"factory": value}
+    named = arguments.pop("factory", None)
+    if not isinstance(named, str):
         raise ConfigError(f'{where} is {value!r}: give "module:function", or a table with the key factory')
-    arguments = {key: one for key, one in value.items() if key != "factory"}
-    return partial(_named(value["factory"], where), **arguments)
+    made: Factory = _named(named, where)
+    if not callable(made):
+        raise ConfigError(f"{where}: {named} is {made!r}: give a function that returns a fleet.Member")
+    return partial(made, **arguments) if arguments else made
 
 
 def _named(value: Any, where: str) -> Any:

@@ -156,6 +156,11 @@ class Feed:
         """Samples/s of processor time that one preprocessor makes; not a number before the first chunk."""
         return self._each_per_s
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The numbers of the preprocessors' processes."""
+        return tuple(maker.pid for maker in self._makers.values())
+
     def close(self) -> None:
         """End the preprocessors and give the memory back."""
         for maker in self._makers.values():

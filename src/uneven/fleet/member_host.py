@@ -1,4 +1,4 @@
-"""The process in which a member trains: one for each member of the flotilla, used again for the next one."""
+"""The process in which a member trains, or one of several: used again for the next member."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pickle
 import random
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ import torch
 
 from uneven.errors import ConfigError
 from uneven.fleet import checkpoint
+from uneven.fleet.batch_rule import BatchRule, global_batch, most_workers, rate_factor
 from uneven.fleet.converge import Epoch
 from uneven.fleet.engine_child import telling
 from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.feed_reader import Reader
 from uneven.fleet.feed_ring import RingHandle
 from uneven.fleet.feed_stream import Stream
-from uneven.fleet.member_train import profile, run_epoch
+from uneven.fleet.member_team import Alone, Samples, Seat, Team, least_samples
+from uneven.fleet.member_train import Copies, profile, run_epoch
+from uneven.fleet.profile import MOST_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,11 @@ class Job:
 
     Attributes:
         factory: pickled.
-        devices: what the member may use; several are CPU slots, and as many threads.
+        devices: what the member may use; a worker for each.
         folder: where its checkpoints lie.
         epochs: that it has been trained for; its checkpoint of that epoch is read, if there is one.
+        batch_rule: what follows from the number of its devices.
+        balance: how its batches are split among its workers, see :class:`uneven.Session`.
     """
 
     name: str
@@ -43,6 +49,8 @@ class Job:
     folder: Path
     epochs: int
     seed: int
+    batch_rule: BatchRule = BatchRule.KEEP
+    balance: str = "lb-bsp"
 
 
 def checkpoint_path(folder: Path, epochs: int) -> Path:
@@ -53,58 +61,119 @@ def checkpoint_path(folder: Path, epochs: int) -> Path:
 def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
     """Serve one member after the other.
 
-    Messages in: ``("load", job)``, ``("epoch", pass)``, ``("profile", job, sample, seconds)``. Out: ``("loaded",)``,
-    ``("epoch", Epoch)``, ``("profiled", seconds of each step, batch size)``, what a :class:`Reader` says, and
-    ``("failed", text)``, after which it ends, since nobody knows what the user's code has left behind.
+    Messages in: ``("load", job, seat)``, ``("epoch", pass)``, ``("profile", job, seat, sample, seconds)``,
+    ``("leave",)``. Out: ``("loaded", workers)``, where those beyond that number have nothing to do, ``("epoch",
+    Epoch)``, ``("profiled", seconds of each step, batch size, workers)``, what a :class:`Reader` says, and the last
+    word of a process, since nobody knows what the user's code has left behind: ``("failed", text)``, or ``("lost",
+    text)`` of one that misses another worker of its member.
     """
     torch.set_num_threads(1)
     ring = handle.open()
     reader = Reader(connection, ring)
-    job: Job | None = None
-    member: Member | None = None
-    history: list[dict[str, Any]] = []
+    trainee: Trainee | None = None
     while True:
         what, *rest = connection.recv()
-        with telling(lambda text: connection.send(("failed", text))):
+        with telling(lambda text: connection.send(("failed", text)), lambda text: connection.send(("lost", text))):
+            if what != "epoch" and trainee is not None:
+                trainee.close()
+                trainee = None
             if what == "load":
-                (job,) = rest
-                member, history = _load(job)
-                reader.check(member.batch_size)
-                connection.send(("loaded",))
+                job, seat = rest
+                trainee = Trainee(reader, job, seat, stream.train)
+                connection.send(("loaded", trainee.used))
             elif what == "profile":
-                (job, sample, limit_s), member = rest, None
-                made, _ = _load(job)
-                steps_s = profile(made, sample, torch.device(job.devices[0]), limit_s)
-                connection.send(("profiled", steps_s, made.batch_size))
-            elif job is not None and member is not None:
-                device = torch.device(job.devices[0])
-                done = run_epoch(member, reader, stream.sections(rest[0]), job.metric, device)
-                connection.send(("epoch", _keep(job, member, history, done)))
+                job, seat, sample, limit_s = rest
+                trainee = Trainee(reader, job, seat, partial(Copies, sample))
+                connection.send(("profiled", *trainee.profile(limit_s), trainee.used))
+            elif what == "epoch" and trainee is not None:
+                connection.send(("epoch", trainee.epoch(stream, rest[0])))
 
 
-def _load(job: Job) -> tuple[Member, list[dict[str, Any]]]:
-    torch.set_num_threads(len(job.devices))
-    seed = int.from_bytes(hashlib.sha256(f"{job.seed} {job.name}".encode()).digest()[:4])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+class Trainee:
+    """A member in one of its processes.
+
+    Args:
+        samples: of the training set, or what makes a data set of so many.
+
+    Attributes:
+        used: how many of its processes the member can use.
+    """
+
+    def __init__(self, reader: Reader, job: Job, seat: Seat, samples: int | partial[Copies]) -> None:
+        self._reader, self._job, self._seat = reader, job, seat
+        self._device = torch.device(job.devices[seat.rank])
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        self._workers: Alone | Team | None = None
+        self._member = _made(job, self._device)
+        self._history: list[dict[str, Any]] = []
+        rule, batch, least = job.batch_rule, self._member.batch_size, least_samples(self._member)
+        self.used = most_workers(rule, batch, len(job.devices), least)
+        self._tried: Copies | None = None
+        if seat.rank >= self.used:
+            return
+        batch = global_batch(rule, batch, self.used)
+        reader.check(batch)
+        if seat.rank:  # workers draw apart; the first one draws what it would alone
+            _seed(job, f"worker {seat.rank} after {job.epochs}")
+        if job.epochs:
+            saved = checkpoint.read(checkpoint_path(job.folder, job.epochs))
+            checkpoint.restore(saved, job.name, self._member, seat.rank)
+            self._history = saved["history"]
+        if not isinstance(samples, int):
+            self._tried = samples(samples=batch * MOST_BATCHES)
+        source: int | Samples = samples if isinstance(samples, int) else self._tried or 0
+        if self.used == 1:
+            self._workers = Alone(reader, batch)
+        else:
+            place = replace(seat, size=self.used)
+            self._workers = Team(reader, place, self._member, batch=batch, balance=job.balance, samples=source)
+
+    def profile(self, limit_s: float) -> tuple[list[float], int]:
+        """Seconds of each step, and samples of a step; nothing of a process that the member cannot use."""
+        if self._workers is None or self._tried is None:
+            return [], 0
+        steps_s = profile(self._member, self._workers, self._tried, self._device, limit_s)
+        return steps_s, self._workers.batch
+
+    def epoch(self, stream: Stream, number: int) -> Epoch | None:
+        """Train for an epoch and keep what came of it; the first worker tells."""
+        assert self._workers is not None, "a process that the member cannot use was asked"
+        rule, least = self._job.batch_rule, least_samples(self._member)
+        before = self._history[-1]["devices"] if self._history else 1
+        before = most_workers(rule, self._member.batch_size, before, least)
+        factor = partial(rate_factor, rule, before, self.used) if rule is BatchRule.LINEAR else None
+        done = run_epoch(
+            self._member, self._reader, self._workers, stream.sections(number), self._job.metric, self._device, factor
+        )
+        began_s = time.perf_counter()
+        done = replace(done, devices=len(self._job.devices))
+        self._history.append(asdict(done))
+        states = self._workers.gathered(checkpoint.random_state())
+        if self._seat.rank:
+            return None
+        epochs = len(self._history)
+        saved = checkpoint.capture(self._job.name, self._member, epochs, self._history, states)
+        checkpoint.write(checkpoint_path(self._job.folder, epochs), saved, verify=epochs == 1)
+        return replace(done, checkpoint_s=time.perf_counter() - began_s)
+
+    def close(self) -> None:
+        """Leave the other workers."""
+        if self._workers is not None:
+            self._workers.close()
+
+
+def _made(job: Job, device: torch.device) -> Member:
+    _seed(job, "")
     member = pickle.loads(job.factory)()  # noqa: S301  # it comes from the process that started this one
     if not isinstance(member, Member):
         raise ConfigError(f"member {job.name!r}: its factory returned a {type(member).__name__}, not a fleet.Member")
-    device = torch.device(job.devices[0])
     member.model.to(device)
-    if not job.epochs:
-        return member, []
-    saved = checkpoint.read(checkpoint_path(job.folder, job.epochs))
-    checkpoint.restore(saved, job.name, member)
-    return member, saved["history"]
+    return member
 
 
-def _keep(job: Job, member: Member, history: list[dict[str, Any]], done: Epoch) -> Epoch:
-    began_s = time.perf_counter()
-    done = replace(done, devices=len(job.devices))
-    history.append(asdict(done))
-    epochs = len(history)
-    saved = checkpoint.capture(job.name, member, epochs, history)
-    checkpoint.write(checkpoint_path(job.folder, epochs), saved, verify=epochs == 1)
-    return replace(done, checkpoint_s=time.perf_counter() - began_s)
+def _seed(job: Job, what: str) -> None:
+    seed = int.from_bytes(hashlib.sha256(f"{job.seed} {job.name}{what}".encode()).digest()[:4])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,18 +13,36 @@ from uneven.fleet.converge import Epoch
 from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.feed_reader import Reader
 from uneven.fleet.feed_stream import Section
+from uneven.fleet.member_team import Alone, Team
 from uneven.fleet.profile import LAST_BATCHES, MOST_BATCHES
+
+_TRIED_BATCHES = 3  # of a profile, before it is decided how many more fit into its time
+
+Factor = Callable[[int, int], float]
+"""Step of an epoch, steps in it → what the learning rate is multiplied with."""
 
 
 def run_epoch(
-    member: Member, reader: Reader, sections: tuple[Section, Section], metric: Metric, device: torch.device
+    member: Member,
+    reader: Reader,
+    workers: Alone | Team,
+    sections: tuple[Section, Section],
+    metric: Metric,
+    device: torch.device,
+    factor: Factor | None = None,
 ) -> Epoch:
-    """Train on every training sample once, then judge on every validation sample once."""
+    """Train on every training sample once, then judge on every validation sample once.
+
+    Args:
+        factor: of the learning rate; None leaves it alone.
+    """
     train, validate = sections
     waited_s, began_s = reader.waited_s, time.perf_counter()
-    loss = _train(member, reader, train, device)
+    steps = -(-train.samples // workers.batch)
+    with _scaled(member.optimizer, None if factor is None else lambda step: factor(step, steps)):
+        loss = _train(member, workers, train, device)
     trained_s = time.perf_counter()
-    worth = _validate(member, reader, validate, metric, device) if validate.samples else loss
+    worth = _validate(member, workers, validate, metric, device) if validate.samples else loss
     if member.scheduler is not None and member.schedule == "epoch":
         if isinstance(member.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             member.scheduler.step(worth)
@@ -36,15 +55,44 @@ def run_epoch(
         waited_s=reader.waited_s - waited_s,
         validate_s=time.perf_counter() - trained_s,
         samples=train.samples,
+        shares=workers.shares,
     )
 
 
-def _train(member: Member, reader: Reader, section: Section, device: torch.device) -> float:
+@contextmanager
+def _scaled(optimizer: torch.optim.Optimizer, factor: Callable[[int], float] | None) -> Iterator[None]:
+    """Multiply the learning rates with ``factor(step)`` while each step is taken; schedulers do not see it."""
+    if factor is None:
+        yield
+        return
+    kept: list[Any] = []
+    steps = 0
+
+    def before(one: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal steps
+        kept[:] = [group["lr"] for group in one.param_groups]
+        for group in one.param_groups:
+            group["lr"] = group["lr"] * factor(steps)
+        steps += 1
+
+    def after(one: torch.optim.Optimizer, *_: Any) -> None:
+        for group, rate in zip(one.param_groups, kept, strict=True):
+            group["lr"] = rate
+
+    hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _train(member: Member, workers: Alone | Team, section: Section, device: torch.device) -> float:
     member.model.train()
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for fields in reader.batches(section, member.batch_size):
-        total += _step(member, [field.to(device) for field in fields]).double() * len(fields[0])
-    return float(total) / section.samples
+    for fields, counted in workers.batches(section):
+        total += _step(member, [field.to(device) for field in fields]).double() * counted
+    return workers.total(total) / section.samples
 
 
 def _step(member: Member, fields: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -59,34 +107,58 @@ def _step(member: Member, fields: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _validate(member: Member, reader: Reader, section: Section, metric: Metric, device: torch.device) -> float:
+def _validate(
+    member: Member, workers: Alone | Team, section: Section, metric: Metric, device: torch.device
+) -> float:
     member.model.eval()
     measure = metric.of or member.loss
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for fields in reader.batches(section, member.batch_size):
+    for fields in workers.judged(section):
         inputs, target = _parted([field.to(device) for field in fields])
         total += measure(member.model(*inputs), target).double() * len(target)
-    return float(total) / section.samples
+    return workers.total(total) / section.samples
 
 
 def _parted(fields: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
     return (fields, fields[0]) if len(fields) == 1 else (fields[:-1], fields[-1])
 
 
-def profile(member: Member, sample: Sequence[Any], device: torch.device, limit_s: float) -> list[float]:
+class Copies:
+    """One sample many times over, as a data set: what a member is profiled on, for it never lets it wait."""
+
+    def __init__(self, sample: Sequence[Any], samples: int) -> None:
+        self._fields, self._samples = [torch.as_tensor(field) for field in sample], samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, position: int) -> list[torch.Tensor]:
+        return self.__getitems__([position])
+
+    def __getitems__(self, positions: Sequence[int]) -> list[torch.Tensor]:
+        return [field.expand(len(positions), *field.shape).contiguous() for field in self._fields]
+
+
+def profile(
+    member: Member, workers: Alone | Team, copies: Copies, device: torch.device, limit_s: float
+) -> list[float]:
     """Seconds of the last steps of a member that never waits for data; the member is spoilt by it.
 
-    At most 48 steps, on a batch of copies of one sample. What takes longer than ``limit_s`` is broken off; then the
-    first half of the steps is left out, as warming up.
+    At most 48 steps, and no more than fit into ``limit_s`` at the pace of the third; then the first half of the steps
+    is left out, as warming up.
     """
-    batch = [torch.as_tensor(field).expand(member.batch_size, *torch.as_tensor(field).shape) for field in sample]
-    fields = [field.contiguous().to(device) for field in batch]
     member.model.train()
-    ends_s = [time.perf_counter()]
-    while len(ends_s) <= MOST_BATCHES and (len(ends_s) < 4 or ends_s[-1] - ends_s[0] < limit_s):
-        _step(member, fields)
+    ends_s, most = [time.perf_counter()], MOST_BATCHES
+    for fields in workers.tried(copies):
+        _step(member, [field.to(device) for field in fields])
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         ends_s.append(time.perf_counter())
+        if len(ends_s) == _TRIED_BATCHES + 1:
+            left_s, each_s = limit_s - (ends_s[-1] - ends_s[0]), max(ends_s[-1] - ends_s[-2], 1e-9)
+            fit = _TRIED_BATCHES + int(min(MOST_BATCHES, max(0.0, left_s) / each_s))
+            most = min(MOST_BATCHES, workers.first_says(fit))
+        if len(ends_s) > most:
+            break
     last = min(LAST_BATCHES, len(ends_s) // 2)
     return [after - before for before, after in zip(ends_s[-1 - last : -1], ends_s[-last:], strict=True)]

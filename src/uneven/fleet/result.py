@@ -30,6 +30,7 @@ class Row:
         device_s: seconds times devices that it held.
         status: "trained" or "failed".
         why: what ended it.
+        note: why it was not trained on more devices, if it could not be.
         checkpoint: of its best epoch, for ``torch.load(…, weights_only=True)``.
     """
 
@@ -42,6 +43,7 @@ class Row:
     status: str
     why: str
     checkpoint: Path | None
+    note: str = ""
 
 
 class Result:
@@ -122,7 +124,7 @@ class Result:
     def __str__(self) -> str:
         lines = [f"{'':>3} {'member':<24} {self._ensemble.metric.name:>10} {'epochs':>6} {'device·s':>9}  "]
         for row in self.table:
-            why = row.why.splitlines()[-1] if row.why else ""
+            why = "; ".join(text.splitlines()[-1] for text in (row.why, row.note) if text)
             metric = f"{row.metric:.4f}" if row.best_epoch else "–"
             lines.append(
                 f"{row.rank:>3} {row.name:<24} {metric:>10} {row.epochs:>6} {row.device_s:>9.1f}  {row.status}: {why}"
@@ -140,6 +142,6 @@ class Result:
         worst = -math.inf
         found.sort(key=lambda one: -(worst if math.isnan(one[1]) else one[1] if higher else -one[1]))
         return tuple(
-            Row(rank, name, metric, len(one.epochs), best, one.device_s, one.status, one.why, path)
+            Row(rank, name, metric, len(one.epochs), best, one.device_s, one.status, one.why, path, one.note)
             for rank, (name, metric, best, one, path) in enumerate(found, 1)
         )

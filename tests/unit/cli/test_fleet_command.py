@@ -51,7 +51,12 @@ def test_a_described_ensemble_is_trained(tmp_path: Path) -> None:
         (("fleet_members:jitter", "jitter"), ConfigError, 'named as "module:name"'),
         (("factory = ", "maker = "), ConfigError, "a table with the key factory"),
         (('dataset = "fleet_members:few"', ""), ConfigError, "has no dataset"),
-        (("[ensemble]", "[ensemble"), ConfigError, "cannot read"),
+        (("[ensemble]", "[ensemble"), ConfigError, r"cannot read .*two\.toml: .*line 2"),
+        (("[ensemble]", "ensemble = 3\n[other]"), ConfigError, "ensemble is 3: it is a table"),
+        (("fleet_members:jitter", "fleet_members:NUMBER"), ConfigError, "transform is 3: give a function"),
+        (("patience = 2", "patience = 0"), ConfigError, "patience is at least 1"),
+        (("fleet_members:make\"", "fleet_members:NUMBER\""), ConfigError, "member 'small': fleet_members:NUMBER is 3"),
+        (('"fleet_members:make"', "7"), ConfigError, "member 'small' is 7: give"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -61,3 +66,13 @@ def test_what_is_wrong_is_named(
     path.write_text(ENSEMBLE.replace(*change))
     with pytest.raises(kind, match=complaint):
         ensemble_file.read(path)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file .*two\.toml: give the path of a TOML file"):
+        ensemble_file.read(tmp_path / "two.toml")
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        ensemble_file.read(tmp_path)
+    (tmp_path / "two.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"cannot read .*utf-8"):
+        ensemble_file.read(tmp_path / "two.toml")

@@ -177,6 +177,15 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
         members.ensemble(validate=[])
     with pytest.raises(ConfigError, match="a stream cannot promise that"):
         members.ensemble(dataset=iter(()))
+    for wrong, complaint in (
+        ({"members": {"small": members.make()}}, "member 'small' is a Member: give the function"),
+        ({"members": {3: members.make}}, "a member is named 3"), ({"metric": "accuracy"}, "metric is 'accuracy'"),
+        ({"transform": 3}, "transform is 3"), ({"converged": None}, "converged is None"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=complaint):
+            members.ensemble(**wrong)
+    with pytest.raises(UnknownNameError, match="balancer 'evem'; did you mean 'even'"):
+        Options(balance="evem")
     with pytest.raises(ConfigError, match="at least two chunks"):
         Options(buffer=100, chunk=64)
     with pytest.raises(ConfigError, match="no entry for member 'wide'"):

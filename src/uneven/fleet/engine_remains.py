@@ -1,0 +1,56 @@
+"""What Python leaves in the temporary directory when a run is killed, taken away by the next start of that run.
+
+``multiprocessing`` keeps the socket of its fork server in a folder ``pymp-…`` and deletes it when the program ends, but
+not when it is killed. The folder is this process's alone, so its name goes into the run directory with who uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from multiprocessing import util
+from pathlib import Path
+
+import psutil
+
+NOTE = "temporary.json"
+
+
+def sweep(directory: Path) -> Path | None:
+    """Delete the folder of the start before this one, if that was killed; note the folder of this process instead.
+
+    Called where no other run can be in the directory. Where the note cannot be understood, nothing is deleted.
+
+    Returns:
+        What was deleted, or None.
+    """
+    note = directory / NOTE
+    left = _left_behind(note)
+    if left is not None:
+        shutil.rmtree(left, ignore_errors=True)  # what cannot be deleted does no harm
+    part = note.with_suffix(".part")
+    mine = {"folder": util.get_temp_dir(), "process": os.getpid(), "started_s": psutil.Process().create_time()}
+    part.write_text(json.dumps(mine), encoding="utf-8")
+    part.replace(note)
+    return left
+
+
+def _left_behind(note: Path) -> Path | None:
+    try:
+        said = json.loads(note.read_text(encoding="utf-8"))
+        folder, process, started_s = Path(said["folder"]), int(said["process"]), float(said["started_s"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    if psutil.pid_exists(process) and _started_s(process) == started_s:
+        return None
+    ours = folder.name.startswith("pymp-") and folder.parent == Path(tempfile.gettempdir()) and not folder.is_symlink()
+    return folder if ours and folder.is_dir() and folder.stat().st_uid == os.getuid() else None
+
+
+def _started_s(process: int) -> float:
+    try:
+        return psutil.Process(process).create_time()
+    except psutil.NoSuchProcess:
+        return -1.0
