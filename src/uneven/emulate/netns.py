@@ -117,6 +117,9 @@ class Network:
         lines = shape.commands(device, bit_per_s, self._latencies_s[index], before_bit_per_s=before)
         if lines:
             run("tc", self.namespace(index) if up else self._switch, lines)
+        if lines and up:  # connections keep what they once heard of a link until they have to look again
+            at_once = f"link set {device} gso_max_size {shape.at_once_bytes(bit_per_s)}"
+            run("ip", self.namespace(index), [at_once, "route flush cache"])
         self._bits[index, device] = bit_per_s
 
 

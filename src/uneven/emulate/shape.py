@@ -20,6 +20,13 @@ LEAST_QUEUE_BYTES = 1_000_000
 bandwidth."""
 
 
+_LARGEST_BYTES = 65_536
+"""What the kernel hands to a link at once where nothing limits it, and lets the network card cut into packets."""
+
+_ROOM = 15 / 16
+"""The part of a bucket that is left for what is sent when the headers of its packets are counted too."""
+
+
 def burst_bytes(bit_per_s: float) -> int:
     """Size of the bucket."""
     return max(math.ceil(bit_per_s / 8 * BURST_S), LEAST_BURST_BYTES)
@@ -28,6 +35,17 @@ def burst_bytes(bit_per_s: float) -> int:
 def queue_bytes(bit_per_s: float) -> int:
     """What may wait for the bucket."""
     return max(math.ceil(bit_per_s / 8 * QUEUE_S), LEAST_QUEUE_BYTES)
+
+
+def at_once_bytes(bit_per_s: float) -> int:
+    """What the kernel may hand to a link at once, so that it fits the bucket.
+
+    A bucket cuts what is larger into packets of 1.5 kB, and each is then handled on its own on the way to the other
+    node: that costs the nodes' processors what no network card would cost them.
+    """
+    if math.isinf(bit_per_s):
+        return _LARGEST_BYTES
+    return min(_LARGEST_BYTES, int(burst_bytes(bit_per_s) * _ROOM))
 
 
 def commands(device: str, bit_per_s: float, latency_s: float, *, before_bit_per_s: float = math.inf) -> list[str]:

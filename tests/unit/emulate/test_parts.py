@@ -25,6 +25,8 @@ def test_a_bucket_holds_two_milliseconds_and_at_least_a_packet() -> None:
     assert shape.burst_bytes(100e6) == 25_000
     assert shape.burst_bytes(1e6) == shape.LEAST_BURST_BYTES
     assert shape.queue_bytes(100e6) == 6_250_000
+    assert 1514 < shape.at_once_bytes(1e6) < shape.at_once_bytes(100e6) < 25_000  # else the bucket cuts it into packets
+    assert shape.at_once_bytes(math.inf) == shape.at_once_bytes(10e9) == 65_536
     assert shape.queue_bytes(1e6) == shape.LEAST_QUEUE_BYTES
 
 
