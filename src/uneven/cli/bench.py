@@ -21,6 +21,7 @@ BENCHES = {
     "server": "uneven.bench.server",
     "fleet": "uneven.bench.fleet",
     "fleet-plan": "uneven.bench.fleet_plan",
+    "fleet-kill": "uneven.bench.fleet_kill",
 }
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 RECORDERS = ("predictors",)
@@ -90,6 +91,9 @@ def bench(
     fleet-plan   100 members in virtual time under FLEET and its rivals, small
                  ensembles against the best rounds there are, and how long
                  planning takes; --report FILE draws plans. Half a minute.
+    fleet-kill   trainings of an ensemble in which the run, a member or a
+                 preprocessor gets kill -9 at ten random moments: is everybody
+                 trained in the end, and nothing twice? Three minutes, --quick one.
 
     \b
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from collections import Counter
@@ -20,8 +21,13 @@ import uneven.fleet as fleet
 from uneven.fleet import engine_state
 from uneven.fleet.batch_rule import rate_factor
 from uneven.fleet.engine import run
+from uneven.fleet.engine_child import Events
+from uneven.fleet.engine_hosts import Hosts
 from uneven.fleet.engine_options import Moment, Options
+from uneven.fleet.feed import Feed, look
+from uneven.fleet.feed_preprocess import Source
 from uneven.fleet.feed_stream import Stream
+from uneven.fleet.member_host import Job
 
 ON_ONE, ON_TWO = [1000.0], [0.0, 1000.0]
 """Rates that leave the planner no choice: one device, or two."""
@@ -134,3 +140,24 @@ def test_a_worker_that_is_killed_or_fails_takes_its_member_along_and_nobody_else
     assert len(struck) == 1
     assert "ValueError: not here" in state.members["second"].why
     assert state.members["single"].epochs[0].shares == (1,)  # a batch of one is not divided
+
+
+def test_one_that_died_between_two_passes_is_not_waited_for(tmp_path: Path) -> None:
+    events, data = Events(), members.few()
+    source, stream = Source(data, None, None, None), Stream(60, 0, 32, 0)
+    feed = Feed(events, source, stream, look(events, source).layout, slots=4, most=1, tell=lambda *_: None)
+    hosts = Hosts(events, feed)
+    try:
+        factory = pickle.dumps(members.plain)
+        hosts.load(Job("it", factory, fleet.own_loss, ("cpu", "cpu"), tmp_path, 0, 0))
+        assert hosts.collect() == {"it": ("loaded", 2)}
+        os.kill(hosts.processes["it"][1], signal.SIGKILL)
+        while not hosts.by_member["it"].gone:
+            feed.wait(1.0)
+        hosts.epoch("it", 0)
+        assert hosts.collect() == {"it": ("died", "SIGKILL")}
+        assert feed.ledger.readers == {}
+    finally:
+        hosts.close()
+        feed.close()
+        events.close()
