@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, needs_root]  # not alone: how well both agree is
 
 TINY = ClusterSpec(
     name="tiny",
-    nodes=(Node(name="a", cores=0.6, period_s=0.01), Node(name="b", cores=0.3, period_s=0.01)),
+    nodes=(Node(name="a", cores=0.9, period_s=0.01), Node(name="b", cores=0.45, period_s=0.01)),
     workload=Workload(global_batch=GLOBAL_BATCH, gradient_bytes=1_000_000),
 )
 

@@ -57,6 +57,7 @@ class BalancedLoader:
         begin: called just before a batch is handed out, with its part.
         end: called when that iteration is over: the next batch is asked for (before any of it is loaded), or
             the loop is left. Each ``begin`` gets exactly one ``end``.
+        over: called when the epoch has no more batches.
         stream_sharded: see above.
         dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
             ``pin_memory``, ``prefetch_factor``, …), except ``sampler``, ``batch_sampler`` and ``in_order``.
@@ -71,6 +72,7 @@ class BalancedLoader:
         self, *, dataset: Any, batch_size: int, rank: int, world_size: int, seed: int, split_for: SplitSource,
         shuffle: bool = True, drop_last: bool = False, lower: int = 1,
         begin: Callable[[Part], None] | None = None, end: Callable[[], None] | None = None,
+        over: Callable[[], None] | None = None,
         stream_sharded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
         _check_keywords(dataloader)
@@ -82,6 +84,7 @@ class BalancedLoader:
         self.batch_size = batch_size
         self._begin: Callable[[Part], None] = begin or _nothing
         self._end: Callable[[], None] = end or _nothing
+        self._over: Callable[[], None] = over or _nothing
         self._cursor = Cursor()
         self._resumed = False
         self._closed = False
@@ -206,6 +209,7 @@ class BalancedLoader:
                     yield batch
                 finally:
                     self._end()
+        self._over()
         self._cursor = self._cursor.next_epoch()
         return served
 

@@ -82,6 +82,8 @@ class FastLoop:
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._parts: dict[int, Part] = {}
+        self._ended_at_s: dict[int, float] = {}
+        self._use = Load()
         self._part: Part | None = None
         self._epoch = -1
         self._steps = 0
@@ -299,40 +301,47 @@ class FastLoop:
         if part is None or self._slow is None:
             return
         self._steps += 1
-        self._control_s += self._scribe.take_spent_s()
-        now = self._now() if self._slow.adapts else Load()
-        for timing in self._meter.timings():
-            self._record(timing, now)
+        called = self._called()
+        self._ended_at_s[part.iteration] = time.time()
+        if leaving or self._slow.watches or self._slow.due(part.iteration, called) or self._meter.ripe():
+            self.read()
         load = self._load.sample(part.iteration, part.batch(self._rank))
         if load is not None:
             self._scribe.write(load)
         if not leaving:  # the loop was left: by all ranks, or by an error on this one
-            self._exchange(part.iteration, now, met)
+            self._exchange(part.iteration, called, met)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
         self._control_s += time.perf_counter() - entered_s
 
-    def _exchange(self, iteration: int, now: Load, met: bool) -> None:
-        assert self._slow is not None
-        # All must hear the same, so calls count only where the gradients of all were exchanged.
+    def _called(self) -> bool | None:
+        """See :meth:`SlowLoop.tick`. All must hear the same, so calls count only where all exchanged gradients."""
         rider = self.carrier.rider if self.carrier is not None and self._calls else None
-        called = rider.take() if rider is not None else None
+        return rider.take() if rider is not None else None
+
+    def _exchange(self, iteration: int, called: bool | None, met: bool) -> None:
+        assert self._slow is not None
         entered_s = time.perf_counter()
-        reported = self._slow.tick(iteration, now, self._exchange_cost_s, called, met)
+        reported = self._slow.tick(iteration, self._use, self._exchange_cost_s, called, met)
         spent_s = time.perf_counter() - entered_s
         self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
 
-    def _now(self) -> Load:
-        assert self._slow is not None
-        return Load(self._others.sample(LEAST_S if self._slow.watches else _GLANCE_S), self._load.memory)
+    def read(self) -> None:
+        """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""
+        if self._slow is None:
+            return
+        self._control_s += self._scribe.take_spent_s()
+        if self._slow.adapts:
+            self._use = Load(self._others.sample(LEAST_S if self._slow.watches else _GLANCE_S), self._load.memory)
+        for timing in self._meter.timings():
+            self._record(timing)
 
-    def _record(self, timing: Timing, now: Load) -> None:
+    def _record(self, timing: Timing) -> None:
         assert self._slow is not None
-        part = self._parts.pop(timing.iteration)
-        batch = part.batch(self._rank)
-        self._slow.measured(timing, batch, self._control_s, now)
+        part, ended_at_s = self._parts.pop(timing.iteration), self._ended_at_s.pop(timing.iteration)
+        self._slow.measured(timing, part.batch(self._rank), self._control_s, self._use)
         if self._scribe.writing:
-            self._scribe.write(partial(_step, self._rank, part, timing, now, self._control_s, time.time()))
+            self._scribe.write(partial(_step, self._rank, part, timing, self._use, self._control_s, ended_at_s))
         self._control_s = 0.0
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -380,11 +389,13 @@ class FastLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the slow loop."""
+        self.read()
         return self._slow.state_dict() if self._slow is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
         if self._slow is not None and state:
+            self.read()
             self._loaded = state
             self._slow.load_state_dict(state)
 
@@ -392,6 +403,7 @@ class FastLoop:
         """Let go of the model and of what was opened."""
         if self.carrier is not None:
             self.carrier.detach()
+        self.read()
         if self._slow is not None:
             self._slow.close()
         self._load.close()

@@ -125,6 +125,13 @@ class SlowLoop:
         """Whether this rank calls for a gather."""
         return self._forecaster.urgent
 
+    def due(self, iteration: int, called: bool | None) -> bool:
+        """Whether the end of ``iteration`` is the moment for deciding or for a report; see :meth:`tick`."""
+        if not self._decider.adapts:
+            return False
+        rested = self._pending is None and self._next is not None
+        return not rested or iteration >= (self._soonest if called else self._next or 0)
+
     def measured(self, timing: Timing, samples: int, control_s: float, load: Load) -> None:
         """One iteration's timing has become readable; padded batches and the first iteration do not count.
 

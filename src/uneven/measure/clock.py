@@ -52,14 +52,6 @@ class ThreadClock(HostClock):
         return time.perf_counter(), time.thread_time()
 
 
-class ThreadClock(HostClock):
-    """The same for one of several threads that compute side by side: its own processor time."""
-
-    def mark(self) -> tuple[float, float]:
-        """Now."""
-        return time.perf_counter(), time.thread_time()
-
-
 class CudaClock:
     """Work is done when the device has done it: marks are events in its current stream, read once they passed.
 

@@ -14,11 +14,18 @@ left of the exchange after it counts as ``exchange_s``. Several backward passes 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uneven.measure.clock import Clock, Mark
+
+_MOST, _PATIENCE_S = 16, 0.5
+"""Iterations that may wait to be read, and for how long."""
+
+_USUAL = 0.8, 1.25
+"""An iteration whose local time is between so many times that of the last one read can wait."""
 
 
 class Timing(NamedTuple):
@@ -64,6 +71,7 @@ class Meter:
         self._open: _Marks | None = None
         self._ready: Mark = None
         self._closed: deque[_Marks] = deque()
+        self._usual_s = math.nan
 
     def begin(self, iteration: int) -> None:
         """A batch is about to be handed over."""
@@ -93,11 +101,30 @@ class Meter:
         """What comes now belongs to no iteration (the epoch is over; somebody evaluates)."""
         self._asked = None
 
+    def ripe(self) -> bool:
+        """Whether to read what has ended: after half a second, sixteen iterations, or one that was not as usual.
+
+        Right after a step the caches hold the model, and reading one iteration takes as long as reading several. So
+        those that are like the one before are read together, and nobody learns of a change later than otherwise.
+        """
+        if not self._closed or len(self._closed) >= _MOST:
+            return bool(self._closed)
+        oldest, newest = self._closed[0], self._closed[-1]
+        if not self._clock.passed(newest.end):
+            return False
+        between = self._clock.between
+        local_s = between(newest.asked, newest.end)[0]
+        for ready, done in newest.exchanges:
+            local_s -= between(ready, done)[0]
+        as_usual = _USUAL[0] * self._usual_s <= local_s <= _USUAL[1] * self._usual_s
+        return not as_usual or between(oldest.begin, newest.end)[0] >= _PATIENCE_S
+
     def timings(self) -> list[Timing]:
         """Every iteration that ended since the last call and whose marks have passed, oldest first."""
         found = []
         while self._closed and self._clock.passed(self._closed[0].end):
             found.append(self._read(self._closed.popleft()))
+            self._usual_s = found[-1].local_s
         return found
 
     def _read(self, marks: _Marks) -> Timing:

@@ -150,3 +150,47 @@ def test_own_work_in_the_exchange_is_told_from_waiting(meter: Meter, clock: Scri
     (timing,) = meter.timings()
     assert (timing.compute_s, timing.exchange_s, timing.transfer_s) == (4.0, 3.0, 0.5)
     assert (timing.local_cpu_s, timing.exchange_cpu_s) == (2.0, 0.25)
+
+
+def iteration(meter: Meter, clock: Script, number: int, seconds: float, exchange_s: float = 0.0) -> None:
+    meter.begin(number)
+    clock.go(seconds)
+    meter.ready()
+    clock.go(exchange_s)
+    meter.done()
+    meter.end()
+
+
+def test_what_is_as_usual_can_wait_and_what_is_not_cannot(meter: Meter, clock: Script) -> None:
+    assert not meter.ripe()
+    iteration(meter, clock, 0, 0.1)
+    assert meter.ripe()  # nothing is usual yet
+    assert len(meter.timings()) == 1
+    for number in range(1, 4):
+        iteration(meter, clock, number, 0.11, exchange_s=0.01)
+        assert not meter.ripe()
+    iteration(meter, clock, 4, 0.14)
+    assert meter.ripe()  # slower
+    assert [timing.iteration for timing in meter.timings()] == [1, 2, 3, 4]
+    iteration(meter, clock, 5, 0.1)
+    assert meter.ripe()  # faster
+    meter.timings()
+    iteration(meter, clock, 6, 0.1, exchange_s=0.3)
+    assert not meter.ripe()  # waiting for others is nothing of its own
+    iteration(meter, clock, 7, 0.1, exchange_s=0.1)
+    assert meter.ripe()  # half a second has passed
+
+
+def test_sixteen_iterations_wait_and_a_device_that_is_behind_is_not_waited_for(meter: Meter, clock: Script) -> None:
+    iteration(meter, clock, 0, 0.001)
+    meter.timings()
+    for number in range(1, 16):
+        iteration(meter, clock, number, 0.001)
+        assert not meter.ripe()
+    clock.reached_s = clock.now_s
+    iteration(meter, clock, 16, 5.0)
+    assert meter.ripe()  # enough of them, whatever the last one took
+    assert len(meter.timings()) == 15
+    assert not meter.ripe()  # nobody can tell yet what it took
+    clock.reached_s = float("inf")
+    assert meter.ripe()
