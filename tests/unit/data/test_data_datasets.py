@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from uneven.data import datasets
 from uneven.data.datasets import digits, fashion_mnist
 from uneven.errors import DataError
 
@@ -28,9 +29,15 @@ def test_digits_are_split_by_class_and_always_alike() -> None:
     assert torch.equal(digits().test.tensors[1], y_test)
 
 
-def test_scikit_learn_is_imported_only_when_digits_are_asked_for() -> None:
-    code = "import sys, uneven.data.datasets; sys.exit('sklearn' in sys.modules)"
+def test_digits_are_read_without_importing_scikit_learn() -> None:
+    code = "import sys; from uneven.data.datasets import digits; digits(); sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_digits_are_those_of_scikit_learn_wherever_its_file_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = datasets._digits_table()
+    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    assert np.array_equal(read, datasets._digits_table())
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
