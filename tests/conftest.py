@@ -72,7 +72,7 @@ def _new_processes(before: frozenset[int]) -> set[str]:
     """What runs below this process and did not run before, in words."""
     kept = sys.modules.get("uneven.testing.ranks")
     found = set()
-    for pid in _below(os.getpid(), kept.pool_pids() if kept else frozenset()):
+    for pid in _below(os.getpid(), kept.kept_pids() if kept else frozenset()):
         if pid in before:
             continue
         try:

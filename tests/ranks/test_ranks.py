@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from uneven.errors import ConfigError
-from uneven.testing import RankContext, RankFailure, pool_pids, ranks, run_ranks, stop_pool
+from uneven.testing import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
 from uneven.world import discover
 
 
@@ -183,7 +183,18 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_when_the_process_that_they_are_forked_from_is_killed_there_is_another() -> None:
+    run_ranks(2, whoami)
+    before = kept_pids()
+    (nursery,) = before - pool_pids()
+    os.kill(nursery, signal.SIGKILL)
+    while psutil.Process(nursery).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert len(run_ranks(2, whoami)) == 2
+    assert before.isdisjoint(kept_pids())
+
+
 def test_stopping_the_pool_twice_is_fine() -> None:
     stop_pool()
     stop_pool()
-    assert pool_pids() == frozenset()
+    assert kept_pids() == frozenset()

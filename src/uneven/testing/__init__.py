@@ -6,6 +6,6 @@ balancer, synchronisation policy or transport has to pass. ``contracts`` needs p
 ``shared_copy`` its contract.
 """
 
-from uneven.testing.ranks import RankContext, RankFailure, pool_pids, ranks, run_ranks, stop_pool
+from uneven.testing.ranks import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
 
-__all__ = ["RankContext", "RankFailure", "pool_pids", "ranks", "run_ranks", "stop_pool"]
+__all__ = ["RankContext", "RankFailure", "kept_pids", "pool_pids", "ranks", "run_ranks", "stop_pool"]

@@ -103,6 +103,3 @@ def _launcher_variables(command: dict[str, Any]) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": command["environment"].get("GLOO_SOCKET_IFNAME", loopback),
     }
 
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -10,12 +10,12 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
+
+from uneven.testing.nursery import Nursery
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +32,39 @@ class Answer:
 
 
 class RankProcess:
-    """A Python process with torch imported, waiting for bodies to run."""
+    """A Python process with torch imported, waiting for bodies to run.
 
-    def __init__(self) -> None:
+    Args:
+        nursery: it is forked there.
+
+    Attributes:
+        pid: process id, which is its process group too.
+    """
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
         self.replies, theirs = os.pipe()
         os.set_blocking(self.replies, False)
+        commands, ours = os.pipe()
+        self._commands = os.fdopen(ours, "wb")
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 — lives as long as the process
         self._read_upto = 0
         self._buffer = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "uneven.testing.rank_child", str(theirs)],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=self._output,
-            pass_fds=(theirs,),
-            start_new_session=True,  # so that kill() reaches what a body has started
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        self.pid = nursery.fork(commands, self._output, theirs)
+        os.close(commands)
         os.close(theirs)
-
-    @property
-    def pid(self) -> int:
-        """Process id, which is its process group too."""
-        return self._process.pid
 
     def send(self, command: dict[str, Any]) -> None:
         """Give it something to do. A process that has ended is noticed by :meth:`poll`."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
+            self._commands.write(json.dumps(command).encode() + b"\n")
+            self._commands.flush()
         except BrokenPipeError:
-            self._process.wait(timeout=10)
+            self._nursery.wait(self.pid)
 
     def poll(self) -> Answer:
         """What it answers now, without waiting."""
-        ended = self._process.poll()  # before reading: what it wrote before its end is read below
+        ended = self._nursery.code(self.pid)  # before reading: what it wrote before its end is read below
         self._buffer += self._available()
         line, found, rest = self._buffer.partition(b"\n")
         if found:
@@ -96,9 +93,10 @@ class RankProcess:
         """End it and all that it has started, and wait for its end."""
         with contextlib.suppress(ProcessLookupError):  # already gone, with all of its group
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._nursery.wait(self.pid)
+        self._nursery.forget(self.pid)
+        with contextlib.suppress(BrokenPipeError):  # a command that it has not lived to read
+            self._commands.close()
         os.close(self.replies)
         self._output.close()
 

@@ -8,9 +8,9 @@
         torch.distributed.all_reduce(x)
         assert x.item() == 6
 
-Starting Python with torch takes seconds, so the processes are kept and used again: each test gets a fresh
-store, process group, environment and seed, but the same interpreters. After anything but success they are all
-killed and the next test starts new ones. They also end with the process that started them.
+Starting Python with torch takes seconds, so the processes are forked from one that has imported it, and kept and used
+again: each test gets a fresh store, process group, environment and seed, but the same interpreters. After anything but
+success they are all killed and the next test forks new ones. They also end with the process that started them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, UnevenError
+from uneven.testing.nursery import Nursery
 from uneven.testing.rank_process import Answer, RankProcess
 
 START_LIMIT_S = 120.0
@@ -131,7 +132,7 @@ def run_ranks(
     succeeded = False
     try:
         if fresh:
-            stop_pool()
+            _end_ranks()
         processes = _started(n)
         processes[0].send({"op": "store", "timeout_s": timeout_s})
         port = _answers(processes[:1], START_LIMIT_S)[0]
@@ -141,31 +142,42 @@ def run_ranks(
         succeeded = True
     finally:
         if fresh or not succeeded:
-            stop_pool()
+            _end_ranks()
     return results
 
 
 _pool: list[RankProcess] = []
+_nursery = Nursery()
 
 
 def pool_pids() -> frozenset[int]:
-    """The processes that are kept for the next test; leak checks let them live."""
+    """The ranks that are kept for the next test."""
     return frozenset(process.pid for process in _pool)
+
+
+def kept_pids() -> frozenset[int]:
+    """These, and the process that they are forked from; leak checks let them live."""
+    return pool_pids() if _nursery.pid is None else pool_pids() | {_nursery.pid}
 
 
 def stop_pool() -> None:
     """Kill every kept process, with all that it has started. The next test starts new ones."""
+    _end_ranks()
+    _nursery.close()
+
+
+def _end_ranks() -> None:
     while _pool:
         _pool.pop().kill()
 
 
 def _started(n: int) -> list[RankProcess]:
     if any(process.poll().kind == "killed" for process in _pool):
-        stop_pool()
+        _end_ranks()
     if not _pool:
         atexit.unregister(stop_pool)
         atexit.register(stop_pool)
-    new = [RankProcess() for _ in range(n - len(_pool))]
+    new = [RankProcess(_nursery) for _ in range(n - len(_pool))]
     _pool.extend(new)
     _answers(new, START_LIMIT_S)
     return _pool[:n]

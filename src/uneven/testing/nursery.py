@@ -1,0 +1,101 @@
+"""The side of :mod:`uneven.testing.rank_nursery` that asks for processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import IO
+
+from uneven.errors import LaunchError
+
+
+class Nursery:
+    """A process that forks others; started at the first request, and again if it has ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._ended: dict[int, int] = {}
+        self._started: list[int] = []
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that forks; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    def fork(self, commands: int, output: IO[bytes], replies: int) -> int:
+        """The process id, which is its process group too, of a new process with these files.
+
+        Raises:
+            LaunchError: the process that forks has ended.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._open()
+        assert self._line is not None
+        socket.send_fds(self._line, [b"fork"], [commands, output.fileno(), replies])
+        while not self._started:
+            if not self._hear():
+                raise LaunchError("the process that ranks are forked from has ended; look above for its traceback")
+        return self._started.pop()
+
+    def code(self, pid: int) -> int | None:
+        """How a process has ended: its exit code, negative for a signal; None while it runs."""
+        if self._line is not None:
+            self._line.setblocking(False)
+            try:
+                while self._hear():
+                    pass
+            except BlockingIOError:
+                pass
+            finally:
+                self._line.setblocking(True)
+        return self._ended.get(pid, None if self._alive() else -signal.SIGKILL)
+
+    def wait(self, pid: int) -> None:
+        """Until a process has ended."""
+        while pid not in self._ended and self._hear():
+            pass
+
+    def forget(self, pid: int) -> None:
+        """A process that has ended is not asked after any more."""
+        self._ended.pop(pid, None)
+
+    def close(self) -> None:
+        """End it, and with it all that it has forked."""
+        if self._process is None or self._line is None:
+            return
+        self._line.close()
+        self._process.wait()
+        self._process = self._line = None
+        self._ended.clear()
+
+    def _open(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "uneven.testing.rank_nursery", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is for the tests to answer
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _hear(self) -> bool:
+        assert self._line is not None
+        message = self._line.recv(256)
+        if not message:
+            return False
+        kind, pid, *rest = json.loads(message)
+        if kind == "started":
+            self._started.append(pid)
+        else:
+            self._ended[pid] = rest[0]
+        return True

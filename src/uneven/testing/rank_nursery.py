@@ -1,0 +1,94 @@
+"""Where the processes of :mod:`uneven.testing.ranks` are forked from: a process that has imported torch, and waits.
+
+Importing torch, and what its optimizers import when the first one is made, takes a process five seconds of processor
+time; a fork of one that has done so is there at once. Nothing else happens in it, so nothing is running when it forks.
+
+Run as ``python -m uneven.testing.rank_nursery N``: N is a socket on which each request brings the three files that a
+child is to have as input, as output and for its replies. It tells ``["started", pid]``, and ``["ended", pid, code]``
+with a negative code for a signal. When the other side of the socket closes, it ends with all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+
+from uneven.testing import rank_child
+
+
+def main(control: socket.socket) -> int | None:
+    """Serve; in a child, return the descriptor for its replies. None at the end."""
+    import torch._dynamo  # making the first optimizer imports it
+    import torch.distributed  # noqa: F401
+
+    gc.freeze()  # a collection in a child would touch, and so copy, all of it
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    children: set[int] = set()
+    with selectors.DefaultSelector() as ready:
+        ready.register(control, selectors.EVENT_READ)
+        ready.register(woken, selectors.EVENT_READ)
+        while True:
+            who = {key.fileobj for key, _ in ready.select()}
+            if woken in who:
+                os.read(woken, 4096)
+                _bury(control, children)
+            if control not in who:
+                continue
+            request, files, _, _ = socket.recv_fds(control, 64, 3)
+            if not request:
+                for pid in children:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
+                return None
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for descriptor in (woken, wake):
+                    os.close(descriptor)
+                return _settle(control, files)
+            children.add(pid)
+            for descriptor in files:
+                os.close(descriptor)
+
+
+def _pipe() -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
+def _settle(control: socket.socket, files: list[int]) -> int:
+    os.setsid()  # so that killing its group reaches what a body has started
+    for number, descriptor in enumerate((files[0], files[1], files[1])):
+        os.dup2(descriptor, number)
+    os.close(files[0])
+    os.close(files[1])
+    control.send(json.dumps(["started", os.getpid()]).encode())
+    control.close()
+    return files[2]
+
+
+def _bury(control: socket.socket, children: set[int]) -> None:
+    for pid in tuple(children):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            children.discard(pid)
+            with contextlib.suppress(BrokenPipeError):  # the other side has ended too
+                control.send(json.dumps(["ended", pid, os.waitstatus_to_exitcode(status)]).encode())
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        replies = main(line)
+    if replies is not None:
+        rank_child.main(replies)
