@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet")
-PLAIN, BALANCED, RAY, FLEET = (EXAMPLES / f"{name}.py" for name in NAMES)
+NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads")
+PLAIN, BALANCED, RAY, FLEET, THREADS = (EXAMPLES / f"{name}.py" for name in NAMES)
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -46,7 +46,7 @@ def code_lines(script: Path) -> list[str]:
 
 
 def test_all_examples_are_run_here() -> None:
-    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET]
+    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS]
 
 
 def test_what_differs_is_marked() -> None:
@@ -89,6 +89,14 @@ def test_balanced_under_uneven_run(tmp_path: Path) -> None:
 def test_fleet(tmp_path: Path) -> None:
     printed = python(FLEET, "--epochs", 4, directory=tmp_path)
     assert len(re.findall(r"^ +[1-4] \w+ +0\.\d+ +4 ", printed, re.MULTILINE)) == 4
+    (accuracy,) = accuracies(printed)
+    assert accuracy > 0.8
+
+
+def test_threads(tmp_path: Path) -> None:
+    printed = python(THREADS, "--threads", 2, "--epochs", 5, directory=tmp_path)
+    (told,) = re.findall(r"^steps of each thread: (\d+), (\d+)$", printed, re.MULTILINE)
+    assert sum(map(int, told)) == 5 * 23
     (accuracy,) = accuracies(printed)
     assert accuracy > 0.8
 

@@ -17,6 +17,7 @@ BENCHES = {
     "rivals": "uneven.bench.rivals",
     "overhead": "uneven.bench.overhead",
     "split": "uneven.bench.micro_split",
+    "threads": "uneven.bench.threads",
     "worlds": "uneven.bench.worlds",
     "server": "uneven.bench.server",
     "fleet": "uneven.bench.fleet",
@@ -79,6 +80,8 @@ def bench(
     overhead     what measuring and deciding add to an iteration of 4 and 8 real
                  workers, and one decision for up to 10,000. Two minutes.
     split        how long deciding takes for 10,000 workers. Seconds.
+    threads      one worker's replica trained by one thread or by two, without a
+                 lock: samples/s, and the loss. Five minutes, --quick half a one.
     worlds       described clusters, emulated with real processes and simulated:
                  do both say the same? As root, with links. Twenty minutes,
                  --quick ten.

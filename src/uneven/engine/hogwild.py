@@ -100,6 +100,8 @@ class Hogwild:
             Exception: what the loop raised in the thread that failed first.
         """
         try:
+            for one in self._shared:
+                one.open()
             with _shared_out(self._threads), ThreadPoolExecutor(self._threads - 1, "uneven-hogwild") as pool:
                 others = [pool.submit(self._work, seat, loop) for seat in self._seats[1:]]
                 self._lead(loop, others)

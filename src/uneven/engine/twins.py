@@ -91,9 +91,13 @@ class SharedOptimizer:
         self._first = optimizer
         self._filling = threading.Lock()
         self._holder: torch.optim.Optimizer | None = None
-        self._stateless = False
+        self._begun = self._stateless = False
         self._users = dict(optimizer._optimizer_step_pre_hooks), dict(optimizer._optimizer_step_post_hooks)
-        self._hooks = self._watch(optimizer)
+        self._hooks: list[Any] = []
+
+    def open(self) -> None:
+        """From here on the user's own is one of several."""
+        self._hooks = self._watch(self._first)
 
     def copy(self, aliases: Aliases) -> torch.optim.Optimizer:
         """A copy that steps on the parameters of a copy of the model.
@@ -127,17 +131,17 @@ class SharedOptimizer:
         return [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._stateless and any(
-            one.grad is not None and not optimizer.state[one]
-            for group in optimizer.param_groups
-            for one in group["params"]
-        ):
+        if not self._begun or (not self._stateless and self._lacks(optimizer)):
             self._filling.acquire()
             self._holder = optimizer
 
+    def _lacks(self, optimizer: torch.optim.Optimizer) -> bool:
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        return any(one.grad is not None and not optimizer.state[one] for one in parameters)
+
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._holder is optimizer:
-            self._stateless = not any(optimizer.state.values())
+            self._begun, self._stateless = True, not any(optimizer.state.values())
             self.let_go(optimizer)
 
     def let_go(self, optimizer: torch.optim.Optimizer) -> None:

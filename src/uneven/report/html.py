@@ -58,6 +58,7 @@ def report(run: Path) -> str:
     for name, figure in figures.scalars(data).items():
         page.figure(name, figure, "As logged by the script.")
     _add_exchanges(page, data)
+    _add_threads(page, data)
     _add_loads(page, data)
     _add_events(page, data)
     return page.html()
@@ -71,7 +72,7 @@ def _add_exchanges(page: Page, data: RunData) -> None:
     for rank, records in sorted(data.exchanges.items()):
         one = Exchanged.of(records)
         rows.append((
-            *(str(rank), f"{one.count:,}", count(one.gap), f"{one.gap_most:,}", seconds(one.took_s)),
+            *(str(rank), f"{one.count:,}", count(one.gap), f"{round(one.gap_most, 1):,g}", seconds(one.took_s)),
             *(size(one.sent_bytes), f"{one.distance:.2g}", f"{one.dropped:,}", staleness_told(one.late)),
         ))  # fmt: skip
     page.table(
@@ -80,6 +81,22 @@ def _add_exchanges(page: Page, data: RunData) -> None:
         "Means over the run. Distance: of a worker's parameters from the mean, just before they were averaged. Not "
         "begun: one was still under way. Steps stale: how many steps were taken while an exchange was under way, and "
         "how often that was so.",
+    )
+
+
+def _add_threads(page: Page, data: RunData) -> None:
+    if not data.threads:
+        return
+    rows = [
+        (str(rank), str(thread), f"{steps:,}", f"{samples:,}")
+        for rank, each in sorted(data.threads.items())
+        for thread, (steps, samples) in sorted(each.items())
+    ]
+    page.table(
+        "Threads",
+        Table(("rank", "thread", "steps", "samples"), rows, text=frozenset({0, 1})),
+        "Of workers whose replica several threads trained side by side. Whichever thread was ready took the next "
+        "batch. Steps apart, above, counts each thread's own steps.",
     )
 
 

@@ -32,9 +32,10 @@ def live(state: RunState, name: str, width: int, height: int) -> RenderableType:
     if state.last is None:
         return Text(f"{name}: waiting for the first iteration", style="dim")
     now = state.now()
-    lines = bool(state.scalars) + bool(state.exchanged.count)
+    lines = bool(state.scalars) + bool(state.exchanged.count) + bool(state.threads)
     rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - lines)
-    parts = [_title(state, name, width), _progress(state, width), _pace(now), *_exchanged(state), *_scalars(state)]
+    said = (*_exchanged(state), *_threads(state), *_scalars(state))
+    parts = (_title(state, name, width), _progress(state, width), _pace(now), *said)
     return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
 
 
@@ -47,6 +48,7 @@ def final(state: RunState, name: str, width: int) -> RenderableType:
         _title(state, name, width),
         _progress(state, width),
         *_exchanged(state),
+        *_threads(state),
         *_scalars(state),
         _workers(state, total, width, len(total.workers)),
         _legend(),
@@ -107,6 +109,14 @@ def _exchanged(state: RunState) -> list[Text]:
     for index, (value, what) in enumerate(parts):
         text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
     return [text]
+
+
+def _threads(state: RunState) -> list[Text]:
+    if not state.threads:
+        return []
+    least, most = min(state.threads.values()), max(state.threads.values())
+    each = f"{least:,}" if least == most else f"{least:,}–{most:,}"
+    return [Text.assemble((str(len(state.threads)), "bold"), " threads  ·  ", (each, "bold"), " steps each")]
 
 
 def _scalars(state: RunState) -> list[Text]:

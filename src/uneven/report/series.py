@@ -15,6 +15,7 @@ from uneven.core.records import (
     RunRecord,
     ScalarRecord,
     SplitRecord,
+    StepRecord,
 )
 from uneven.journal.events import END, PLAN
 from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
@@ -35,6 +36,7 @@ class RunData:
         scalars: name → values in the order of iterations, the mean where several ranks logged one.
         events: what is worth a line in a list, splits included, in the order of iterations.
         exchanges: rank → its exchanges of parameters.
+        threads: rank → thread → steps and samples, of workers that had several.
         profiles: rank → what it measured of itself before the start, in its newest life.
     """
 
@@ -49,6 +51,7 @@ class RunData:
     unfinished: int = 0
     profiles: dict[int, ProfileRecord] = field(default_factory=dict)
     exchanges: dict[int, list[ExchangeRecord]] = field(default_factory=dict)
+    threads: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
@@ -66,6 +69,7 @@ def run_data(journal: Journal) -> RunData:
     loads: dict[int, list[LoadRecord]] = {}
     scalars: dict[str, list[ScalarRecord]] = {}
     exchanges: dict[int, list[ExchangeRecord]] = {}
+    threads: dict[int, dict[int, tuple[int, int]]] = {}
     for record in records:
         if isinstance(record, LoadRecord) and not join.superseded(record.iteration, record.at_s):
             loads.setdefault(record.rank, []).append(record)
@@ -73,6 +77,12 @@ def run_data(journal: Journal) -> RunData:
             scalars.setdefault(record.name, []).append(record)
         elif isinstance(record, ExchangeRecord) and not join.superseded(record.iteration, record.at_s):
             exchanges.setdefault(record.rank, []).append(record)
+        elif isinstance(record, StepRecord) and record.threads > 1 and not join.superseded(
+            record.iteration, record.ended_at_s
+        ):
+            of_rank = threads.setdefault(record.rank, {})
+            steps, samples = of_rank.get(record.thread, (0, 0))
+            of_rank[record.thread] = (steps + 1, samples + record.batch)
     events = [r for r in records if isinstance(r, EventRecord) and r.event not in (PLAN, END)]
     return RunData(
         name=journal.run.name,
@@ -86,6 +96,7 @@ def run_data(journal: Journal) -> RunData:
         unfinished=journal.unfinished,
         profiles={r.rank: r for r in records if isinstance(r, ProfileRecord)},
         exchanges=exchanges,
+        threads=threads,
     )
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from uneven.core.records import EventRecord, ExchangeRecord, LoadRecord, Record, RunRecord, ScalarRecord, SplitRecord
+from uneven.core.records import (
+    EventRecord,
+    ExchangeRecord,
+    LoadRecord,
+    Record,
+    RunRecord,
+    ScalarRecord,
+    SplitRecord,
+    StepRecord,
+)
 from uneven.journal.events import END, planned_iterations
 from uneven.journal.exchanges import Exchanged
 from uneven.journal.metrics import NAN, Iteration, Join
@@ -26,6 +35,7 @@ class RunState:
         scalars: name → newest value of the lowest rank that logged it.
         events: the newest, oldest first; plans and ends are left out, splits are put in.
         exchanged: all workers' exchanges of parameters; gradients do not count.
+        threads: rank, thread → its steps, of workers that have several.
         planned: iterations of the whole run; None if nobody said.
         last: newest finished iteration.
         newest_s: Unix time of the newest record.
@@ -37,6 +47,7 @@ class RunState:
     scalars: dict[str, ScalarRecord] = field(default_factory=dict)
     events: deque[EventRecord | SplitRecord] = field(default_factory=lambda: deque(maxlen=50))
     exchanged: Exchanged = field(default_factory=Exchanged)
+    threads: Counter[tuple[int, int]] = field(default_factory=Counter)
     planned: int | None = None
     last: Iteration | None = None
     newest_s: float = NAN
@@ -60,7 +71,10 @@ class RunState:
             self.newest_s = iteration.ended_at_s
 
     def _note(self, record: Record) -> None:
-        if isinstance(record, RunRecord):
+        if isinstance(record, StepRecord):
+            if record.threads > 1:
+                self.threads[record.rank, record.thread] += 1
+        elif isinstance(record, RunRecord):
             self.runs[record.rank] = record
             self._ended.discard(record.rank)
         elif isinstance(record, LoadRecord):

@@ -136,6 +136,7 @@ def test_twins_lie_over_the_same_memory_and_count_their_own_writes() -> None:
     x, y, _ = numbered().tensors
     shared = SharedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     stepper = shared.copy(aliases)
+    shared.open()
     before = model[0].weight.clone()
     loss, other_loss = F.cross_entropy(model(x), y), F.cross_entropy(copied(x), y)
     other_loss.backward()
@@ -151,6 +152,28 @@ def test_twins_lie_over_the_same_memory_and_count_their_own_writes() -> None:
     shared.close()
 
 
+@pytest.mark.parametrize("make", [plain, momentum, adam])
+def test_taking_turns_copies_learn_what_one_model_learns(make: Make) -> None:
+    """Nothing is lost between copies but what a race may lose: without one, they are one model, bit by bit."""
+    alone, model = net(), net()
+    lone, optimizer = make(alone), make(model)
+    shared = SharedOptimizer(optimizer)
+    copied, aliases = twin(model)
+    seats = [(model, optimizer), (copied, shared.copy(aliases))]
+    shared.open()
+    x, y, _ = numbered().tensors
+    for number in range(10):
+        for one, stepper in ((alone, lone), seats[number % 2]):
+            torch.manual_seed(number)  # dropout
+            F.cross_entropy(one(x), y).backward()
+            stepper.step()
+            stepper.zero_grad()
+    shared.close()
+    assert all(torch.equal(a, b) for a, b in zip(alone.state_dict().values(), model.state_dict().values(), strict=True))
+    ours, theirs = optimizer.state_dict()["state"], lone.state_dict()["state"]
+    torch.testing.assert_close(ours, {} if make is plain else theirs, rtol=0, atol=0)
+
+
 def test_copies_of_an_optimizer_share_its_state_and_follow_its_learning_rate() -> None:
     model = net()
     original = momentum(model)
@@ -160,6 +183,7 @@ def test_copies_of_an_optimizer_share_its_state_and_follow_its_learning_rate() -
     shared = SharedOptimizer(original)
     copied, aliases = twin(model)
     stepper = shared.copy(aliases)
+    shared.open()
     for parameter in copied.parameters():
         parameter.grad = torch.ones_like(parameter)
     stepper.step()
