@@ -17,11 +17,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import uneven.fleet as fleet
+from uneven.bench import fleet_tune
 from uneven.bench.fleet_baseline import baseline
 from uneven.bench.fleet_cases import CASES, WIDTHS, ensemble
 from uneven.errors import TrainingError
 from uneven.fleet.engine_options import Options
-from uneven.fleet.rounds import Paradigm
+from uneven.fleet.optimal import best_rounds
+from uneven.fleet.rates import Rates
+from uneven.fleet.rounds import Paradigm, Planner
+from uneven.fleet.simulate import Work, play
 
 SLOTS = 2
 METHODS = {
@@ -31,6 +35,7 @@ METHODS = {
     "fleet-g": "shared, FLEET, all slots planned anew",
     "fleet-l": "shared, FLEET, free slots refilled",
     "all-at-once": "shared, all members together on more slots than cores; ours",
+    "ray-tune": "trials of Ray Tune, one pipeline each; only where Ray is installed",
 }
 
 Progress = Callable[[str, str, float], None]
@@ -43,8 +48,10 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
         ``rates_per_s`` (member → samples/s on 1, 2 slots), ``profile_s``, ``slots``, ``repeats``, ``samples``,
         ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``, ``preprocess_cpu_s``,
         ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, mean ``accuracy``; ``wall_range_s``),
-        ``speedup_vs_baseline``, ``speedup_vs_homogeneous`` (method → median of the ratios within a repeat) and
-        ``preprocess_saving`` (baseline's processor time over FLEET-G's).
+        ``speedup_vs_baseline``, ``speedup_vs_homogeneous``, ``speedup_vs_ray_tune`` (method → median of the ratios
+        within a repeat; the last one without Ray is empty) and ``preprocess_saving`` (baseline's processor time over
+        FLEET-G's). ``plan_gap_to_optimal``: how much longer FLEET-G's plan takes than the best rounds there are, both
+        reckoned from the measured rates.
 
     Raises:
         TrainingError: a member failed.
@@ -75,12 +82,13 @@ def measure(
     samples: int,
     epochs: int,
     cases: tuple[str, ...] = tuple(CASES),
-    methods: tuple[str, ...] = tuple(METHODS),
+    methods: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
     """All but the profile, with every size given; "baseline", "homogeneous" and "fleet-g" must be among the methods.
 
     Shared methods have as many preprocessors as the baseline has loader processes.
     """
+    methods = methods or tuple(name for name in METHODS if name != "ray-tune" or fleet_tune.installed())
     found: dict[str, dict[str, list[dict[str, Any]]]] = {case: {name: [] for name in methods} for case in cases}
     jobs = [(repeat, case, name) for repeat in range(repeats) for case in cases for name in methods]
     for number, (repeat, case, name) in enumerate(jobs):
@@ -96,13 +104,24 @@ def measure(
         "repeats": repeats,
         "samples": samples,
         "epochs": epochs,
+        "plan_gap_to_optimal": plan_gap(rates, samples, epochs),
         "cases": {case: _compare(each) for case, each in found.items()},
     }
+
+
+def plan_gap(rates: dict[str, list[float]], samples: int, epochs: int) -> float:
+    """How much longer FLEET-G's rounds take than the best ones, as a share; waiting for data left out."""
+    known = Rates({name: row[:SLOTS] for name, row in rates.items()})
+    work = Work(known, dict.fromkeys(rates, epochs), samples, (tuple(range(SLOTS)),))
+    planned = play(work, Planner(known, SLOTS, closeness=Options().closeness))
+    return planned.wall_s / best_rounds(work).wall_s - 1.0
 
 
 def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) -> dict[str, Any]:
     if method == "baseline":
         return baseline(asked, SLOTS)
+    if method == "ray-tune":
+        return fleet_tune.ray_tune(asked, SLOTS)
     slots, options = SLOTS, Options(rates=rates, preprocessors=SLOTS)
     if method == "fleet-l":
         options = replace(options, paradigm=Paradigm.LOCAL)
@@ -145,7 +164,9 @@ def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         methods[name] = figures
 
     def speedups(over: str) -> dict[str, float]:
-        slow = [one["wall_s"] for one in found[over]]
+        slow = [one["wall_s"] for one in found.get(over, ())]
+        if not slow:
+            return {}
         return {
             name: statistics.median(a / one["wall_s"] for a, one in zip(slow, each, strict=True))
             for name, each in found.items()
@@ -156,11 +177,14 @@ def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "methods": methods,
         "speedup_vs_baseline": speedups("baseline"),
         "speedup_vs_homogeneous": speedups("homogeneous"),
+        "speedup_vs_ray_tune": speedups("ray-tune"),
         "preprocess_saving": saving,
     }
 
 
-_HEADINGS = ("took", "× baseline", "× homog.", "preprocessing", "waiting", "rounds", "checkpoints", "accuracy")
+_HEADINGS = (
+    "took", "× baseline", "× homog.", "× Tune", "preprocessing", "waiting", "rounds", "checkpoints", "accuracy",
+)  # fmt: skip
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -169,7 +193,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     for case, found in result["cases"].items():
         title = (
             f"{case}: {len(WIDTHS)} members, {result['epochs']} epochs of {result['samples']:,} samples, "
-            f"{result['slots']} slots"
+            f"{result['slots']} slots; the plan takes {result['plan_gap_to_optimal']:.0%} longer than the best rounds"
         )
         table = Table(title=title, box=SIMPLE_HEAD)
         table.add_column("method")
@@ -177,10 +201,12 @@ def tables(result: dict[str, Any]) -> list[Table]:
             table.add_column(heading, justify="right")
         for name, one in found["methods"].items():
             low, high = one["wall_range_s"]
+            over_tune = found["speedup_vs_ray_tune"].get(name)
             around = f" \\[{low:.1f} … {high:.1f}]" if high > low else ""
             table.add_row(
                 name, f"{one['wall_s']:.1f} s{around}", f"{found['speedup_vs_baseline'][name]:.2f}",
-                f"{found['speedup_vs_homogeneous'][name]:.2f}", f"{one['preprocess_cpu_s']:.1f} s",
+                f"{found['speedup_vs_homogeneous'][name]:.2f}", f"{over_tune:.2f}" if over_tune else "",
+                f"{one['preprocess_cpu_s']:.1f} s",
                 f"{one['wait_share']:.0%}", f"{one['rounds']:.0f}", f"{one['checkpoint_share']:.1%}",
                 f"{one['accuracy']:.1%}",
             )  # fmt: skip

@@ -90,7 +90,7 @@ def bench(
                  million malformed messages. Fourteen minutes, --quick one.
     fleet        six networks trained on shared data under FLEET, and in the ways
                  without it: one pipeline each, random subsets, one after the
-                 other. Ten minutes, --quick three.
+                 other, trials of Ray Tune. Half an hour, --quick three minutes.
     fleet-plan   100 members in virtual time under FLEET and its rivals, small
                  ensembles against the best rounds there are, and how long
                  planning takes; --report FILE draws plans. Half a minute.

@@ -20,6 +20,9 @@ def command(
         Path | None,
         typer.Option("--directory", help="Where checkpoints lie. [default: runs/NAME of the file]", show_default=False),
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write the plan over time and every curve as HTML.")
+    ] = None,
 ) -> None:
     """Train every member of ENSEMBLE, several at a time on shared data.
 
@@ -29,6 +32,7 @@ def command(
     Examples:
       uneven fleet ensemble.toml
       uneven fleet ensemble.toml --devices 4
+      uneven fleet ensemble.toml --report ensemble.html
     """
     sys.path.insert(0, str(Path.cwd()))
     from uneven import fleet
@@ -41,4 +45,7 @@ def command(
     elif devices != "auto":
         wanted = devices.split(",")
     where = Path("runs") / ensemble.stem if directory is None else directory
-    print(fleet.train(asked, devices=wanted, directory=where))
+    result = fleet.train(asked, devices=wanted, directory=where)
+    print(result)
+    if report is not None:
+        result.report(report)

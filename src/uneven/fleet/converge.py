@@ -23,6 +23,9 @@ class Epoch:
         samples: trained on.
         devices: that the member had.
         shares: samples of each of its workers in a batch, as split last.
+        flotilla: in which it ran, counted from 1; 0 where it was not kept.
+        began_s: when its pass over the data began, in seconds of the whole training.
+        ended_s: when that pass ended.
     """
 
     train_loss: float
@@ -34,6 +37,9 @@ class Epoch:
     samples: int = 0
     devices: int = 1
     shares: tuple[int, ...] = ()
+    flotilla: int = 0
+    began_s: float = 0.0
+    ended_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

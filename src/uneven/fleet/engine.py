@@ -16,6 +16,7 @@ import math
 import pickle
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ class _Run:
 
     def _pass(self, stream: Stream) -> None:
         """All who run read every sample once."""
-        number = self._state.passes
+        number, began_s = self._state.passes, self._now_s
         for name in self._running:
             self._hosts.epoch(name, number)
         after = stream.begins(number + 1)
@@ -215,7 +216,8 @@ class _Run:
         self._state.passes = number + 1
         for name, answer in answers.items():
             if answer[0] == "epoch":
-                self._judge(name, answer[1])
+                at = {"flotilla": len(self._state.plan), "began_s": began_s, "ended_s": self._now_s}
+                self._judge(name, replace(answer[1], **at))
             else:
                 self._lost(name, answer)
         if self._running:
@@ -276,9 +278,14 @@ class _Run:
                 best = member.history(self._ensemble.metric.higher_is_better).best
                 tidy(self._folders[name], {len(member.epochs), best + 1})
 
+    @property
+    def _now_s(self) -> float:
+        """Seconds of all starts together."""
+        return self._wall_s + time.perf_counter() - self._began_s
+
     def _count(self) -> None:
         state, feed = self._state, self._feed
-        state.wall_s = self._wall_s + time.perf_counter() - self._began_s
+        state.wall_s = self._now_s
         state.preprocess_cpu_s, state.prepared = self._cpu_s + feed.cpu_s, self._prepared + feed.samples
 
     def _look(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.errors import TrainingError, UnknownNameError
+from uneven.errors import ConfigError, TrainingError, UnknownNameError
 from uneven.fleet import checkpoint
 from uneven.fleet.engine import best_checkpoint
 from uneven.fleet.engine_state import RunState
@@ -60,6 +60,24 @@ class Result:
         self._ensemble = ensemble
         self._models: dict[str, nn.Module] = {}
         self.table: tuple[Row, ...] = self._ranked()
+
+    @property
+    def metric(self) -> str:
+        """What members are judged by, in a word."""
+        return self._ensemble.metric.name
+
+    def report(self, path: str | Path) -> None:
+        """Write a page with the plan over time and every member's curves; one HTML file that needs no network.
+
+        Raises:
+            ConfigError: it cannot be written there.
+        """
+        from uneven.fleet.result_page import page
+
+        try:
+            Path(path).write_text(page(self), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error
 
     @property
     def best(self) -> Row:

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from uneven.bench import fleet as bench
+from uneven.bench import fleet_tune
 from uneven.bench.fleet_cases import CASES, WIDTHS, ensemble, member
 from uneven.bench.workload import images
 
@@ -25,6 +26,7 @@ def test_every_method_trains_every_member() -> None:
         assert set(case["methods"]) == set(METHODS) <= set(bench.METHODS)
         assert case["speedup_vs_baseline"]["baseline"] == case["speedup_vs_homogeneous"]["homogeneous"] == 1.0
         assert case["preprocess_saving"] > 0.0
+        assert case["speedup_vs_ray_tune"] == {}  # not asked for
         for one in case["methods"].values():
             assert one["wall_s"] > 0.0
             assert 0.0 <= one["wait_share"] <= 1.0
@@ -38,6 +40,21 @@ def test_every_method_trains_every_member() -> None:
         for table in bench.tables(result):
             console.print(table)
     assert all(name in shown.get() for name in METHODS)
+
+
+def test_a_trial_of_ray_tune_trains_its_member() -> None:
+    asked = ensemble("digits", "preprocessing-light", ("tiny",), samples=40, epochs=1)
+    told = fleet_tune.trial({"member": "tiny"}, asked)
+    assert 0.0 <= told["accuracy"] <= 1.0
+    assert told["cpu_s"] > 0.0
+    assert 0.0 <= told["waited_s"] <= told["took_s"]
+
+
+def test_the_gap_of_a_plan() -> None:
+    even = {"a": [100.0, 190.0], "b": [100.0, 190.0]}
+    assert bench.plan_gap(even, 100, 2) == pytest.approx(0.0)
+    apart = {"a": [100.0, 199.0], "b": [30.0, 59.0]}
+    assert bench.plan_gap(apart, 100, 2) >= 0.0
 
 
 @pytest.mark.parametrize("case", CASES)

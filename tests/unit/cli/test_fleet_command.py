@@ -31,12 +31,14 @@ wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
 def test_a_described_ensemble_is_trained(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(ENSEMBLE)
     done = subprocess.run(
-        [sys.executable, "-m", "uneven", "fleet", "two.toml", "--devices", "2"], capture_output=True, text=True,
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(TESTS)}, timeout=100, check=False,
+        [sys.executable, "-m", "uneven", "fleet", "two.toml", "--devices", "2", "--report", "two.html"],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(TESTS)}, timeout=100,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert {line.split()[1] for line in done.stdout.splitlines()[1:]} == {"small", "wide"}
     assert (tmp_path / "runs" / "two" / "state.json").exists()
+    assert "The plan over time" in (tmp_path / "two.html").read_text()
 
 
 @pytest.mark.parametrize(

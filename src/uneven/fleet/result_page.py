@@ -1,0 +1,89 @@
+"""A training of an ensemble as one HTML file: who had which devices when, and what each member learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from uneven.fleet.converge import Epoch
+from uneven.fleet.result import Result
+from uneven.report.draw import Figure, colour, layout, line
+from uneven.report.gantt import Span, gantt
+from uneven.report.page import Page, Table
+
+_GANTT_NOTE = (
+    "A bar is a member on a device, from its first epoch with a group to its last. The dark part of its height is the "
+    "share of the time in which it computed; the pale part waited for the shared samples or for the slower members. "
+    "White is a device that nobody used."
+)
+
+
+def page(result: Result) -> str:
+    """The report of a training, as HTML that needs no network."""
+    state = result.state
+    trained = sum(row.status == "trained" for row in result.table)
+    made = Page("Ensemble", f"{len(result.table)} members trained on shared data, in {result.directory}.")
+    made.cards([
+        (f"{trained} of {len(result.table)}", "members trained"), (f"{state.wall_s:,.0f} s", "took"),
+        (str(len(state.plan)), "flotillas"), (f"{state.prepared:,}", "samples prepared"),
+        (f"{state.preprocess_cpu_s:,.0f} s", "processor time for it"),
+    ])  # fmt: skip
+    made.table("Members", _members(result))
+    epochs = {name: [one for one in member.epochs if one.flotilla] for name, member in state.members.items()}
+    spans = stretches(epochs)
+    if spans:
+        rows = 1 + max(number for span in spans for number in span.devices)
+        made.figure("The plan over time", gantt(spans, rows, max(span.end_s for span in spans)), _GANTT_NOTE)
+    made.figure(f"{result.metric} over time", _curves(epochs, result.metric, over_time=True))
+    made.figure("Training loss by epoch", _curves(epochs, "training loss", over_time=False))
+    return made.html()
+
+
+def stretches(epochs: Mapping[str, Sequence[Epoch]]) -> list[Span]:
+    """Who had which devices when: a span for each member in each flotilla. Pure.
+
+    Devices of one machine are alike, so they are numbered as they are taken: the lowest that nobody has.
+
+    Args:
+        epochs: member → its epochs, the oldest first.
+    """
+    found = []
+    for name, mine in epochs.items():
+        for _, group in groupby(mine, lambda one: (one.flotilla, one.devices)):
+            together = list(group)
+            computed_s = sum(one.train_s + one.validate_s - one.waited_s for one in together)
+            start_s, end_s = together[0].began_s, together[-1].ended_s
+            found.append((start_s, end_s, name, together[0].devices, computed_s / max(end_s - start_s, 1e-9)))
+    spans: list[Span] = []
+    for start_s, end_s, name, count, computed in sorted(found):
+        taken = {number for span in spans if span.end_s > start_s for number in span.devices}
+        free = [number for number in range(len(taken) + count) if number not in taken]
+        spans.append(Span(name, tuple(free[:count]), start_s, end_s, min(1.0, max(0.0, computed))))
+    return spans
+
+
+def _members(result: Result) -> Table:
+    rows = []
+    for row in result.table:
+        epochs = result.state.members[row.name].epochs
+        busy_s = sum(one.train_s + one.validate_s for one in epochs)
+        waited = sum(one.waited_s for one in epochs) / busy_s if busy_s else 0.0
+        metric = f"{row.metric:.4f}" if row.best_epoch else "–"
+        why = "; ".join(text.splitlines()[-1] for text in (row.why, row.note) if text)
+        rows.append(
+            (row.name, metric, str(row.epochs), str(row.best_epoch or "–"), f"{row.device_s:.1f}", f"{waited:.0%}",
+             f"{row.status}: {why}")
+        )  # fmt: skip
+    headings = ("member", result.metric, "epochs", "best epoch", "device·s", "waited for data", "")
+    return Table(headings, rows, frozenset({0, 6}))
+
+
+def _curves(epochs: Mapping[str, Sequence[Epoch]], title: str, *, over_time: bool) -> Figure:
+    names = sorted(name for name, mine in epochs.items() if mine)  # as the plan orders its colours
+    data = []
+    for place, name in enumerate(names):
+        mine = epochs[name]
+        x = [one.ended_s if over_time else float(number) for number, one in enumerate(mine, 1)]
+        y = [one.metric if over_time else one.train_loss for one in mine]
+        data.append(line(x, y, name, colour(place, len(names)), marks=len(x) <= 40))
+    return {"data": data, "layout": layout(title, x_title="training time, s" if over_time else "epoch")}
