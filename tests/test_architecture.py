@@ -21,7 +21,7 @@ PURE = (
     *("uneven.core", "uneven.core.*", "uneven.predict", "uneven.predict.*"),
     *("uneven.balance", "uneven.balance.*", "uneven.sync", "uneven.sync.*"),
     *("uneven.config", "uneven.errors", "uneven.registry"),
-    *("uneven.data.order", "uneven.journal.metrics", "uneven.cluster.throttle_rule"),
+    *("uneven.data.order", "uneven.data.paced", "uneven.journal.metrics", "uneven.cluster.throttle_rule"),
     *("uneven.control", "uneven.control.*", "uneven.simulate", "uneven.simulate.*", "uneven.journal.events"),
     "uneven.journal.exchanges",
     *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),

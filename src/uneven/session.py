@@ -19,7 +19,8 @@ from uneven.config import RunConfig
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.connect import Connection, compare, connect, identity, joined, versions
-from uneven.engine.fast import FastLoop, check_carried
+from uneven.engine.fast import FastLoop
+from uneven.engine.partake import check_carried
 from uneven.engine.profiling import steps_on
 from uneven.engine.scribe import Scribe
 from uneven.engine.settings import CODE, decide_settings
@@ -107,7 +108,7 @@ class Session(ThreadedTraining):
         for conflict in settings.conflicts:  # the launcher has told those between command line and file
             self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner == CODE)
         sites = {rank: one["_site"] for rank, one in enumerate(said)}
-        self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites)
+        self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
@@ -232,7 +233,8 @@ class Session(ThreadedTraining):
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._end, over=self._loop.read, **dataloader,
+            lower=min_batch, begin=self._begin, end=self._end, over=self._loop.read, hand_out=self._loop.hand_out,
+            **dataloader,
         )  # fmt: skip
         self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
         if epochs is not None:

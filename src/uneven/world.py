@@ -43,6 +43,7 @@ class World:
         awaited: whether the launcher waits to be told that the training starts, see ``rundir.mark_ready``.
         kind: "real" or "emulated".
         site: where it is, among the sites of a policy that looks at them: UNEVEN_SITE, or the host.
+        meeting: the address of rank 0's machine, as the launcher says.
     """
 
     rank: int = 0
@@ -54,6 +55,7 @@ class World:
     awaited: bool = False
     kind: str = "real"
     site: str = "localhost"
+    meeting: str = "127.0.0.1"
 
     @property
     def alone(self) -> bool:
@@ -80,6 +82,7 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         run_directory=Path(run) if run else None,
         awaited=env.get(READY_VARIABLE) == "1",
         kind=env.get(WORLD_VARIABLE) or "real",
+        meeting=env.get("MASTER_ADDR") or "127.0.0.1",
     )
     if not 0 <= world.rank < world.size:
         raise ConfigError(

@@ -42,7 +42,8 @@ class Run:
         self.exchanges: list[ExchangeRecord] = []
         self.agreement = self.session._loop.agreement
         if self.agreement is not None:
-            self.agreement._exchanges._on_record = self.exchanges.append
+            teller: Any = getattr(self.agreement, "_exchanges", self.agreement)
+            teller._on_record = self.exchanges.append
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
         F.cross_entropy(self.model(x), y).backward()

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader
 
 from uneven.data.order import Cursor, Part, Plan
+
+
+class Sampler(Protocol):
+    """Draws the indices of one rank's batches; torch iterates it anew for each epoch.
+
+    Attributes:
+        drawn: parts drawn by torch, not yet handed out.
+    """
+
+    drawn: deque[Part]
+
+    def start(self, cursor: Cursor) -> None:
+        """Forget what was drawn; the next pass begins at ``cursor``."""
+        ...
+
+    def __iter__(self) -> Iterator[list[int]]: ...
 
 
 class IndexedSource:
@@ -20,15 +36,11 @@ class IndexedSource:
         lookahead: batches whose indices torch has drawn beyond the one that it handed out last.
 
     Args:
-        order_of: epoch → index of the sample at every position.
         options: keywords for torch's ``DataLoader``.
     """
 
-    def __init__(
-        self, dataset: Any, *, plan: Plan, rank: int, order_of: Callable[..., npt.NDArray[np.int64]],
-        options: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        self._sampler = _Sampler(plan=plan, rank=rank, order_of=order_of, length=len(dataset))
+    def __init__(self, dataset: Any, *, sampler: Sampler, options: Mapping[str, Any]) -> None:
+        self._sampler = sampler
         self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0)
 
@@ -55,11 +67,15 @@ class IndexedSource:
         del self._torch
 
 
-class _Sampler:
+class PlannedSampler:
     """What torch iterates anew for each epoch, also where its reader processes live on.
 
     It knows nothing of the loader: in a cycle of references, torch's reader processes would be stopped by
     the garbage collector, late and slowly.
+
+    Args:
+        order_of: epoch → index of the sample at every position.
+        length: samples in an epoch.
     """
 
     def __init__(

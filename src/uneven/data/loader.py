@@ -11,9 +11,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from uneven.data.indexed import IndexedSource
+from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
 from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order
-from uneven.data.state import read_state, write_state
+from uneven.data.paced import HandOut, PacedSampler
+from uneven.data.state import read_left, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
 from uneven.errors import CheckpointError, DataError, UnknownNameError
 
@@ -43,6 +44,9 @@ class BalancedLoader:
     Iterations that were drawn but never handed out (the loop was left early) are drawn again, and asked for
     again, in the next epoch.
 
+    **At one's own pace.** With ``hand_out`` each rank takes its batches, as large as its share, from one counter
+    when it asks for them: still every sample once an epoch, but as many iterations as a rank comes to.
+
     **Streams** (an ``IterableDataset``, or an object with ``__iter__`` that has no index and length): every
     rank must read the same samples in the same order, and keeps its slice of every ``batch_size`` of them.
     Slices are cut when they are handed out, so ``lookahead`` is 0; collating happens in this process. A
@@ -58,6 +62,7 @@ class BalancedLoader:
         end: called when that iteration is over: the next batch is asked for (before any of it is loaded), or
             the loop is left. Each ``begin`` gets exactly one ``end``.
         over: called when the epoch has no more batches.
+        hand_out: the counter of all ranks, where each streams at its own pace.
         stream_sharded: see above.
         dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
             ``pin_memory``, ``prefetch_factor``, …), except ``sampler``, ``batch_sampler`` and ``in_order``.
@@ -73,7 +78,7 @@ class BalancedLoader:
         shuffle: bool = True, drop_last: bool = False, lower: int = 1,
         begin: Callable[[Part], None] | None = None, end: Callable[[], None] | None = None,
         over: Callable[[], None] | None = None,
-        stream_sharded: bool = False, **dataloader: Any,
+        hand_out: HandOut | None = None, stream_sharded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
         _check_keywords(dataloader)
         _check_sizes(batch_size, world_size, lower)
@@ -92,15 +97,27 @@ class BalancedLoader:
         self._drop_last = drop_last
         self._seed, self._shuffle = seed, shuffle
         self._source: IndexedSource | StreamSource
+        self.paced: PacedSampler | None = None
         if is_stream(dataset):
             self._length = None
+            if hand_out is not None:
+                raise DataError(
+                    "a stream has no index by which workers could each take samples at their own pace: give a data set "
+                    "with __len__ and __getitem__, or a policy under which workers wait for each other"
+                )
             self._source = StreamSource(
                 dataset, plan=plan, rank=rank, sharded=stream_sharded, options=dataloader
             )
         else:
             self._length = _checked_length(dataset, batch_size, drop_last)
             order_of = partial(epoch_order, length=self._length, seed=seed, shuffle=shuffle)
-            self._source = IndexedSource(dataset, plan=plan, rank=rank, order_of=order_of, options=dataloader)
+            sampler: Sampler = PlannedSampler(plan=plan, rank=rank, order_of=order_of, length=self._length)
+            if hand_out is not None:
+                usable = self._length - self._length % batch_size if drop_last else self._length
+                sampler = self.paced = PacedSampler(
+                    rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower, hand_out=hand_out
+                )
+            self._source = IndexedSource(dataset, sampler=sampler, options=dataloader)
 
     def __len__(self) -> int:
         """Iterations in a whole epoch; a resumed epoch has fewer left.
@@ -189,7 +206,7 @@ class BalancedLoader:
         if self._cursor.start > 0 and not resumed:
             self._cursor = self._cursor.next_epoch()
         served = yield from self._handed_out(told)
-        if resumed and not served:  # the state was taken in the last iteration of its epoch
+        if resumed and not served and self.paced is None:  # the state was taken in the last iteration of its epoch
             served = yield from self._handed_out(told)
         return served
 
@@ -219,10 +236,11 @@ class BalancedLoader:
         The same on every rank that is in the same iteration. Taken inside the loop, the batch in the user's
         hands counts as used.
         """
-        return write_state(
+        state = write_state(
             self._cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
             batch_size=self.batch_size,
         )  # fmt: skip
+        return state if self.paced is None else state | self.paced.place(self._cursor.epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet seen.
@@ -235,8 +253,12 @@ class BalancedLoader:
         """
         if self._suspended() is not None:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
-        self._cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
+        cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
         self._resumed = True
+        paced = self.paced
+        if paced is not None and not paced.resume(cursor.epoch, read_left(state, cursor, paced.usable)):
+            cursor = cursor.next_epoch()
+        self._cursor = cursor
 
 
 def _check_keywords(dataloader: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from uneven.data.order import Cursor
@@ -44,6 +45,32 @@ def read_state(state: Mapping[str, Any], *, seed: int, shuffle: bool, length: in
     if length is not None and start > length:
         raise CheckpointError(f"loader state is damaged: cursor {start} is beyond the {length} samples")
     return Cursor(epoch=epoch, start=start, iteration=iteration)
+
+
+def read_left(state: Mapping[str, Any], cursor: Cursor, usable: int) -> list[tuple[int, int]]:
+    """The positions of the epoch that are left, as runs from the first up to, not including, the second.
+
+    A state of workers that streamed at their own pace names them; otherwise they begin at the cursor.
+
+    Raises:
+        CheckpointError: what it names are no runs of positions, or some are named twice.
+    """
+    if "left" not in state:
+        return [(cursor.start, usable)] if cursor.start < usable else []
+    runs = state["left"]
+    sound = isinstance(runs, list) and all(_is_run(run) for run in runs)
+    if sound and all(a[1] <= b[0] for a, b in pairwise(sorted(runs))) and (not runs or max(runs)[1] <= usable):
+        return [(first, last) for first, last in runs]
+    raise CheckpointError(f"loader state is damaged: left = {runs!r}, expected runs of positions up to {usable}")
+
+
+def _is_run(run: Any) -> bool:
+    return (
+        isinstance(run, list | tuple)
+        and len(run) == 2
+        and all(isinstance(one, int) and not isinstance(one, bool) for one in run)
+        and 0 <= run[0] < run[1]
+    )
 
 
 _CURE = {

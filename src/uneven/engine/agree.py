@@ -71,7 +71,7 @@ class Agreement:
             ConfigError: something that is not carried.
         """
         plan = self._planned(self.clock + ahead)
-        if plan is not self._plan and (why := refused(plan)):
+        if plan is not self._plan and (why := refused(plan, copy=False)):
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
         return plan
 

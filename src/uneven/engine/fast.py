@@ -24,16 +24,17 @@ from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.control.forecast import Forecast
-from uneven.core.actions import Moment, Payload, StepPlan
+from uneven.core.actions import Payload, StepPlan
 from uneven.core.records import ForecastRecord, ProfileRecord, SplitRecord, StepRecord
 from uneven.core.views import Limits, SyncView
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.agree import Agreement
 from uneven.engine.connect import Connection, compare, gradient_group
+from uneven.engine.partake import Terms, agree, hand_out_for, serve
 from uneven.engine.profiling import profile_together
-from uneven.engine.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.engine.scribe import Scribe
+from uneven.engine.served import Served
 from uneven.engine.slow import Load, SlowLoop
 from uneven.errors import ConfigError, NonFiniteError
 from uneven.measure.clock import HostClock, clock_for
@@ -41,9 +42,10 @@ from uneven.measure.load import LoadMeter
 from uneven.measure.meter import Meter, Timing
 from uneven.measure.others import LEAST_S, Others, find
 from uneven.predict import predictors
-from uneven.sync import Outlook, SyncPolicy, carried, first_plans, outlook, refused
+from uneven.sync import SyncPolicy, outlook
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
+from uneven.world import World
 
 _GLANCE_S = 1.0
 """How often it is read what others use where no predictor asks for it: for the journal."""
@@ -66,8 +68,9 @@ class FastLoop:
     """Told when an iteration begins and ends."""
 
     def __init__(
-        self, connection: Connection, scribe: Scribe, config: RunConfig, policy: SyncPolicy, sites: dict[int, str]
-    ) -> None:
+        self, connection: Connection, scribe: Scribe, config: RunConfig, policy: SyncPolicy, sites: dict[int, str],
+        world: World,
+    ) -> None:  # fmt: skip
         self._connection = connection
         self._scribe = scribe
         self._config = config
@@ -75,6 +78,8 @@ class FastLoop:
         self._sites = sites
         self._rank = connection.transport.rank
         self._members = tuple(range(connection.transport.size))
+        self._world = world
+        self.hand_out = hand_out_for(policy, self._rank, self._members, sites)
         self._meter = Meter(HostClock())
         self._load = LoadMeter(self._rank)
         self._others = Others(find())
@@ -91,7 +96,7 @@ class FastLoop:
         self._exchange_cost_s = 0.0
         self.carrier: GradientCarrier | None = None
         self._calls = False  # whether calls for reports have come along with gradients in this iteration
-        self.agreement: Agreement | None = None  # None where nothing is exchanged but everybody's gradients
+        self.agreement: Agreement | Served | None = None  # None where nothing is exchanged but everybody's gradients
         self.attached = False
 
     def attach(self, model: nn.Module, find_unused_parameters: bool) -> GradientCarrier | None:
@@ -107,9 +112,12 @@ class FastLoop:
         self.attached = True
         self._meter = Meter(clock_for(device))
         self._load = LoadMeter(self._rank, gpu_uuid=_nvml_uuid(device), device=device)
+        if self.hand_out is not None:
+            self.agreement = serve(self._terms(), model, self.hand_out, self._world)
+            return None
         out = outlook(self._policy, self._members, self._sites)
         if not out.gradients_of_all(self._members):
-            self.agreement = self._agree(model, out)
+            self.agreement = agree(self._terms(), model, out)
         if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
             self.carrier = GradientCarrier(
                 observer=self._meter,
@@ -120,22 +128,13 @@ class FastLoop:
             )
         return self.carrier
 
-    def _agree(self, model: nn.Module, out: Outlook) -> Agreement:
-        refuse_synchronised_layers(model, self._policy)
-        if self._connection.roll is not None:
-            broadcast_from_first(model)
-        agreement = Agreement(self._policy, self._rank, self._members, self._sites, Replica(model))
-        agreement.carry_by(
-            roll=self._connection.roll,
-            timeout_s=self._config.timeout_s,
-            shadowed=Moment.BACKGROUND in out.moments,
-            observer=self._meter,
-            on_record=self._scribe.write,
+    def _terms(self) -> Terms:
+        return Terms(
+            policy=self._policy, rank=self._rank, members=self._members, sites=self._sites,
+            connection=self._connection, config=self._config, scribe=self._scribe, observer=self._meter,
             # Not a method: the connection outlives the session, which a carrier of gradients would lead back to.
-            on_nonfinite=partial(_tell_nonfinite, self._scribe, self._config, self._rank, "parameter"),
-        )
-        self._connection.leaving = agreement.leave
-        return agreement
+            tell_nonfinite=partial(partial, _tell_nonfinite, self._scribe, self._config, self._rank),
+        )  # fmt: skip
 
     def start(
         self, loader: BalancedLoader, balancer: Balancer, min_batch: int, max_batch: int | None, **same: Any
@@ -145,6 +144,8 @@ class FastLoop:
         Args:
             same: what else must be the same everywhere.
         """
+        if self.hand_out is not None:
+            self.hand_out.sampler = loader.paced
         upper = loader.batch_size if max_batch is None else max_batch
         said = compare(
             self._connection.transport,
@@ -443,17 +444,3 @@ def _known(reading: float) -> float | None:
 
 def _nvml_uuid(device: torch.device) -> str | None:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
-
-
-def check_carried(policy: SyncPolicy, members: tuple[int, ...], sites: dict[int, str]) -> None:
-    """Refuse a policy that asks for an exchange that no carrier here can carry.
-
-    Raises:
-        ConfigError: naming the policy and the exchange.
-    """
-    refusal = carried(policy)
-    if refusal:
-        raise ConfigError(refusal)
-    for plan in first_plans(policy, members, sites):
-        if why := refused(plan):
-            raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")

@@ -20,6 +20,7 @@ from torch import nn
 from uneven.core.records import StepRecord
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
+from uneven.engine.agree import Agreement
 from uneven.engine.fast import FastLoop
 from uneven.engine.scribe import Scribe
 from uneven.engine.turnstile import Stopped, Turnstile
@@ -80,15 +81,16 @@ class Hogwild:
     ) -> None:
         self._loop, self._scribe, self._loader, self._threads = loop, scribe, loader, threads
         self._pairs = loader.pairs()
-        self._turnstile = Turnstile(self._pairs, scribe.rank, loop.agreement)
+        agreement = loop.agreement if isinstance(loop.agreement, Agreement) else None
+        self._turnstile = Turnstile(self._pairs, scribe.rank, agreement)
         self._shared = [SharedOptimizer(one) for one in optimizers]
         self._seats = [_Seat(0, model, optimizers, Meter(ThreadClock()))]
         for index in range(1, threads):
             copied, aliases = twin(model)
             steppers = tuple(one.copy(aliases) for one in self._shared)
             self._seats.append(_Seat(index, copied, steppers, Meter(ThreadClock())))
-        if loop.agreement is not None:
-            loop.agreement.threads = threads
+        if agreement is not None:
+            agreement.threads = threads
         self._here = threading.local()
         self._writing = threading.Lock()
         self._unwritten: dict[int, StepRecord] = {}

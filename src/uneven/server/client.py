@@ -104,6 +104,21 @@ class Client:
         """The shared copy, when every worker has finished ``clock`` steps; it holds this worker's pushes so far."""
         return self._ask(Kind.PULL, clock, self.timeout_s)
 
+    def meet(self, count: int) -> Reply:
+        """The shared copy, the very same for all, when everybody who is here has come to meeting ``count``, from 1.
+
+        It holds all that anybody had asked for before it came. Who has left (:meth:`leave`) and still gives signs of
+        life is waited for too, and has left as before; who waits here keeps no pull of the others waiting.
+        """
+        return self._ask(Kind.MEET, count, self.timeout_s)
+
+    def through(self, epochs: int) -> None:
+        """Say that this worker is through with so many epochs: who is still in one of them does not wait for it."""
+        with self._changed:
+            for shard, link in self._links.items():
+                link.through = max(link.through, epochs)
+                self.line.post(shard, [link.beat()])
+
     def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> Reply:
         """EASGD's elastic exchange: the copy goes by d = α (x − x̃), where x are the arrays, which stay as they are.
 
@@ -312,6 +327,12 @@ class Reply:
     def version(self) -> int:
         """Updates in the copy that came, the least of all shards. Only after :meth:`result`."""
         return min(answer.version for answer in self.answers.values())
+
+    @property
+    def least(self) -> int:
+        """Steps that everybody who is counted had finished in the copy that came. Only after :meth:`result`."""
+        counted = [one.clock for answer in self.answers.values() for one in answer.entries if one.here]
+        return min(counted, default=0)
 
     @property
     def late(self) -> bool:

@@ -74,6 +74,10 @@ class ShardHost:
         shard = self._server.shard
         return Stored(shard.version, shard.vector, shard.least_clock, dict(shard.counts))
 
+    def here(self, rank: int) -> bool | None:
+        """Whether a worker has been heard lately; None before it has come at all."""
+        return self._server.shard.here(rank)
+
     def close(self) -> None:
         """End it; what it holds is gone. Calling it twice is fine.
 

@@ -58,6 +58,7 @@ class Link:
         life: of the shard that has welcomed this worker; 0 while none has.
         clock: steps that this worker has finished and ``held`` holds, or that it had finished before it began here.
         left: whether it has said that nobody shall wait for it, and asked for nothing since.
+        met, through: meetings that it has come to, and epochs that it is through with; signs of life tell them.
         kept: updates that ``held`` does not hold, by sequence number.
         waiting: requests that have not been answered, by number.
     """
@@ -70,6 +71,8 @@ class Link:
     life: int = 0
     clock: int = 0
     left: bool = False
+    met: int = 0
+    through: int = 0
     kept: dict[int, Message] = field(default_factory=dict)
     waiting: dict[int, Message] = field(default_factory=dict)
     _numbers: int = 0
@@ -87,7 +90,10 @@ class Link:
             Its number, and what to send now: nothing while no shard has welcomed this worker.
         """
         self._numbers += 1
-        self.left = False
+        if kind is Kind.MEET:
+            self.met = clock
+        else:
+            self.left = False
         changing = kind in CHANGING
         self._sequence += changing
         message = Message(
@@ -115,7 +121,14 @@ class Link:
         if not self.life:
             return self._hello()
         self._numbers += 1
-        return Message(kind=Kind.PING, rank=self.rank, number=self._numbers, life=self.life)
+        return Message(
+            kind=Kind.PING,
+            rank=self.rank,
+            number=self._numbers,
+            clock=self.met,
+            life=self.life,
+            extra=self.through,
+        )
 
     def leave(self) -> Message:
         """Nobody shall wait for this worker, until it asks for something again."""

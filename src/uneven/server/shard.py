@@ -22,6 +22,9 @@ from uneven.server.wire import CHANGING, Entry, Kind, Message, Refusal, Refused,
 MOST_STEPS = 1 << 48
 """A clock beyond is no clock."""
 
+_LEAVING = frozenset({Kind.PING, Kind.MEET})
+"""What a member may say without being waited for again."""
+
 
 def _asks(m: Message) -> bool:
     """Whether a push asks for the copy too."""
@@ -50,6 +53,8 @@ class Member:
         left: has said that nobody shall wait for it, and asked for nothing since.
         sequence: of its last update in the copy.
         clock: steps that it has finished, as its updates say.
+        met: how often it has come to a meeting.
+        through: epochs that it is through with; who is still in one of these does not wait for it.
         heard_s: when it was last heard.
         parked: its request that waits, and until when.
         answer: to its last exchange, kept until its next update shows that it has come.
@@ -59,6 +64,8 @@ class Member:
     left: bool = False
     sequence: int = 0
     clock: int = 0
+    met: int = 0
+    through: int = 0
     heard_s: float = 0.0
     parked: tuple[Message, float] | None = None
     answer: Message | None = None
@@ -67,6 +74,11 @@ class Member:
     def counted(self) -> bool:
         """Whether others wait for it."""
         return self.here is not False and not self.left
+
+    @property
+    def meeting(self) -> bool:
+        """Whether it waits for all others to meet, so that its clock stands."""
+        return self.parked is not None and self.parked[0].kind is Kind.MEET
 
 
 @dataclass(slots=True)
@@ -108,6 +120,21 @@ class Shard:
     def least_clock(self) -> int:
         """Of those who are counted; without anybody, 0."""
         return min((one.clock for one in self._crew.values() if one.counted), default=0)
+
+    def _least_for(self, member: Member) -> int:
+        """Of those who are counted, neither wait in a meeting nor are through with the epoch that ``member`` is in."""
+        return min(
+            (
+                one.clock
+                for one in self._crew.values()
+                if one.counted and not one.meeting and one.through <= member.through
+            ),
+            default=0,
+        )
+
+    def here(self, rank: int) -> bool | None:
+        """Whether a member has been heard lately; None before it has greeted."""
+        return self._crew[rank].here
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[Message]]:
         """Answer one message.
@@ -168,14 +195,16 @@ class Shard:
             return self._seed(m)
         if not self.serving or member.here is None:
             return [self._to(m, Kind.WHO)]
-        if not member.here or (member.left and m.kind is not Kind.PING):
+        if not member.here or (member.left and m.kind not in _LEAVING):
             member.here, member.left = True, False
             self.counts["returned"] += 1
         if m.kind in CHANGING:
             return self._change(m, member, now_s)
+        if m.kind in (Kind.PING, Kind.MEET):
+            member.met, member.through = max(member.met, m.clock), max(member.through, m.extra)
         if m.kind is Kind.PING:
             parked = member.parked[0].number if member.parked else 0
-            return [self._to(m, Kind.PONG, sequence=member.sequence, extra=parked)]
+            return [self._to(m, Kind.PONG, sequence=member.sequence, extra=parked), *self._wake()]
         member.parked = (m, now_s + m.value)
         return self._wake()
 
@@ -310,21 +339,23 @@ class Shard:
     def _wake(self) -> list[Message]:
         """Answers to what was parked and need not wait any longer."""
         out = []
-        least = self.least_clock
         for member in self._crew.values():
             if member.parked is None:
                 continue
-            reply = self._now(member.parked[0], member, least)
+            reply = self._now(member.parked[0], member)
             if reply is not None:
                 member.parked = None
                 out.append(reply)
         return out
 
-    def _now(self, m: Message, member: Member, least: int) -> Message | None:
+    def _now(self, m: Message, member: Member) -> Message | None:
         if member.sequence < m.sequence:  # what it sent before has been lost on the way
             return self._to(m, Kind.GAP, sequence=member.sequence + 1)
         if m.kind is Kind.PULL:
-            return self._copy(m, Kind.COPY, self.vector) if least >= m.clock else None
+            return self._copy(m, Kind.COPY, self.vector) if self._least_for(member) >= m.clock else None
+        if m.kind is Kind.MEET:
+            late = any(one.here and one.met < m.clock for one in self._crew.values())
+            return None if late else self._copy(m, Kind.COPY, self.vector)
         if m.clock > self.rounds.newest:
             return None
         done = self.rounds.find(m.clock)
@@ -367,15 +398,17 @@ class Shard:
         return tuple(Entry(rank, one.counted, one.sequence, one.clock) for rank, one in self._crew.items())
 
     def _missing(self, rank: int, m: Message) -> Message:
-        """Who has kept ``rank`` waiting: those with a lower clock, or without a contribution to the step."""
-        behind = [
-            entry
-            for entry in self._entries()
-            if entry.here and (entry.clock < m.clock if m.kind is Kind.PULL else entry.rank not in self.rounds.given)
-        ]
+        """Who has kept ``rank`` waiting: with a lower clock, not at the meeting, or without a gradient in the step."""
+        behind = [entry for entry in self._entries() if self._behind(entry, m)]
         return Message(
             kind=Kind.MISSING, rank=rank, number=m.number, clock=m.clock, life=self.life, entries=tuple(behind)
         )
+
+    def _behind(self, entry: Entry, m: Message) -> bool:
+        if m.kind is Kind.MEET:
+            member = self._crew[entry.rank]
+            return bool(member.here) and member.met < m.clock
+        return entry.here and (entry.clock < m.clock if m.kind is Kind.PULL else entry.rank not in self.rounds.given)
 
     def _copy(self, m: Message, kind: Kind, vector: Vector) -> Message:
         table, dtype, elements = self._known

@@ -54,6 +54,7 @@ class Kind(IntEnum):
     RESULT = 7  # give me the mean of a step
     PING = 8
     LEAVE = 9
+    MEET = 10  # give everybody the copy when all who are here have met so often; who waits here keeps nobody waiting
     WELCOME = 33  # you are known; your updates up to this number are in the copy; with ``extra`` yours is a stray
     WANT = 34  # offer me your copy
     WHO = 35  # I have been started again since: greet me

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.balance import Balancer, Even, balancers
-from uneven.core.actions import BlockMomentum, Elastic, Exchange, Mean, Moment, Payload, StepPlan, Via
+from uneven.core.actions import Add, BlockMomentum, Elastic, Exchange, Mean, Moment, Payload, StepPlan, Via
 from uneven.registry import describe
 from uneven.sync.base import Facts, Pace, SyncPolicy, policies
 from uneven.sync.outlook import first_plans
@@ -51,16 +51,47 @@ def carried(policy: str | SyncPolicy) -> str | None:
     )
 
 
-def refused(plan: StepPlan) -> str | None:
-    """Why a real run cannot carry this plan; None where it can."""
-    if plan.waits:
-        return "it lets steps wait for clocks, which only a shared copy could tell"
-    return next((why for one in plan.exchanges if (why := _refused(one))), None)
+def served(plan: StepPlan) -> bool:
+    """Whether it goes through a shared copy, and so each worker through the samples at its own pace."""
+    return any(one.via is Via.SERVER for one in plan.exchanges)
+
+
+def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
+    """Why a real run cannot carry this plan; None where it can.
+
+    Args:
+        copy: whether the run has a shared copy; None where that is still to be decided.
+    """
+    if copy is not None and plan.exchanges and served(plan) != copy:
+        return f"it goes {'among the workers' if copy else 'through a shared copy'}, as its first steps did not"
+    if not served(plan):
+        if plan.waits:
+            return "it lets steps wait for clocks, which only a shared copy can tell"
+        return next((why for one in plan.exchanges if (why := _refused(one))), None)
+    members = plan.exchanges[0].members
+    if len(plan.exchanges) > 1 or any(one.members != members for one in plan.waits):
+        return "through a shared copy goes one exchange of all in a step, and waits are for all"
+    if plan.waits and plan.exchanges[0].payload is not Payload.DELTA:
+        return "steps wait for the clocks of those who push their movements, and of nobody else"
+    return _refused_of_copy(plan.exchanges[0])
+
+
+def _refused_of_copy(one: Exchange) -> str | None:
+    if one.select is not None or one.parties:
+        return "to a shared copy each worker sends all that it has, for itself"
+    if one.payload is Payload.GRADIENT or one.quorum is not None:
+        return "gradients of which a quorum is averaged by a shared copy are not carried"
+    fits = (one.payload is Payload.DELTA and isinstance(one.merge, Add)) or (
+        one.payload is Payload.PARAMETERS and isinstance(one.merge, Elastic)
+    )
+    if fits:
+        return None
+    return "through a shared copy go movements that are added, and parameters that are drawn to it, and it to them"
 
 
 def _refused(one: Exchange) -> str | None:
-    if one.via is Via.SERVER or one.quorum is not None:
-        return "it goes through a shared copy on a server, and workers exchange among themselves only"
+    if one.quorum is not None:
+        return "it leaves who is late behind, which only a shared copy can do"
     if one.select is not None or one.payload is Payload.DELTA:
         return "it sends movements rather than parameters"
     if one.payload is Payload.GRADIENT:

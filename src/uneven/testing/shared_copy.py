@@ -132,6 +132,46 @@ class SharedCopyContract:
                     reply.into(into)
                 assert np.unique([into[1] for into in copies]).tolist() == [1.0 + 3 * (step + 1)]
 
+    def test_all_who_meet_get_one_copy_and_who_waits_there_keeps_nobody_waiting(self) -> None:
+        place = self.place(3)
+        with Crew(place, 3) as (first, second, third):
+            first.push(0, arrays(1.0)).result()
+            early = first.meet(1)
+            second.leave()  # is waited for by no pull, and at the meeting all the same
+            third.push(4, arrays(100.0))
+            assert pulled(third, 5) == {102.0}
+            late = third.meet(1)
+            second.pull().result()
+            assert not early.done
+            place.kill(0)
+            place.start(0)
+            second.push(0, arrays(10.0))
+            copies = [arrays() for _ in range(3)]
+            for reply, into in zip((early, late, second.meet(1)), copies, strict=True):
+                reply.into(into)
+            assert [set(np.concatenate(into).tolist()) for into in copies] == [{112.0}] * 3
+            first.timeout_s = 0.3
+            in_vain = first.meet(2)
+            first.timeout_s = 20.0
+            with pytest.raises(PeerError, match=r"rank 1 \(finished 1 steps\), rank 2 \(finished 5 steps\)"):
+                in_vain.result()
+
+    def test_who_is_through_with_an_epoch_is_waited_for_in_the_next_one(self) -> None:
+        with Crew(self.place(2), 2) as (first, second):
+            first.push(2, arrays(1.0)).result()
+            waiting = first.pull(3)
+            second.push(0, arrays(1.0)).result()
+            assert not waiting.done
+            second.through(1)
+            waiting.result()
+            first.through(1)
+            waiting = first.pull(3)
+            second.push(1, arrays(1.0)).result()
+            assert not waiting.done
+            second.push(2, arrays(1.0))
+            waiting.result()
+            assert pulled(first) == {5.0}
+
     def test_a_wait_in_vain_names_who_was_missing(self) -> None:
         with Crew(self.place(3), 3) as (first, second, third):
             first.push(4, arrays())

@@ -10,11 +10,36 @@ import pytest
 import uneven
 from uneven.balance import Even, LbBsp, balancers
 from uneven.cli.run import layers_of
-from uneven.core.actions import Add, Exchange, Mean, Moment, Payload, StepPlan, Via, Wait
+from uneven.core.actions import (
+    Add,
+    Elastic,
+    Exchange,
+    Mean,
+    Moment,
+    Payload,
+    Significant,
+    StepPlan,
+    Via,
+    Wait,
+)
 from uneven.core.views import SyncView
-from uneven.engine.fast import check_carried
+from uneven.engine.partake import check_carried
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.sync import BSP, MA, Facts, Pace, Shadow, SyncPolicy, carried, compatible, policies, refused
+from uneven.sync import (
+    BSP,
+    MA,
+    Backup,
+    Facts,
+    Pace,
+    Shadow,
+    SyncPolicy,
+    carried,
+    compatible,
+    first_plans,
+    policies,
+    refused,
+    served,
+)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +161,17 @@ SHADOWED = (
     *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),
     "shadow:write-back=lerp:local:every=3",
 )
-NOT_CARRIED = ("asp", "ssp", "backup", "easgd", "shadow", "shadow:asp")
+SERVED = ("asp", "asp:scale=1", "ssp", "ssp:staleness=0", "easgd", "easgd:every=1000", "shadow", "shadow:asp")
+NOT_CARRIED = ("backup",)
 
 
 def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> None:
-    assert {spec.split(":")[0] for spec in (*CARRIED, *NOT_CARRIED)} == set(policies)
-    for policy in (*CARRIED, *SHADOWED, BSP(), _Silent()):
+    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED, *NOT_CARRIED)} == set(policies)
+    for spec in (*CARRIED, *SHADOWED):
+        assert not any(served(plan) for plan in first_plans(policies.resolve(spec), (0, 1, 2), {}))
+    for spec in SERVED:
+        assert any(served(plan) for plan in first_plans(policies.resolve(spec), (0, 1, 2), {}))
+    for policy in (*CARRIED, *SHADOWED, *SERVED, BSP(), _Silent()):
         assert carried(policy) is None
         check_carried(policies.resolve(policy), (0, 1, 2), {})
     for spec in NOT_CARRIED:
@@ -153,7 +183,7 @@ def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> No
         assert carried(near) is None
         with pytest.raises(ConfigError, match="cannot be carried"):
             check_carried(policies.resolve(spec), (0, 1), {})
-    assert "sync = Shadow(inner=EASGD(" in str(carried(Shadow("easgd")))
+    assert "sync = Backup(spares=2) cannot be carried" in str(carried(Backup(spares=2)))
 
 
 _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), moment=Moment.STEP)
@@ -162,8 +192,8 @@ _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), momen
 @pytest.mark.parametrize(
     ("one", "why"),
     [
-        (replace(_MEAN, via=Via.SERVER), "through a shared copy on a server"),
-        (replace(_MEAN, quorum=1), "through a shared copy on a server"),
+        (replace(_MEAN, via=Via.SERVER), "one exchange of all in a step"),
+        (replace(_MEAN, quorum=1), "leaves who is late behind"),
         (replace(_MEAN, payload=Payload.DELTA), "movements rather than parameters"),
         (replace(_MEAN, merge=Add()), "by a mean, by block momentum or elastically, not by Add"),
         (replace(_MEAN, moment=Moment.BACKGROUND, parties=((0,), (1,))), "in the foreground only"),
@@ -179,9 +209,36 @@ def test_an_exchange_that_no_carrier_carries_is_refused_by_what_it_is(one: Excha
     assert "wait for clocks" in str(refused(StepPlan(waits=(Wait((0, 1), 3),))))
 
 
-@pytest.mark.parametrize("spec", ["ssp", "easgd:every=1000", "shadow"])
+_PUSH = Exchange(payload=Payload.DELTA, members=(0, 1), merge=Add(0.5), moment=Moment.STEP, via=Via.SERVER)
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (StepPlan(exchanges=(_PUSH, _PUSH)), "one exchange of all in a step"),
+        (StepPlan(exchanges=(_PUSH,), waits=(Wait((1,), 3),)), "waits are for all"),
+        (StepPlan(exchanges=(replace(_PUSH, merge=Mean()),)), "movements that are added, and parameters"),
+        (StepPlan(exchanges=(replace(_PUSH, select=Significant(0.1)),)), "all that it has, for itself"),
+        (StepPlan(exchanges=(replace(_PUSH, parties=((0, 1),)),)), "all that it has, for itself"),
+        (
+            StepPlan(
+                exchanges=(replace(_PUSH, payload=Payload.PARAMETERS, merge=Elastic(0.5)),), waits=(Wait((0, 1), 3),)
+            ),
+            "wait for the clocks of those who push their movements",
+        ),
+    ],
+)
+def test_what_a_shared_copy_does_not_carry_is_refused_by_what_it_is(plan: StepPlan, why: str) -> None:
+    good = StepPlan(exchanges=(_PUSH,), waits=(Wait((0, 1), 3),))
+    assert refused(good) is None
+    assert refused(good, copy=True) is None
+    assert "through a shared copy, as its first steps did not" in str(refused(good, copy=False))
+    assert "among the workers, as its first steps did not" in str(refused(StepPlan(exchanges=(_MEAN,)), copy=True))
+    assert why in str(refused(plan))
+
+
+@pytest.mark.parametrize("spec", ["backup"])
 def test_a_run_is_refused_before_anything_starts(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the first steps exchange nothing, which looked harmless."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"sync = '{spec}' cannot be carried .* train with sync = '"):
         layers_of({"sync": spec}, None)

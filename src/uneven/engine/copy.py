@@ -1,0 +1,114 @@
+"""A worker's replica and the shared copy: what goes there and what comes back, as one vector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from uneven.core.actions import Add, Elastic, Exchange
+from uneven.engine.home import Home
+from uneven.engine.replica import Replica
+from uneven.server import Client, Reply, table_of
+
+Values = npt.NDArray[Any]
+
+
+class SharedCopy:
+    """One worker's end; nothing is sent before :meth:`begin`.
+
+    Attributes:
+        client: to the shards, once it has begun.
+        base: the copy that the replica has moved away from since; None before the first pull.
+        least: steps that everybody who is counted had finished in the copy that came last.
+    """
+
+    def __init__(self, replica: Replica, rank: int, home: Home, timeout_s: float) -> None:
+        self._replica, self._rank, self._home, self._timeout_s = replica, rank, home, timeout_s
+        self._client: Client | None = None
+        self._version = 0  # of the copy that came last
+        self.base: Values | None = None
+        self.least = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the shards know of this worker."""
+        return self._client is not None
+
+    @property
+    def client(self) -> Client:
+        """To the shards, once it has begun."""
+        assert self._client is not None, "begin() comes first"
+        return self._client
+
+    def begin(self, start: Values | None, clock: int) -> None:
+        """Meet the shards.
+
+        Args:
+            start: what the copy begins with, alike on every worker; None for the replica.
+            clock: steps that this worker has finished.
+        """
+        if self._client is None:
+            values = self.read() if start is None else start
+            table = table_of([values.shape], values.dtype.name, self._home.shards)
+            line = self._home.line()
+            self._client = Client(self._rank, table, [values], line, clock=clock, timeout_s=self._timeout_s)
+
+    def read(self) -> Values:
+        """The replica; shape (size,)."""
+        values: Values = self._replica.flat.read().cpu().numpy()
+        return values
+
+    def write(self, values: Values) -> None:
+        """Into the replica."""
+        self._replica.flat.write(self.tensor(values))
+
+    def tensor(self, values: Values) -> Tensor:
+        """Where the model is."""
+        return torch.from_numpy(values).to(self._replica.flat.device)
+
+    def pulled(self, due: int = 0) -> Values:
+        """The copy, when everybody has finished so many steps.
+
+        Raises:
+            PeerError: as of the client.
+        """
+        values = self.read()
+        self._note(self.client.pull(due).into([values]))
+        return values
+
+    def follow(self, due: int) -> None:
+        """Let the replica be the copy.
+
+        Raises:
+            PeerError: as of the client.
+        """
+        self.base = self.pulled(due)
+        self.write(self.base)
+
+    def swap(self, exchange: Exchange, step: int, own: Values, due: int) -> tuple[Values, int]:
+        """Give and get.
+
+        Returns:
+            What a replica that was ``own`` becomes, and how many updates of others came in between.
+
+        Raises:
+            NonFiniteError: the copy refuses what was given.
+            PeerError: as of the client.
+        """
+        before, outcome = self._version, own.copy()
+        if isinstance(exchange.merge, Elastic):
+            reply = self.client.exchange(step, [own], alpha=exchange.merge.alpha)
+        else:
+            assert isinstance(exchange.merge, Add), "refused before it came here"
+            assert self.base is not None, "pulled before the first step"
+            reply = self.client.push_pull(step, [own - self.base], scale=exchange.merge.scale, clock=due)
+        self._note(reply.into([outcome]))
+        if isinstance(exchange.merge, Add):
+            self.base = outcome
+        return outcome, max(0, self._version - before - 1)
+
+    def _note(self, reply: Reply) -> None:
+        self._version, self.least = reply.version, reply.least

@@ -1,0 +1,122 @@
+"""Makes a worker's part in what replicas exchange beyond gradients: among workers themselves, or with a shared copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from uneven.config import RunConfig
+from uneven.core.actions import Moment
+from uneven.engine.agree import Agreement
+from uneven.engine.connect import Connection
+from uneven.engine.exchanges import Observer
+from uneven.engine.handout import StoredHandOut
+from uneven.engine.home import find_home
+from uneven.engine.replica import Replica, broadcast_from_first, refuse_synchronised_layers
+from uneven.engine.scribe import Scribe
+from uneven.engine.served import Served
+from uneven.errors import ConfigError
+from uneven.sync import Outlook, SyncPolicy, carried, first_plans, refused, served
+from uneven.world import World
+
+Members = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What any part is made of.
+
+    Attributes:
+        tell_nonfinite: what → to be called where such a thing holds a NaN or an infinity. Nothing in it may lead to the
+            session, which the connection outlives.
+    """
+
+    policy: SyncPolicy
+    rank: int
+    members: Members
+    sites: dict[int, str]
+    connection: Connection
+    config: RunConfig
+    scribe: Scribe
+    observer: Observer
+    tell_nonfinite: Callable[[str], Callable[[], None]]
+
+
+def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
+    """Refuse a policy that asks for an exchange that no carrier here can carry.
+
+    Raises:
+        ConfigError: naming the policy and the exchange.
+    """
+    refusal = carried(policy)
+    if refusal:
+        raise ConfigError(refusal)
+    for plan in first_plans(policy, members, sites):
+        if why := refused(plan):
+            raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")
+
+
+def hand_out_for(policy: SyncPolicy, rank: int, members: Members, sites: dict[int, str]) -> StoredHandOut | None:
+    """The counters of the samples, where each worker streams at its own pace; None where all take the same steps."""
+    if any(served(plan) for plan in first_plans(policy, members, sites)):
+        return StoredHandOut(rank, len(members))
+    return None
+
+
+def agree(terms: Terms, model: nn.Module, out: Outlook) -> Agreement:
+    """Exchanges among workers; every rank calls it at the same time.
+
+    Raises:
+        ConfigError: the model has layers that meet everybody.
+    """
+    replica = _replica(terms, model)
+    agreement = Agreement(terms.policy, terms.rank, terms.members, terms.sites, replica)
+    agreement.carry_by(
+        roll=terms.connection.roll,
+        timeout_s=terms.config.timeout_s,
+        shadowed=Moment.BACKGROUND in out.moments,
+        observer=terms.observer,
+        on_record=terms.scribe.write,
+        on_nonfinite=terms.tell_nonfinite("parameter"),
+    )
+    terms.connection.leaving = agreement.leave
+    return agreement
+
+
+def serve(terms: Terms, model: nn.Module, hand_out: StoredHandOut, world: World) -> Served:
+    """Exchanges with a shared copy; every rank calls it at the same time.
+
+    Raises:
+        ConfigError: the model has layers that meet everybody; or no shard can be reached.
+    """
+    scribe, timeout_s = terms.scribe, terms.config.timeout_s
+
+    def lost(rank: int) -> None:
+        text = f"rank {rank} is gone; nobody trains on the samples that it had taken and not finished in this epoch"
+        scribe.event("lost", text, warn=True, rank=rank)
+
+    replica = _replica(terms, model)
+    agreement = Served(
+        terms.policy,
+        terms.members,
+        terms.sites,
+        replica,
+        home=find_home(terms.connection.transport, world, timeout_s),
+        hand_out=hand_out,
+        timeout_s=timeout_s,
+        observer=terms.observer,
+        on_record=scribe.write,
+        on_lost=lost,
+        on_nonfinite=terms.tell_nonfinite("movement"),
+    )
+    terms.connection.leaving = agreement.leave
+    return agreement
+
+
+def _replica(terms: Terms, model: nn.Module) -> Replica:
+    refuse_synchronised_layers(model, terms.policy)
+    if terms.connection.roll is not None:
+        broadcast_from_first(model)
+    return Replica(model)

@@ -1,0 +1,352 @@
+"""How replicas agree through a shared copy: each worker at its own pace, from the samples to the last push.
+
+Before each step the policy is asked for its plan. What it plans goes to the copy when the step is over, and what comes
+back is in the replica before the next one begins:
+
+* movements that are added (ASP, SSP): push the movement of the step, pull the copy, which the replica becomes; where
+  the next step waits for clocks, the pull does;
+* parameters that are drawn together (EASGD): one exchange, which moves copy and replica by the same d.
+
+A worker that finds no more samples in an epoch says so: who still has some does not wait for its clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uneven.core.actions import Elastic, Exchange, Moment, Payload, StepPlan
+from uneven.core.records import ExchangeRecord
+from uneven.core.views import SyncView
+from uneven.data.order import Part
+from uneven.engine.copy import SharedCopy, Values
+from uneven.engine.exchanges import Observer, Order
+from uneven.engine.handout import StoredHandOut
+from uneven.engine.home import Home
+from uneven.engine.replica import Replica
+from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+from uneven.sync import SyncPolicy, refused
+from uneven.transport.shadow import ShadowThread
+
+
+class Served:
+    """One worker's part in the shared copy; stands where ``agree.Agreement`` does among workers themselves.
+
+    Args:
+        policy: whose plans are carried out.
+        home: where the shards are; it ends with this part.
+        hand_out: of the samples.
+        on_record: told of every exchange.
+        on_lost: told once of each rank that has not come to a meeting.
+        on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
+    """
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        members: tuple[int, ...],
+        sites: dict[int, str],
+        replica: Replica,
+        *,
+        home: Home,
+        hand_out: StoredHandOut,
+        timeout_s: float,
+        observer: Observer,
+        on_record: Callable[[ExchangeRecord], None],
+        on_lost: Callable[[int], None],
+        on_nonfinite: Callable[[], None],
+    ) -> None:
+        self._policy, self._members, self._sites, self._replica = policy, members, sites, replica
+        self._home, self._hand_out, self._timeout_s = home, hand_out, timeout_s
+        self._rank = hand_out.rank
+        self.copy = SharedCopy(replica, self._rank, home, timeout_s)
+        self._observer, self._on_record, self._on_lost = observer, on_record, on_lost
+        self._on_nonfinite = on_nonfinite
+        self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
+        self._landed: deque[ExchangeRecord] = deque()  # of the shadow
+        self._refused = False  # an update of the shadow's
+        self._loaded: Values | None = None  # the copy to begin with
+        self.clock = 0  # steps taken
+        self._epoch = -1
+        self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
+        self._plan = StepPlan()
+        self._owed = False  # what the plan says of the last step
+        self._in_hand = False  # a batch
+        self._following = False  # the replica is the copy, as of the last pull
+        self._shown: Values | None = None
+        self._lost: set[int] = set()
+
+    # ---------------------------------------------------------------- around a step
+    def plan(self) -> StepPlan:
+        """What the policy wants around the step that is about to begin.
+
+        Raises:
+            ConfigError: something that is not carried.
+        """
+        plan = self._planned(self.clock)
+        if plan is not self._plan and (why := refused(plan, copy=True)):
+            raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
+        return plan
+
+    def _planned(self, clock: int) -> StepPlan:
+        return self._policy.plan(SyncView(rank=self._rank, clock=clock, members=self._members, sites=self._sites))
+
+    def _due(self) -> int:
+        """Steps that everybody must have finished before this worker's next one."""
+        return max((one.clock for one in self._planned(self.clock).waits), default=0)
+
+    def before(self, part: Part, plan: StepPlan) -> None:
+        """A step is about to begin.
+
+        Raises:
+            TrainingError: inside ``session.evaluated()``; or an exchange beside the training has failed.
+            PeerError: a shard does not answer, or somebody is too far behind for too long.
+        """
+        if self._shown is not None:
+            raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
+        self.copy.begin(self._loaded, self.clock)
+        self._make_up()
+        self._plan = plan
+        if self._epoch != part.epoch:
+            self._epoch = part.epoch
+            self._through(part.epoch)  # perhaps without a sample of the one before
+        moves = any(one.payload is Payload.DELTA for one in plan.exchanges)
+        due = self._due()
+        known = self.copy.base is not None and (self._following or bool(_of(plan, Moment.BACKGROUND)))
+        if moves and not (known and self.copy.least >= due):
+            self.copy.follow(due)
+        self._following = self._in_hand = True
+
+    def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Before a step of the optimizer: every batch counts here."""
+
+    def after(self, part: Part, leaving: bool) -> bool:
+        """A step is over.
+
+        Args:
+            leaving: the loop was left in it, perhaps because of an error: the exchange is made up for later.
+
+        Returns:
+            False: nobody has waited for everybody.
+        """
+        self._in_hand = False
+        self.clock += 1
+        self._gap += 1
+        self._samples += part.batch(self._rank)
+        self._iteration = part.iteration
+        self._write_down()
+        if leaving:
+            self._owed, self._following = True, False
+            self._through(part.epoch + 1)
+            return False
+        sampler = self._hand_out.sampler
+        more = sampler is not None and sampler.more()  # taken now, so that whoever waits below has its samples
+        self._carry(self._due())
+        if not more:
+            self._through(part.epoch + 1)
+        return False
+
+    def _carry(self, due: int) -> None:
+        for exchange in _of(self._plan, Moment.STEP):
+            self._meet(self._order(exchange), due)
+        for exchange in _of(self._plan, Moment.BACKGROUND):
+            if self._shadow.idle:
+                self._shadow.offer(self._order(exchange))
+            else:
+                self._dropped += 1
+
+    def _through(self, epochs: int) -> None:
+        self.copy.client.through(epochs)
+
+    def _make_up(self) -> None:
+        owed, self._owed = self._owed, False
+        if owed:
+            self._carry(0)
+
+    def _order(self, exchange: Exchange) -> Order:
+        order = Order(
+            exchange,
+            clock=self.clock,
+            iteration=self._iteration,
+            samples=self._samples,
+            gap=self._gap,
+            weight=1.0,
+            dropped=self._dropped,
+        )
+        self._gap = self._samples = self._dropped = 0
+        return order
+
+    # ---------------------------------------------------------------- the exchange
+    def _meet(self, order: Order, due: int) -> None:
+        began_s = time.perf_counter()
+        self._observer.ready()
+        own = self.copy.read()
+        try:
+            outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, due)
+        except NonFiniteError:  # refused; the copy is as before, and is what this worker goes on from
+            self._observer.done()
+            self._drop()
+            self.copy.follow(due)
+            return
+        self.copy.write(outcome)
+        self._observer.done()
+        self._on_record(self._record(order, own, outcome, late, began_s))
+
+    def _beside(self, order: Order, resting: bool) -> bool:
+        """In the shadow's thread: one exchange, after which the replica has kept what it learnt meanwhile."""
+        if resting:
+            return True
+        began_s = time.perf_counter()
+        own = self.copy.read()
+        try:
+            outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, 0)
+        except NonFiniteError:
+            self._refused = True
+            outcome = self.copy.base = self.copy.pulled()
+        else:
+            self._landed.append(self._record(order, own, outcome, late, began_s, self.clock - order.clock))
+        self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
+        return False
+
+    def _record(
+        self, order: Order, own: Values, outcome: Values, late: int, began_s: float, meanwhile: int = 0
+    ) -> ExchangeRecord:
+        merge = order.exchange.merge
+        moved = (outcome - own)[: self._replica.flat.trained]
+        apart = float(np.sqrt(np.mean(np.square(moved)))) if len(moved) else 0.0
+        return ExchangeRecord(
+            rank=self._rank,
+            iteration=order.iteration,
+            at_s=time.time(),
+            moment=order.exchange.moment.value,
+            members=len(order.exchange.members),
+            samples=order.samples,
+            gap=order.gap,
+            late=late if order.exchange.moment is Moment.STEP else meanwhile,
+            took_s=time.perf_counter() - began_s,
+            sent_bytes=own.nbytes,
+            distance=apart / merge.alpha if isinstance(merge, Elastic) else apart,
+            dropped=order.dropped,
+        )
+
+    def _write_down(self) -> None:
+        """Hand over what the shadow has noted; in the thread that trains."""
+        while self._landed:
+            self._on_record(self._landed.popleft())
+        if self._refused:
+            self._refused = False
+            self._drop()
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        self._on_nonfinite()
+
+    # ---------------------------------------------------------------- the model that counts
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Inside, the model is the copy, the same on all workers, who enter it together; see ``Session.evaluated``."""
+        self.copy.begin(self._loaded, self.clock)
+        self._make_up()
+        if self._in_hand:  # its step has been taken: the copy is to have it; what is left at its end is nothing
+            for exchange in _of(self._plan, Moment.STEP):
+                if exchange.payload is Payload.DELTA:
+                    self._meet(self._order(exchange), 0)
+        self._settle()
+        self._shown = self._met()
+        own = self._replica.flat.read()
+        self.copy.write(self._shown)
+        try:
+            yield
+        finally:
+            self._shown = None
+            self._hand_out.part()
+            self._replica.flat.write(own)
+
+    def _met(self) -> Values:
+        """The copy, when all who are left have come here with all that they had to give."""
+        self._meetings += 1
+        sampler = self._hand_out.sampler
+        self._hand_out.come(self._meetings, -1 if sampler is None else sampler.epoch)
+        values = self.copy.read()
+        self.copy.client.meet(self._meetings).into([values])
+        for rank in self._hand_out.meet(self._meetings):
+            if rank not in self._lost:
+                self._lost.add(rank)
+                self._on_lost(rank)
+        return values
+
+    def _settle(self) -> None:
+        """Let nothing be under way beside the training."""
+        exchange = next(iter(_of(self._plan, Moment.BACKGROUND)), None)
+        if exchange is not None:
+            self._shadow.rest(Order(exchange, self.clock, self._iteration, 0, 0, 1.0))
+        self._write_down()
+
+    # ---------------------------------------------------------------- checkpoints and the end
+    def state_dict(self, parts: tuple[Part, ...]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Numbers and vectors. ``parts`` are the batches in hand, which count as used: their steps have been taken."""
+        numbers = {
+            "policy": repr(self._policy),
+            "own": self._policy.state_dict(),
+            "clock": self.clock + len(parts),
+            "gap": self._gap + len(parts),
+            "samples": self._samples + sum(part.batch(self._rank) for part in parts),
+        }
+        return numbers, {"centre": self.copy.tensor(self._now())}
+
+    def _now(self) -> Values:
+        if self._shown is not None:
+            return self._shown
+        if self.copy.begun:
+            return self.copy.pulled()
+        return self.copy.read() if self._loaded is None else self._loaded
+
+    def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """Inverse of :meth:`state_dict`, before the first step; also with other workers. Another policy starts afresh.
+
+        Raises:
+            CheckpointError: the copy does not fit the model, or training has begun.
+        """
+        if self.copy.begun:
+            raise CheckpointError(
+                "a state cannot be loaded once workers share a copy: load it before the first batch and the first "
+                "session.evaluated()"
+            )
+        if numbers.get("policy") != repr(self._policy) or not vectors:
+            return
+        centre, flat = vectors["centre"], self._replica.flat
+        if len(centre) != flat.size:
+            raise CheckpointError(
+                f"the shared copy in the checkpoint has {len(centre)} numbers, that of this model {flat.size}: resume "
+                f"with the model that the run began with"
+            )
+        self._loaded = centre.detach().to("cpu", flat.dtype, copy=True).numpy()
+        self.clock, self._gap, self._samples = numbers["clock"], numbers["gap"], numbers["samples"]
+        self._policy.load_state_dict(numbers["own"])
+
+    def leave(self, failed: bool) -> None:
+        """The end of the run: others may still need the shard that is here, unless something has gone wrong.
+
+        Raises:
+            PeerError: the store that the workers met at does not answer.
+        """
+        failed = failed or self._shadow.failed
+        try:
+            if self.copy.begun:
+                if not failed:
+                    self._settle()
+                self.copy.client.close(leave=not failed)
+        finally:
+            self._shadow.close()
+            self._home.close(self._hand_out, self._timeout_s, failed=failed)
+
+
+def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
+    return tuple(one for one in plan.exchanges if one.moment is moment)

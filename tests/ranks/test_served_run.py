@@ -1,0 +1,165 @@
+"""Sessions that agree through a shared copy, on real processes with real shards: each worker at its own pace."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from policy_runs import Run, everybodys, flat, idle, same
+from session_parts import N, X, net, tensors
+from session_parts import everybodys as all_of
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven.core.records import ExchangeRecord
+from uneven.data.order import epoch_order
+from uneven.testing.ranks import RankContext, ranks
+
+
+def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
+    """Training samples that know their index, and held-out images with labels."""
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    return TensorDataset(x[:1440], y[:1440], torch.arange(1440)), x[1440:], y[1440:]
+
+
+def clocks(run: Run) -> dict[int, int]:
+    """Finished steps of each worker that was waited for, as of the newest copy that this one got."""
+    (link,) = run.agreement.copy.client._links.values()  # type: ignore[union-attr]
+    return {entry.rank: entry.clock for entry in link.held.entries if entry.here}
+
+
+@ranks(2)
+def test_asp_trains_on_digits_at_unequal_paces(me: RankContext) -> None:
+    """Every sample once an epoch, more of them on the fast worker; the model to evaluate is the copy."""
+    torch.manual_seed(0)
+    data, held_out, labels = digits()
+    model = nn.Linear(64, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    session = uneven.Session(sync="asp", balance="even")
+    session.setup(model, optimizer)
+    exchanges: list[ExchangeRecord] = []
+    session._loop.agreement._on_record = exchanges.append  # type: ignore[union-attr, assignment]
+    taken = []
+    loader = session.loader(data, batch_size=96)
+    for epoch in range(4):
+        seen = []
+        for x, y, index in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen += index.tolist()
+            time.sleep(0.004 * me.rank)
+        with session.evaluated():
+            right = (model(held_out).argmax(1) == labels).float().mean().item()
+            copy = everybodys(flat(model))
+        assert (copy[0] == copy[1]).all(), "the same copy, bit by bit"
+        assert sorted(all_of(seen)) == list(range(1440)), f"every sample once in epoch {epoch}"
+        taken.append(len(seen))
+    assert right > 0.85
+    assert len(exchanges) == sum(-(-one // 48) for one in taken), "one exchange a step"
+    assert all(one.moment == "step" and one.members == 2 and one.gap == 1 for one in exchanges)
+    assert sum(one.samples for one in exchanges) == sum(taken)
+    assert {one.sent_bytes for one in exchanges} == {4 * 650}
+    assert any(one.late > 0 for one in exchanges), "the other one pushed meanwhile"
+    assert all(one.distance >= 0 for one in exchanges)
+    assert all_of([sum(taken)])[0] > 1440 * 2, "the worker that sleeps takes less than half"
+    session.close()
+
+
+def union(epochs: int) -> nn.Module:
+    """One process, plain SGD, on the full batches of everybody together."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = tensors()
+    for epoch in range(epochs):
+        order = torch.from_numpy(epoch_order(length=N, seed=0, epoch=epoch))
+        for part in order[: N - N % X].split(X):
+            F.cross_entropy(model(x[part]), y[part]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@ranks(2)
+def test_ssp_bounds_the_lead_is_bsp_at_its_edge_and_easgd_keeps_the_sum(me: RankContext) -> None:
+    strict = Run("ssp:staleness=0", drop_last=True)
+    for epoch in range(3):
+        seen = []
+        for x, y, index in strict.loader:
+            if not seen:
+                dist.barrier()  # nobody takes a second batch before all have their first: each round is a global batch
+            strict.step(x, y)
+            seen += index.tolist()
+        assert sorted(all_of(seen)) == sorted(epoch_order(length=N, seed=0, epoch=epoch)[: N - N % X].tolist())
+    same(strict.shown(), flat(union(3)))
+    strict.session.close()
+
+    bounded = Run("ssp:staleness=2")
+    for _ in range(6):
+        leads = []
+        for x, y, _index in bounded.loader:
+            mine = bounded.agreement.clock  # type: ignore[union-attr]
+            assert clocks(bounded)[me.rank] == mine, "what it starts from holds all its own steps"
+            leads.append(mine - min(clocks(bounded).values()))
+            bounded.step(x, y)
+            time.sleep(0.003 * me.rank)
+        assert all(lead <= 2 for lead in leads[:-1]), "nobody leads by more than staleness + 1 finished steps"
+        assert leads[-1] <= 3, "the last batch does not wait for who has found no more samples"
+    bounded.session.close()
+
+    spring = Run("easgd:alpha=0.2,every=1", make=idle)
+    start = spring.shown()
+    spring.differ()
+    held = everybodys(flat(spring.model)).sum(0) + start
+    spring.epoch()
+    centre = spring.shown()
+    assert (everybodys(centre) == centre).all()
+    same(everybodys(flat(spring.model)).sum(0) + centre, held)
+    assert not torch.allclose(centre, start, atol=1e-2), "the replicas have drawn it"
+    assert any(one.distance > 0 for one in spring.exchanges)
+    spring.session.close()
+
+
+@ranks(2)
+def test_a_checkpoint_holds_the_copy_and_every_sample_comes_once_over_both_runs(me: RankContext) -> None:
+    """Saved in the middle of an epoch, by one worker, inside ``evaluated``."""
+    first = Run("asp")
+    seen = first.epoch(2)
+    for count, (x, y, index) in enumerate(first.loader, 1):  # the epoch that was left is over; this is the next
+        first.step(x, y)
+        seen = [*(seen if count > 1 else []), *index.tolist()]
+        if count == 2:
+            with first.session.evaluated():
+                model = {key: value.clone() for key, value in first.model.state_dict().items()}
+                state: Any = first.session.state_dict()
+                copy = flat(first.model)
+            break
+    first.session.close()
+    lefts: list[Any] = [None, None]
+    dist.all_gather_object(lefts, json.loads(state["loader"])["left"])
+    assert lefts[0] == lefts[1]
+    torch.testing.assert_close(state["vectors"]["centre"], copy)
+
+    second = Run("asp")
+    second.model.load_state_dict(model)
+    second.session.load_state_dict(state)
+    rest = second.epoch()
+    assert sorted(all_of(seen + rest)) == list(range(N))
+    second.session.close()
+
+
+@ranks(1)
+def test_alone_it_is_the_plain_loop(me: RankContext) -> None:
+    for sync in ("asp", "ssp"):
+        run = Run(sync, drop_last=True)
+        for _ in range(2):
+            run.epoch()
+        same(run.shown(), flat(union(2)))
+        run.session.close()

@@ -1,0 +1,151 @@
+"""Workers that stream at their own pace from one order: every sample once, also over a checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import epoch_order
+from uneven.data.paced import Interval, PacedSampler, intervals, positions_of
+from uneven.errors import CheckpointError, DataError
+
+
+class Counters:
+    """The counters of some samplers in one process; at a meeting it knows what all of them hold."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[int, int]] = Counter()
+        self.lives = 0
+        self.samplers: list[PacedSampler] = []
+
+    def take(self, epoch: int, samples: int) -> int:
+        self.counts[self.lives, epoch] += samples
+        return self.counts[self.lives, epoch] - samples
+
+    def anew(self) -> None:
+        self.lives += 1
+
+    def told(self, epoch: int, own: list[Interval]) -> tuple[int, list[Interval]]:
+        held = [run for one in self.samplers for run in one.undone() if one.epoch == epoch]
+        return self.counts[self.lives, epoch], held if self.samplers else own
+
+
+def loaders(length: int, shares: tuple[int, ...], counters: Counters, **options: Any) -> list[BalancedLoader]:
+    data = TensorDataset(torch.arange(length))
+    found = [
+        BalancedLoader(
+            dataset=data, batch_size=sum(shares), rank=rank, world_size=len(shares), seed=3,
+            split_for=lambda iteration: shares, hand_out=counters, **options,
+        )
+        for rank in range(len(shares))
+    ]  # fmt: skip
+    counters.samplers = [one.paced for one in found if one.paced is not None]
+    return found
+
+
+def turns(streams: list[Any], random: Random, most: int | None = None) -> list[int]:
+    """Whoever's turn it is takes a batch, until all are through or so many have been taken."""
+    seen: list[int] = []
+    running = list(range(len(streams)))
+    while running and (most is None or most > 0):
+        who = random.choice(running)
+        batch = next(streams[who], None)
+        if batch is None:
+            running.remove(who)
+        else:
+            seen += batch[0].tolist()
+            most = None if most is None else most - 1
+    return seen
+
+
+@pytest.mark.parametrize("length", [1, 7, 24, 25, 101])
+def test_every_sample_comes_once_an_epoch_whoever_asks(length: int) -> None:
+    random = Random(length)
+    crew = loaders(length, (4, 3, 5), Counters())
+    for _ in range(3):
+        assert sorted(turns([iter(one) for one in crew], random)) == list(range(length))
+
+
+def test_the_order_is_that_of_the_epoch() -> None:
+    (one, other) = loaders(20, (2, 3), Counters())
+    first, second = iter(one), iter(other)
+    seen = [next(stream)[0].tolist() for stream in (first, second, second, first)]
+    assert [x for batch in seen for x in batch] == epoch_order(length=20, seed=3, epoch=0)[:10].tolist()
+
+
+def test_the_last_samples_are_left_out_or_go_with_the_batch_before() -> None:
+    random = Random(0)
+    dropping = loaders(25, (3, 3), Counters(), drop_last=True)
+    assert len(turns([iter(one) for one in dropping], random)) == 24
+    for length in (24, 25, 26, 27, 29):
+        crew = loaders(length, (6, 6), Counters(), lower=3)
+        streams = [iter(one) for one in crew]
+        sizes = [len(batch[0]) for _ in range(3) for stream in streams for batch in [next(stream, None)] if batch]
+        assert sum(sizes) == length
+        assert min(sizes) >= 3
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9, 16])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_is_left_comes_once_after_a_resume_with_other_workers(cut: int, ahead: bool) -> None:
+    """``ahead``: some hold a batch that was taken and not handed out."""
+    random = Random(cut)
+    counters = Counters()
+    crew = loaders(100, (4, 3), counters)
+    streams = [iter(one) for one in crew]
+    seen = turns(streams, random, cut)
+    for sampler in counters.samplers if ahead else ():
+        assert sampler.more()
+    states = [one.state_dict() for one in crew]
+    assert states[0]["left"] == states[1]["left"]
+    for stream in streams:
+        stream.close()
+    resumed = loaders(100, (2, 2, 5), Counters())
+    for one in resumed:
+        one.load_state_dict(states[0])
+    seen += turns([iter(one) for one in resumed], random)
+    assert sorted(seen) == list(range(100))
+    again = turns([iter(one) for one in resumed], random)
+    assert sorted(again) == list(range(100)), "and the epoch after it is whole"
+
+
+def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next_one() -> None:
+    random = Random(1)
+    crew = loaders(10, (2, 2), Counters())
+    streams = [iter(one) for one in crew]
+    assert len(turns(streams, random, 5)) == 10
+    state = crew[0].state_dict()
+    assert state["left"] == []
+    resumed = loaders(10, (2, 2), Counters())
+    for one in resumed:
+        one.load_state_dict(state)
+        assert one.epoch == 1
+    assert sorted(turns([iter(one) for one in resumed], random)) == list(range(10))
+
+
+def test_runs_of_positions_and_damaged_ones() -> None:
+    assert intervals([3, 4, 5, 1, 2, 9]) == [(3, 6), (1, 3), (9, 10)]
+    assert positions_of([(3, 6), (1, 3), (9, 10)]).tolist() == [3, 4, 5, 1, 2, 9]
+    assert positions_of([]).tolist() == []
+    (one,) = loaders(10, (4,), Counters())
+    state = one.state_dict()
+    for left in ([[0, 4], [3, 5]], [[4, 4]], [[0, 11]], [[0, 1, 2]], "all", [[0.5, 2]]):
+        with pytest.raises(CheckpointError, match=r"left = .*expected runs of positions up to 10"):
+            one.load_state_dict(state | {"left": left})
+
+
+def test_a_stream_has_no_index_to_take() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(4))
+
+    make = partial(BalancedLoader, batch_size=2, rank=0, world_size=1, seed=0, split_for=lambda _: (2,))
+    with pytest.raises(DataError, match="a stream has no index by which workers could each take samples"):
+        make(dataset=Stream(), hand_out=Counters())

@@ -1,0 +1,137 @@
+"""One worker's side of a shared copy, where no other is needed to see it; the shard is a thread of this process."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven.core.records import ExchangeRecord
+from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+
+N, X = 22, 4
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(N, 5, generator=generator), torch.randint(0, 3, (N,), generator=generator))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+
+
+class Worker:
+    """A session under some policy, alone."""
+
+    def __init__(self, sync: str, **options: str) -> None:
+        self.session = uneven.Session(sync=sync, balance="even", timeout_s=20, nonfinite=options.get("nonfinite"))
+        self.model = net()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
+        self.session.setup(self.model, self.optimizer)
+        self.loader = self.session.loader(data(), X, shuffle=False)
+        self.records: list[ExchangeRecord] = []
+        self.session._loop.agreement._on_record = self.records.append  # type: ignore[union-attr, assignment]
+
+    def epoch(self, spoil: int | None = None) -> None:
+        for count, (x, y) in enumerate(self.loader):
+            step(self.model, self.optimizer, x, y)
+            if count == spoil:
+                with torch.no_grad():
+                    next(self.model.parameters()).fill_(torch.nan)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def plain(epochs: int) -> nn.Module:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for _ in range(epochs):
+        for start in range(0, N, X):
+            x, y = data()[start : start + X]
+            step(model, optimizer, x, y)
+    return model
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp", "shadow:asp"])
+def test_alone_it_is_the_plain_loop_with_batch_norms_statistics(sync: str) -> None:
+    worker, reference = Worker(sync), plain(2)
+    worker.epoch()
+    worker.epoch()
+    with worker.session.evaluated():
+        for one, other in zip(worker.model.state_dict().values(), reference.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    worker.session.close()
+    assert sum(one.gap for one in worker.records) <= 12
+    if sync != "shadow:asp":
+        assert [(one.gap, one.late, one.dropped) for one in worker.records] == [(1, 0, 0)] * 12
+        assert sum(one.samples for one in worker.records) == 2 * N
+
+
+def test_what_is_no_number_never_comes_into_the_copy() -> None:
+    worker = Worker("asp")
+    with pytest.warns(RuntimeWarning, match="non-finite movement on rank 0"):
+        worker.epoch(spoil=2)
+    assert [one.dropped for one in worker.records] == [0, 0, 1, 0, 0], "the third is dropped, and the fourth says so"
+    assert all(one.isfinite().all() for one in worker.model.parameters()), "it went on from the copy"
+    worker.session.close()
+    strict = Worker("asp", nonfinite="raise")
+    with pytest.raises(NonFiniteError):
+        strict.epoch(spoil=0)
+    strict.session.close()
+
+
+def test_a_loop_that_was_left_has_its_last_step_in_the_copy_before_it_is_shown() -> None:
+    worker = Worker("asp")
+    for x, y in worker.loader:
+        step(worker.model, worker.optimizer, x, y)
+        break
+    own = worker.model[0].weight.clone()  # type: ignore[index]
+    assert worker.records == []
+    with worker.session.evaluated():
+        torch.testing.assert_close(worker.model[0].weight, own)  # type: ignore[index]
+    assert len(worker.records) == 1
+    worker.session.close()
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    worker = Worker("easgd:every=1")
+    state = worker.session.state_dict()
+    with worker.session.evaluated(), pytest.raises(TrainingError, match=r"inside session.evaluated\(\): train outside"):
+        worker.epoch()
+    with pytest.raises(CheckpointError, match="once workers share a copy: load it before"):
+        worker.session.load_state_dict(state)
+    worker.session.close()
+    other = Worker("easgd:every=1")
+    state["vectors"]["centre"] = state["vectors"]["centre"][1:]
+    with pytest.raises(CheckpointError, match="copy in the checkpoint has 80 numbers, that of this model 81"):
+        other.session.load_state_dict(state)
+    other.session.close()
+    with uneven.Session(sync="asp", balance="even") as session:
+        model = nn.Sequential(nn.Linear(5, 6), nn.SyncBatchNorm(6))
+        with pytest.raises(ConfigError, match="SyncBatchNorm, which waits for everybody"):
+            session.setup(model)
+
+
+def test_a_session_that_nobody_holds_ends_with_its_shard() -> None:
+    before = set(threading.enumerate())
+    worker = Worker("asp")
+    worker.epoch()
+    assert {one.name for one in set(threading.enumerate()) - before} >= {"uneven-shard-0", "uneven-line"}
+    gone = weakref.ref(worker.session)
+    del worker
+    gc.collect()
+    assert gone() is None
+    assert not [one for one in set(threading.enumerate()) - before if one.name.startswith("uneven-")]
