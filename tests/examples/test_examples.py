@@ -94,11 +94,11 @@ def test_fleet(tmp_path: Path) -> None:
 
 
 def test_threads(tmp_path: Path) -> None:
-    printed = python(THREADS, "--threads", 2, "--epochs", 5, directory=tmp_path)
+    printed = python(THREADS, "--threads", 2, "--epochs", 4, directory=tmp_path)
     (told,) = re.findall(r"^steps of each thread: (\d+), (\d+)$", printed, re.MULTILINE)
-    assert sum(map(int, told)) == 5 * 23
+    assert sum(map(int, told)) == 4 * 23
     (accuracy,) = accuracies(printed)
-    assert accuracy > 0.8
+    assert accuracy > 0.7
 
 
 @pytest.mark.slow
