@@ -25,30 +25,25 @@ from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.control.forecast import Forecast
 from uneven.core.actions import Payload, StepPlan
-from uneven.core.records import ForecastRecord, ProfileRecord, SplitRecord, StepRecord
+from uneven.core.records import ForecastRecord, ProfileRecord, SplitRecord
 from uneven.core.views import Limits, SyncView
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.agree import Agreement
+from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
 from uneven.engine.partake import Terms, agree, hand_out_for, serve
 from uneven.engine.profiling import profile_together
 from uneven.engine.scribe import Scribe
 from uneven.engine.served import Served
-from uneven.engine.slow import Load, SlowLoop
+from uneven.engine.slow import SlowLoop
 from uneven.errors import ConfigError, NonFiniteError
-from uneven.measure.clock import HostClock, clock_for
-from uneven.measure.load import LoadMeter
-from uneven.measure.meter import Meter, Timing
-from uneven.measure.others import LEAST_S, Others, find
+from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
 from uneven.sync import SyncPolicy, outlook
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
 from uneven.world import World
-
-_GLANCE_S = 1.0
-"""How often it is read what others use where no predictor asks for it: for the journal."""
 
 _NONFINITE_EVERY = 50
 """On an accelerator the flag for NaN and infinity is read every so many iterations, as reading it waits."""
@@ -80,19 +75,13 @@ class FastLoop:
         self._members = tuple(range(connection.transport.size))
         self._world = world
         self.hand_out = hand_out_for(policy, self._rank, self._members, sites)
-        self._meter = Meter(HostClock())
-        self._load = LoadMeter(self._rank)
-        self._others = Others(find())
+        self.books = Books(self._rank, scribe, torch.device("cpu"))
         self._agreed: _Agreed | None = None
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
-        self._parts: dict[int, Part] = {}
-        self._ended_at_s: dict[int, float] = {}
-        self._use = Load()
         self._part: Part | None = None
         self._epoch = -1
         self._steps = 0
-        self._control_s = 0.0
         self._exchange_cost_s = 0.0
         self.carrier: GradientCarrier | None = None
         self._calls = False  # whether calls for reports have come along with gradients in this iteration
@@ -110,8 +99,7 @@ class FastLoop:
         said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
         compare(self._connection.transport, said, "session.setup")
         self.attached = True
-        self._meter = Meter(clock_for(device))
-        self._load = LoadMeter(self._rank, gpu_uuid=_nvml_uuid(device), device=device)
+        self.books = Books(self._rank, self._scribe, device)
         if self.hand_out is not None:
             self.agreement = serve(self._terms(), model, self.hand_out, self._world)
             return None
@@ -120,7 +108,7 @@ class FastLoop:
             self.agreement = agree(self._terms(), model, out)
         if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
             self.carrier = GradientCarrier(
-                observer=self._meter,
+                observer=self.books.meter,
                 roll=self._connection.roll,
                 on_nonfinite=lambda: self._nonfinite("gradient"),
                 weight=1.0 / group.size(),
@@ -131,7 +119,7 @@ class FastLoop:
     def _terms(self) -> Terms:
         return Terms(
             policy=self._policy, rank=self._rank, members=self._members, sites=self._sites,
-            connection=self._connection, config=self._config, scribe=self._scribe, observer=self._meter,
+            connection=self._connection, config=self._config, scribe=self._scribe, observer=self.books.meter,
             # Not a method: the connection outlives the session, which a carrier of gradients would lead back to.
             tell_nonfinite=partial(partial, _tell_nonfinite, self._scribe, self._config, self._rank),
         )  # fmt: skip
@@ -202,7 +190,7 @@ class FastLoop:
                 model,
                 optimizers,
                 transport=self._connection.transport,
-                place=f"{place}, {_nvml_uuid(check_model(model))}",
+                place=f"{place}, {nvml_uuid(check_model(model))}",
                 least=max(1, limits.lower[self._rank]),
                 most=max(1, min(limits.upper[self._rank], total - sum(limits.lower) + limits.lower[self._rank])),
                 within_s=within_s,
@@ -227,11 +215,6 @@ class FastLoop:
         if self._loaded:
             self._slow.load_state_dict(self._loaded)
         return profiles
-
-    @property
-    def load(self) -> LoadMeter:
-        """Reads the use of the machine now and then."""
-        return self._load
 
     @property
     def begun(self) -> bool:
@@ -264,9 +247,9 @@ class FastLoop:
                 f"train a model of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
             )
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
-            self._meter.pause()
+            self.books.meter.pause()
         self._epoch = part.epoch
-        self._part = self._parts[part.iteration] = part
+        self._part = part
         self._scribe.iteration = part.iteration
         plan = self._plan()
         if self.agreement is not None:
@@ -277,8 +260,8 @@ class FastLoop:
             self._calls = group is not None and len(group) == len(self._members)
             if self.carrier.rider is not None and self._slow is not None:
                 self.carrier.rider.calling = self._slow.urgent
-        self._control_s += time.perf_counter() - entered_s
-        self._meter.begin(part.iteration)
+        self.books.control_s += time.perf_counter() - entered_s
+        self.books.meter.begin(part.iteration)
 
     def _plan(self) -> StepPlan:
         if self.agreement is not None:
@@ -296,24 +279,21 @@ class FastLoop:
         leaving, met = sys.exc_info()[0] is GeneratorExit, True
         if self.agreement is not None and self._part is not None:
             met = self.agreement.after(self._part, leaving)
-        self._meter.end()
+        self.books.meter.end()
         entered_s = time.perf_counter()
         part, self._part = self._part, None
         if part is None or self._slow is None:
             return
         self._steps += 1
         called = self._called()
-        self._ended_at_s[part.iteration] = time.time()
-        if leaving or self._slow.watches or self._slow.due(part.iteration, called) or self._meter.ripe():
+        self.books.end(part)
+        if leaving or self._slow.watches or self._slow.due(part.iteration, called) or self.books.meter.ripe():
             self.read()
-        load = self._load.sample(part.iteration, part.batch(self._rank))
-        if load is not None:
-            self._scribe.write(load)
         if not leaving:  # the loop was left: by all ranks, or by an error on this one
             self._exchange(part.iteration, called, met)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
-        self._control_s += time.perf_counter() - entered_s
+        self.books.control_s += time.perf_counter() - entered_s
 
     def _called(self) -> bool | None:
         """See :meth:`SlowLoop.tick`. All must hear the same, so calls count only where all exchanged gradients."""
@@ -323,27 +303,14 @@ class FastLoop:
     def _exchange(self, iteration: int, called: bool | None, met: bool) -> None:
         assert self._slow is not None
         entered_s = time.perf_counter()
-        reported = self._slow.tick(iteration, self._use, self._exchange_cost_s, called, met)
+        reported = self._slow.tick(iteration, self.books.use, self._exchange_cost_s, called, met)
         spent_s = time.perf_counter() - entered_s
         self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
 
     def read(self) -> None:
-        """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""
-        if self._slow is None:
-            return
-        self._control_s += self._scribe.take_spent_s()
-        if self._slow.adapts:
-            self._use = Load(self._others.sample(LEAST_S if self._slow.watches else _GLANCE_S), self._load.memory)
-        for timing in self._meter.timings():
-            self._record(timing)
-
-    def _record(self, timing: Timing) -> None:
-        assert self._slow is not None
-        part, ended_at_s = self._parts.pop(timing.iteration), self._ended_at_s.pop(timing.iteration)
-        self._slow.measured(timing, part.batch(self._rank), self._control_s, self._use)
-        if self._scribe.writing:
-            self._scribe.write(partial(_step, self._rank, part, timing, self._use, self._control_s, ended_at_s))
-        self._control_s = 0.0
+        """Take in what has been measured and not been read."""
+        if self._slow is not None:
+            self.books.read(self._slow)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """See :meth:`uneven.Session.no_sync`."""
@@ -407,7 +374,7 @@ class FastLoop:
         self.read()
         if self._slow is not None:
             self._slow.close()
-        self._load.close()
+        self.books.close()
 
 
 def _tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> None:
@@ -416,31 +383,3 @@ def _tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> 
     scribe.event("non-finite", str(error), warn=not raising)
     if raising:
         raise error
-
-
-def _step(rank: int, part: Part, timing: Timing, now: Load, control_s: float, ended_at_s: float) -> StepRecord:
-    return StepRecord(
-        rank=rank,
-        iteration=timing.iteration,
-        epoch=part.epoch,
-        batch=part.batch(rank),
-        global_batch=part.size,
-        data_s=timing.data_s,
-        compute_s=timing.compute_s,
-        exchange_s=timing.exchange_s,
-        transfer_s=timing.transfer_s,
-        local_cpu_s=timing.local_cpu_s,
-        exchange_cpu_s=timing.exchange_cpu_s,
-        control_s=control_s,
-        ended_at_s=ended_at_s,
-        others=_known(now.cpu),
-        memory=_known(now.memory),
-    )
-
-
-def _known(reading: float) -> float | None:
-    return None if math.isnan(reading) else round(reading, 4)
-
-
-def _nvml_uuid(device: torch.device) -> str | None:
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None

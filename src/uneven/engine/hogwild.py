@@ -212,7 +212,7 @@ class Hogwild:
             while handed and (record := self._unwritten.pop(handed[0], None)) is not None:
                 handed.popleft()
                 self._scribe.write(replace(record, ended_at_s=time.time()))
-            load = self._loop.load.sample(part.iteration, part.batch(self._scribe.rank))
+            load = self._loop.books.load.sample(part.iteration, part.batch(self._scribe.rank))
             if load is not None:
                 self._scribe.write(load)
 

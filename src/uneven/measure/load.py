@@ -108,3 +108,8 @@ class _Gpu:
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()
+
+
+def nvml_uuid(device: torch.device) -> str | None:
+    """A CUDA device's name in NVML; None for other devices."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None

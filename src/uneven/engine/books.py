@@ -1,0 +1,95 @@
+"""The books of one worker's iterations: where their time went, what was used meanwhile, and what keeping them cost.
+
+Right after a step the caches hold the model, and taking in one iteration costs as much as taking in several. So those
+that are as usual are taken in together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+
+import torch
+
+from uneven.core.records import StepRecord
+from uneven.data.order import Part
+from uneven.engine.scribe import Scribe
+from uneven.engine.slow import Load, SlowLoop
+from uneven.measure.clock import clock_for
+from uneven.measure.load import LoadMeter, nvml_uuid
+from uneven.measure.meter import Meter, Timing
+from uneven.measure.others import LEAST_S, Others, find
+
+_GLANCE_S = 1.0
+"""How often it is read what others use where no predictor asks for it: for the journal."""
+
+
+class Books:
+    """Filled in around each iteration, and read now and then.
+
+    Args:
+        device: where the worker computes.
+
+    Attributes:
+        meter: takes the time of what is under way.
+        load: reads the use of the machine.
+        use: of the node, as last read.
+        control_s: what measuring and deciding have cost since it was last written down, in seconds.
+    """
+
+    def __init__(self, rank: int, scribe: Scribe, device: torch.device) -> None:
+        self._rank, self._scribe = rank, scribe
+        self.meter = Meter(clock_for(device))
+        self.load = LoadMeter(rank, gpu_uuid=nvml_uuid(device), device=device)
+        self._others = Others(find())
+        self._ended: dict[int, tuple[Part, float]] = {}
+        self.use = Load()
+        self.control_s = 0.0
+
+    def end(self, part: Part) -> None:
+        """An iteration is over, and the meter knows it."""
+        self._ended[part.iteration] = part, time.time()
+        load = self.load.sample(part.iteration, part.batch(self._rank))
+        if load is not None:
+            self._scribe.write(load)
+
+    def read(self, slow: SlowLoop) -> None:
+        """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""
+        self.control_s += self._scribe.take_spent_s()
+        if slow.adapts:
+            self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
+        for timing in self.meter.timings():
+            part, ended_at_s = self._ended.pop(timing.iteration)
+            slow.measured(timing, part.batch(self._rank), self.control_s, self.use)
+            if self._scribe.writing:
+                self._scribe.write(partial(_step, self._rank, part, timing, self.use, self.control_s, ended_at_s))
+            self.control_s = 0.0
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        self.load.close()
+
+
+def _step(rank: int, part: Part, timing: Timing, use: Load, control_s: float, ended_at_s: float) -> StepRecord:
+    return StepRecord(
+        rank=rank,
+        iteration=timing.iteration,
+        epoch=part.epoch,
+        batch=part.batch(rank),
+        global_batch=part.size,
+        data_s=timing.data_s,
+        compute_s=timing.compute_s,
+        exchange_s=timing.exchange_s,
+        transfer_s=timing.transfer_s,
+        local_cpu_s=timing.local_cpu_s,
+        exchange_cpu_s=timing.exchange_cpu_s,
+        control_s=control_s,
+        ended_at_s=ended_at_s,
+        others=_known(use.cpu),
+        memory=_known(use.memory),
+    )
+
+
+def _known(reading: float) -> float | None:
+    return None if math.isnan(reading) else round(reading, 4)
