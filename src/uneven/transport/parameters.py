@@ -98,9 +98,10 @@ class VectorCarrier:
             out = pieces[(place - turn) % count if turn < count - 1 else (place + 1 - (turn - count + 1)) % count]
             into = pieces[(place - turn - 1) % count if turn < count - 1 else (place - (turn - count + 1)) % count]
             heard = room[: len(into)] if turn < count - 1 else into
-            works = [dist.isend(out, following, group=self._group)] if len(out) else []
-            if len(heard):
-                works.append(dist.irecv(heard, previous, group=self._group))
+            # Asked for before it sends: where two send to each other first, gloo uses one direction after the other.
+            works = [dist.irecv(heard, previous, group=self._group)] if len(heard) else []
+            if len(out):
+                works.append(dist.isend(out, following, group=self._group))
             self._finish(works)
             if turn < count - 1:
                 into += heard
