@@ -117,6 +117,8 @@ class Exchange:
         parties: ranks that hold one replica together and so contribute once; the first of each speaks and
             hands on what it hears. They divide ``members``. Empty: every member speaks for itself.
         write_back: how the outcome enters the replica, in the background.
+        load: in the background, the part of a worker's processor time that these exchanges may take; one that would
+            take more is not started yet. 1 is back to back.
     """
 
     payload: Payload
@@ -128,6 +130,7 @@ class Exchange:
     select: Significant | None = None
     parties: tuple[tuple[int, ...], ...] = ()
     write_back: WriteBack = WriteBack()
+    load: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what no carrier can give a meaning to.

@@ -135,7 +135,7 @@ class Agreement:
         for exchange in _of(self._plan, Moment.STEP):
             self._meet(exchange)
         for exchange in _of(self._plan, Moment.BACKGROUND):
-            if self._exchanges.idle:
+            if self._exchanges.free_for(exchange):
                 self._exchanges.begin(self._order(exchange))
             else:
                 self._dropped += 1

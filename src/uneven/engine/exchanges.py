@@ -18,6 +18,7 @@ from uneven.core.actions import Exchange, Moment
 from uneven.core.records import ExchangeRecord
 from uneven.engine.replica import Met, Replica
 from uneven.transport.parameters import VectorCarrier
+from uneven.transport.processor import exchange_cost_s
 from uneven.transport.rollcall import RollCall
 from uneven.transport.shadow import ShadowThread
 
@@ -83,16 +84,16 @@ class Exchanges:
             self._aside = VectorCarrier(roll, timeout_s) if shadowed else None
         self.shadowed = shadowed
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
+        self._paid_s = 0.0  # processor time of the process at which what the newest exchange took is paid
         self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is under way in the background.
+    def free_for(self, exchange: Exchange) -> bool:
+        """Whether it may begin in the background: nothing is under way, and its load allows it.
 
         Raises:
             TrainingError: an exchange there has failed.
         """
-        return self._shadow.idle
+        return self._shadow.idle and (exchange.load >= 1.0 or time.process_time() >= self._paid_s)
 
     @property
     def failed(self) -> bool:
@@ -143,8 +144,9 @@ class Exchanges:
 
     def _beside(self, order: Order, resting: bool) -> bool:
         """In the shadow's thread: one exchange; whether everybody rests."""
-        began_s = time.perf_counter()
+        began_s, paid_s, cost_s = time.perf_counter(), time.process_time(), exchange_cost_s()
         met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
+        self._paid_s = paid_s + (exchange_cost_s() - cost_s) / order.exchange.load
         if resting:
             order.weight = 0.0  # what it had to say is said
         else:

@@ -101,15 +101,17 @@ class Exchanges:
         self._stage.clocks.advance(worker.rank, known)
 
     def _takes_off(self, worker: Worker, one: Exchange) -> bool:
-        """Whether an exchange in the background can start: none of its predecessors is in flight."""
+        """Whether an exchange in the background can start: no predecessor is in flight, and its load allows it."""
         group = self._stage.group(worker, one.members)
         party = next((party for party in one.parties if worker.rank in party), ())
         if kind_of(one) is Kind.TELL and party and worker.rank != self._speaker(party):
             return False
         flight = id(group), one.payload
-        if flight in worker.flying:
+        now_s = self._stage.queue.now_s
+        if flight in worker.flying or (one.load < 1.0 and now_s < worker.paid_s):
             worker.owing.setdefault(flight, worker.clock)
             return False
+        worker.paid_s = now_s + worker.machine.exchange_work_s / one.load
         worker.flying[flight] = worker.owing.pop(flight, worker.clock)
         return True
 

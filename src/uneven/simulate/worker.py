@@ -65,6 +65,7 @@ class Worker:
         unread: exchanges with the shared copy whose outcome it reads before it computes again.
         flying: exchanges in the background that are under way, with the first step that they make known.
         owing: those that could not start for that, with the first step that is not sent yet.
+        paid_s: from when on its processor can afford another one, by the load of the exchange.
         warm: whether it has taken a step.
         fetching: whether the parameters that it starts from are still on their way.
         stepped: whether the optimizer has, in this step.
@@ -94,6 +95,7 @@ class Worker:
     unread: list[Exchange] = field(default_factory=list)
     flying: dict[object, int] = field(default_factory=dict)
     owing: dict[object, int] = field(default_factory=dict)
+    paid_s: float = 0.0
     fresh: int = 0
     dead: bool = False
     warm: bool = False

@@ -81,6 +81,8 @@ def _refused_of_copy(one: Exchange) -> str | None:
         return "to a shared copy each worker sends all that it has, for itself"
     if one.payload is Payload.GRADIENT or one.quorum is not None:
         return "gradients of which a quorum is averaged by a shared copy are not carried"
+    if one.load < 1.0:
+        return "the processor time of a shadow is bounded only where workers exchange among themselves: leave load out"
     fits = (one.payload is Payload.DELTA and isinstance(one.merge, Add)) or (
         one.payload is Payload.PARAMETERS and isinstance(one.merge, Elastic)
     )

@@ -27,6 +27,8 @@ class Shadow(SyncPolicy):
             "lerp", ShadowSync's own (recalled), goes α of the way to the outcome and loses α of that.
         alpha: α, above 0 and at most 1. With "lerp" 1 would lose all that was learnt meanwhile, back to back
             everything, so take less.
+        load: part of a worker's processor time that exchanges may take, above 0 and at most 1. 1 is back to back, as in
+            the paper, whose machines had processors to spare; less leaves time to the training where they have not.
 
     Raises:
         ConfigError: ``inner`` makes no sense in the background, or an argument out of range.
@@ -34,7 +36,12 @@ class Shadow(SyncPolicy):
     """
 
     def __init__(
-        self, inner: str | SyncPolicy = "easgd", *, write_back: str = "delta", alpha: float | None = None
+        self,
+        inner: str | SyncPolicy = "easgd",
+        *,
+        write_back: str = "delta",
+        alpha: float | None = None,
+        load: float = 1.0,
     ) -> None:
         self.inner = policies.resolve(inner, every=1)
         _check(self.inner)
@@ -44,6 +51,7 @@ class Shadow(SyncPolicy):
             raise ConfigError(f"shadow: write_back = {write_back!r} must be one of: {', '.join(_ALPHA)}")
         self.write_back = write_back
         self.alpha = number("shadow", "alpha", _ALPHA[write_back] if alpha is None else alpha, "(0, 1]")
+        self.load = number("shadow", "load", load, "(0, 1]")
         self._back = WriteBack(self.alpha, lerp=write_back == "lerp")
         self.evaluated = self.inner.evaluated
         self._last: tuple[StepPlan, StepPlan] | None = None
@@ -57,7 +65,9 @@ class Shadow(SyncPolicy):
         plan = self.inner.plan(view)
         last = self._last
         if last is None or last[0] is not plan:
-            moved = tuple(replace(one, moment=Moment.BACKGROUND, write_back=self._back) for one in plan.exchanges)
+            moved = tuple(
+                replace(one, moment=Moment.BACKGROUND, write_back=self._back, load=self.load) for one in plan.exchanges
+            )
             last = self._last = (plan, StepPlan(exchanges=moved))
         return last[1]
 

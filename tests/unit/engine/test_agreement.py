@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from uneven.data.order import Part
 from uneven.engine.agree import Agreement
 from uneven.engine.replica import Replica
 from uneven.errors import ConfigError, NonFiniteError
-from uneven.sync import BMUF, MA, RandomGroups, Shuffle, SyncPolicy
+from uneven.sync import BMUF, MA, RandomGroups, Shadow, Shuffle, SyncPolicy
 
 
 class Nobody:
@@ -172,3 +173,21 @@ def test_the_state_of_a_block_is_as_long_as_the_model() -> None:
     numbers, vectors = one.state_dict((part(0, 1, 1),))
     assert (numbers["clock"], numbers["gap"], numbers["fresh"]) == (1, 1, [1, 1])
     assert {name: len(vector) for name, vector in vectors.items()} == dict.fromkeys(vectors, 2)
+
+
+@pytest.mark.parametrize(("load", "exchanges"), [(1.0, 3), (1e-9, 1)])
+def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(load: float, exchanges: int) -> None:
+    model, optimizer = linear()
+    said: list[ExchangeRecord] = []
+    one = Agreement(Shadow("ma", load=load), 0, (0,), {}, Replica(model))
+    one.carry_by(roll=None, timeout_s=1.0, shadowed=True, observer=Nobody(), on_record=said.append,
+                 on_nonfinite=lambda: None)  # fmt: skip
+    for iteration in range(3):
+        now = part(iteration, 4)
+        step(one, now, model, optimizer)
+        one.after(now, leaving=False)
+        while not one._exchanges._shadow.idle:  # what is begun lands before the next step
+            time.sleep(0.001)
+    one._exchanges.write_down()
+    one.leave(failed=False)
+    assert len(said) == exchanges

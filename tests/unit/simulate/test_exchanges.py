@@ -159,6 +159,40 @@ def test_the_background_delays_nobody_and_does_not_pile_up() -> None:
     assert len([call for call in heard.only("sends") if call[1] == 0]) == 2
 
 
+class Nothing(SyncPolicy):
+    """Nobody exchanges anything."""
+
+    def plan(self, view: SyncView) -> StepPlan:
+        del view
+        return StepPlan()
+
+
+@pytest.mark.parametrize("shadow", ["shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"])
+@pytest.mark.parametrize(("slowest_s", "begun"), [(1.0, [4, 4, 4, 4]), (4.0, [3, 3, 3, 12])])
+def test_a_shadow_costs_no_step_and_meets_as_often_as_links_and_the_slowest_worker_let_it(
+    shadow: str, slowest_s: float, begun: list[int]
+) -> None:
+    steps_s = (1.0, 1.0, 1.0, slowest_s)
+    links = [at(9.6), at(9.6), at(9.6), at(4.8)]  # the ring moves 1.5 MB over each link: 2.5 s over the slowest
+    heard, nodes = Heard(), [node(f"n{rank}", s, **links[rank]) for rank, s in enumerate(steps_s)]
+    run = Ran(cluster(*nodes), shadow, iterations=12, arithmetic=heard)
+    alone = Ran(cluster(*nodes), Nothing(), iterations=12)
+    assert [run.ends_s(rank) for rank in range(4)] == [alone.ends_s(rank) for rank in range(4)]
+    # Begun with the last one's step, through 2.5 s later; the next one when the last of them ends a step after that.
+    assert [len([call for call in heard.only("sends") if call[1] == rank]) for rank in range(4)] == begun
+    twin = shadow.removeprefix("shadow:") + ("," if "=" in shadow else ":") + "every=3"
+    slow = Ran(cluster(*nodes), twin, iterations=12)
+    assert slow.ends_s(0)[-1] > run.ends_s(0)[-1] + 4 * 2.0  # its twin in the foreground stands still meanwhile
+
+
+@pytest.mark.parametrize(("load", "begun"), [(1.0, 12), (0.1, 3)])
+def test_a_shadow_begins_no_more_exchanges_than_its_load_allows(load: float, begun: int) -> None:
+    heard = Heard()
+    spec = cluster(node("a"), node("b"), exchange_core_s=0.5)  # of 5 s each may take a tenth
+    Ran(spec, f"shadow:load={load}:ma", iterations=12, arithmetic=heard)
+    assert len([call for call in heard.only("sends") if call[1] == 0]) == begun
+
+
 class Told(SyncPolicy):
     """Each site tells the other what it has to add, and leads by ``lead`` steps at most."""
 

@@ -46,22 +46,22 @@ from uneven.sync import (
     ("spec", "said"),
     [
         ("ssp:staleness=3", "SSP(staleness=3, scale=None)"),
-        ("shadow", "Shadow(inner=EASGD(alpha=None, every=1, together=False), write_back='delta', alpha=1.0)"),
+        ("shadow", "Shadow(inner=EASGD(alpha=None, every=1, together=False), write_back='delta', alpha=1.0, load=1.0)"),
         (
             "shadow:easgd:alpha=0.3",
-            "Shadow(inner=EASGD(alpha=0.3, every=1, together=False), write_back='delta', alpha=1.0)",
+            "Shadow(inner=EASGD(alpha=0.3, every=1, together=False), write_back='delta', alpha=1.0, load=1.0)",
         ),
         (
             " shadow : easgd : alpha = 0.3 , every = 2 ",
-            "Shadow(inner=EASGD(alpha=0.3, every=2, together=False), write_back='delta', alpha=1.0)",
+            "Shadow(inner=EASGD(alpha=0.3, every=2, together=False), write_back='delta', alpha=1.0, load=1.0)",
         ),
         (
             "shadow:write-back=lerp:diloco:outer-lr=0.5",
-            "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9), write_back='lerp', alpha=0.5)",
+            "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9), write_back='lerp', alpha=0.5, load=1.0)",
         ),
         (
             "shadow:alpha=0.2:ma",
-            "Shadow(inner=MA(every=1, by_samples=True), write_back='delta', alpha=0.2)",
+            "Shadow(inner=MA(every=1, by_samples=True), write_back='delta', alpha=0.2, load=1.0)",
         ),
         ("shuffle:columns=3", "Shuffle(inner=MA(every=1, by_samples=True), groups=Grid(columns=3))"),
         ("shuffle:local:every=4", "Shuffle(inner=LocalSGD(every=4, warmup=0), groups=Grid(columns=None))"),
@@ -85,6 +85,7 @@ def test_a_specification_is_read(spec: str, said: str) -> None:
         ("shadow:alpha=0.3:easgd:together=true", ConfigError, "has a shared copy and says by options of its own"),
         ("shadow:write-back=lrp:ma", ConfigError, "write_back = 'lrp' must be one of: delta, lerp"),
         ("shadow:alpha=0:ma", ConfigError, r"shadow: alpha = 0 must be a number in \(0, 1\]"),
+        ("shadow:load=0:ma", ConfigError, r"shadow: load = 0 must be a number in \(0, 1\]"),
         ("shadow:every=2:ma", UnknownNameError, "as in shadow:NAME:every=…"),
         ("shadow:inner=ma", ConfigError, "write what 'shadow' holds after a colon"),
         ("shadow:easgd,alpha=1", ConfigError, "expected key=value after the colon, found 'easgd'"),
@@ -220,6 +221,7 @@ _PUSH = Exchange(payload=Payload.DELTA, members=(0, 1), merge=Add(0.5), moment=M
         (StepPlan(exchanges=(replace(_PUSH, merge=Mean()),)), "movements that are added, and parameters"),
         (StepPlan(exchanges=(replace(_PUSH, select=Significant(0.1)),)), "all that it has, for itself"),
         (StepPlan(exchanges=(replace(_PUSH, parties=((0, 1),)),)), "all that it has, for itself"),
+        (StepPlan(exchanges=(replace(_PUSH, moment=Moment.BACKGROUND, load=0.5),)), "leave load out"),
         (
             StepPlan(
                 exchanges=(replace(_PUSH, payload=Payload.PARAMETERS, merge=Elastic(0.5)),), waits=(Wait((0, 1), 3),)
