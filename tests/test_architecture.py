@@ -36,7 +36,7 @@ PURE = (
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),
     *("uneven.bench.peers", *(f"uneven.bench.peers.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),
     *(f"uneven.bench.{name}" for name in ("rivals_cases", "rivals_inside", "rivals_loops")),
-    *(f"uneven.bench.{name}" for name in ("lb_bsp_cases", "lb_bsp_table")),
+    *(f"uneven.bench.{name}" for name in ("lb_bsp_cases", "lb_bsp_table", "sync_cases", "sync_table")),
     *(f"uneven.bench.peers.{name}" for name in ("accumulate", "flexrr", "flexrr_messages", "flexrr_time", "quorum")),
 )
 

@@ -51,7 +51,7 @@ def main(directory: Path) -> None:
     report_failures()
     torch.set_num_threads(1)
     world = discover()
-    _print_into(directory / f"output-{world.rank}.txt")
+    print_into(directory / f"output-{world.rank}.txt")
     case, data = read_task(directory)
     stage = OnStage(directory, world.rank)
     stage.say("starting", 0.0)
@@ -66,7 +66,7 @@ def main(directory: Path) -> None:
     stage.close()
 
 
-def _print_into(path: Path) -> None:
+def print_into(path: Path) -> None:
     """What a worker prints would go through the progress bar."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):

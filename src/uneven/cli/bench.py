@@ -20,6 +20,7 @@ BENCHES = {
     "threads": "uneven.bench.threads",
     "worlds": "uneven.bench.worlds",
     "server": "uneven.bench.server",
+    "sync": "uneven.bench.sync",
     "fleet": "uneven.bench.fleet",
     "fleet-plan": "uneven.bench.fleet_plan",
     "fleet-kill": "uneven.bench.fleet_kill",
@@ -27,7 +28,7 @@ BENCHES = {
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 RECORDERS = ("predictors",)
 REPORTERS = ("fleet-plan",)
-WITH_CASES = ("lb-bsp",)
+WITH_CASES = ("lb-bsp", "sync")
 
 
 def bench(
@@ -39,7 +40,7 @@ def bench(
     ] = "digits",
     sweep: Annotated[bool, typer.Option("--sweep", help="Try options instead (predictors only).")] = False,
     case: Annotated[
-        str | None, typer.Option("--case", metavar="NAME", help="One case alone (lb-bsp only; see below).")
+        str | None, typer.Option("--case", metavar="NAME", help="One case alone (lb-bsp, sync; see below).")
     ] = None,
     record: Annotated[
         Path | None, typer.Option("--record", metavar="DIR", help="Record runs and keep them there (predictors only).")
@@ -88,6 +89,11 @@ def bench(
     server       the shared copy in shards: push and pull against a plain ZeroMQ
                  copy, shards that are killed, 64 workers for ten minutes, a
                  million malformed messages. Fourteen minutes, --quick one.
+    sync         policies in the foreground and in the shadow against DDP with
+                 its hooks, post-local SGD, and no exchange at all, on emulated
+                 links, as root: samples/s, losses, sync gap, bytes. Cases: fast,
+                 100mbit, 20mbit, straggler, both; each with -2, -4, -8 workers.
+                 An hour and a half, --case NAME six minutes at most; --quick three.
     fleet        six networks trained on shared data under FLEET, and in the ways
                  without it: one pipeline each, random subsets, one after the
                  other, trials of Ray Tune. Half an hour, --quick three minutes.

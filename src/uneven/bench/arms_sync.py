@@ -1,0 +1,224 @@
+"""The arms of ``uneven bench sync``: each trains its own copy of the model, step by step, and knows which model counts.
+
+An arm in which nobody waits for anybody trains for so many seconds, each worker by its own clock; the others take so
+many steps together. Bytes are those that leave a worker's interface, whatever sent them.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+
+import uneven
+from uneven.bench.workload import whole
+from uneven.data.order import epoch_order
+from uneven.emulate.names import INTERFACE
+from uneven.registry import parse_spec
+from uneven.sync import Pace, policies
+
+RATE, MOMENTUM = 0.02, 0.9
+
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one worker did in a stretch of training.
+
+    Attributes:
+        seconds: by its own clock, until it had taken its last step.
+        sent_bytes: that left its interface until all were through.
+    """
+
+    seconds: float
+    steps: int
+    samples: int
+    sent_bytes: int
+
+
+class Images(Dataset[Any]):
+    """A data set whose batches are fetched at once."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._tensors = data.tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor[place] for tensor in self._tensors)
+
+    def __getitems__(self, places: list[int]) -> tuple[torch.Tensor, ...]:
+        """What torch's loader asks for if it is there."""
+        return tuple(tensor[places] for tensor in self._tensors)
+
+
+class EvenSampler(Sampler[list[int]]):
+    """This rank's equal part of every global batch, epoch after epoch, in the order that a session's loader has."""
+
+    def __init__(self, length: int, batch: int, rank: int, workers: int) -> None:
+        self._length, self._batch, self._rank, self._total = length, batch, rank, batch * workers
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = 0
+        while True:
+            order = epoch_order(length=self._length, seed=0, epoch=epoch)
+            for first in range(0, self._length - self._total + 1, self._total):
+                start = first + self._rank * self._batch
+                yield order[start : start + self._batch].tolist()
+            epoch += 1
+
+
+def mlp(inputs: int, classes: int) -> nn.Module:
+    """Two hidden layers and about a million parameters, 4 MB; the same weights on every call.
+
+    Args:
+        inputs: numbers of an image.
+    """
+    torch.manual_seed(0)
+    first = 960
+    second = max(64, (1_000_000 - inputs * first) // (first + classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(),
+        nn.Linear(second, classes),
+    )  # fmt: skip
+
+
+class SyncArm(ABC):
+    """One way to train ``model``.
+
+    Attributes:
+        own_pace: whether nobody waits for anybody, so that each worker may stop when it likes.
+        every: steps after which what is exchanged begins anew.
+    """
+
+    own_pace = False
+    every = 1
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+        self.net: nn.Module = model  # what is called in a step
+        self.batches: Batches
+        self._hand: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def step(self) -> int:
+        """One step; how many samples it took. The batch of the next one is in hand then, and what is due is done."""
+        x, y = self._hand if self._hand is not None else next(self.batches)
+        F.cross_entropy(self.net(x), y).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._hand = next(self.batches)
+        return len(y)
+
+    def train(self, *, seconds: float, steps: int) -> Block:
+        """A stretch of training: for so long at one's own pace, else for so many steps. All begin together."""
+        dist.barrier()
+        sent, taken, samples = sent_bytes(), 0, 0
+        started_s = time.perf_counter()
+        while time.perf_counter() - started_s < seconds if self.own_pace else taken < steps:
+            samples += self.step()
+            taken += 1
+        took_s = time.perf_counter() - started_s
+        dist.barrier()
+        return Block(took_s, taken, samples, sent_bytes() - sent)
+
+    @abstractmethod
+    def counted(self) -> AbstractContextManager[Any]:
+        """Inside, ``model`` is the one to evaluate. Every worker enters it."""
+
+    def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
+        """Let go of what the arm opened."""
+
+
+class Alone(SyncArm):
+    """Exchanges nothing at all."""
+
+    own_pace = True
+
+    def __init__(self, model: nn.Module, data: TensorDataset, batch: int) -> None:
+        super().__init__(model)
+        self.batches = iter(loader_of(data, batch))
+
+    def counted(self) -> AbstractContextManager[Any]:
+        """Each has a model of its own; rank 0's is looked at."""
+        return nullcontext()
+
+
+class Ours(SyncArm):
+    """A session with a balancer and a policy."""
+
+    def __init__(
+        self, model: nn.Module, data: TensorDataset, batch: int, *, balance: str, sync: str, journal: Path
+    ) -> None:
+        super().__init__(model)
+        policy = policies.resolve(sync)
+        facts = policy.facts
+        assert facts is not None, "every policy that ships states its facts"
+        self.own_pace, self.every = facts.pace is Pace.OWN, facts.every
+        self.session = uneven.Session(balance=balance, sync=sync, journal=journal)
+        self.net, self.optimizer = self.session.setup(model, self.optimizer)
+        total = batch * dist.get_world_size()
+        loader = self.session.loader(Images(data), batch_size=total, drop_last=True, collate_fn=whole)
+        self.batches = _for_ever(loader)
+
+    def counted(self) -> AbstractContextManager[Any]:
+        """What the policy says is the one."""
+        return self.session.evaluated()
+
+    def close(self) -> None:
+        """Leave the loop, then the others."""
+        self.session.close()
+
+
+def make(who: str, model: nn.Module, data: TensorDataset, batch: int, journal: Path) -> SyncArm:
+    """An arm from its text: ``none``, ``ddp:hook=fp16``, ``post-local:every=8``, or ``BALANCER POLICY`` for ours.
+
+    Raises:
+        ConfigError: what the text names is refused.
+    """
+    balance, _, sync = who.partition(" ")
+    if sync:
+        return Ours(model, data, batch, balance=balance, sync=sync, journal=journal)
+    from uneven.bench.arms_sync_stock import PostLocal, Stock  # late: torch's optimizers complain when imported
+
+    name, options = parse_spec(who)
+    if name == "none":
+        return Alone(model, data, batch)
+    if name == "ddp":
+        return Stock(model, data, batch, str(options.get("hook", "none")))
+    every = options["every"]
+    assert name == "post-local"
+    assert isinstance(every, int)
+    return PostLocal(model, data, batch, every)
+
+
+def sent_bytes() -> int:
+    """Bytes that have left this node's interface; 0 where it has no interface of its own."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(numbers.split()[8])
+    return 0
+
+
+def loader_of(data: TensorDataset, batch: int) -> DataLoader[Any]:
+    """Torch's own, for arms without a session."""
+    sampler = EvenSampler(len(data), batch, dist.get_rank(), dist.get_world_size())
+    return DataLoader(Images(data), batch_sampler=sampler, collate_fn=whole)
+
+
+def _for_ever(loader: Any) -> Batches:
+    while True:
+        yield from loader

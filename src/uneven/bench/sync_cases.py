@@ -1,0 +1,139 @@
+"""The cases of ``uneven bench sync``: which workers on which links, and who takes part. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+YARDSTICK = "unsynchronised"
+"""The arm that exchanges nothing: what the same workers reach at best."""
+
+DDP = "ddp"
+SHADOWS = ("shadow:easgd", "shadow:ma", "shadow:bmuf")
+"""ShadowSync's three algorithms, S-EASGD in the form that needs no server."""
+
+TWINS = {"shadow:easgd": "fr-easgd", "shadow:ma": "fr-ma", "shadow:bmuf": "fr-bmuf"}
+"""Shadow → its twin in the foreground, at the fixed rate that costs the same bytes."""
+
+GAUGE = "shadow:ma"
+"""The arm whose bytes set the twins' rate."""
+
+EVERY = "{every}"
+"""Stands in an arm's text for the steps between two exchanges that cost as many bytes as the gauge does."""
+
+NETS = {"fast": math.inf, "100mbit": 100.0, "20mbit": 20.0}
+SIZES = (2, 4, 8)
+CORES = 1.6
+"""That all workers together have; the machine is to have two."""
+
+SLOW = 4
+"""How many times slower the straggler is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        shares: of a core, one for each worker.
+        mbit_per_s: of each worker's link, both ways; infinite: what the machine has.
+        arms: name → who; see ``uneven.bench.arms_sync.make``.
+        batch: samples of each worker in a step.
+        rounds_s: how long the arms train in each round that counts, seconds.
+        settling_s: and in the round before, which does not count for the speed.
+        equal_steps: every arm is trained for at least so many steps of everybody in the end.
+    """
+
+    name: str
+    about: str
+    shares: tuple[float, ...]
+    mbit_per_s: float
+    arms: Mapping[str, str] = field(default_factory=dict)
+    batch: int = 64
+    rounds_s: tuple[float, ...] = (2.0, 2.5, 2.5, 2.5)
+    settling_s: float = 1.0
+    equal_steps: int = 120
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return len(self.shares)
+
+    @property
+    def gauged(self) -> bool:
+        """Whether some arm wants to know what the gauge's bytes allow."""
+        return any(EVERY in who for who in self.arms.values())
+
+
+def arms(workers: int, straggler: bool) -> dict[str, str]:
+    """All of the full form: name → who.
+
+    Args:
+        straggler: whether one is slower than the others, so that balanced shares are worth comparing.
+    """
+    momentum = f"momentum={1 - 1 / workers:g}"  # the rule of thumb, 1 − 1/n; foreground and shadow alike
+    found = {
+        YARDSTICK: "none",
+        DDP: "ddp",
+        "ddp-fp16": "ddp:hook=fp16",
+        "ddp-powersgd": "ddp:hook=powersgd",
+        "post-local": "post-local:every=8",
+        "bsp": "even bsp",
+        "local": "even local:every=8",
+        "diloco": "even diloco:every=20",
+        "shuffle": "even shuffle",
+        "hierarchical": "even hierarchical:every=8",
+        "shadow:easgd": "even shadow:easgd:together=true",
+        "shadow:ma": "even shadow:ma",
+        "shadow:bmuf": f"even shadow:bmuf:{momentum}",
+        "shadow:ma-2%": "even shadow:load=0.02:ma",
+        "fr-easgd": f"even easgd:together=true,every={EVERY}",
+        "fr-ma": f"even ma:every={EVERY}",
+        "fr-bmuf": f"even bmuf:every={EVERY},{momentum}",
+    }
+    if straggler:
+        found["bsp-balanced"] = "lb-bsp bsp"
+        found["local-balanced"] = "lb-bsp local:every=8"
+    return found
+
+
+def cases() -> dict[str, Case]:
+    """All of them, by name: ``fast-2`` … ``both-8``."""
+    found = {}
+    for workers in SIZES:
+        even, slow = _even(workers), _one_slow(workers)
+        for net, mbit in NETS.items():
+            speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
+            found[f"{net}-{workers}"] = Case(
+                name=f"{net}-{workers}", about=f"{workers} equal workers on {speed}", shares=even, mbit_per_s=mbit,
+                arms=arms(workers, straggler=False),
+            )  # fmt: skip
+        for name, mbit in (("straggler", math.inf), ("both", NETS["100mbit"])):
+            speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
+            found[f"{name}-{workers}"] = Case(
+                name=f"{name}-{workers}", about=f"{workers} workers, one of them {SLOW} times slower, on {speed}",
+                shares=slow, mbit_per_s=mbit, arms=arms(workers, straggler=True),
+            )  # fmt: skip
+    return found
+
+
+def quick() -> dict[str, Case]:
+    """Two cases within three minutes."""
+    all_of = arms(4, straggler=False)
+    names = (YARDSTICK, DDP, "local", *SHADOWS, "fr-ma")
+    few = {name: all_of[name] for name in names}
+    pair = {name: arms(2, straggler=True)[name] for name in (YARDSTICK, DDP, *SHADOWS, "bsp-balanced")}
+    full = cases()
+    found = (replace(full["100mbit-4"], arms=few), replace(full["straggler-2"], arms=pair))
+    return {case.name: replace(case, rounds_s=(1.5, 1.5, 1.5), equal_steps=60) for case in found}
+
+
+def _even(workers: int) -> tuple[float, ...]:
+    return (round(CORES / workers, 4),) * workers
+
+
+def _one_slow(workers: int) -> tuple[float, ...]:
+    """As fast as in the cases of equal workers, but the last one."""
+    share = min(0.6, CORES / workers)
+    return (*(round(share, 4),) * (workers - 1), round(share / SLOW, 4))

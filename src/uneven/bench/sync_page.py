@@ -1,0 +1,82 @@
+"""The tables of ``uneven bench sync``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven.bench.sync_table import OURS_NOT
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    found = []
+    for name, case in result["cases"].items():
+        found += [_case(name, case), _exchanges(name, case)]
+    return [*found, _overall(result)]
+
+
+def _case(name: str, case: dict[str, Any]) -> Table:
+    shown = Table(
+        title=f"{name}: {case['about']}; losses after {case['equal_samples']:,.0f} samples and after "
+        f"{case['equal_time_s']:.1f} s; fr- is every {case['twins_every']} steps",
+        box=SIMPLE_HEAD,
+    )
+    measured = ("samples/s", "of unsynchronised", "loss, samples", "loss, time", "DDP's loss", "sync gap", "kB/step")
+    for heading in ("", *measured):
+        shown.add_column(heading, justify="right" if shown.columns else "left", no_wrap=True)
+    for policy, row in case["policies"].items():
+        low, high = row["of_unsynchronised_spread"]
+        target_s, gap = row["time_to_target_s"], row["sync_gap"]
+        shown.add_row(
+            policy if policy in OURS_NOT else f"[bold]{policy}[/bold]",
+            f"{row['samples_per_s']:,.0f}",
+            f"{row['of_unsynchronised']:.3f} \\[{low:.3f} … {high:.3f}]",
+            f"{row['loss_equal_samples']:.3f}",
+            f"{row['loss_equal_time']:.3f}",
+            "" if target_s is None else f"{target_s:.1f} s",
+            "" if gap is None else f"{gap:.1f}",
+            f"{row['bytes'] / 1e3:,.0f}",
+        )
+    for policy, why in case["left_out"].items():
+        shown.add_row(policy, "left out", why.partition(":")[0][:60], "", "", "", "", "")
+    return shown
+
+
+def _exchanges(name: str, case: dict[str, Any]) -> Table:
+    shown = Table(title=f"{name}: one exchange of 4 MB", box=SIMPLE_HEAD)
+    for heading in ("", "ms", "MB sent", "messages", "faster than the ring", "predicted by bytes", "by messages"):
+        shown.add_column(heading, justify="right" if shown.columns else "left")
+    for way, row in case["exchanges"].items():
+        low, high = row["faster_spread"]
+        shown.add_row(
+            "ring of everybody" if way == "everybody" else f"groups: {way}",
+            f"{row['seconds'] * 1e3:.0f}", f"{row['bytes'] / 1e6:.2f}", f"{row['messages']:g}",
+            f"{row['faster_than_ring']:.2f} \\[{low:.2f} … {high:.2f}]",
+            f"{row['predicted_by_bytes']:.2f}", f"{row['predicted_by_messages']:.2f}",
+        )  # fmt: skip
+    return shown
+
+
+def _overall(result: dict[str, Any]) -> Table:
+    shown = Table(title="In short", box=SIMPLE_HEAD)
+    shown.add_column("")
+    shown.add_column("measured", justify="right")
+    worst = result["shadow_worst"]
+    if worst is not None:
+        shown.add_row(
+            f"shadow policies, least of the unsynchronised samples/s ({worst['policy']} in {worst['case']})",
+            f"{result['shadow_of_unsynchronised']:.3f}",
+        )
+    for key, what in (("shadow_vs_ddp_100mbit", "best shadow policy"), ("best_vs_ddp_100mbit", "best policy of ours")):
+        if result[key] is not None:
+            shown.add_row(f"{what} reaches DDP's loss at 100 Mbit/s sooner by a factor of", f"{result[key]:.2f}")
+    for case, apart in result["shadow_vs_twin"].items():
+        for policy, loss in apart.items():
+            shown.add_row(f"{policy} less its twin, loss at equal samples, {case}", f"{loss:+.4f}")
+    for case, one in result["ds_sync_vs_ring"].items():
+        told = f"{one['measured']:.2f}, predicted {one['predicted']:.2f}"
+        shown.add_row(f"DS-Sync's exchange, faster than the ring, {case}", told)
+    return shown

@@ -1,0 +1,167 @@
+"""``uneven bench sync``: its cases and its reckoning, where the answer is known."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from uneven.bench import sync
+from uneven.bench.arms_sync import EvenSampler, mlp
+from uneven.bench.sync_cases import CORES, DDP, EVERY, GAUGE, SHADOWS, SLOW, TWINS, YARDSTICK, Case, cases, quick
+from uneven.bench.sync_table import Point, curve, limited, loss_at, overall, rate, reached_s, summarize
+from uneven.bench.sync_worker import read_task, write_task
+from uneven.data.order import epoch_order
+from uneven.errors import UnknownNameError
+from uneven.sync import policies
+
+CASE = Case(name="100mbit-2", about="two", shares=(0.5, 0.5), mbit_per_s=100.0)
+
+
+def ran(seconds: tuple[float, float], samples: tuple[int, int], sent_bytes: int = 0) -> list[dict[str, Any]]:
+    """A stretch of training of two workers, in batches of ten."""
+    return [
+        {"seconds": s, "steps": n // 10, "samples": n, "sent_bytes": sent_bytes}
+        for s, n in zip(seconds, samples, strict=True)
+    ]
+
+
+def arm(*blocks: list[dict[str, Any]], losses: tuple[float, ...], own_pace: bool, limited: int) -> dict[str, Any]:
+    return {"blocks": list(blocks), "losses": list(losses), "own_pace": own_pace, "limited": limited}
+
+
+def way(seconds: list[float], messages: float, parts: float) -> dict[str, Any]:
+    return {"seconds": seconds, "sent_bytes": 4e6 * parts, "messages": messages, "parts": parts}
+
+
+RESULT: dict[str, Any] = {
+    "every": 7,
+    "left_out": {"torchft": "is not installed"},
+    "gaps": {"shadow:ma": 7.0},
+    "exchanges": {"everybody": way([3.0, 3.2], 6, 1.5), "grid": way([2.0, 2.0], 2, 1.0)},
+    "arms": {
+        # 200 samples/s, of which the second worker half: nobody waits, so each counts by its own time
+        YARDSTICK: arm(
+            ran((1.0, 1.0), (100, 50)), ran((1.0, 2.0), (100, 200)), losses=(2.0, 1.5, 1.0), own_pace=True, limited=2
+        ),
+        # 20 samples/s for both, of which the last hundred with free links
+        DDP: arm(
+            ran((1.0, 1.0), (10, 10), 40), ran((2.0, 2.0), (20, 20), 80), ran((9.0, 9.0), (100, 100), 9),
+            losses=(2.0, 1.9, 1.5, 0.5), own_pace=False, limited=2,
+        ),
+        "shadow:ma": arm(
+            ran((1.0, 1.0), (100, 100), 10), ran((2.0, 2.0), (190, 190), 19), losses=(2.0, 1.0, 0.8), own_pace=True,
+            limited=2,
+        ),
+        "fr-ma": arm(
+            ran((1.0, 1.0), (80, 80)), ran((2.0, 2.0), (160, 160)), losses=(2.0, 1.2, 0.9), own_pace=False, limited=2
+        ),
+    },
+}  # fmt: skip
+
+
+def test_every_case_has_what_it_compares_and_room_on_two_cores() -> None:
+    known = cases()
+    assert len(known) == 15
+    for case in (*known.values(), *quick().values()):
+        assert {YARDSTICK, DDP, *SHADOWS, GAUGE} <= set(case.arms)
+        assert sum(case.shares) <= CORES + 0.01
+        for who in case.arms.values():
+            if " " in who:
+                policies.resolve(who.split(" ")[1].replace(EVERY, "8"))
+    for case in known.values():
+        assert set(TWINS.values()) <= set(case.arms)
+        assert ("bsp-balanced" in case.arms) == (max(case.shares) == pytest.approx(SLOW * min(case.shares), rel=0.01))
+    assert set(quick()) <= set(known)
+
+
+def test_a_task_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    for case in cases().values():
+        write_task(tmp_path, case, "digits")
+        assert read_task(tmp_path) == (case, "digits")
+
+
+def test_who_waits_for_nobody_counts_by_its_own_time() -> None:
+    ranks = ran((1.0, 4.0), (100, 100))
+    assert rate(ranks, own_pace=True) == 125.0
+    assert rate(ranks, own_pace=False) == 50.0
+
+
+def test_a_curve_counts_seconds_under_the_limits_alone() -> None:
+    found = curve(RESULT["arms"][DDP])
+    assert found == [Point(0, 0, 2.0), Point(1, 20, 1.9), Point(3, 60, 1.5), Point(3, 260, 0.5)]
+    assert limited(RESULT["arms"][DDP]) == found[:3]
+    assert loss_at(found, "samples", 60) == 1.5
+    assert loss_at(found, "seconds", 3**0.5) == pytest.approx((1.9 * 1.5) ** 0.5)  # halfway, as powers go
+    assert loss_at(found, "seconds", 0.5) == pytest.approx((2.0 * 1.9) ** 0.5)
+    assert math.isnan(loss_at(found, "samples", 261))
+
+
+def test_a_target_is_reached_between_two_points_or_never() -> None:
+    points = [Point(0, 0, 2.0), Point(2, 20, 1.0), Point(4, 40, 1.2), Point(5, 60, 0.2)]
+    assert reached_s(points, 1.5) == 1.0
+    assert reached_s(points, 0.7) == 4.5
+    assert reached_s(points, 0.1) is None
+
+
+def test_the_keys_of_a_case_and_of_the_whole() -> None:
+    case = summarize(CASE, RESULT)
+    arms = case["policies"]
+    assert (case["equal_samples"], case["equal_time_s"], case["target_loss"]) == (260, 3.0, 1.5)
+    assert arms[DDP]["samples_per_s"] == 20.0
+    assert arms[DDP]["of_unsynchronised"] == 0.1
+    assert arms[DDP]["bytes"] == 40.0 / 1.0 * 1.0
+    assert arms[DDP]["loss_equal_samples"] == pytest.approx(0.5)
+    assert arms[DDP]["time_to_target_s"] == 3.0
+    assert arms["shadow:ma"]["of_unsynchronised"] == 0.95
+    assert arms["shadow:ma"]["sync_gap"] == 7.0
+    assert arms[YARDSTICK]["sync_gap"] is None
+    whole = overall({"100mbit-2": case})
+    assert whole["shadow_of_unsynchronised"] == 0.95
+    assert whole["shadow_worst"] == {"policy": "shadow:ma", "case": "100mbit-2"}
+    assert whole["shadow_vs_ddp_100mbit"] == 3.0 / 0.5
+    assert whole["shadow_vs_twin"]["100mbit-2"]["shadow:ma"] == pytest.approx(
+        arms["shadow:ma"]["loss_equal_samples"] - arms["fr-ma"]["loss_equal_samples"]
+    )
+    assert whole["ds_sync_vs_ring"] == {}  # two workers are one group
+    assert case["exchanges"]["grid"]["faster_than_ring"] == pytest.approx(1.55)
+    assert case["exchanges"]["grid"]["predicted_by_bytes"] == 1.5
+    assert case["exchanges"]["grid"]["predicted_by_messages"] == 3.0
+    told = {"cases": {"100mbit-2": case}, **whole}
+    json.dumps(told)
+    console = Console(width=200, record=True, file=io.StringIO())
+    for table in sync.tables(told):
+        console.print(table)
+    assert "left out" in console.export_text()
+
+
+def test_an_arm_that_cannot_take_part_is_named_with_its_reason() -> None:
+    case = Case(name="", about="", shares=(1.0,), mbit_per_s=1.0, arms={"none": "none", "odd": "even ma:every={every}"})
+    able, left_out = sync._able(case)
+    assert able == case.arms
+    assert set(left_out) == {"torchft"}
+    with pytest.raises(UnknownNameError, match="case"):
+        sync.run(True, "digits", lambda *_: None, case="fast-3")
+
+
+def test_the_model_has_about_four_megabytes_on_both_data_sets() -> None:
+    for inputs in (64, 784):
+        size_bytes = sum(one.nbytes for one in mlp(inputs, 10).parameters())
+        assert size_bytes == pytest.approx(4e6, rel=0.01)
+    assert torch.equal(next(mlp(64, 10).parameters()), next(mlp(64, 10).parameters()))
+
+
+def test_workers_without_a_session_take_the_parts_that_a_session_gives() -> None:
+    batches = [iter(EvenSampler(length=25, batch=3, rank=rank, workers=4)) for rank in range(4)]
+    seen = [[next(one) for one in batches] for _ in range(3)]  # two iterations an epoch, the last sample left out
+    first = epoch_order(length=25, seed=0, epoch=0)
+    assert [place for step in seen[:2] for part in step for place in part] == first[:24].tolist()
+    assert seen[2][0] == epoch_order(length=25, seed=0, epoch=1)[:3].tolist()
+    assert asdict(CASE)["batch"] == 64
