@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +21,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.core.records import ExchangeRecord
+from uneven import journal
+from uneven.core.records import ExchangeRecord, StepRecord
 from uneven.data.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
 
@@ -118,12 +123,15 @@ def test_ssp_bounds_the_lead_is_bsp_at_its_edge_and_easgd_keeps_the_sum(me: Rank
     start = spring.shown()
     spring.differ()
     held = everybodys(flat(spring.model)).sum(0) + start
-    spring.epoch()
+    for count, (x, y, _index) in enumerate(spring.loader):
+        if not count:
+            dist.barrier()  # both have a batch
+        spring.step(x, y)
     centre = spring.shown()
     assert (everybodys(centre) == centre).all()
     same(everybodys(flat(spring.model)).sum(0) + centre, held)
     assert not torch.allclose(centre, start, atol=1e-2), "the replicas have drawn it"
-    assert any(one.distance > 0 for one in spring.exchanges)
+    assert any(all_of([one.distance > 0 for one in spring.exchanges]))
     spring.session.close()
 
 
@@ -147,6 +155,7 @@ def test_a_checkpoint_holds_the_copy_and_every_sample_comes_once_over_both_runs(
     assert lefts[0] == lefts[1]
     torch.testing.assert_close(state["vectors"]["centre"], copy)
 
+    os.environ["UNEVEN_NODE"] = f"node{me.rank}"  # two machines, as far as anybody can tell: encrypted, over TCP
     second = Run("asp")
     second.model.load_state_dict(model)
     second.session.load_state_dict(state)
@@ -163,3 +172,53 @@ def test_alone_it_is_the_plain_loop(me: RankContext) -> None:
             run.epoch()
         same(run.shown(), flat(union(2)))
         run.session.close()
+
+
+SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.utils.data import TensorDataset
+import uneven
+
+torch.manual_seed(0)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+session = uneven.Session()
+model = torch.nn.Linear(64, 10)
+model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.5))
+loader = session.loader(TensorDataset(x[:1440], y[:1440]), batch_size=96, num_workers=1)
+for epoch in range(4):
+    for number, (a, b) in enumerate(loader):
+        F.cross_entropy(model(a), b).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if (session.rank, epoch, number) == (0, 1, 5):
+            where = json.loads(Path(os.environ["UNEVEN_RUN"], "server", "shard-0.address").read_text())
+            os.kill(where["pid"], signal.SIGKILL)
+with session.evaluated():
+    right = (model(x[1440:]).argmax(1) == y[1440:]).float().mean().item()
+    left = json.loads(session.state_dict()["loader"])["left"]
+Path(sys.argv[1], f"told-{session.rank}").write_text(json.dumps([right, left]))
+"""
+
+
+def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Path) -> None:
+    """It does not even close the session. Its loader reads ahead in a process of its own."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    chosen = ["--nproc", "2", "--servers", "2", "--sync", "ssp:staleness=3", "--balance", "even", "--run-dir", "run"]
+    command = [sys.executable, "-m", "uneven", "run", *chosen, "train.py", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "shard 0 of the shared copy was killed by signal 9 and is started again" in done.stderr
+    told = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(2)]
+    assert told[0] == told[1], "the same copy, and the whole next epoch is left"
+    assert told[0][0] > 0.85
+    assert told[0][1] == [[0, 1440]]
+    steps, exchanges = 0, 0
+    for records in journal.read(tmp_path / "run").ranks.values():
+        steps += sum(one.batch for one in records if isinstance(one, StepRecord))
+        exchanges += sum(one.samples for one in records if isinstance(one, ExchangeRecord))
+    assert steps == exchanges == 4 * 1440

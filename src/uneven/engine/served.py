@@ -209,9 +209,9 @@ class Served:
             outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, 0)
         except NonFiniteError:
             self._refused = True
-            outcome = self.copy.base = self.copy.pulled()
-        else:
-            self._landed.append(self._record(order, own, outcome, late, began_s, self.clock - order.clock))
+            self.copy.follow(0)
+            return False
+        self._landed.append(self._record(order, own, outcome, late, began_s, self.clock - order.clock))
         self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
         return False
 
