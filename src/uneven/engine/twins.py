@@ -131,6 +131,8 @@ class SharedOptimizer:
         return [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._holder is optimizer:  # the step before was broken off by an error that the user has caught
+            return
         if not self._begun or (not self._stateless and self._lacks(optimizer)):
             self._filling.acquire()
             self._holder = optimizer

@@ -137,7 +137,8 @@ def _sorted(records: Iterable[Record]) -> tuple[dict[int, RunRecord], dict[int, 
 
 
 def _local_s(step: StepRecord) -> float:
-    return step.data_s + step.compute_s
+    """What a step takes its worker, whose threads may take several side by side."""
+    return (step.data_s + step.compute_s) / step.threads
 
 
 def _affine(steps: list[StepRecord], fixed_s: float) -> Affine:

@@ -209,6 +209,28 @@ def test_copies_of_an_optimizer_share_its_state_and_follow_its_learning_rate() -
         twin(model)
 
 
+def test_a_first_step_that_is_broken_off_holds_up_nobody() -> None:
+    def fails() -> float:
+        raise ZeroDivisionError
+
+    model = net()
+    original = momentum(model)
+    shared = SharedOptimizer(original)
+    stepper = shared.copy(twin(model)[1])
+    shared.open()
+    for _ in range(2):  # the first state is still to be filled in, and nobody else may meanwhile
+        with pytest.raises(ZeroDivisionError):
+            stepper.step(fails)
+        assert shared._filling.locked()
+    shared.let_go(stepper)  # as when its thread ends
+    assert not shared._filling.locked()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    original.step()
+    assert not shared._filling.locked()
+    shared.close()
+
+
 def test_a_failing_thread_stops_the_others_and_is_named(run: Callable[..., Run], tmp_path: Path) -> None:
     ours = run(2, journal=tmp_path)
     others: list[type[BaseException]] = []

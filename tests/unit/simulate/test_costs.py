@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def test_without_variation_the_fixed_part_is_what_is_given() -> None:
     assert (alone.seconds(0), alone.seconds(32)) == (0.0, pytest.approx(0.8))
     (known,) = costs_from_journal(rows, {0: 0.1}).costs
     assert (known.seconds(0), known.seconds(32)) == (0.1, pytest.approx(0.7))
+
+
+def test_the_cost_of_a_worker_is_that_of_all_its_threads() -> None:
+    start, *rows = steps(0, [16] * 6, [0.4] * 6)
+    (cost,) = costs_from_journal([start, *(replace(row, threads=2) for row in rows)]).costs
+    assert cost.seconds(16) == pytest.approx(0.2)
 
 
 def test_times_that_fall_with_the_batch_are_not_believed() -> None:
