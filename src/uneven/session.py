@@ -90,12 +90,12 @@ class Session(ThreadedTraining):
                  "nonfinite": nonfinite, "threads": threads}  # fmt: skip
         settings = decide_settings(self.world, {k: v for k, v in given.items() if v is not None})
         self.config: RunConfig = settings.config
-        self._balancer = balancers.resolve(settings.objects.get("balance", self.config.balance))
-        self._policy = policies.resolve(settings.objects.get("sync", self.config.sync))
+        sync, balance = (settings.objects.get(key, getattr(self.config, key)) for key in ("sync", "balance"))
+        self._balancer, self._policy = balancers.resolve(balance), policies.resolve(sync)
         check_carried(self._policy, tuple(range(self.world.size)), {})
         if senseless := compatible(self._policy, self._balancer):
             raise ConfigError(senseless)
-        if senseless := threaded(self._policy, self._balancer, self.config.threads, self.world.size):
+        if senseless := threaded(sync, balance, self.config.threads, self.world.size):
             raise ConfigError(senseless)
         connection = connect(self.world, self.config.timeout_s)
         with ExitStack() as undo:

@@ -79,5 +79,5 @@ def test_threads_of_several_workers_meet_as_planned(me: RankContext) -> None:
     assert 1 <= sum(one.gap for one in beside.exchanges) <= 24
     beside.session.close()
 
-    with pytest.raises(ConfigError, match="use sync = 'local:every=8' or"):
+    with pytest.raises(ConfigError, match=r"^sync = 'bsp' with threads = 2: .* use sync = 'local:every=8' or"):
         uneven.Session(sync="bsp", threads=2)

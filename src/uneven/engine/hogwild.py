@@ -91,6 +91,7 @@ class Hogwild:
             self._seats.append(_Seat(index, copied, steppers, Meter(ThreadClock())))
         if agreement is not None:
             agreement.threads = threads
+        self._go = threading.Event()  # who was started before all were, and before Ctrl-C, must not begin
         self._here = threading.local()
         self._writing = threading.Lock()
         self._unwritten: dict[int, StepRecord] = {}
@@ -105,18 +106,21 @@ class Hogwild:
             for one in self._shared:
                 one.open()
             with _shared_out(self._threads), ThreadPoolExecutor(self._threads - 1, "uneven-hogwild") as pool:
-                others = [pool.submit(self._work, seat, loop) for seat in self._seats[1:]]
-                self._lead(loop, others)
+                others = self._lead(loop, pool)
         finally:
             self._pairs.close()
             for one in self._shared:
                 one.close()
         self._raise_first(others)
 
-    def _lead(self, loop: Loop, others: list[Future[None]]) -> None:
-        """Thread 0, in which Ctrl-C arrives; it ends the others too."""
+    def _lead(self, loop: Loop, pool: ThreadPoolExecutor) -> list[Future[None]]:
+        """Thread 0, in which Ctrl-C arrives, at any moment; it ends the others too."""
+        others: list[Future[None]] = []
         through = False
         try:
+            for seat in self._seats[1:]:
+                others.append(pool.submit(self._aside, seat, loop))
+            self._go.set()
             self._work(self._seats[0], loop)
             wait(others)
             through = True
@@ -125,6 +129,13 @@ class Hogwild:
         finally:
             if not through:
                 self._turnstile.stop(0)
+            self._go.set()
+        return others
+
+    def _aside(self, seat: _Seat, loop: Loop) -> None:
+        self._go.wait()
+        if self._turnstile.first is None:
+            self._work(seat, loop)
 
     def _work(self, seat: _Seat, loop: Loop) -> None:
         self._here.seat, through = seat, False

@@ -43,7 +43,8 @@ class Turnstile:
     def __init__(self, pairs: Iterator[tuple[Part, Any]], rank: int, agreement: Agreement | None) -> None:
         self._pairs, self._rank, self._agreement = pairs, rank, agreement
         self._reading = threading.Lock()  # held while a batch is read, so that batches come in order
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself, as Ctrl-C could leave a condition's own entrance half done
+        self._changed = threading.Condition(self._lock)
         self._in_hand: dict[int, Part] = {}  # thread → the batch whose step is not over
         self._busy: set[int] = set()  # threads that are in a step, or about to be, and not waiting for a pause
         self._due = self._stopped = self._through = False
@@ -66,7 +67,7 @@ class Turnstile:
         return None
 
     def _read(self, thread: int) -> tuple[Part, Any] | None:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._stopped or not (self._due or self._pausing))
             self._check()
             if self._through:
@@ -77,14 +78,14 @@ class Turnstile:
             taken = next(self._pairs, None)
         finally:
             if taken is None:
-                with self._changed:
+                with self._lock:
                     self._through = True
                     self._free(thread)
         return taken
 
     def _enter(self, thread: int, part: Part) -> bool:
         """Whether there is something to be done for this worker; a part without a sample of its own is a step too."""
-        with self._changed:
+        with self._lock:
             if self._agreement is not None:
                 self._agreement.open()
                 plan = self._agreement.plan(ahead=len(self._in_hand))
@@ -103,7 +104,7 @@ class Turnstile:
             PeerError: somebody did not take part in the exchange that was due.
             TrainingError: an exchange beside the training has failed.
         """
-        with self._changed:
+        with self._lock:
             if self._stopped:
                 self.leave(thread)
                 return False
@@ -132,18 +133,18 @@ class Turnstile:
         Raises:
             Stopped: another thread has ended the training.
         """
-        with self._changed:
+        with self._lock:
             self._pausing += 1
             self.pauses += 1
             self._free(thread)
         try:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._stopped or (not self._busy and self._alone is None))
                 self._check()
                 self._alone = thread
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._pausing -= 1
                 if self._alone == thread:
                     self._alone = None
@@ -152,12 +153,12 @@ class Turnstile:
 
     def in_hand(self, thread: int) -> tuple[Part, ...] | None:
         """The batches that were handed out and whose steps the agreement has not counted; None outside a pause."""
-        with self._changed:
+        with self._lock:
             return tuple(self._in_hand.values()) if self._alone == thread else None
 
     def stop(self, thread: int) -> None:
         """End the training of all threads, at the next batch of each."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             if self.first is None:
                 self.first = thread
@@ -165,7 +166,7 @@ class Turnstile:
 
     def leave(self, thread: int) -> None:
         """The thread is gone: a step that it has not finished does not count."""
-        with self._changed:
+        with self._lock:
             self._in_hand.pop(thread, None)
             self._free(thread)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -277,6 +280,29 @@ def test_ctrl_c_ends_all_threads(run: Callable[..., Run]) -> None:
         ours.session.train(loop)
     assert caught.value.__notes__[0].startswith("in thread 0 of rank 0")
     assert torch.get_num_threads() == before
+
+
+def test_a_signal_that_arrives_while_thread_0_waits_ends_all_threads(run: Callable[..., Run]) -> None:
+    ours = run(2)
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
+        for batch in batches:
+            if ours.session.thread == 0:
+                begun.wait()  # or there might be nothing left for thread 1
+            ours.step(model, optimizer, batch)
+            if ours.session.thread == 1:
+                begun.set()
+                os.kill(os.getpid(), signal.SIGINT)  # thread 0 takes the rest meanwhile, and waits for this one
+                running = ours.session._threads._running
+                while not running._turnstile._stopped:
+                    time.sleep(0.001)
+
+    begun = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        ours.session.train(loop)
+    ours.seen.clear()
+    ours.session.train(ours.loop)
+    assert sorted(ours.seen) == list(range(N))
 
 
 def test_who_leaves_its_loop_leaves_the_rest_to_the_others(run: Callable[..., Run]) -> None:
