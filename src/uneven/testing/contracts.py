@@ -35,7 +35,7 @@ from uneven.transport.base import Transport
 Test = Callable[..., None]
 
 _SETTINGS = settings(
-    max_examples=50,
+    max_examples=25,
     deadline=None,  # a busy machine is no failure
     derandomize=True,
     database=None,

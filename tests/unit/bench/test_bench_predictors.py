@@ -159,7 +159,7 @@ def test_a_picture_shows_the_liveliest_worker() -> None:
 
 
 def test_all_keys_are_there() -> None:
-    cases = {name: case.part(60, 40) for name, case in synthetic(100).items()}
+    cases = {name: case.part(40, 30) for name, case in synthetic(100).items()}
     result, told = bench.score(cases, ("last", "ema", "auto"), silent, spiked_in=260, stepped_in=200)
     assert set(result["rmse"]["auto"]) == set(result["iteration_s"]["last"]) == set(cases)
     assert result["best_single"]["spikes"] == "ema"
@@ -168,7 +168,7 @@ def test_all_keys_are_there() -> None:
     )
     assert result["spike_followed"]["last"] > result["spike_followed"]["ema"]
     assert result["step_delay_iterations"]["last"] == 1 < result["step_delay_iterations"]["ema"]
-    assert told["ema"]["drift"].shape == (4, 60)
+    assert told["ema"]["drift"].shape == (4, 40)
     assert len(bench.tables(result)) == 5
 
 

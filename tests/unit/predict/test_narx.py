@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -68,10 +69,10 @@ def test_without_holding_a_spike_counts() -> None:
 
 
 def test_the_limit_of_holding_back_is_no_jump() -> None:
-    held = [NARX(hold=4) for _ in range(200)]
-    answers = []
-    for place, predictor in enumerate(held):
-        show(predictor, noisy(120))
+    before, answers = NARX(hold=4), []
+    show(before, noisy(120))
+    for place in range(200):
+        predictor = copy.deepcopy(before)
         show(predictor, [100.0 * (1.0 - place / 400)])
         answers.append(predictor.predict())
     assert max(abs(one - other) for one, other in pairwise(answers)) < 0.3
