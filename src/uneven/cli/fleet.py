@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from uneven.fleet.batch_rule import BatchRule
+
 
 def command(
     ensemble: Annotated[
@@ -20,6 +22,13 @@ def command(
         Path | None,
         typer.Option("--directory", help="Where checkpoints lie. [default: runs/NAME of the file]", show_default=False),
     ] = None,
+    batch_rule: Annotated[
+        BatchRule,
+        typer.Option(
+            "--batch-rule",
+            help="A member's batch on m devices: as on one; m times, with the learning rate; m times, as in the paper.",
+        ),
+    ] = BatchRule.KEEP,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write the plan over time and every curve as HTML.")
     ] = None,
@@ -45,7 +54,8 @@ def command(
     elif devices != "auto":
         wanted = devices.split(",")
     where = Path("runs") / ensemble.stem if directory is None else directory
-    result = fleet.train(asked, devices=wanted, directory=where)
+    options = fleet.Options(batch_rule=batch_rule)
+    result = fleet.train(asked, devices=wanted, directory=where, options=options)
     print(result)
     if report is not None:
         result.report(report)

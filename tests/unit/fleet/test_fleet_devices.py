@@ -28,6 +28,7 @@ from uneven.fleet.feed import Feed, look
 from uneven.fleet.feed_preprocess import Source
 from uneven.fleet.feed_stream import Stream
 from uneven.fleet.member_host import Job
+from uneven.fleet.member_team import least_samples
 
 ON_ONE, ON_TWO = [1000.0], [0.0, 1000.0]
 """Rates that leave the planner no choice: one device, or two."""
@@ -142,6 +143,12 @@ def test_a_worker_that_is_killed_or_fails_takes_its_member_along_and_nobody_else
     assert state.members["single"].epochs[0].shares == (1,)  # a batch of one is not divided
 
 
+def test_batch_norm_asks_for_two_samples_on_each_worker() -> None:
+    assert least_samples(members.plain()) == 1
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+    assert least_samples(fleet.Member(model, torch.optim.SGD(model.parameters(), lr=0.1))) == 2
+
+
 def test_one_that_died_between_two_passes_is_not_waited_for(tmp_path: Path) -> None:
     events, data = Events(), members.few()
     source, stream = Source(data, None, None, None), Stream(60, 0, 32, 0)
@@ -157,6 +164,14 @@ def test_one_that_died_between_two_passes_is_not_waited_for(tmp_path: Path) -> N
         hosts.epoch("it", 0)
         assert hosts.collect() == {"it": ("died", "SIGKILL")}
         assert feed.ledger.readers == {}
+        # Two who miss each other, while nobody has failed or died: as if both had died.
+        hosts.leave("it")
+        hosts.load(Job("it", factory, fleet.own_loss, ("cpu", "cpu"), tmp_path, 0, 0))
+        hosts.collect()
+        hosts._lost("it", 0, "the line broke")
+        assert not hosts.by_member["it"].gone
+        hosts._lost("it", 1, "the line broke")
+        assert hosts.by_member["it"].answer == ("died", "its workers lost each other: the line broke")
     finally:
         hosts.close()
         feed.close()
