@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -205,6 +206,7 @@ Path(sys.argv[1], f"told-{session.rank}").write_text(json.dumps([right, left]))
 """
 
 
+@pytest.mark.slow
 def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Path) -> None:
     """It does not even close the session. Its loader reads ahead in a process of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -254,11 +254,10 @@ class Served:
         """Inside, the model is the copy, the same on all workers, who enter it together; see ``Session.evaluated``."""
         self.copy.begin(self._loaded, self.clock)
         self._make_up()
-        if self._in_hand:  # its step has been taken: the copy is to have it; what is left at its end is nothing
-            for exchange in _of(self._plan, Moment.STEP):
-                if exchange.payload is Payload.DELTA:
-                    self._meet(self._order(exchange), 0)
         self._settle()
+        for exchange in self._plan.exchanges:  # of a step in hand, or of those that a shadow has not been told of
+            if exchange.payload is Payload.DELTA and (self._in_hand or exchange.moment is Moment.BACKGROUND):
+                self._meet(self._order(exchange), 0)
         self._shown = self._met()
         own = self._replica.flat.read()
         self.copy.write(self._shown)

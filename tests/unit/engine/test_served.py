@@ -78,6 +78,17 @@ def test_alone_it_is_the_plain_loop_with_batch_norms_statistics(sync: str) -> No
     assert sum(one.samples for one in worker.records) == 2 * N
 
 
+def test_what_a_shadow_has_not_been_told_of_is_in_the_copy_before_it_is_shown() -> None:
+    worker = Worker("shadow:asp")
+    worker.epoch()
+    own = worker.model[0].weight.clone()  # type: ignore[index]
+    with worker.session.evaluated():
+        torch.testing.assert_close(worker.model[0].weight, own, rtol=1e-5, atol=1e-6)  # type: ignore[index]
+    assert {one.moment for one in worker.records} == {"background"}
+    assert sum(one.samples for one in worker.records) == N
+    worker.session.close()
+
+
 def test_what_is_no_number_never_comes_into_the_copy() -> None:
     worker = Worker("asp")
     with pytest.warns(RuntimeWarning, match="non-finite movement on rank 0"):
