@@ -22,26 +22,27 @@ def _case(name: str, case: dict[str, Any]) -> Table:
     shown = Table(
         title=f"{name}: {case['about']}; losses after {case['equal_samples']:,.0f} samples and after "
         f"{case['equal_time_s']:.1f} s; fr- is every {case['twins_every']} steps",
-        box=SIMPLE_HEAD,
-    )
-    measured = ("samples/s", "of unsynchronised", "loss, samples", "loss, time", "DDP's loss", "sync gap", "kB/step")
-    for heading in ("", *measured):
-        shown.add_column(heading, justify="right" if shown.columns else "left", no_wrap=True)
+        caption="per s: samples; share: of the unsynchronised, with the middle half of the rounds; n samples, t seconds"
+        + "".join(f"; left out: {name}, {why.partition(':')[0]}" for name, why in case["left_out"].items()),
+        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
+    )  # fmt: skip
+    shown.add_column("", no_wrap=True)
+    for heading in ("per s", "share", "", "loss at n", "loss at t", "DDP's loss", "sync gap", "kB a step"):
+        shown.add_column(heading, justify="right", no_wrap=not heading)
     for policy, row in case["policies"].items():
         low, high = row["of_unsynchronised_spread"]
         target_s, gap = row["time_to_target_s"], row["sync_gap"]
         shown.add_row(
             policy if policy in OURS_NOT else f"[bold]{policy}[/bold]",
             f"{row['samples_per_s']:,.0f}",
-            f"{row['of_unsynchronised']:.3f} \\[{low:.3f} … {high:.3f}]",
+            f"{row['of_unsynchronised']:.3f}",
+            f"{low:.2f}…{high:.2f}",
             f"{row['loss_equal_samples']:.3f}",
             f"{row['loss_equal_time']:.3f}",
             "" if target_s is None else f"{target_s:.1f} s",
             "" if gap is None else f"{gap:.1f}",
-            f"{row['bytes'] / 1e3:,.0f}",
+            f"{row['bytes'] / 1e3:.0f}",
         )
-    for policy, why in case["left_out"].items():
-        shown.add_row(policy, "left out", why.partition(":")[0][:60], "", "", "", "", "")
     return shown
 
 
