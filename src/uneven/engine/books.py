@@ -63,7 +63,7 @@ class Books:
             part, ended_at_s = self._ended.pop(timing.iteration)
             slow.measured(timing, part.batch(self._rank), self.control_s, self.use)
             if self._scribe.writing:
-                self._scribe.write(partial(_step, self._rank, part, timing, self.use, self.control_s, ended_at_s))
+                self._scribe.write(partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use))
             self.control_s = 0.0
 
     def close(self) -> None:
@@ -71,7 +71,12 @@ class Books:
         self.load.close()
 
 
-def _step(rank: int, part: Part, timing: Timing, use: Load, control_s: float, ended_at_s: float) -> StepRecord:
+def step_record(
+    rank: int, part: Part, timing: Timing, control_s: float, ended_at_s: float, use: Load | None = None,
+    thread: int = 0, threads: int = 1,
+) -> StepRecord:  # fmt: skip
+    """What the journal keeps of one iteration; see :class:`StepRecord`."""
+    use = use or Load()
     return StepRecord(
         rank=rank,
         iteration=timing.iteration,
@@ -88,6 +93,8 @@ def _step(rank: int, part: Part, timing: Timing, use: Load, control_s: float, en
         ended_at_s=ended_at_s,
         others=_known(use.cpu),
         memory=_known(use.memory),
+        thread=thread,
+        threads=threads,
     )
 
 

@@ -21,6 +21,7 @@ from uneven.core.records import StepRecord
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.agree import Agreement
+from uneven.engine.books import step_record
 from uneven.engine.fast import FastLoop
 from uneven.engine.scribe import Scribe
 from uneven.engine.turnstile import Stopped, Turnstile
@@ -202,22 +203,8 @@ class Hogwild:
     def _record(self, seat: _Seat, part: Part, timing: Timing) -> None:
         """Write steps down in the order in which they were handed out: one when it and all before it are over."""
         with self._writing:
-            self._unwritten[part.iteration] = StepRecord(
-                rank=self._scribe.rank,
-                iteration=part.iteration,
-                epoch=part.epoch,
-                batch=part.batch(self._scribe.rank),
-                global_batch=part.size,
-                data_s=timing.data_s,
-                compute_s=timing.compute_s,
-                exchange_s=timing.exchange_s,
-                transfer_s=timing.transfer_s,
-                local_cpu_s=timing.local_cpu_s,
-                exchange_cpu_s=timing.exchange_cpu_s,
-                control_s=seat.control_s,
-                ended_at_s=0.0,
-                thread=seat.index,
-                threads=self._threads,
+            self._unwritten[part.iteration] = step_record(
+                self._scribe.rank, part, timing, seat.control_s, 0.0, thread=seat.index, threads=self._threads
             )
             handed = self._turnstile.handed
             while handed and (record := self._unwritten.pop(handed[0], None)) is not None:
