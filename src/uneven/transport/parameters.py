@@ -9,6 +9,7 @@ since every piece is added up in one place and handed on.
 
 from __future__ import annotations
 
+import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -63,7 +64,12 @@ class VectorCarrier:
         try:
             sent = self._total(vector, members, parties)
         except RuntimeError as error:
-            raise self._roll.failure(what or "the exchange of parameters", error) from error
+            failure = self._roll.failure(what or "the exchange of parameters", error)
+            # Who waits for this worker in turn hears of it when the connections end, not by its time-out. A work in a
+            # frame of the traceback would keep them.
+            traceback.clear_frames(error.__traceback__)
+            self.close()
+            raise failure from error
         self._roll.waiting = False
         return sent
 
