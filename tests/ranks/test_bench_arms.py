@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,13 @@ def test_a_case_from_its_description_to_its_keys(tmp_path: Path) -> None:
         arms={name: who for name, who in {**ARMS, **RULES}.items() if name in ("ddp", "lbb", OURS, LIMIT)}, settling=1,
         rounds=2, profile_s=0.1, catch_up=True,
     )  # fmt: skip
-    said: list[str] = []
-    result = lb_bsp._play(tmp_path / case.name, case, "digits", lambda _, what, __: said.append(what))
-    assert [what for what in dict.fromkeys(said) if "round" in what] == ["round 1", "round 2"]
+    short = replace(case, name="short", arms={"ddp": "ddp", OURS: "lb-bsp"}, rounds=1)
+    said: list[tuple[str, str]] = []
+    both = lb_bsp._play(tmp_path / "nodes", [case, short], "digits", lambda name, what, _: said.append((name, what)))
+    (_, result), (_, after) = both
+    rounds = [one for one in dict.fromkeys(said) if "round" in one[1]]
+    assert rounds == [("steady", "round 1"), ("steady", "round 2"), ("short", "round 1")]
+    assert list(after["blocks"]) == ["ddp", OURS]
     summary = summarize(case, result)
     json.dumps(summary)
     assert {name: row["rounds"] for name, row in summary["methods"].items()} == dict.fromkeys(case.arms, 2)

@@ -12,7 +12,8 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,14 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
     found: dict[str, Any] = {"cases": {}, "left_out": left_out}
     played = [one for one in wanted if one.name not in left_out]
     with tempfile.TemporaryDirectory(prefix="uneven-bench-") as folder:
-        for number, one in enumerate(played):
+        for number, (_, alike) in enumerate(groupby(played, lambda one: (one.workers, bool(one.mbit_per_s)))):
+            some = list(alike)
             if len(played) > 1:
-                progress("all cases", one.name, number / len(played))
-            result = _play(Path(folder) / one.name, one, data, progress)
-            if one.name in _MORE_KEYS:
-                found |= _MORE_KEYS[one.name](one, result)
-            found["cases"][one.name] = summarize(one, result)
+                progress("all cases", some[0].name, len(found["cases"]) / len(played))
+            for one, result in _play(Path(folder) / str(number), some, data, progress):
+                if one.name in _MORE_KEYS:
+                    found |= _MORE_KEYS[one.name](one, result)
+                found["cases"][one.name] = summarize(one, result)
     for key in ("best_rival", "gain_over_best_rival"):
         found[key] = {name: rows[key] for name, rows in found["cases"].items()}
     return found
@@ -84,19 +86,24 @@ def _jobs() -> Table | None:
     return np.stack([row[: min(map(len, rows))] for row in rows], axis=1)
 
 
-def _play(directory: Path, case: Case, data: str, progress: Progress) -> dict[str, Any]:
+def _play(
+    directory: Path, some: Sequence[Case], data: str, progress: Progress
+) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Cases on the same nodes, in the same processes: starting them takes as long as a short case."""
     directory.mkdir(parents=True)
-    write_task(directory, case, data)
-    done = [0.0]
+    write_task(directory, some, data)
+    done = dict.fromkeys((one.name for one in some), 0.0)
 
-    def said(what: str, part: float) -> None:
-        done[0] = max(done[0], part)
-        progress(case.name, what, done[0])
+    def said(name: str, what: str, part: float) -> None:
+        done[name] = max(done[name], part)
+        progress(name, what, done[name])
 
-    play(directory, _WORKER, case.workers, isolated=bool(case.mbit_per_s), said=said)
-    result: dict[str, Any] = json.loads((directory / RESULTS).read_text())
-    result["control"] = _control(directory / OURS, case.settling * case.block)
-    return result
+    play(directory, _WORKER, some[0].workers, isolated=bool(some[0].mbit_per_s), said=said)
+    for one in some:
+        place = directory / one.name
+        result: dict[str, Any] = json.loads((place / RESULTS).read_text())
+        result["control"] = _control(place / OURS, one.settling * one.block)
+        yield one, result
 
 
 def _control(run_directory: Path, first: int) -> list[float]:

@@ -30,8 +30,8 @@ _PERIOD_S = 0.01
 """Run-and-stop cycle of a node. An exchange meets several stopped workers in turn, so a long cycle would make this
 machine's communication look slower than that of machines that are merely slow."""
 
-Said = Callable[[str, float], None]
-"""Told what rank 0 is doing, and how much of it is done."""
+Said = Callable[[str, str, float], None]
+"""Told in which case rank 0 is, what it is doing, and how much of it is done."""
 
 
 def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Said) -> None:
@@ -99,7 +99,7 @@ def _carry_out(asked: dict[str, Any], machines: Machines, said: Said) -> None:
         case "lift":
             machines.lift(rank)
         case "say":
-            said(asked["what"], asked["value"])
+            said(asked["scene"], asked["what"], asked["value"])
 
 
 class OnStage:
@@ -107,10 +107,11 @@ class OnStage:
 
     Args:
         directory: the one that the worker was given.
+        scene: name of the case that is played.
     """
 
-    def __init__(self, directory: Path, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, directory: Path, rank: int, scene: str) -> None:
+        self._rank, self.scene = rank, scene
         self._line = socket.socket(socket.AF_UNIX)
         self._line.connect(str(directory / SOCKET))
         self._had: dict[str, float] = {}
@@ -130,7 +131,7 @@ class OnStage:
     def say(self, what: str, done: float) -> None:
         """For the user: what is being done, and how much of it, 0 … 1. Only rank 0 speaks."""
         if self._rank == 0:
-            self._ask("say", done, what=what)
+            self._ask("say", done, scene=self.scene, what=what)
 
     def close(self) -> None:
         """Hang up."""

@@ -1,4 +1,4 @@
-"""One worker of ``uneven bench lb-bsp``: runs every arm in turn, block by block, and rank 0 writes the results."""
+"""One worker of ``uneven bench lb-bsp``: every arm of its cases in turn, block by block; rank 0 writes the results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,34 +34,40 @@ RESULTS = "results.json"
 _RIVAL = "rival:"
 
 
-def write_task(directory: Path, case: Case, data: str) -> None:
-    """For the workers that will be given ``directory``."""
-    (directory / TASK).write_text(json.dumps({"case": asdict(case), "data": data}))
+def write_task(directory: Path, cases: Sequence[Case], data: str) -> None:
+    """For the workers that will be given ``directory``: what of each case is kept goes into a folder of its name."""
+    for case in cases:
+        (directory / case.name).mkdir()
+    (directory / TASK).write_text(json.dumps({"cases": [asdict(case) for case in cases], "data": data}))
 
 
-def read_task(directory: Path) -> tuple[Case, str]:
+def read_task(directory: Path) -> tuple[list[Case], str]:
     """Inverse of :func:`write_task`."""
     told = json.loads((directory / TASK).read_text())
-    rows = {key: tuple(map(tuple, told["case"][key])) for key in ("shares", "mbit_per_s")}
-    return Case(**{**told["case"], **rows}), told["data"]
+    return [_case(one) for one in told["cases"]], told["data"]
+
+
+def _case(told: dict[str, Any]) -> Case:
+    return Case(**{**told, **{key: tuple(map(tuple, told[key])) for key in ("shares", "mbit_per_s")}})
 
 
 def main(directory: Path) -> None:
-    """Run the case that lies in ``directory``."""
+    """Run the cases that lie in ``directory``, one after the other."""
     report_failures()
     torch.set_num_threads(1)
     world = discover()
     print_into(directory / f"output-{world.rank}.txt")
-    case, data = read_task(directory)
-    stage = OnStage(directory, world.rank)
+    cases, data = read_task(directory)
+    stage = OnStage(directory, world.rank, cases[0].name)
     stage.say("starting", 0.0)
     connection = connect(world, timeout_s=300.0)
-    work = workload(case.workload, data)
-    run = _Run(case, work, connection.transport, stage, directory)
-    result = run.play()
-    if world.rank == 0:
-        (directory / RESULTS).write_text(json.dumps(result))
-    run.close()
+    for case in cases:
+        stage.scene, place = case.name, directory / case.name
+        run = _Run(case, workload(case.workload, data), connection.transport, stage, place)
+        result = run.play()
+        if world.rank == 0:
+            (place / RESULTS).write_text(json.dumps(result))
+        run.close()
     connection.close()
     stage.close()
 

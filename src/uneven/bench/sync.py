@@ -73,7 +73,7 @@ def _play(directory: Path, case: Case, data: str, progress: Progress) -> dict[st
     arms, left_out = _able(case)
     case = replace(case, arms=arms)
     write_task(directory, case, data)
-    play(directory, _WORKER, case.workers, isolated=True, said=lambda what, part: progress(case.name, what, part))
+    play(directory, _WORKER, case.workers, isolated=True, said=progress)
     result: dict[str, Any] = json.loads((directory / RESULTS).read_text())
     result["left_out"] = left_out
     result["gaps"] = {name: gap for name in arms if (gap := _gap(directory / name)) is not None}

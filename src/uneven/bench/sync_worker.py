@@ -56,7 +56,7 @@ def main(directory: Path) -> None:
     rank = discover().rank
     os.environ[SITE_VARIABLE] = f"site{rank * 2 // case.workers}"
     print_into(directory / f"output-{rank}.txt")
-    stage = OnStage(directory, rank)
+    stage = OnStage(directory, rank, case.name)
     stage.say("starting", 0.0)
     connection = connect(discover(), _TIMEOUT_S)
     run = _Run(case, data, connection, stage, directory)

@@ -54,9 +54,10 @@ def test_the_oracle_knows_what_the_next_round_costs() -> None:
 
 
 def test_a_task_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    for case in cases(None).values():
-        write_task(tmp_path, case, "digits")
-        assert read_task(tmp_path) == (case, "digits")
+    some = list(cases(None).values())
+    write_task(tmp_path, some, "digits")
+    assert read_task(tmp_path) == (some, "digits")
+    assert all((tmp_path / case.name).is_dir() for case in some)
 
 
 def test_rounds_that_are_alike_count_by_their_median_and_others_by_their_sum() -> None:
