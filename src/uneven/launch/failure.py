@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ class Death:
     Attributes:
         where: its node, where it has a name.
         exit_code: −n for signal n.
-        ended_s: when its end was noticed, Unix time; infinite if nobody did.
+        ended_s: when its end was noticed, Unix time; infinite if it had ended before it was found.
         told: what it wrote about its end itself, see :func:`uneven.world.report_failures`.
         killed_by: why somebody or something killed it, where that is known.
     """
@@ -89,13 +90,16 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tuple[bool, bool, float]:
+def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tuple[bool, bool, float, bool]:
     """Sorts the deaths of one run so that the cause of the others comes first.
 
     Whoever complains about a peer is a consequence, and whoever crashed or was killed is not, unless the
     launcher itself killed it, much later. Then the time counts: that of the exception if the worker wrote it
-    down, else that of its end.
+    down, else that of its end. Who ended before it had been found was the first; among those whose ends were noticed
+    together, who was asked to end comes last.
     """
     crashed = -death.exit_code in _CRASHES and death.ended_s - first_s < shutdown_within_s / 2
-    began_s = min(float(death.told.get("timestamp", death.ended_s)), death.ended_s)
-    return death.told.get("error") == PeerError.__name__, not crashed, began_s
+    asked = death.exit_code == -signal.SIGTERM
+    ended_s = 0.0 if math.isinf(death.ended_s) and not asked else death.ended_s
+    began_s = min(float(death.told.get("timestamp", death.ended_s)), ended_s)
+    return death.told.get("error") == PeerError.__name__, not crashed, began_s, asked

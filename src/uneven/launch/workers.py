@@ -125,8 +125,10 @@ class Workers:
 
     def _bury(self, wait_s: float) -> None:
         """Wait for an end, note it, and forget the process."""
-        for pid in _wait(self._alive, wait_s, self._over):
-            self._ended_s[pid] = time.time()
+        ended = _wait(self._alive, wait_s, self._over)
+        now_s = time.time()
+        for pid in ended:
+            self._ended_s[pid] = now_s
             self._alive.pop(pid).close()
             self._unthrottled.pop(pid, None)
             self._throttled.pop(pid, None)
