@@ -2,9 +2,10 @@
 
 from uneven.merge.flat import Flat
 from uneven.merge.rules import Block, elastic, mean, pull, significant
-from uneven.merge.shared import average, contribution, distance, resting_in, sum_of
+from uneven.merge.shared import EXTRA, average, contribution, distance, resting_in, weight_in
 
 __all__ = [
+    "EXTRA",
     "Block",
     "Flat",
     "average",
@@ -15,5 +16,5 @@ __all__ = [
     "pull",
     "resting_in",
     "significant",
-    "sum_of",
+    "weight_in",
 ]

@@ -32,9 +32,17 @@ class Flat:
         self.dtype = torch.float64 if wide else torch.float32
         self.device = self._tensors[0].device
 
-    def read(self) -> Tensor:
-        """A copy of the replica as it is now: shape (size,)."""
-        values = torch.empty(self.size, dtype=self.dtype, device=self.device)
+    def room(self, more: int = 0) -> Tensor:
+        """Memory for such a vector and ``more`` numbers, with nothing in it."""
+        return torch.empty(self.size + more, dtype=self.dtype, device=self.device)
+
+    def read(self, into: Tensor | None = None) -> Tensor:
+        """A copy of the replica as it is now: shape (size,).
+
+        Args:
+            into: memory of an earlier copy; None for new memory.
+        """
+        values = self.room() if into is None else into
         torch._foreach_copy_(self._pieces(values), self._live())
         return values
 

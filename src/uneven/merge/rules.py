@@ -1,4 +1,4 @@
-"""The merges of ``uneven.core.actions`` on flat parameter vectors. Nothing is changed in place."""
+"""The merges of ``uneven.core.actions`` on flat parameter vectors. What changes in place says so."""
 
 from __future__ import annotations
 
@@ -28,13 +28,19 @@ def pull(replica: Tensor, centre: Tensor, alpha: float) -> Tensor:
     return alpha * (replica - centre)
 
 
-def elastic(replica: Tensor, centre: Tensor, total: Tensor, count: float, alpha: float) -> tuple[Tensor, Tensor]:
-    """All at once: what replica and centre become, x − α (x − x̃) and x̃ + Σ_i α (x_i − x̃).
+def elastic(replica: Tensor, centre: Tensor, middle: Tensor, count: float, alpha: float, room: Tensor) -> Tensor:
+    """All at once: the replica becomes x − α (x − x̃), and the centre, in place, x̃ + Σ_i α (x_i − x̃) = x̃ + α n (x̄ − x̃).
 
     Args:
-        total: Σ_i x_i over ``count`` replicas, this one among them.
+        middle: x̄, the mean of ``count`` replicas, this one among them.
+        room: memory for the result, of the replica's shape.
+
+    Returns:
+        What the replica becomes; the replica itself is left as it is.
     """
-    return replica - pull(replica, centre, alpha), centre + alpha * (total - count * centre)
+    drawn = torch.sub(centre, replica, out=room).mul_(alpha).add_(replica)
+    centre.lerp_(middle, alpha * count)
+    return drawn
 
 
 def significant(change: Tensor, values: Tensor, threshold: float) -> Tensor:
@@ -61,8 +67,16 @@ class Block:
         """Before the first block has ended: Δ is zero."""
         return cls(parameters, torch.zeros_like(parameters), parameters)
 
-    def after(self, average: Tensor, rule: BlockMomentum) -> Block:
-        """The block that follows, where ``average`` is the mean of the replicas at the end of this one."""
-        delta = rule.momentum * self.delta + rule.learning_rate * (average - self.start)
-        copy = self.copy + delta
-        return Block(copy, delta, copy + rule.momentum * delta if rule.nesterov else copy)
+    def after(self, average: Tensor, rule: BlockMomentum, into: Block | None = None) -> Block:
+        """The block that follows, where ``average`` is the mean of the replicas at the end of this one.
+
+        Args:
+            into: a block that is over, whose memory is used again; None for new memory.
+        """
+        old = None if into is None else into.delta
+        delta = torch.sub(average, self.start, out=old).mul_(rule.learning_rate).add_(self.delta, alpha=rule.momentum)
+        copy = torch.add(self.copy, delta, out=None if into is None else into.copy)
+        if not rule.nesterov:
+            return Block(copy, delta, copy)
+        old = None if into is None or into.start is into.copy else into.start
+        return Block(copy, delta, torch.add(copy, delta, alpha=rule.momentum, out=old))

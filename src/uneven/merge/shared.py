@@ -6,6 +6,8 @@ the weights. Nobody so needs to know in advance how many samples the others took
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,34 +15,36 @@ LEAST = 2.0**-40
 """Weight of a worker without samples: it vanishes in the rounding of the others', and where nobody has any sample all
 weigh the same. A power of two, so that scaling by it and back is exact."""
 
-_EXTRA = 2
+EXTRA = 2
+"""Numbers at the end of a contribution."""
 
 
-def contribution(values: Tensor, weight: float, *, resting: bool = False) -> Tensor:
+def contribution(values: Tensor, weight: float, *, resting: bool = False, into: Tensor | None = None) -> Tensor:
     """What goes into the sum: the values times the weight, the weight, and 1 of a worker that rests.
 
     Args:
         values: shape (n,).
         weight: samples, or 1 where all count the same.
+        into: memory for it, of the shape that is returned; None for new memory.
 
     Returns:
-        Shape (n + 2,).
+        Shape (n + EXTRA,).
     """
     weight = max(weight, LEAST)
-    room = torch.empty(len(values) + _EXTRA, dtype=values.dtype, device=values.device)
-    torch.mul(values, weight, out=room[:-_EXTRA])
+    room = torch.empty(len(values) + EXTRA, dtype=values.dtype, device=values.device) if into is None else into
+    torch.mul(values, weight, out=room[:-EXTRA])
     room[-2], room[-1] = weight, float(resting)
     return room
 
 
 def average(total: Tensor) -> Tensor:
-    """The weighted mean out of a sum of contributions; shape (n,)."""
-    return total[:-_EXTRA] / total[-2]
+    """The weighted mean out of a sum of contributions, in place; shape (n,)."""
+    return total[:-EXTRA].div_(total[-2])
 
 
-def sum_of(total: Tensor) -> tuple[Tensor, float]:
-    """Σ_i x_i and their number, out of a sum of contributions that all weigh 1."""
-    return total[:-_EXTRA], float(total[-2])
+def weight_in(total: Tensor) -> float:
+    """Of all contributions together; makes the host wait for an accelerator."""
+    return float(total[-2])
 
 
 def resting_in(total: Tensor) -> int:
@@ -48,6 +52,12 @@ def resting_in(total: Tensor) -> int:
     return round(float(total[-1]))
 
 
-def distance(values: Tensor, middle: Tensor) -> float:
-    """Root of the mean squared difference of the entries of two vectors."""
-    return float((values - middle).square().mean().sqrt()) if len(values) else 0.0
+def distance(values: Tensor, middle: Tensor, room: Tensor | None = None) -> float:
+    """Root of the mean squared difference of the entries of two vectors.
+
+    Args:
+        room: memory for the differences; None for new memory.
+    """
+    if not len(values):
+        return 0.0
+    return float(torch.linalg.vector_norm(torch.sub(values, middle, out=room))) / math.sqrt(len(values))

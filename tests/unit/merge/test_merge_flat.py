@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from uneven.merge import Flat, average, contribution, distance, elastic, resting_in, sum_of
+from uneven.merge import Flat, average, contribution, distance, elastic, resting_in, weight_in
 
 
 def some() -> list[nn.Parameter]:
@@ -62,15 +62,29 @@ def test_who_has_no_samples_counts_only_where_nobody_has_any() -> None:
 
 
 def test_the_sum_of_replicas_and_centre_is_kept_by_an_elastic_exchange_of_all() -> None:
-    replicas, centre = [torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])], torch.tensor([0.0, 1.0])
-    summed, count = sum_of(contribution(replicas[0], 1) + contribution(replicas[1], 1))
-    assert (summed.tolist(), count) == ([4.0, 6.0], 2.0)
-    drawn = [elastic(one, centre, summed, count, 0.25) for one in replicas]
-    assert drawn[0][0].tolist() == [0.75, 4.0]
-    assert drawn[0][1].tolist() == drawn[1][1].tolist() == [1.0, 2.0]
-    assert (drawn[0][0] + drawn[1][0] + drawn[0][1]).tolist() == (sum(replicas) + centre).tolist()
+    replicas = [torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])]
+    total = contribution(replicas[0], 1) + contribution(replicas[1], 1)
+    count, middle = weight_in(total), average(total)
+    centres = [torch.tensor([0.0, 1.0]) for _ in replicas]
+    drawn = [
+        elastic(one, centre, middle, count, 0.25, torch.empty(2)) for one, centre in zip(replicas, centres, strict=True)
+    ]
+    assert drawn[0].tolist() == [0.75, 4.0]
+    assert replicas[0].tolist() == [1.0, 5.0], "left as it is"
+    assert centres[0].tolist() == centres[1].tolist() == [1.0, 2.0]
+    assert (drawn[0] + drawn[1] + centres[0]).tolist() == [4.0, 7.0]
+
+
+def test_memory_of_an_earlier_exchange_is_used_again() -> None:
+    flat, room = Flat(some()), torch.empty(7)
+    values = flat.read(flat.room())
+    assert flat.read(values).data_ptr() == values.data_ptr()
+    total = contribution(values, 2, into=room)
+    assert total.data_ptr() == average(total).data_ptr() == room.data_ptr()
+    assert room[:5].tolist() == values.tolist()
 
 
 def test_distance_is_a_root_mean_square() -> None:
-    assert distance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) == pytest.approx(2**0.5)
+    for room in (None, torch.empty(2)):
+        assert distance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), room) == pytest.approx(2**0.5)
     assert distance(torch.empty(0), torch.empty(0)) == 0

@@ -38,9 +38,9 @@ def test_block_momentum_starts_its_blocks_where_torchs_sgd_is(nesterov: bool) ->
     moves = [torch.randn(3, dtype=F64, generator=generator) for _ in range(4)]
     weights = torch.nn.Parameter(start.clone())
     optimizer = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=nesterov)
-    block = Block.first(start)
+    block, before = Block.first(start), None
     for move in moves:
-        block = block.after(block.start + move, BlockMomentum(0.9, 0.7, nesterov))
+        before, block = block, block.after(block.start + move, BlockMomentum(0.9, 0.7, nesterov), before)
         weights.grad = -move
         optimizer.step()
         assert torch.allclose(block.start, weights.detach(), atol=1e-12)
