@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -51,8 +57,77 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     session.close()
 
 
+def _everybodys(rows: list[list[float]], bucket_of: Callable[[], torch.Tensor]) -> list[Any]:
+    """Ride twice, so that it is known on what; what each rank is told in the end."""
+    riders = [Rider(rank, len(rows)) for rank in range(len(rows))]
+    passengers = []
+    for turn in range(2):
+        if turn == 1:
+            passengers = [rider.carry(row) for rider, row in zip(riders, rows, strict=True)]
+        assert all(one is None or one.result() is None for one in passengers), "not before the exchange"
+        carried = [rider.mount(bucket_of()) for rider in riders]
+        total = torch.stack(carried).sum(0)
+        for one in carried:
+            one.copy_(total)
+        for rider in riders:
+            rider.dismount()
+    return [None if one is None else one.result() for one in passengers]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_arrive_with_48_bits(dtype: torch.dtype) -> None:
+    rows = [[2.0**47 + 1, 1 / 3, -0.1], [math.nan, math.inf, 1e300], [0.0, 1e-30, 7.0]]
+    told = _everybodys(rows, lambda: torch.ones(5, dtype=dtype))
+    for one in told:
+        np.testing.assert_array_equal(one, told[0])
+        assert one[0, 0] == rows[0][0]
+        np.testing.assert_allclose(one[[0, 2]], np.array(rows)[[0, 2]], rtol=2.0**-46)
+        assert not (np.abs(one[1]) < 1e300).any(), "what was absurd stays it"
+
+
+def test_rows_do_not_ride_on_numbers_of_half_precision_nor_before_it_is_known_on_what() -> None:
+    assert _everybodys([[1.0], [2.0]], lambda: torch.ones(5, dtype=torch.bfloat16)) == [None, None]
+    assert Rider(0, 2).carry([1.0]) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@ranks(2)
+def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
+    """The first one is gathered, as it is not known yet on which bucket to ride."""
+    session = uneven.Session(balance="lb-bsp", budget=0.4)
+    model = nn.Linear(8, 4).to(getattr(torch, dtype))
+    session.setup(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    transport = session._loop._connection.transport
+    gather, gathered, decided = transport.gather, [], []
+
+    def counted(row: Sequence[float]) -> Any:
+        gathered.append(row)
+        return gather(row)
+
+    loader = session.loader(torch.utils.data.TensorDataset(torch.randn(960, 8)), batch_size=12)
+    slow = session._loop._slow
+    assert slow is not None
+    decide = slow._decide
+
+    def deciding(iteration: int, table: Any) -> None:
+        decided.append(iteration)
+        decide(iteration, table)
+
+    transport.gather, slow._decide = counted, deciding
+    for count, (x,) in enumerate(loader):
+        with session.no_sync() if count % 3 == 0 else nullcontext():
+            model(x.to(model.weight.dtype)).float().square().mean().backward()
+    assert len(decided) >= 4, "those at the start do not mind the budget"
+    if dtype == "float32":
+        assert len(gathered) <= 1
+        assert all(iteration % 3 for iteration in decided[1:]), "nothing rides where nothing is exchanged"
+    else:
+        assert len(gathered) >= len(decided)
+    session.close()
+
+
 def test_where_every_bucket_is_large_nothing_is_copied() -> None:
-    rider = Rider()
+    rider = Rider(0, 3)
     large = torch.zeros((1 << 18) + 1)
     for _ in range(3):
         rider.calling = True
@@ -62,7 +137,7 @@ def test_where_every_bucket_is_large_nothing_is_copied() -> None:
 
 
 def test_what_was_heard_is_told_once() -> None:
-    rider, bucket = Rider(), torch.ones(4)
+    rider, bucket = Rider(0, 3), torch.ones(4)
     rider.mount(bucket)
     rider.dismount()
     rider.calling = True

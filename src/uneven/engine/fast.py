@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,6 +41,7 @@ from uneven.errors import ConfigError, NonFiniteError
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
 from uneven.sync import SyncPolicy, outlook
+from uneven.transport.base import Pending
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
 from uneven.world import World
@@ -168,13 +169,20 @@ class FastLoop:
         if profiles:
             self._split(decider.first())
         return SlowLoop(
-            self._connection.transport,
+            self._rank,
+            self._give,
             decider,
             lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
             on_split=self._split,
             on_complaint=self._complain,
             on_forecast=self._foretold,
         )
+
+    def _give(self, row: Sequence[float]) -> Pending:
+        """A report rides on the next gradients where there are some of everybody's in each iteration."""
+        rider = self.carrier.rider if self.carrier is not None and self.agreement is None else None
+        passenger = rider.carry(row) if rider is not None else None
+        return self._connection.transport.gather(row) if passenger is None else passenger
 
     def profile(
         self, step: Callable[[int], object], model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...],

@@ -1,24 +1,24 @@
 """The slow loop: carries reports to everybody and hands them to the decider.
 
-It never makes the fast loop wait. A report is given to an asynchronous gather at the end of one iteration and
-its result read at the end of the next one; by then everybody has passed a gradient exchange that came after
-it, so the result is there. Where workers meet only every few steps, it is read after the next step in which they
-did. Every rank reads the same table, so every rank decides the same, and no server is needed. A split that was
-decided after iteration k is in force from k + 1 + lookahead, where ``lookahead`` is how far ahead the loaders have
-drawn indices.
+It never makes the fast loop wait. A report that is made at the end of one iteration rides on the gradients of the next
+one, and is read when that has ended. Where it cannot ride it goes into an asynchronous gather, whose result is read
+then; by that time everybody has passed a gradient exchange that came after it, so the result is there. Where workers
+meet only every few steps, it is read after the next step in which they did. Every rank reads the same table, so every
+rank decides the same, and no server is needed. A split that was decided after iteration k is in force from
+k + 1 + lookahead, where ``lookahead`` is how far ahead the loaders have drawn indices.
 
-A worker whose speed leaves what it foretold calls for a gather: the call rides on the gradients, so everybody hears
-it in the same iteration. That is what lets gathers be rare while nothing changes.
+A worker whose speed leaves what it foretold calls for reports: the call rides on the gradients, so everybody hears
+it in the same iteration. That is what lets reports be rare while nothing changes.
 
 The loop has a budget. What it costs is part of the reports, so all ranks know the dearest one's cost and
-space the gathers alike.
+space the reports alike.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from uneven.core.records import SplitRecord
 from uneven.core.views import Observation
 from uneven.engine.tutor import Tutor
 from uneven.measure.meter import Timing
-from uneven.transport.base import Pending, Transport
+from uneven.transport.base import Pending
 
 _PAST = 32
 """Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
@@ -67,7 +67,8 @@ class SlowLoop:
     """Keeps the split.
 
     Args:
-        transport: the line to the other workers.
+        rank: this worker.
+        give: hands this rank's row to everybody; see :meth:`uneven.transport.base.Transport.gather`.
         decider: this rank's; all ranks hold the same.
         forecaster: makes the one that gives this rank's word on its own speed.
         on_split: told about every change of the split.
@@ -77,7 +78,8 @@ class SlowLoop:
 
     def __init__(
         self,
-        transport: Transport,
+        rank: int,
+        give: Callable[[Sequence[float]], Pending],
         decider: Decider,
         forecaster: Callable[[], Forecaster],
         *,
@@ -85,7 +87,7 @@ class SlowLoop:
         on_complaint: Callable[[int, int, str], None],
         on_forecast: Callable[[int, Forecast], None] | None = None,
     ) -> None:
-        self._transport = transport
+        self._rank, self._give = rank, give
         self._decider = decider
         self._make_forecaster = forecaster
         self._forecaster = forecaster()
@@ -122,7 +124,7 @@ class SlowLoop:
 
     @property
     def urgent(self) -> bool:
-        """Whether this rank calls for a gather."""
+        """Whether this rank calls for reports."""
         return self._forecaster.urgent
 
     def due(self, iteration: int, called: bool | None) -> bool:
@@ -160,7 +162,7 @@ class SlowLoop:
 
         Args:
             met: whether all ranks have waited for each other in this iteration, so that what they sent before is there.
-            called: whether anybody has called for a gather since the last turn, the same on every rank; None where
+            called: whether anybody has called for reports since the last turn, the same on every rank; None where
                 calls are not carried.
             cost_s: what this rank's last exchange of reports cost the fast loop, from giving a report to deciding.
 
@@ -172,12 +174,15 @@ class SlowLoop:
         if self._pending is not None:
             if not met:
                 return False
-            rows, self._pending = self._pending.result(), None
+            rows = self._pending.result()
+            if rows is None:
+                return False
+            self._pending = None
             self._decide(iteration, Table(rows))
         if self._next is None:
             self._next = self._soonest = iteration + 1
         if iteration >= self._next or (called and iteration >= self._soonest):
-            self._pending = self._transport.gather(self._report(iteration, load, cost_s, deaf=called is None))
+            self._pending = self._give(self._report(iteration, load, cost_s, deaf=called is None))
             self._launched = iteration
             return True
         return False
@@ -218,8 +223,8 @@ class SlowLoop:
     def state_dict(self) -> dict[str, Any]:
         """The decider's state, what this rank's forecaster has learnt, and everybody's past, as plain data."""
         past = [[[x if math.isfinite(x) else None for x in row] for row in table.rows.tolist()] for table in self._past]
-        rank = self._transport.rank
-        return {**self._decider.state_dict(), "rank": rank, "forecaster": self._forecaster.state_dict(), "past": past}
+        forecaster = self._forecaster.state_dict()
+        return {**self._decider.state_dict(), "rank": self._rank, "forecaster": forecaster, "past": past}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh."""
@@ -233,7 +238,7 @@ class SlowLoop:
             return
         for rows in state["past"]:
             self._past.append(Table([[math.nan if x is None else x for x in row] for row in rows]))
-        if state["rank"] == self._transport.rank:
+        if state["rank"] == self._rank:
             self._forecaster.load_state_dict(state["forecaster"])
         else:  # another rank's file: learn anew from what this one reported
             self._relive()
@@ -245,6 +250,6 @@ class SlowLoop:
 
     def _relive(self) -> None:
         for table in self._past:
-            own = Report(*table.rows[self._transport.rank].tolist())
+            own = Report(*table.rows[self._rank].tolist())
             if own.believable:
                 self._forecaster.observe(own.observation())

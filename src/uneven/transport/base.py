@@ -16,10 +16,12 @@ Rows = npt.NDArray[np.float64]
 
 
 class Pending(Protocol):
-    """A gather under way."""
+    """Rows under way: a gather, or passengers of an exchange."""
 
-    def result(self) -> Rows:
-        """Everybody's row, by rank; shape (ranks, length of a row). Waits if some are still missing.
+    def result(self) -> Rows | None:
+        """Everybody's row, by rank; shape (ranks, length of a row). A gather waits for those that are missing.
+
+        None where the exchange that carries them has not been yet; then it has not on any rank.
 
         Raises:
             PeerError: somebody did not send one in time; the message says who.

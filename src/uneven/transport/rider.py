@@ -1,52 +1,140 @@
-"""One more number that rides on a bucket of gradients, so that saying it costs no message of its own."""
+"""Numbers that ride on a bucket of gradients, so that saying them costs no message of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from uneven.transport.base import Rows
+
 _LARGEST_BYTES = 1 << 20
-"""A bucket up to this size is copied to make room for the number; DDP's first bucket is never larger unless a single
+"""A bucket up to this size is copied to make room for the numbers; DDP's first bucket is never larger unless a single
 parameter is. Where all are larger, nothing rides."""
+
+_MOST_RANKS = 64
+"""Of larger groups no rows ride: each adds a table of all to the sum, which is mostly zeros."""
+
+_WIDE = (torch.float32, torch.float64)
+"""Types of gradients in whose sum a number keeps its 24 bits."""
+
+
+class Passenger:
+    """A row of this rank's that rides with the next exchange, and in the end everybody's."""
+
+    def __init__(self, row: Sequence[float]) -> None:
+        self.row = np.array(row, np.float64)
+        self._rows: Rows | None = None
+
+    def arrive(self, rows: Rows) -> None:
+        """Everybody's rows are there."""
+        self._rows = rows
+
+    def result(self) -> Rows | None:
+        """See :class:`uneven.transport.base.Pending`."""
+        return self._rows
+
+
+class _Stage(NamedTuple):
+    """A copy of a bucket with seats behind it."""
+
+    whole: torch.Tensor
+    room: torch.Tensor
+    call: torch.Tensor  # shape (1,)
+    table: npt.NDArray[np.floating] | None  # the rows, shape (ranks, 2, length of a row), in the same memory
+
+    @classmethod
+    def of(cls, bucket: torch.Tensor, ranks: int, length: int) -> _Stage:
+        size = bucket.numel()
+        whole = torch.empty(size + 1 + 2 * ranks * length, dtype=bucket.dtype)
+        table = whole[size + 1 :].view(ranks, 2, length).numpy() if length else None
+        return cls(whole, whole[:size], whole[size : size + 1], table)
 
 
 class Rider:
-    """Carries whether anybody calls, on the smallest bucket of each exchange, for gradients in host memory.
+    """Carries whether anybody calls, and now and then everybody's rows, on the smallest bucket of an exchange.
 
-    Which bucket that is follows from the sizes of the last exchange, which are the same on every rank.
+    For gradients in host memory, and in exchanges that are sums. Which bucket that is follows from the sizes of the
+    last exchange, which are the same on every rank. A table of which each rank fills in its own row, and leaves the
+    others zero, adds up to everybody's rows. Each number is carried as what its type holds of it and what is left of
+    that, so that 48 bits arrive.
+
+    Args:
+        rank, size: of the group whose gradients are added up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self.calling = False
         self.heard = False
+        self._rank, self._size = rank, size
         self._sizes: list[int] = []  # bytes of each bucket of this exchange, in order
+        self._types: list[torch.dtype] = []
         self._index = -1  # the bucket of this exchange that is ridden on
+        self._wide = False  # whether it can carry rows
+        self._passenger: Passenger | None = None
         self._bucket: torch.Tensor | None = None  # the one that is ridden on now
-        self._staged = self._room = self._seat = torch.empty(0)  # the copy, and its two parts
+        self._stages: dict[tuple[int, int, torch.dtype], _Stage] = {}
+        self._stage: _Stage | None = None
+
+    def carry(self, row: Sequence[float]) -> Passenger | None:
+        """Take this rank's row along with the next exchange; every rank says so before it, with rows of one length.
+
+        Returns:
+            What will hold everybody's rows; None where they cannot ride, which is the same on every rank.
+        """
+        if not self._wide or self._index < 0 or self._size > _MOST_RANKS or self._passenger is not None:
+            return None
+        self._passenger = Passenger(row)
+        return self._passenger
 
     def mount(self, bucket: torch.Tensor) -> torch.Tensor:
-        """What is to be summed up instead of ``bucket``: itself, or a copy with one more number at its end."""
+        """What is to be summed up instead of ``bucket``: itself, or a copy with more numbers at its end."""
         index = len(self._sizes)
         self._sizes.append(bucket.numel() * bucket.element_size())
+        self._types.append(bucket.dtype)
         if index != self._index:
             return bucket
-        if self._room.numel() != bucket.numel() or self._room.dtype != bucket.dtype:
-            self._staged = torch.empty(bucket.numel() + 1, dtype=bucket.dtype)
-            self._room, self._seat = self._staged[:-1], self._staged[-1:]
-        self._room.copy_(bucket)
-        self._seat.fill_(float(self.calling))
-        self._bucket = bucket
-        return self._staged
+        stage = self._stage_for(bucket, 0 if self._passenger is None else len(self._passenger.row))
+        stage.room.copy_(bucket)
+        stage.call.fill_(float(self.calling))
+        if self._passenger is not None and stage.table is not None:
+            _sit(self._passenger.row, stage.table, self._rank)
+        self._bucket, self._stage = bucket, stage
+        return stage.whole
+
+    def _stage_for(self, bucket: torch.Tensor, length: int) -> _Stage:
+        key = bucket.numel(), length, bucket.dtype
+        if key not in self._stages:
+            if len(self._stages) > 1:  # one without rows and one with them; buckets of other sizes are no more
+                self._stages.clear()
+            self._stages[key] = _Stage.of(bucket, self._size, length)
+        return self._stages[key]
 
     def dismount(self) -> None:
-        """All sums are there: give the bucket its own, and hear whether anybody called."""
-        if self._bucket is not None:
-            self._bucket.copy_(self._room)
-            self.heard = self.heard or self._seat.item() > 0
+        """All sums are there: give the bucket its own, hear whether anybody called, and let a passenger off."""
+        if self._bucket is not None and self._stage is not None:
+            self._bucket.copy_(self._stage.room)
+            self.heard = self.heard or self._stage.call.item() > 0
+            if self._stage.table is not None and self._passenger is not None:
+                self._passenger.arrive(self._stage.table.sum(1, dtype=np.float64))
+                self._passenger = None
         smallest = min(self._sizes)
         self._index = self._sizes.index(smallest) if smallest <= _LARGEST_BYTES else -1
-        self._sizes, self._bucket = [], None
+        self._wide = self._types[self._index] in _WIDE
+        self._sizes, self._types, self._bucket = [], [], None
 
     def take(self) -> bool | None:
         """Whether anybody has called since this was last asked, the same on every rank; None where nobody could."""
         heard, self.heard = self.heard, False
         return heard if self._index >= 0 else None
+
+
+def _sit(row: npt.NDArray[np.float64], table: npt.NDArray[np.floating], rank: int) -> None:
+    table[:] = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # an absurd number arrives as one, and is judged there
+        table[rank, 0] = row
+        left = row - table[rank, 0]
+    table[rank, 1] = np.where(np.isfinite(left), left, 0.0)

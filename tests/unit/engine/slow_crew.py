@@ -57,7 +57,8 @@ class Crew:
         decided = [balancers.resolve(balance) if isinstance(balance, str) else balance(rank) for rank in range(self.n)]
         self.loops = [
             SlowLoop(
-                Lying(hub, rank, lies[rank]) if rank in lies else hub.endpoint(rank),
+                rank,
+                (Lying(hub, rank, lies[rank]) if rank in lies else hub.endpoint(rank)).gather,
                 Decider(
                     decided[rank],
                     tuple(range(self.n)),
