@@ -10,10 +10,17 @@ import numpy as np
 from uneven.control.table import Column, Table, weighted_sum
 
 _WARM_UP = 4
-"""Gathers at the start that do not mind the budget: the first split should come soon."""
+"""Reports at the start that do not mind the budget: the first split should come soon."""
+
+_AFTER_CHANGE = 3
+"""The same after one that was called for and has changed the split, as long as they change it further: where a part of
+the time is constant, shares in proportion to speed take several decisions to get there …"""
+
+_CHEAP = 0.05
+"""… and where a report costs at most this part of an iteration. It is then less than what a wrong split loses."""
 
 _IDLE_GAP = 32
-"""While nothing changes, gathers are up to so many times rarer than the budget would allow …"""
+"""While nothing changes, reports are up to so many times rarer than the budget would allow …"""
 
 _DEAF_GAP = 8
 """… or so many times where nobody can call for one, and a change is only heard of at the next."""
@@ -23,25 +30,26 @@ _AIM = 0.7
 
 _SAVED = 1
 _OWED = 4
-"""Most that can be saved for later, and that can be owed, in gathers: neither a burst nor a long silence."""
+"""Most that can be saved for later, and that can be owed, in reports: neither a burst nor a long silence."""
 
 
 class Gap(NamedTuple):
-    """Iterations, at least one, from one gather to the next: at the earliest if somebody calls, and at the latest."""
+    """Iterations, at least one, from one report to the next: at the earliest if somebody calls, and at the latest."""
 
     least: int
     most: int
 
 
 class Spacing:
-    """How many iterations from one gather to the next, so that the loop stays within its budget. Pure.
+    """How many iterations from one report to the next, so that the loop stays within its budget. Pure.
 
     What counts is what the group loses. The time that a worker spends on deciding is missing for its samples, and
     the balance hands these to the others: so costs are weighed by samples. On a worker with a tenth of a core a
     gather takes ten times as long as elsewhere, but that worker has few of the samples.
 
     The share is met over time, as a throttle meets its own: what measuring and deciding took beyond the budget is
-    owed, and the next gather waits until it is paid back.
+    owed, and the next report waits until it is paid back. One that is called for waits for its own price alone: most of
+    what is owed may be what measuring each step costs, which is saved by no silence.
 
     Args:
         size: number of workers.
@@ -52,12 +60,13 @@ class Spacing:
         self._aim = _AIM * budget
         self._cost_s = np.zeros(size)
         self._owed_s = 0.0
-        self._gathers = 0
+        self._reports = 0
         self._still = 1
+        self._free = 0
 
     def gap(self, table: Table, changed: bool) -> Gap:
         """The next gap, from reports that are the same on every rank, and whether they changed the split."""
-        self._gathers += 1
+        self._reports += 1
         deaf, urgent = (bool((table.column(name) > 0.0).any()) for name in ("deaf", "urgent"))
         if changed or (urgent and deaf):
             self._still = 1
@@ -68,12 +77,17 @@ class Spacing:
         # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
         weight = np.where(self._cost_s > 0.0, 0.2, 1.0)
         self._cost_s = np.where(told, self._cost_s + weight * (costs_s - self._cost_s), self._cost_s)
-        if self._gathers <= _WARM_UP or not told.any():
+        self._free = (_AFTER_CHANGE if urgent else self._free) if changed else 0
+        if self._reports <= _WARM_UP or not told.any():
             return Gap(1, 1)
-        least = self._needed(Table(table.rows[told]), self._cost_s[told])
-        return Gap(least, least * self._still)
+        price, owed = self._price(Table(table.rows[told]), self._cost_s[told])
+        if self._free and price * self._aim <= _CHEAP:
+            self._free -= 1
+            return Gap(1, 1)
+        return Gap(_whole(price), _whole(price + owed) * self._still)
 
-    def _needed(self, table: Table, costs_s: Column) -> int:
+    def _price(self, table: Table, costs_s: Column) -> tuple[float, float]:
+        """In iterations whose budget pays for it: a report, and what is owed."""
         iterations, samples = table.column("iterations"), table.column("samples")
         total = math.fsum(samples.tolist())
         weights = samples / total if total > 0 else np.full(len(samples), 1.0 / len(samples))
@@ -81,6 +95,10 @@ class Spacing:
         cost_s = weighted_sum(costs_s, weights)
         allowed_s = weighted_sum(budget_s / iterations, weights)
         over_s = weighted_sum(table.column("control_s") - budget_s, weights)
-        if self._gathers > _WARM_UP + 1:  # the first report after it still covers iterations of the warm-up
+        if self._reports > _WARM_UP + 1:  # the first report after it still covers iterations of the warm-up
             self._owed_s = min(max(self._owed_s + over_s, -_SAVED * cost_s), _OWED * cost_s)
-        return max(1, math.ceil((cost_s + self._owed_s) / allowed_s)) if allowed_s > 0 else 1
+        return (cost_s / allowed_s, self._owed_s / allowed_s) if allowed_s > 0 else (1.0, 0.0)
+
+
+def _whole(iterations: float) -> int:
+    return max(1, math.ceil(iterations))
