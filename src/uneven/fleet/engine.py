@@ -23,9 +23,9 @@ from typing import Any
 from uneven.errors import ConfigError
 from uneven.fleet.allocate import Flotilla
 from uneven.fleet.converge import Epoch
-from uneven.fleet.engine_child import Events
 from uneven.fleet.engine_devices import Devices, devices_of
 from uneven.fleet.engine_hosts import Host, Hosts
+from uneven.fleet.engine_local import Local
 from uneven.fleet.engine_options import Moment, Options, Show
 from uneven.fleet.engine_profile import known_rates
 from uneven.fleet.engine_remains import sweep
@@ -113,7 +113,7 @@ class _Run:
         self._wall_s = state.wall_s
         self._cpu_s, self._prepared = state.preprocess_cpu_s, state.prepared
         self._began_s = time.perf_counter()
-        self._events = Events()
+        self._place = Local(devices)
 
     def go(self) -> None:
         """Until nobody waits and nobody runs."""
@@ -122,14 +122,14 @@ class _Run:
         validation = len(ensemble.validate) if ensemble.validate is not None else 0
         stream = Stream(len(ensemble.dataset), validation, options.chunk, ensemble.seed)
         try:
-            probed = look(self._events, source)
+            probed = look(self._place, source)
             self._feed = Feed(
-                self._events, source, stream, probed.layout, slots=options.buffer // options.chunk,
+                self._place, source, stream, probed.layout, slots=options.buffer // options.chunk,
                 most=options.preprocessors or max(1, len(devices_of("auto"))), tell=self._tell,
                 start=stream.begins(self._state.passes),
             )  # fmt: skip
             try:
-                self._hosts = Hosts(self._events, self._feed)
+                self._hosts = Hosts(self._place, self._feed)
                 try:
                     self._rates = known_rates(
                         self._hosts, self._state, self._job, self._devices, options.rates, probed.sample, self._look
@@ -141,7 +141,7 @@ class _Run:
             finally:
                 self._feed.close()
         finally:
-            self._events.close()
+            self._place.close()
 
     def _tell(self, reader: str, message: Any) -> None:
         self._hosts.tell(reader, message)

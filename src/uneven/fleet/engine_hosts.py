@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from uneven.fleet.engine_child import Child, Events
 from uneven.fleet.engine_meeting import Meetings
+from uneven.fleet.engine_place import Place, Process
 from uneven.fleet.feed import Feed
 from uneven.fleet.member_host import Job, host
 
@@ -27,6 +27,11 @@ def member_of(reader: str) -> str:
     return reader.partition(_BETWEEN)[0]
 
 
+def devices_of(job: Job) -> tuple[int, ...]:
+    """The devices of a member's workers, by their indices in the place where it is trained."""
+    return job.places or tuple(range(len(job.devices)))
+
+
 @dataclass(slots=True)
 class Host:
     """A member and the processes in which it trains, one for each of its devices.
@@ -39,7 +44,7 @@ class Host:
         since_s: until when its time has been counted.
     """
 
-    children: list[Child]
+    children: list[Process]
     job: Job
     asked: set[int] = field(default_factory=set)
     used: int = 1
@@ -60,10 +65,10 @@ class Hosts:
         by_member: who has processes now.
     """
 
-    def __init__(self, events: Events, feed: Feed) -> None:
-        self._events, self._feed = events, feed
-        self._meetings = Meetings()
-        self._spare: list[Child] = []
+    def __init__(self, place: Place, feed: Feed) -> None:
+        self._place, self._feed = place, feed
+        self._meetings = Meetings(place.address)
+        self._spare: dict[int, list[Process]] = {}
         self._started = 0
         self.by_member: dict[str, Host] = {}
 
@@ -89,9 +94,9 @@ class Hosts:
         """A member is stopped; its processes, if they live, are for the next one."""
         one = self.by_member.pop(name)
         if not one.gone:
-            for child in one.children:
+            for device, child in zip(devices_of(one.job), one.children, strict=True):
                 child.send(("leave",))
-            self._spare += one.children
+                self._spare.setdefault(self._place.seat(device), []).append(child)
         return one
 
     def collect(self, look: Callable[[], None] = lambda: None) -> dict[str, tuple[Any, ...]]:
@@ -128,7 +133,7 @@ class Hosts:
 
     def close(self) -> None:
         """End all."""
-        children = list(self._spare)
+        children = [child for spare in self._spare.values() for child in spare]
         for one in self.by_member.values():
             if one.used > 1:  # they may be waiting for each other, and would not hear that they are to end
                 for child in one.children:
@@ -143,31 +148,37 @@ class Hosts:
 
     def _open(self, job: Job, message: Callable[[Any], tuple[Any, ...]]) -> None:
         size = len(job.devices)
-        children = [self._spare.pop() if self._spare else self._start() for _ in range(size)]
+        children = [self._spared(device) or self._start(device) for device in devices_of(job)]
         self.by_member[job.name] = Host(children, job, asked=set(range(size)), used=size)
         for child, seat in zip(children, self._meetings.seats(size), strict=True):
             child.send(message(seat))
 
-    def _start(self) -> Child:
+    def _spared(self, device: int) -> Process | None:
+        spare = self._spare.get(self._place.seat(device))
+        return spare.pop() if spare else None
+
+    def _start(self, device: int) -> Process:
         self._started += 1
         arguments = (self._feed.ring.handle(writable=False), self._feed.stream)
-        return Child(
-            self._events, f"member process {self._started}", host, arguments, heard=self._heard, died=self._died
+        return self._place.start(
+            f"member process {self._started}", host, arguments, heard=self._heard, died=self._died, device=device
         )
 
-    def _of(self, child: Child) -> tuple[str, int] | None:
+    def _of(self, child: Process) -> tuple[str, int] | None:
         for name, one in self.by_member.items():
             if child in one.children:
                 return name, one.children.index(child)
         return None
 
-    def _heard(self, child: Child, message: tuple[Any, ...]) -> None:
+    def _heard(self, child: Process, message: tuple[Any, ...]) -> None:
         place = self._of(child)
         if place is None:
             return
         name, rank = place
         if message[0] == "want":
-            self._feed.want(reader_of(name, rank), message[1])
+            self._feed.want(reader_of(name, rank), *message[1:])
+        elif message[0] == "missing":
+            self._feed.missing(reader_of(name, rank), *message[1:])
         elif message[0] == "read":
             self._feed.read(reader_of(name, rank), message[1])
         elif message[0] == "failed":
@@ -177,11 +188,12 @@ class Hosts:
         else:
             self._answered(name, rank, message)
 
-    def _died(self, child: Child) -> None:
+    def _died(self, child: Process) -> None:
         place = self._of(child)
         if place is None:
-            if child in self._spare:
-                self._spare.remove(child)
+            for spare in self._spare.values():
+                if child in spare:
+                    spare.remove(child)
             return
         name, rank = place
         if rank not in self.by_member[name].lost:  # else its end says nothing; whom it missed will be heard of

@@ -12,9 +12,14 @@ from uneven.fleet.member_team import PATIENCE_S, Seat
 
 
 class Meetings:
-    """Seats workers; the store is opened for the first member that has several."""
+    """Seats workers; the store is opened for the first member that has several.
 
-    def __init__(self) -> None:
+    Args:
+        address: of this machine, where the workers reach it: the loopback, if they are all here.
+    """
+
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self._address = address
         self._store: TCPStore | None = None
         self._port = 0
         self._held = 0
@@ -23,14 +28,14 @@ class Meetings:
         """A seat for each of so many workers of a member.
 
         Raises:
-            ConfigError: no port on the loopback is to be had.
+            ConfigError: no port there is to be had.
         """
         if size == 1:
             return [Seat()]
         if self._store is None:
             self._open()
         self._held += 1
-        return [Seat(rank, size, self._port, f"meeting {self._held}") for rank in range(size)]
+        return [Seat(rank, size, self._port, f"meeting {self._held}", self._address) for rank in range(size)]
 
     def close(self) -> None:
         """Close the port."""
@@ -38,14 +43,14 @@ class Meetings:
 
     def _open(self) -> None:
         try:
-            listening = socket.create_server(("127.0.0.1", 0))  # the loopback alone: torch would listen everywhere
+            listening = socket.create_server((self._address, 0))  # there alone: torch would listen everywhere
         except OSError as error:
             raise ConfigError(
-                f"members on several devices need a port on the loopback, which cannot be had ({error.strerror}): give "
-                f"every member one device"
+                f"members on several devices need a port on {self._address}, which cannot be had ({error.strerror}): "
+                f"give every member one device"
             ) from error
         self._port = listening.getsockname()[1]
         self._store = TCPStore(
-            "127.0.0.1", self._port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach(),
+            self._address, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach(),
             timeout=timedelta(seconds=PATIENCE_S),
         )  # fmt: skip

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from uneven.errors import DataError
-from uneven.fleet.engine_child import Child, Events
+from uneven.fleet.engine_place import Place, Process
 from uneven.fleet.feed_layout import Layout
 from uneven.fleet.feed_ledger import Ledger
 from uneven.fleet.feed_preprocess import Source, preprocess, probe
-from uneven.fleet.feed_ring import Ring
 from uneven.fleet.feed_size import preprocessors_needed
 from uneven.fleet.feed_stream import Stream
 
@@ -41,7 +40,7 @@ class Probed:
     sample: list[Any]
 
 
-def look(events: Events, source: Source) -> Probed:
+def look(place: Place, source: Source) -> Probed:
     """Prepare the first sample, in a process of its own.
 
     Raises:
@@ -49,14 +48,14 @@ def look(events: Events, source: Source) -> Probed:
         ConfigError: data set or transform cannot be pickled.
     """
     heard: list[Any] = []
-    child = Child(
-        events, "preprocessor", probe, (source,),
+    child = place.start(
+        "preprocessor", probe, (source,),
         heard=lambda _, message: heard.append(message),
         died=lambda one: heard.append(("failed", _UNSTARTED.format(one.ending))),
     )  # fmt: skip
     try:
         while not heard:
-            events.wait(1.0)
+            place.wait(1.0)
     finally:
         child.close()
     if heard[0][0] == "failed":
@@ -81,7 +80,7 @@ class Feed:
 
     def __init__(
         self,
-        events: Events,
+        place: Place,
         source: Source,
         stream: Stream,
         layout: Layout,
@@ -93,15 +92,16 @@ class Feed:
     ) -> None:
         self.ledger = Ledger(slots=slots, floor=start)
         self.stream = stream
-        self.ring = Ring(layout, slots=slots, chunk=stream.chunk, writable=True)
+        self.ring = place.store(layout, slots=slots, chunk=stream.chunk)
         self.wanted = 1
         self.cpu_s = 0.0
         self.samples = 0
         self.deaths = 0
-        self._events, self._source, self._most, self._tell = events, source, most, tell
-        self._makers: dict[str, Child] = {}
+        self._place, self._source, self._most, self._tell = place, source, most, tell
+        self._makers: dict[str, Process] = {}
         self._idle: list[str] = []
-        self._waiting: dict[str, int] = {}
+        self._waiting: dict[str, tuple[int, int]] = {}
+        self._missed: dict[str, int] = {}
         self._died_over: dict[int, int] = {}
         self._started = 0
         self._each_per_s = math.nan
@@ -115,7 +115,7 @@ class Feed:
         Raises:
             DataError: a sample cannot be prepared.
         """
-        self._events.wait(timeout_s)
+        self._place.wait(timeout_s)
         if self._failure is not None:
             raise DataError(self._failure)
 
@@ -126,12 +126,21 @@ class Feed:
     def leave(self, reader: str) -> None:
         """A reader is gone."""
         self._waiting.pop(reader, None)
+        self._missed.pop(reader, None)
         self.ledger.leave(reader)
         self._hand_out()
 
-    def want(self, reader: str, chunk: int) -> None:
-        """A reader needs every chunk below this one."""
-        self._waiting[reader] = chunk
+    def want(self, reader: str, chunk: int, known: int) -> None:
+        """A reader needs every chunk below ``chunk``, and has been told of those below ``known``."""
+        self._waiting[reader] = chunk, known
+        self._answer()
+
+    def missing(self, reader: str, chunk: int, told: Any) -> None:
+        """A reader cannot find a chunk where it was told; the same samples are made again, for whoever misses them."""
+        if self.ring.lost(chunk, told):
+            self.ledger.again(chunk)
+        self._missed[reader] = chunk
+        self._hand_out()
         self._answer()
 
     def read(self, reader: str, upto: int) -> None:
@@ -178,16 +187,17 @@ class Feed:
         self._started += 1
         name = f"preprocessor-{self._started}"
         arguments = (self._source, self.stream, self.ring.handle(writable=True))
-        self._makers[name] = Child(
-            self._events, name, preprocess, arguments, heard=self._heard, died=self._maker_died
+        self._makers[name] = self._place.start(
+            name, preprocess, arguments, heard=self._heard, died=self._maker_died
         )
         self._idle.append(name)
 
-    def _heard(self, maker: Child, message: tuple[Any, ...]) -> None:
+    def _heard(self, maker: Process, message: tuple[Any, ...]) -> None:
         if message[0] == "failed":
             self._failure = message[1]
             return
-        _, number, seconds = message
+        _, number, seconds, told = message
+        self.ring.keep(number, told)
         self.ledger.made(maker.name)
         size = self.stream.describe(number).size
         self.cpu_s += seconds
@@ -200,7 +210,7 @@ class Feed:
         self._hand_out()
         self._answer()
 
-    def _maker_died(self, maker: Child) -> None:
+    def _maker_died(self, maker: Process) -> None:
         del self._makers[maker.name]
         if self._failure is not None:
             return
@@ -223,6 +233,7 @@ class Feed:
         self._hand_out()
 
     def _hand_out(self) -> None:
+        self.ring.drop(self.ledger.tail)
         while self._idle and len(self._makers) - len(self._idle) < self.wanted:
             chunk = self.ledger.assign(self._idle[0])
             if chunk is None:
@@ -230,7 +241,12 @@ class Feed:
             self._makers[self._idle.pop(0)].send(chunk)
 
     def _answer(self) -> None:
-        for reader, chunk in list(self._waiting.items()):
-            if chunk <= self.ledger.ready:
+        ready = self.ledger.ready
+        for reader, (chunk, known) in list(self._waiting.items()):
+            if chunk <= ready:
                 del self._waiting[reader]
-                self._tell(reader, ("ready", self.ledger.ready))
+                self._tell(reader, ("ready", ready, self.ring.found(max(known, self.ledger.readers[reader]), ready)))
+        for reader, chunk in list(self._missed.items()):
+            if not self.ledger.missing(chunk):
+                del self._missed[reader]
+                self._tell(reader, ("ready", ready, self.ring.found(chunk, chunk + 1)))

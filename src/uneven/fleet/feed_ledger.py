@@ -44,6 +44,7 @@ class Ledger:
     _making: dict[str, int] = field(default_factory=dict)
     _again: list[int] = field(default_factory=list)
     _made: set[int] = field(default_factory=set)
+    _missing: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -126,6 +127,7 @@ class Ledger:
             KeyError: it was making none.
         """
         chunk = self._making.pop(maker)
+        self._missing.discard(chunk)
         if chunk >= self.ready:
             self._made.add(chunk)
             self._go_on()
@@ -139,16 +141,27 @@ class Ledger:
             That chunk, or None if it was idle.
         """
         chunk = self._making.pop(maker, None)
-        if chunk is not None and chunk >= self.ready:
+        if chunk is not None and (chunk >= self.ready or chunk in self._missing):
             self._again.append(chunk)
             self._again.sort()  # readers wait for the lowest
         self._settle()
         return chunk
 
+    def again(self, chunk: int) -> None:
+        """A chunk that had been made is gone, and has to be made once more. Twice is no error."""
+        if chunk < self.ready and chunk not in self._missing:
+            self._missing.add(chunk)
+            self._again.append(chunk)
+            self._again.sort()
+
+    def missing(self, chunk: int) -> bool:
+        """Whether a chunk that had been made is gone and not there again."""
+        return chunk in self._missing
+
     @property
     def fill(self) -> float:
         """Part of the ring that holds what somebody has still to read, 0 … 1."""
-        return (self.ready - self.tail) / self.slots
+        return (self.ready - min([*self.readers.values(), self.floor])) / self.slots
 
     @property
     def full(self) -> bool:
@@ -169,6 +182,9 @@ class Ledger:
         # A maker may still be writing into a slot whose chunk nobody wants any more.
         still = [*self.readers.values(), *self._making.values(), self.floor]
         self.tail = max(self.tail, min(still))
+        if self._missing:
+            self._missing = {chunk for chunk in self._missing if chunk >= self.tail}
+            self._again = [chunk for chunk in self._again if chunk >= self.tail]
 
     def _go_on(self) -> None:
         while self.ready in self._made:

@@ -49,10 +49,11 @@ def named(index: int, *, validates: bool) -> str:
 def preprocess(connection: Connection, source: Source, stream: Stream, handle: RingHandle) -> None:
     """Make the chunks whose numbers come, until nobody is there any more.
 
-    Messages: ``("made", number, seconds)`` of processor time, or ``("failed", text)``, after which it ends.
+    Messages: ``("made", number, seconds, where it lies)`` of processor time, or ``("failed", text)``, after which it
+    ends.
     """
     torch.set_num_threads(1)
-    ring = handle.open()
+    ring = handle.open(connection)
     order: tuple[int, npt.NDArray[np.int64]] | None = None
     while True:
         chunk = stream.describe(connection.recv())
@@ -63,7 +64,7 @@ def preprocess(connection: Connection, source: Source, stream: Stream, handle: R
         if order is not None and not chunk.validates:
             indices = order[1][chunk.start : chunk.start + chunk.size].tolist()
         _make(connection, source, stream, chunk, list(indices), ring.layout, ring.slot(chunk.number))
-        connection.send(("made", chunk.number, time.process_time() - began_s))
+        connection.send(("made", chunk.number, time.process_time() - began_s, ring.made(chunk.number)))
 
 
 def _make(

@@ -16,8 +16,9 @@ from uneven.fleet.feed_stream import Section, batches
 class Reader:
     """Waits for chunks, hands out batches, and says what is no longer needed.
 
-    Messages: ``("want", chunk)`` when every chunk below it is needed and not known to be there, which is answered with
-    ``("ready", chunk)``; ``("read", chunk)`` when nothing below it is needed any more.
+    Messages: ``("want", chunk, ready)`` when every chunk below the first is needed and those below the second are known
+    to be there, which is answered with ``("ready", chunk, where they lie)``; ``("read", chunk)`` when nothing below it
+    is needed any more.
 
     Attributes:
         waited_s: how long it has waited for data.
@@ -67,15 +68,22 @@ class Reader:
         if chunk <= self.ready:
             return
         began_s = time.perf_counter()
-        self._connection.send(("want", chunk))
-        _, self.ready = self._connection.recv()
+        self._connection.send(("want", chunk, self.ready))
+        _, self.ready, told = self._connection.recv()
+        self._ring.arrived(told)
         self.waited_s += time.perf_counter() - began_s
 
     def free(self, chunk: int) -> None:
         """Nothing below this chunk is needed any more."""
         if chunk > self._freed:
             self._freed = chunk
+            self._ring.free(chunk)
             self._connection.send(("read", chunk))
+
+    def forget(self) -> None:
+        """Know of no chunk any more: the next member in this process may begin much later."""
+        self.ready = 0
+        self._ring.forget()
 
     @property
     def chunk(self) -> int:

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,32 @@ class Ring:
         """What another process needs to map the same memory; goes into the arguments of a new process."""
         return RingHandle(self.layout, self.slots, self.chunk, self._memory, writable)
 
+    def made(self, number: int) -> Any:
+        """What is to be told of a chunk that lies in its slot: nothing, whoever maps the memory finds it."""
+        return None
+
+    def arrived(self, told: None) -> None:
+        """What a reader is told beside the number of chunks that are there."""
+
+    def free(self, chunk: int) -> None:
+        """This reader needs nothing below a chunk."""
+
+    def forget(self) -> None:
+        """This reader starts anew."""
+
+    def keep(self, number: int, told: None) -> None:
+        """The engine has heard that a chunk was made."""
+
+    def found(self, first: int, end: int) -> None:
+        """What readers are told of chunks beside their numbers."""
+
+    def lost(self, number: int, told: None) -> bool:
+        """Whether a chunk that was there is gone; shared memory loses none."""
+        return False
+
+    def drop(self, below: int) -> None:
+        """Nobody needs the chunks below this one."""
+
     def close(self) -> None:
         """Give the memory back, once nobody in this process looks at it any more. Twice is no error."""
         if self._memory >= 0:
@@ -96,7 +123,7 @@ class RingHandle:
     def __reduce__(self) -> tuple[Callable[..., RingHandle], tuple[Any, ...]]:
         return _arrived, (reduction.DupFd(self._memory), self._rest)
 
-    def open(self) -> Ring:
+    def open(self, line: Connection | None = None) -> Ring:
         """Map it in this process."""
         layout, slots, chunk, writable = self._rest
         return Ring(layout, slots=slots, chunk=chunk, memory=self._memory, writable=writable)

@@ -35,7 +35,8 @@ class Job:
 
     Attributes:
         factory: pickled.
-        devices: what the member may use; a worker for each.
+        devices: what the member may use; a worker for each. Torch's names, each in the worker's own process.
+        places: which devices of the :class:`~uneven.fleet.engine_place.Place` these are; by default its first ones.
         folder: where its checkpoints lie.
         epochs: that it has been trained for; its checkpoint of that epoch is read, if there is one.
         batch_rule: what follows from the number of its devices.
@@ -51,6 +52,7 @@ class Job:
     seed: int
     batch_rule: BatchRule = BatchRule.KEEP
     balance: str = "lb-bsp"
+    places: tuple[int, ...] = ()
 
 
 def checkpoint_path(folder: Path, epochs: int) -> Path:
@@ -68,7 +70,7 @@ def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
     text)`` of one that misses another worker of its member.
     """
     torch.set_num_threads(1)
-    ring = handle.open()
+    ring = handle.open(connection)
     reader = Reader(connection, ring)
     trainee: Trainee | None = None
     while True:
@@ -76,6 +78,7 @@ def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
         with telling(lambda text: connection.send(("failed", text)), lambda text: connection.send(("lost", text))):
             if what != "epoch" and trainee is not None:
                 trainee.close()
+                reader.forget()
                 trainee = None
             if what == "load":
                 job, seat = rest

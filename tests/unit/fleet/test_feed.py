@@ -15,7 +15,8 @@ import torch
 
 import fleet_parts as parts
 from uneven.errors import ConfigError, DataError
-from uneven.fleet.engine_child import Child, Events
+from uneven.fleet.engine_child import Child
+from uneven.fleet.engine_local import Local
 from uneven.fleet.feed import Feed, look
 from uneven.fleet.feed_layout import Field, arrays_of, check, layout_of
 from uneven.fleet.feed_preprocess import Source
@@ -39,7 +40,7 @@ class World:
     """A feed and its readers, listened to from here."""
 
     def __init__(self, transform: Any = parts.noisy, most: int = 2) -> None:
-        self.events = Events()
+        self.events = Local()
         source = Source(parts.Counted(TRAIN), parts.Counted(VALIDATE), transform, None)
         self.stream = Stream(TRAIN, VALIDATE, CHUNK, seed=5)
         self.readers: dict[str, Child] = {}
@@ -61,7 +62,7 @@ class World:
         if message[0] == "section":
             self.got[child.name].append(message[1:])
         else:
-            getattr(self.feed, message[0])(child.name, message[1])
+            getattr(self.feed, message[0])(child.name, *message[1:])
 
     def _died(self, child: Child) -> None:
         self.feed.leave(child.name)
@@ -156,7 +157,7 @@ def test_a_sample_that_cannot_be_prepared_is_named(transform: Any, complaint: st
 
 
 def test_writing_into_a_shared_batch_ends_the_writer_only() -> None:
-    events, heard = Events(), []
+    events, heard = Local(), []
     ring = Ring(LAYOUT, slots=2, chunk=4, writable=True)
     ring.slot(0)[0][:] = 7.0
     child = Child(
@@ -184,7 +185,7 @@ def test_batches_are_views_unless_they_go_around_the_end() -> None:
 
 
 def test_the_first_samples_are_looked_at() -> None:
-    events = Events()
+    events = Local()
     found = look(events, Source(parts.Counted(3), parts.Counted(2), parts.noisy, None))
     assert found.layout == LAYOUT
     with pytest.raises(DataError, match="sample 0 of the validation set"):

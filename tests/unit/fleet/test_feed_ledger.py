@@ -123,7 +123,7 @@ def test_nothing_is_overwritten_before_all_have_read_it(slots: int, actions: lis
             reached = [min(at, book.ready) for at in book.readers.values()]
             assert max(reached) - min(reached) <= slots, "the skew is not bounded"
         assert book.tail <= book.ready <= max(book.next, book.floor)
-        assert book.ready - book.tail <= slots
+        assert 0.0 <= book.fill <= 1.0
 
 
 @settings(max_examples=30, deadline=None)
@@ -152,3 +152,27 @@ def test_everybody_reads_everything_once_whoever_leaves(slots: int, turns: list[
                 making.add(maker)
     assert got["a"] == got["c"] == list(range(total))
     assert got["b"] == list(range(7))
+
+
+def test_what_was_made_and_lost_is_made_again_and_nobody_goes_back() -> None:
+    book = Ledger(slots=3, end=9)
+    book.join("reader")
+    for chunk in range(3):
+        assert book.assign("a") == chunk
+        book.made("a")
+    book.again(1)
+    book.again(1)  # two readers miss it
+    book.again(7)  # it has never been there
+    assert (book.missing(0), book.missing(1), book.missing(7), book.ready) == (False, True, False, 3)
+    assert book.assign("a") == 1
+    book.again(1)
+    assert book.assign("b") is None
+    assert book.lost("a") == 1  # who made it again dies over it
+    assert book.assign("b") == 1
+    assert book.made("b") == 1
+    assert (book.missing(1), book.ready) == (False, 3)
+    book.again(2)
+    book.read("reader", 3)  # it had it all the same
+    book.raise_floor(3)
+    assert not book.missing(2)
+    assert book.assign("a") == 3

@@ -21,8 +21,8 @@ import uneven.fleet as fleet
 from uneven.fleet import engine_state
 from uneven.fleet.batch_rule import rate_factor
 from uneven.fleet.engine import run
-from uneven.fleet.engine_child import Events
 from uneven.fleet.engine_hosts import Hosts
+from uneven.fleet.engine_local import Local
 from uneven.fleet.engine_options import Moment, Options
 from uneven.fleet.feed import Feed, look
 from uneven.fleet.feed_preprocess import Source
@@ -150,7 +150,7 @@ def test_batch_norm_asks_for_two_samples_on_each_worker() -> None:
 
 
 def test_one_that_died_between_two_passes_is_not_waited_for(tmp_path: Path) -> None:
-    events, data = Events(), members.few()
+    events, data = Local(), members.few()
     source, stream = Source(data, None, None, None), Stream(60, 0, 32, 0)
     feed = Feed(events, source, stream, look(events, source).layout, slots=4, most=1, tell=lambda *_: None)
     hosts = Hosts(events, feed)

@@ -1,0 +1,146 @@
+"""What an engine has to offer: processes to start and to listen to, devices, and a place for prepared samples.
+
+::
+
+    engine.py        who trains when ─┐
+    engine_hosts.py  members          ├──► Place ──┬── engine_local.py   this machine: fork server, pipes, shared memory
+    feed.py          the shared stream ┘           └── engine_ray.py     a Ray cluster: actors, object store
+
+Nothing that decides knows which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from uneven.fleet.feed_layout import Layout
+
+Heard = Callable[[Any, Any], None]
+"""Called with a process and a message of it."""
+
+Died = Callable[[Any], None]
+"""Called with a process once, when it has ended without having been told to."""
+
+
+class Process(Protocol):
+    """A process that talks with this one. What it runs gets its end of the line, with ``recv``, ``send``, ``poll``."""
+
+    name: str
+
+    @property
+    def pid(self) -> int:
+        """Its number on its machine; 0 while it is not known."""
+        ...
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        ...
+
+    def send(self, message: Any) -> None:
+        """Say something; to one that has died in vain."""
+        ...
+
+    def hang_up(self) -> None:
+        """Tell it to end, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Let it end, or make it. Twice is no error."""
+        ...
+
+    def end(self) -> None:
+        """End it now, whatever it does. Twice is no error."""
+        ...
+
+
+class Store(Protocol):
+    """Where prepared samples lie, as the engine sees it; see :class:`~uneven.fleet.feed_ring.Ring`."""
+
+    def handle(self, *, writable: bool) -> Any:
+        """What another process needs to read or write there: it has a method ``open(line)``."""
+        ...
+
+    def keep(self, number: int, told: Any) -> None:
+        """A chunk has been made; ``told`` is what its maker's end of the store said of it."""
+        ...
+
+    def found(self, first: int, end: int) -> Any:
+        """What a reader needs to find the chunks ``first`` … ``end`` − 1, beyond knowing that they are there."""
+        ...
+
+    def lost(self, number: int, told: Any) -> bool:
+        """A reader cannot find a chunk by what it was told; whether the chunk has to be made again for that."""
+        ...
+
+    def drop(self, below: int) -> None:
+        """Nobody needs the chunks below this one any more."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. Twice is no error."""
+        ...
+
+
+class Place(Protocol):
+    """Where an ensemble is trained.
+
+    Attributes:
+        devices: torch's name of each device, in the process that trains on it; elsewhere a device is its index here.
+        profiled: up to how many devices a member's rates are worth measuring.
+        preprocessors: how many are allowed unless the user says so.
+        address: under which every process reaches this one.
+    """
+
+    devices: tuple[str, ...]
+    profiled: int
+    preprocessors: int
+    address: str
+
+    def enter(self, directory: Path) -> None:
+        """Make ready to train in this directory.
+
+        Raises:
+            ConfigError: it cannot be used from every device.
+        """
+        ...
+
+    def start(
+        self, name: str, target: Callable[..., None], arguments: tuple[Any, ...], *, heard: Heard, died: Died,
+        device: int | None = None,
+    ) -> Process:  # fmt: skip
+        """Call ``target`` with its end of a line and the arguments, in a process of its own.
+
+        Args:
+            device: where it trains; None for one that does not.
+
+        Raises:
+            ConfigError: the arguments cannot be sent.
+        """
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Let everybody speak who has something to say, after at most so long."""
+        ...
+
+    def store(self, layout: Layout, *, slots: int, chunk: int) -> Store:
+        """Room for so many chunks of so many samples."""
+        ...
+
+    def seat(self, device: int) -> int:
+        """Processes that train on devices of the same seat can be used for each other."""
+        ...
+
+    def nodes(self, devices: Sequence[int]) -> list[list[int]]:
+        """Devices, by the machine they are in."""
+        ...
+
+    def gone(self) -> frozenset[int]:
+        """Devices that were lost with their machine."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
