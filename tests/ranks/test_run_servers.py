@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,14 +15,15 @@ import pytest
 from uneven.errors import ConfigError, LaunchError
 from uneven.server import ZmqLine
 from uneven.server.process import ShardKeeper
+from uneven.testing.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("shared_copy_script.py")
 
 
 def test_a_run_has_shards_and_a_killed_one_comes_back(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "uneven", "run", "--nproc", "2", "--servers", "2", "--run-dir", str(run)]
-    done = subprocess.run([*command, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=100)
+    command = ["-m", "uneven", "run", "--nproc", "2", "--servers", "2", "--run-dir", run]
+    done = run_script([*command, SCRIPT, tmp_path], timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"held-{rank}").read_text() for rank in range(2)] == ["[120.0]", "[120.0]"]
     assert "shard 0 of the shared copy was killed by signal 9 and is started again" in done.stderr

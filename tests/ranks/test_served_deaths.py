@@ -49,7 +49,7 @@ def test_the_others_go_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """SSP, where it would be waited for most."""
     monkeypatch.setenv("SYNC", "ssp:staleness=2")
     with workers(3, tmp_path, "pass", dying=DEAD, limit_s=60, always=TRAIN.format(steps=STEPS).lstrip()) as processes:
-        errors = [process.communicate(timeout=100)[1] for process in processes]
+        errors = [process.communicate(100)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, -signal.SIGKILL], errors
     (first, model), (second, other) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert model == other, "what is evaluated is one copy"

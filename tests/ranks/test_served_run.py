@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,22 +15,23 @@ import torch.nn.functional as F
 from policy_runs import Run, everybodys, flat, idle, same
 from session_parts import N, X, net, tensors
 from session_parts import everybodys as all_of
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
 from uneven.core.records import ExchangeRecord, StepRecord
+from uneven.data import datasets
 from uneven.data.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
+from uneven.testing.scripts import run_script
 
 
 def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
     """Training samples that know their index, and held-out images with labels."""
-    images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
-    return TensorDataset(x[:1440], y[:1440], torch.arange(1440)), x[1440:], y[1440:]
+    found = datasets.digits()
+    (x, y), (held_out, labels) = found.train.tensors, found.test.tensors
+    return TensorDataset(x[:1440].flatten(1), y[:1440], torch.arange(1440)), held_out.flatten(1), labels
 
 
 def clocks(run: Run) -> dict[int, int]:
@@ -180,13 +179,14 @@ import json, os, signal, sys
 from pathlib import Path
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
 import uneven
+from uneven.data.datasets import digits
 
 torch.manual_seed(0)
-images, labels = load_digits(return_X_y=True)
-x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+found = digits()
+(x, y), (held_out, labels) = found.train.tensors, found.test.tensors
+x, held_out = x.flatten(1), held_out.flatten(1)
 session = uneven.Session()
 model = torch.nn.Linear(64, 10)
 model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.5))
@@ -200,7 +200,7 @@ for epoch in range(4):
             where = json.loads(Path(os.environ["UNEVEN_RUN"], "server", "shard-0.address").read_text())
             os.kill(where["pid"], signal.SIGKILL)
 with session.evaluated():
-    right = (model(x[1440:]).argmax(1) == y[1440:]).float().mean().item()
+    right = (model(held_out).argmax(1) == labels).float().mean().item()
     left = json.loads(session.state_dict()["loader"])["left"]
 Path(sys.argv[1], f"told-{session.rank}").write_text(json.dumps([right, left]))
 """
@@ -211,8 +211,7 @@ def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Pat
     """It does not even close the session. Its loader reads ahead in a process of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)
     chosen = ["--nproc", "2", "--servers", "2", "--sync", "ssp:staleness=3", "--balance", "even", "--run-dir", "run"]
-    command = [sys.executable, "-m", "uneven", "run", *chosen, "train.py", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = run_script(["-m", "uneven", "run", *chosen, "train.py", tmp_path], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert "shard 0 of the shared copy was killed by signal 9 and is started again" in done.stderr
     told = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(2)]

@@ -6,11 +6,9 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,9 +19,11 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
+from uneven.cluster.processes import import_path
 from uneven.core.records import EventRecord
 from uneven.errors import PeerError
 from uneven.testing.ranks import RankContext, ranks
+from uneven.testing.scripts import Script, run_script
 
 pytestmark = pytest.mark.slow
 
@@ -159,32 +159,19 @@ for count in deaths.batches(session):
 @contextmanager
 def workers(
     n: int, run: Path, act: str, *, dying: int, limit_s: float, always: str = "pass"
-) -> Iterator[list[subprocess.Popen[str]]]:
+) -> Iterator[list[Script]]:
     """Ranks started by hand, as on machines without a launcher: nobody ends the survivors."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     world = {
         "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1",
         "RUN": str(run), "DYING": str(dying), "LIMIT": str(limit_s),
     }  # fmt: skip
     script = WORKER.format(act=act, always=always)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env={**os.environ, **world, "RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(n)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    with ExitStack() as stack:
+        envs = [{**os.environ, **world, "RANK": str(rank)} for rank in range(n)]
+        yield [stack.enter_context(Script(["-c", script], env=env)) for env in envs]
 
 
 def last_line(text: str) -> str:
@@ -192,13 +179,14 @@ def last_line(text: str) -> str:
 
 
 def events(run: Path, rank: int) -> list[tuple[str, str]]:
-    return [(r.event, r.message) for r in journal.read(run).ranks[rank] if isinstance(r, EventRecord)]
+    """Of a rank; who is killed early may have written nothing yet."""
+    return [(r.event, r.message) for r in journal.read(run).ranks.get(rank, ()) if isinstance(r, EventRecord)]
 
 
 def test_a_worker_that_dies_is_named_by_all_others(tmp_path: Path) -> None:
     """Of four workers in a ring only its neighbors notice at once; also the others blame just the dead one."""
     with workers(4, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", dying=2, limit_s=40) as processes:
-        errors = [process.communicate(timeout=100)[1] for process in processes]
+        errors = [process.communicate(100)[1] for process in processes]
     for rank in (0, 1, 3):
         assert processes[rank].returncode == 1
         line = next(line for line in errors[rank].splitlines() if "uneven.errors.PeerError" in line)
@@ -212,7 +200,7 @@ def test_a_worker_that_dies_is_named_by_all_others(tmp_path: Path) -> None:
 def test_the_keeper_of_the_store_was_stopped(tmp_path: Path) -> None:
     """Rank 0 keeps the store that the roll is called through: asking it would wait for ever."""
     with workers(2, tmp_path, "os.kill(os.getpid(), signal.SIGSTOP)", dying=0, limit_s=TIMEOUT_S) as processes:
-        error = processes[1].communicate(timeout=100)[1]
+        error = processes[1].communicate(100)[1]
     assert processes[1].returncode == 1
     assert "the store that the ranks met at does not answer" in error
     assert "rank 0" in error
@@ -224,7 +212,7 @@ def test_ctrl_c_ends_workers_in_an_exchange(tmp_path: Path) -> None:
             until(tmp_path / f"{rank}.ready")
         for process in processes:
             process.send_signal(signal.SIGINT)
-        errors = [process.communicate(timeout=100)[1] for process in processes]
+        errors = [process.communicate(100)[1] for process in processes]
     assert any("KeyboardInterrupt" in error for error in errors), errors
     assert all(process.returncode != 0 for process in processes)
     assert all(events(tmp_path, rank)[-1][0] == "failed" for rank in range(2))
@@ -241,14 +229,8 @@ def test_the_launcher_names_the_cause(tmp_path: Path) -> None:
         "    if count == deaths.AT and session.rank == 1:\n"
         "        raise ValueError('a bad label')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "uneven", "run", "--nproc", "2", "--run-dir", "run", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    command = ["-m", "uneven", "run", "--nproc", "2", "--run-dir", "run", "train.py"]
+    done = run_script(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": import_path()}, timeout_s=100)
     assert done.returncode == 1
     cause = done.stderr.rpartition("error: ")[2]
     assert cause.startswith("rank 1 (process "), done.stderr

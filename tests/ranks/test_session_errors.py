@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from uneven.core.records import EventRecord
 from uneven.engine import connect
 from uneven.errors import ConfigError, ConflictError, DataError, NonFiniteError, UnevenError, UnknownNameError
 from uneven.testing.ranks import RankContext, ranks
+from uneven.testing.scripts import run_script
 from uneven.world import World
 
 X = 24
@@ -224,9 +223,7 @@ def test_a_port_in_use(rank: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         world = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], env={**os.environ, **world}, capture_output=True, text=True, timeout=60
-        )
+        done = run_script(["-c", SCRIPT], env={**os.environ, **world})
     assert done.returncode == 3, done.stderr
     assert f"rank {rank} of 2 could not join" in done.stdout
     assert "MASTER_PORT" in done.stdout

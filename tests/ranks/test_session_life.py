@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from uneven import journal
 from uneven.core.records import EventRecord, StepRecord
 from uneven.errors import DataError
 from uneven.testing.ranks import RankContext, ranks
+from uneven.testing.scripts import Script, run_script
 
 X = 24
 
@@ -133,10 +133,7 @@ for x in session.loader([1, 2, 3, 4], 2):
     ("then", "last"), [("", ("end", "the run has ended")), ("1 / 0", ("failed", "ZeroDivisionError: division by zero"))]
 )
 def test_a_script_that_never_closes(tmp_path: Path, then: str, last: tuple[str, str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(then=then)], cwd=tmp_path, env=environment, capture_output=True, timeout=60
-    )
+    done = run_script(["-c", SCRIPT.format(then=then)], cwd=tmp_path)
     assert done.returncode == bool(then)
     assert events(tmp_path / "run")[-1] == last
 
@@ -195,30 +192,32 @@ def test_a_group_that_the_user_made_is_left_alone(me: RankContext) -> None:
     assert total.item() == 2
 
 
-def spawned(rank: int, port: int, answers: object) -> None:
-    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    with uneven.Session() as session:
-        answers.put((session.rank, session.world_size))  # type: ignore[attr-defined]
-        train(session, nn.Linear(6, 3))
-    dist.barrier()
-    dist.destroy_process_group()
+STARTED_BY_HAND = """
+import sys
+import torch.distributed as dist
+from torch import nn
+import uneven
+from test_session_life import train
+rank, port = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+with uneven.Session() as session:
+    print(session.rank, session.world_size)
+    train(session, nn.Linear(6, 3))
+dist.barrier()
+dist.destroy_process_group()
+"""
 
 
-def test_processes_that_the_user_spawned_are_no_loners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_the_user_started_are_no_loners() -> None:
     """A group without any launcher's variables: every process would else train a model of its own."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    processes = [context.Process(target=spawned, args=(rank, port, answers)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(90)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert sorted(answers.get() for _ in processes) == [(0, 2), (1, 2)]
-    for process in processes:
-        process.close()
-    answers.close()
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path(__file__).parent)}
+    assert "RANK" not in env
+    with ExitStack() as stack:
+        programs = [["-c", STARTED_BY_HAND, rank, port] for rank in range(2)]
+        processes = [stack.enter_context(Script(program, env=env)) for program in programs]
+        told = [process.communicate(90) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert [out for out, _ in told] == ["0 2\n", "1 2\n"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 
+from uneven.data.datasets import digits
 from uneven.server import Client, ZmqLine, make_keys
 from uneven.server.process import ShardProcess
 from uneven.server.tensors import arrays_of, table_for
@@ -21,8 +21,8 @@ RATE = 0.1
 
 def batches(rank: int | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Of one worker, or of all together."""
-    images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    images, y = digits().train.tensors
+    x = images.flatten(1)
     each = [x[k * WORKERS * BATCH :][: WORKERS * BATCH] for k in range(20)]
     right = [y[k * WORKERS * BATCH :][: WORKERS * BATCH] for k in range(20)]
     mine = slice(None) if rank is None else slice(rank, None, WORKERS)

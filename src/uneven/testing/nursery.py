@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from typing import IO
+import time
+from collections.abc import Sequence
 
 from uneven.errors import LaunchError
 
@@ -21,14 +23,20 @@ class Nursery:
         self._line: socket.socket | None = None
         self._ended: dict[int, int] = {}
         self._started: list[int] = []
+        self._forked: set[int] = set()
 
     @property
     def pid(self) -> int | None:
         """Of the process that forks; None while there is none."""
         return self._process.pid if self._process is not None else None
 
-    def fork(self, commands: int, output: IO[bytes], replies: int) -> int:
-        """The process id, which is its process group too, of a new process with these files.
+    def fork(self, what: str, files: Sequence[int]) -> int:
+        """The process id, which is its process group too, of a new process.
+
+        Args:
+            what: "rank" or "script", and after it, with blanks between, modules to import before it is forked; they
+                stay imported for all that follow.
+            files: its input, output and errors, and where a rank writes its replies or a script finds its task.
 
         Raises:
             LaunchError: the process that forks has ended.
@@ -37,11 +45,13 @@ class Nursery:
             self.close()
             self._open()
         assert self._line is not None
-        socket.send_fds(self._line, [b"fork"], [commands, output.fileno(), replies])
+        socket.send_fds(self._line, [what.encode()], files)
         while not self._started:
             if not self._hear():
                 raise LaunchError("the process that ranks are forked from has ended; look above for its traceback")
-        return self._started.pop()
+        pid = self._started.pop()
+        self._forked.add(pid)
+        return pid
 
     def code(self, pid: int) -> int | None:
         """How a process has ended: its exit code, negative for a signal; None while it runs."""
@@ -54,16 +64,23 @@ class Nursery:
                 pass
             finally:
                 self._line.setblocking(True)
-        return self._ended.get(pid, None if self._alive() else -signal.SIGKILL)
+        runs = pid in self._forked and self._alive()
+        return self._ended.get(pid, None if runs else -signal.SIGKILL)
 
-    def wait(self, pid: int) -> None:
-        """Until a process has ended."""
-        while pid not in self._ended and self._hear():
-            pass
+    def wait(self, pid: int, timeout_s: float | None = None) -> int | None:
+        """Until a process has ended; how, as :meth:`code` says it, or None if the time was up before."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while (code := self.code(pid)) is None:
+            assert self._line is not None  # or all that were forked have ended
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not select.select([self._line], [], [], left)[0]:
+                return None
+        return code
 
     def forget(self, pid: int) -> None:
         """A process that has ended is not asked after any more."""
         self._ended.pop(pid, None)
+        self._forked.discard(pid)
 
     def close(self) -> None:
         """End it, and with it all that it has forked."""
@@ -73,6 +90,7 @@ class Nursery:
         self._process.wait()
         self._process = self._line = None
         self._ended.clear()
+        self._forked.clear()
 
     def _open(self) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

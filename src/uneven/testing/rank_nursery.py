@@ -1,29 +1,37 @@
-"""Where the processes of :mod:`uneven.testing.ranks` are forked from: a process that has imported torch, and waits.
+"""Where the processes of :mod:`uneven.testing.ranks` and :mod:`uneven.testing.scripts` are forked from: a process that
+has imported torch, and waits.
 
 Importing torch, and what its optimizers import when the first one is made, takes a process five seconds of processor
 time; a fork of one that has done so is there at once. Nothing else happens in it, so nothing is running when it forks.
 
-Run as ``python -m uneven.testing.rank_nursery N``: N is a socket on which each request brings the three files that a
-child is to have as input, as output and for its replies. It tells ``["started", pid]``, and ``["ended", pid, code]``
-with a negative code for a signal. When the other side of the socket closes, it ends with all of them.
+Run as ``python -m uneven.testing.rank_nursery N``: N is a socket on which each request says what a child is to do and
+brings four files: its input, its output, its errors and one for what it does. It tells ``["started", pid]``, and
+``["ended", pid, code]`` with a negative code for a signal. When the other side of the socket closes, it ends with all
+of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 
-from uneven.testing import rank_child
+from uneven.testing import rank_child, script_child
+
+DOES: dict[str, Callable[[int], None]] = {"rank": rank_child.main, "script": script_child.main}
+"""What a child may be asked to do, with its fourth file."""
 
 
-def main(control: socket.socket) -> int | None:
-    """Serve; in a child, return the descriptor for its replies. None at the end."""
+def main(control: socket.socket) -> Callable[[], None] | None:
+    """Serve; in a child, return what it is to do. None at the end."""
     import torch._dynamo  # making the first optimizer imports it
     import torch.distributed  # noqa: F401
 
@@ -42,19 +50,25 @@ def main(control: socket.socket) -> int | None:
                 _bury(control, children)
             if control not in who:
                 continue
-            request, files, _, _ = socket.recv_fds(control, 64, 3)
+            request, files, _, _ = socket.recv_fds(control, 4096, 4)
             if not request:
                 for pid in children:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGKILL)
                 return None
+            what, *modules = request.decode().split()
+            if not sys.modules.keys() >= set(modules):
+                for name in modules:
+                    importlib.import_module(name)
+                gc.freeze()
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for descriptor in (woken, wake):
                     os.close(descriptor)
-                return _settle(control, files)
+                _settle(control, files[:3])
+                return partial(DOES[what], files[3])
             children.add(pid)
             for descriptor in files:
                 os.close(descriptor)
@@ -67,15 +81,14 @@ def _pipe() -> tuple[int, int]:
     return ends
 
 
-def _settle(control: socket.socket, files: list[int]) -> int:
+def _settle(control: socket.socket, files: list[int]) -> None:
     os.setsid()  # so that killing its group reaches what a body has started
-    for number, descriptor in enumerate((files[0], files[1], files[1])):
+    for number, descriptor in enumerate(files):
         os.dup2(descriptor, number)
-    os.close(files[0])
-    os.close(files[1])
+    for descriptor in files:
+        os.close(descriptor)
     control.send(json.dumps(["started", os.getpid()]).encode())
     control.close()
-    return files[2]
 
 
 def _bury(control: socket.socket, children: set[int]) -> None:
@@ -89,6 +102,6 @@ def _bury(control: socket.socket, children: set[int]) -> None:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as line:
-        replies = main(line)
-    if replies is not None:
-        rank_child.main(replies)
+        begin = main(line)
+    if begin is not None:
+        begin()

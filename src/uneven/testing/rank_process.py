@@ -50,7 +50,7 @@ class RankProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 — lives as long as the process
         self._read_upto = 0
         self._buffer = b""
-        self.pid = nursery.fork(commands, self._output, theirs)
+        self.pid = nursery.fork("rank", (commands, self._output.fileno(), self._output.fileno(), theirs))
         os.close(commands)
         os.close(theirs)
 

@@ -150,6 +150,13 @@ _pool: list[RankProcess] = []
 _nursery = Nursery()
 
 
+def nursery() -> Nursery:
+    """Where processes are forked from; it ends with this process at the latest."""
+    atexit.unregister(stop_pool)
+    atexit.register(stop_pool)
+    return _nursery
+
+
 def pool_pids() -> frozenset[int]:
     """The ranks that are kept for the next test."""
     return frozenset(process.pid for process in _pool)
@@ -161,7 +168,7 @@ def kept_pids() -> frozenset[int]:
 
 
 def stop_pool() -> None:
-    """Kill every kept process, with all that it has started. The next test starts new ones."""
+    """Kill every kept process, with all that it has started, and every script. The next test starts new ones."""
     _end_ranks()
     _nursery.close()
 
@@ -174,10 +181,7 @@ def _end_ranks() -> None:
 def _started(n: int) -> list[RankProcess]:
     if any(process.poll().kind == "killed" for process in _pool):
         _end_ranks()
-    if not _pool:
-        atexit.unregister(stop_pool)
-        atexit.register(stop_pool)
-    new = [RankProcess(_nursery) for _ in range(n - len(_pool))]
+    new = [RankProcess(nursery()) for _ in range(n - len(_pool))]
     _pool.extend(new)
     _answers(new, START_LIMIT_S)
     return _pool[:n]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet import ensemble_file
+from uneven.testing.scripts import run_script
 
 TESTS = Path(__file__).parents[2]
 ENSEMBLE = """
@@ -30,11 +29,8 @@ wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
 
 def test_a_described_ensemble_is_trained(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(ENSEMBLE)
-    done = subprocess.run(
-        [sys.executable, "-m", "uneven", "fleet", "two.toml", "--devices", "2", "--report", "two.html"],
-        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(TESTS)}, timeout=100,
-        check=False,
-    )  # fmt: skip
+    command = ["-m", "uneven", "fleet", "two.toml", "--devices", "2", "--report", "two.html"]
+    done = run_script(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(TESTS)}, timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert {line.split()[1] for line in done.stdout.splitlines()[1:]} == {"small", "wide"}
     assert (tmp_path / "runs" / "two" / "state.json").exists()

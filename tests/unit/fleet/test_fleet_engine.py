@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import uneven.fleet as fleet
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
 from uneven.fleet import engine_state
 from uneven.fleet.engine_options import Options
+from uneven.testing.scripts import Script
 
 RATES = {"small": [1000.0], "wide": [900.0], "scheduled": [950.0]}
 OPTIONS = Options(rates=RATES, buffer=256, chunk=32)
@@ -99,17 +99,17 @@ if __name__ == "__main__":
                 options=Options(rates={RATES!r}, buffer=256, chunk=32))
 """
     (tmp_path / "script.py").write_text(script)
-    running = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], stderr=subprocess.PIPE, text=True)
     state = tmp_path / "run" / "state.json"
-    while not (state.exists() and '"passes": 0' not in state.read_text()):
-        assert running.poll() is None, running.communicate()[1]
-        time.sleep(0.02)
-    below = psutil.Process(running.pid).children(recursive=True)
-    running.kill()
-    running.communicate()
-    assert len(below) >= 4  # who starts processes, a preprocessor and two members at least
-    _, alive = psutil.wait_procs(below, timeout=20)
-    assert alive == []
+    with Script([tmp_path / "script.py"]) as running:
+        while not (state.exists() and '"passes": 0' not in state.read_text()):
+            assert running.poll() is None, running.communicate()[1]
+            time.sleep(0.02)
+        below = psutil.Process(running.pid).children(recursive=True)
+        running.kill()
+        running.wait()
+        assert len(below) >= 4  # who starts processes, a preprocessor and two members at least
+        _, alive = psutil.wait_procs(below, timeout=20)
+        assert alive == []  # before the block ends all that is left
     assert 0 < engine_state.load(tmp_path / "run", asked(4)).passes < 8
     resumed = train(tmp_path / "run", 4)
     for name in RATES:

@@ -1,0 +1,84 @@
+"""What a process of :mod:`uneven.testing.scripts` does: become the program that a fresh Python would run, and run it.
+
+What it raises is left to the interpreter, so hooks, exit codes, the end by Ctrl-C and what is done at exit are real.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import multiprocessing.process
+import os
+import signal
+import sys
+from types import CodeType, ModuleType
+from typing import Any
+
+
+def main(task: int) -> None:
+    """Read the task, a dictionary in JSON, from the file with this descriptor, and do it."""
+    with open(task, encoding="utf-8") as file:
+        told: dict[str, Any] = json.load(file)
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    os.chdir(told["directory"])
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where its children look
+    _open_streams()
+    _forget_what_others_drew()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    exec(_program(told["program"], told["path"], module), vars(module))
+
+
+def _program(words: list[str], path: list[str], module: ModuleType) -> CodeType:
+    """The code of ``python WORDS…``, with ``sys.argv``, ``sys.path`` and the module that it runs in made ready."""
+    first, *rest = words
+    sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
+    if first == "-c":
+        sys.argv[:], sys.path[:0] = ["-c", *rest[1:]], [""]
+        return compile(rest[0], "<string>", "exec")
+    if first == "-m":
+        sys.path[:0] = [os.getcwd()]
+        spec = importlib.util.find_spec(rest[0])
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{rest[0]}.__main__")
+        if spec is None or spec.loader is None or spec.origin is None:
+            raise ModuleNotFoundError(f"no module that can be run is named {rest[0]}")
+        module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, spec.parent
+        sys.argv[:], module.__file__ = [spec.origin, *rest[1:]], spec.origin
+        code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]  # every loader of files has it
+        assert isinstance(code, CodeType)
+        return code
+    sys.argv[:], sys.path[:0] = words, [os.path.dirname(os.path.abspath(first))]
+    module.__file__ = os.path.abspath(first)
+    with open(first, "rb") as file:
+        return compile(file.read(), first, "exec")
+
+
+def _open_streams() -> None:
+    """New ones on this process's own files: those of the process it was forked from know another kind of file."""
+    before = sys.__stdout__
+    assert before is not None
+    code, errors = before.encoding, before.errors or "strict"  # as the locale says
+    sys.stdin = open(0, encoding=code, errors=errors, closefd=False)  # noqa: SIM115  # for good
+    sys.stdout = _writer(1, code, errors, lines=os.isatty(1))
+    sys.stderr = _writer(2, code, "backslashreplace", lines=True)
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+
+
+def _writer(descriptor: int, code: str, errors: str, *, lines: bool) -> io.TextIOWrapper:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    if os.environ.get("PYTHONUNBUFFERED"):
+        return io.TextIOWrapper(raw, code, errors, write_through=True)
+    return io.TextIOWrapper(io.BufferedWriter(raw), code, errors, line_buffering=lines)
+
+
+def _forget_what_others_drew() -> None:
+    """What torch and numpy read from the environment or the system when they are imported: that was elsewhere."""
+    import numpy
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+    numpy.random.seed()
