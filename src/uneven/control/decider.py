@@ -27,6 +27,9 @@ from uneven.registry import describe
 _REMEMBERED = 1024
 """Splits kept; far more than can be decided within any look-ahead."""
 
+_SUDDEN = 1.5
+"""A foretold speed that has grown or shrunk by this factor from one decision to the next is no noise. Ours."""
+
 _PROFILE_DOUBT = 0.05
 """Relative; of a speed in a profile: a few steps, at a size near to the first share. Ours."""
 
@@ -139,9 +142,10 @@ class Decider:
         """
         self._compare(table.column("split"))
         verdict = self._referee.judge(self._members, table, iteration=iteration)
+        before = self._predicted_per_s
         self._believe(table, verdict)
         split = self._split(iteration, table, verdict)
-        gap = self._spacing.gap(table, changed=split is not None)
+        gap = self._spacing.gap(table, changed=split is not None, sudden=_sudden(before, self._predicted_per_s))
         return Decision(split, verdict.complaints, launched + gap.least, launched + gap.most)
 
     def _believe(self, table: Table, verdict: Verdict) -> None:
@@ -238,3 +242,8 @@ def _rehearse(balancer: Balancer, view: BalanceView) -> None:
     """Decide once on a copy, so that what Python does at first use is not done between two steps of the training."""
     ones = (1.0,) * len(view.members)
     copy.deepcopy(balancer).split(replace(view, predicted_per_s=ones, doubts=ones))
+
+
+def _sudden(before: Column, now: Column) -> bool:
+    """Whether some speed has become half as much again, or as little; not where nothing was known before."""
+    return bool(((now > _SUDDEN * before) | (before > _SUDDEN * now)).any())

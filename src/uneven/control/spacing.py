@@ -13,8 +13,8 @@ _WARM_UP = 4
 """Reports at the start that do not mind the budget: the first split should come soon."""
 
 _AFTER_CHANGE = 3
-"""The same after one that was called for and has changed the split, as long as they change it further: where a part of
-the time is constant, shares in proportion to speed take several decisions to get there …"""
+"""The same after one that told of a sudden change, as long as they change the split further: where a part of the time
+is constant, shares in proportion to speed take several decisions to get there …"""
 
 _CHEAP = 0.05
 """… and where a report costs at most this part of an iteration. It is then less than what a wrong split loses."""
@@ -64,8 +64,13 @@ class Spacing:
         self._still = 1
         self._free = 0
 
-    def gap(self, table: Table, changed: bool) -> Gap:
-        """The next gap, from reports that are the same on every rank, and whether they changed the split."""
+    def gap(self, table: Table, changed: bool, sudden: bool = False) -> Gap:
+        """The next gap, from reports that are the same on every rank.
+
+        Args:
+            changed: whether they changed the split.
+            sudden: whether some speed is quite another one than before.
+        """
         self._reports += 1
         deaf, urgent = (bool((table.column(name) > 0.0).any()) for name in ("deaf", "urgent"))
         if changed or (urgent and deaf):
@@ -77,7 +82,7 @@ class Spacing:
         # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
         weight = np.where(self._cost_s > 0.0, 0.2, 1.0)
         self._cost_s = np.where(told, self._cost_s + weight * (costs_s - self._cost_s), self._cost_s)
-        self._free = (_AFTER_CHANGE if urgent else self._free) if changed else 0
+        self._free = (_AFTER_CHANGE if sudden else self._free) if changed else 0
         if self._reports <= _WARM_UP or not told.any():
             return Gap(1, 1)
         price, owed = self._price(Table(table.rows[told]), self._cost_s[told])

@@ -92,29 +92,28 @@ def test_a_call_to_no_effect_does_not_bring_more_gathers_but_where_none_can_be_h
     assert idle(spacing, urgent=1.0, deaf=1.0) == 1
 
 
-def called(spacing: Spacing, cost_s: float, *changes: bool) -> list[tuple[int, int]]:
-    """The gaps after reports of which somebody has called for the first one; which of them change the split."""
+def after(spacing: Spacing, cost_s: float, *changes: bool) -> list[tuple[int, int]]:
+    """The gaps after reports of which the first one tells of a sudden change; which of them change the split."""
     for _ in range(8):
         spacing.gap(Table([report(1, samples, 5e-3, cost_s) for samples in SAMPLES]), changed=False)
-    first = [report(1, samples, 5e-3, cost_s)._replace(urgent=1.0) for samples in SAMPLES]
-    later = [report(1, samples, 5e-3, cost_s) for samples in SAMPLES]
-    return [spacing.gap(Table(first if k == 0 else later), changed) for k, changed in enumerate(changes)]
+    rows = Table([report(1, samples, 5e-3, cost_s) for samples in SAMPLES])
+    return [spacing.gap(rows, changed, sudden=k == 0) for k, changed in enumerate(changes)]
 
 
 def test_after_a_change_reports_come_at_once_until_the_split_is_found() -> None:
-    gaps = called(Spacing(3, 0.005), 1e-3, True, True, True, True)
+    gaps = after(Spacing(3, 0.005), 1e-3, True, True, True, True)
     assert gaps[:3] == [(1, 1)] * 3
     assert gaps[3].least == 3
     assert gaps[3].most > 3
-    assert [gap.least for gap in called(Spacing(3, 0.005), 1e-3, True, False, True)] == [1, 3, 3]
-    assert [gap.least for gap in called(Spacing(3, 0.005), 1e-3, False, True)] == [3, 3]
+    assert [gap.least for gap in after(Spacing(3, 0.005), 1e-3, True, False, True)] == [1, 3, 3]
+    assert [gap.least for gap in after(Spacing(3, 0.005), 1e-3, False, True)] == [3, 3]
 
 
 def test_not_where_a_report_costs_more_than_a_wrong_split_may_lose() -> None:
-    assert called(Spacing(3, 0.005), 6e-3, True)[0].least > 1
+    assert after(Spacing(3, 0.005), 6e-3, True)[0].least > 1
 
 
 def test_what_is_called_for_does_not_wait_for_what_measuring_owes() -> None:
-    (gap,) = called(Spacing(3, 0.005), 1e-3, False)
+    (gap,) = after(Spacing(3, 0.005), 1e-3, False)
     assert gap.least == 3
     assert gap.most > 32 * 3

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 from slow_crew import Crew, X
@@ -289,3 +290,15 @@ def test_a_forecast_out_of_all_proportion_is_not_believed(told: float) -> None:
     crew = Crew([60, 40, 20], lies={1: falsify(predicted_per_s=told, doubt=told)})
     crew.run(50)
     assert crew.used[-1] == (60, 40, 20)
+
+
+def test_after_a_sudden_change_one_more_report_comes_at_once_and_after_a_small_one_none() -> None:
+    for speeds, gap in (([20, 40, 60], 1), ([60, 40, 24], None)):
+        crew = Crew([60, 40, 20], "lb-bsp", budget=0.005)
+        crew.cost_s = 1e-3
+        crew.run(600)
+        before = len(crew.gathers)
+        crew.speeds = speeds
+        crew.run(8)
+        gaps = [later - first for first, later in pairwise(crew.gathers[before:])]
+        assert gaps[:1] == ([gap] if gap else [])
