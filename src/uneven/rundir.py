@@ -143,8 +143,36 @@ def is_ready(run_directory: Path, rank: int) -> bool:
     return _ready(run_directory, rank).exists()
 
 
+def say_loss(run_directory: Path, rank: int, stops: str = "") -> None:
+    """Tell the launcher what the death of this worker means to the others from now on.
+
+    Args:
+        stops: why they cannot go on without it; empty if they can.
+    """
+    unfinished = run_directory / f"loss-{rank}.part"
+    unfinished.write_text(stops, encoding="utf-8")
+    unfinished.replace(_loss(run_directory, rank))
+
+
+def unsay_loss(run_directory: Path, rank: int) -> None:
+    """From now on its death stops the others again, as that of any worker that has said nothing."""
+    _loss(run_directory, rank).unlink(missing_ok=True)
+
+
+def loss_of(run_directory: Path, rank: int) -> str | None:
+    """What the worker has said with :func:`say_loss`; None if it has said nothing."""
+    try:
+        return _loss(run_directory, rank).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
 def _ready(run_directory: Path, rank: int) -> Path:
     return run_directory / f"ready-{rank}"
+
+
+def _loss(run_directory: Path, rank: int) -> Path:
+    return run_directory / f"loss-{rank}"
 
 
 def _layer(source: str, values: Mapping[str, Any]) -> str:

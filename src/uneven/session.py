@@ -28,7 +28,7 @@ from uneven.engine.state import State, pack, unpack
 from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
 from uneven.rundir import mark_ready
-from uneven.sync import SyncPolicy, compatible, policies, threaded
+from uneven.sync import SyncPolicy, compatible, policies, threaded, unheeded
 from uneven.world import discover, report_failures
 
 _SLOWED_AFTER_S = 1.0
@@ -94,6 +94,8 @@ class Session(ThreadedTraining):
         self._balancer, self._policy = balancers.resolve(balance), policies.resolve(sync)
         check_carried(self._policy, tuple(range(self.world.size)), {})
         if senseless := compatible(self._policy, self._balancer):
+            raise ConfigError(senseless)
+        if senseless := unheeded(self._policy, self._balancer):
             raise ConfigError(senseless)
         if senseless := threaded(sync, balance, self.config.threads, self.world.size):
             raise ConfigError(senseless)

@@ -136,7 +136,7 @@ class ExchangeRecord:
     took_s: float = 0.0
     sent_bytes: int = 0  # by this worker, as counted from the shape of the exchange
     distance: float = 0.0  # root mean square of its parameters' distance from the mean, before
-    dropped: int = 0  # exchanges since the last one that were not begun, as one was under way
+    dropped: int = 0  # exchanges that were not begun, as one was under way, since the last one; or 1: it came too late
     threads: int = 1  # of this worker side by side
 
 

@@ -11,9 +11,13 @@ from torch import Tensor
 from uneven.core.actions import Add, Elastic, Exchange
 from uneven.engine.home import Home
 from uneven.engine.replica import Replica
+from uneven.errors import NonFiniteError
 from uneven.server import Client, Reply, table_of
 
 Values = npt.NDArray[Any]
+
+_NOTHING = 2.0**-40
+"""A weight beside which every number of samples is everything; alone it is exact, being a power of two."""
 
 
 class SharedCopy:
@@ -55,6 +59,7 @@ class SharedCopy:
             table = table_of([values.shape], values.dtype.name, self._home.shards)
             line = self._home.line()
             self._client = Client(self._rank, table, [values], line, clock=clock, timeout_s=self._timeout_s)
+            self._home.begun()
 
     def read(self) -> Values:
         """The replica; shape (size,)."""
@@ -109,6 +114,31 @@ class SharedCopy:
         if isinstance(exchange.merge, Add):
             self.base = outcome
         return outcome, max(0, self._version - before - 1)
+
+    def contribute(self, quorum: int, own: Values, samples: int) -> tuple[Values, int]:
+        """Give what the replica has become of the copy, for the mean of the step, which is the copy from then on.
+
+        All begin a step with the same copy, so the mean of what became of it is the copy, moved by the mean movement.
+
+        Returns:
+            What the replica becomes, and how many steps are complete without this worker: 0 if it has come in time.
+
+        Raises:
+            NonFiniteError: it holds a NaN or an infinity; the others go on without it.
+            PeerError: as of the client.
+        """
+        assert self.base is not None, "pulled before the first step"
+        step, outcome = self._version, own.copy()
+        reply = self.client.gradient(step, [own], weight=samples, quorum=quorum)
+        try:
+            late = reply.left_out()
+        except NonFiniteError:
+            # It counts as one of the first so many, and for nothing else.
+            self.client.gradient(step, [self.base], weight=_NOTHING, quorum=quorum).left_out()
+            raise
+        self._note((self.client.pull() if late else reply).into([outcome]))
+        self.base = outcome
+        return outcome, self._version - step if late else 0
 
     def _note(self, reply: Reply) -> None:
         self._version, self.least = reply.version, reply.least

@@ -16,6 +16,7 @@ from pathlib import Path
 from uneven.engine.connect import compare
 from uneven.engine.handout import StoredHandOut
 from uneven.errors import ConfigError
+from uneven.rundir import say_loss, unsay_loss
 from uneven.server import Patience, ShardHost, ZmqLine, make_keys
 from uneven.server.host import LOOPBACK
 from uneven.server.keys import SERVER, client_keys, shards_in
@@ -24,6 +25,7 @@ from uneven.world import World
 
 _SILENCE_S = 10.0
 _LOOK_S = 0.05
+_HELD = "it held the shared copy of the parameters, which `uneven run --servers 1` keeps in a process of its own"
 
 
 @dataclass(slots=True)
@@ -33,13 +35,23 @@ class Home:
     Attributes:
         local: whether shards on this machine may be talked to without encryption, through a socket that only its
             owner can open; not where machines are only played by namespaces.
+        world: this worker.
         host: the shard in this process, if it is the one.
     """
 
     directory: Path
     shards: int
     local: bool
+    world: World
     host: ShardHost | None = None
+
+    def begun(self) -> None:
+        """Training through the shards begins: tell the launcher that the others go on if this worker dies, or why not.
+
+        Before and after that workers meet as under any policy, so a death stops them.
+        """
+        if self.world.run_directory is not None:
+            say_loss(self.world.run_directory, self.world.rank, "" if self.host is None else _HELD)
 
     def line(self) -> ZmqLine:
         """A new line to the shards."""
@@ -47,6 +59,8 @@ class Home:
 
     def close(self, hand_out: StoredHandOut, timeout_s: float, *, failed: bool) -> None:
         """Need the shards no more; where one is here and nothing has failed, wait for who still needs it.
+
+        After a failure what :meth:`begun` has told stands: the death that follows is one in training.
 
         Raises:
             PeerError: the store that the workers met at does not answer.
@@ -57,6 +71,8 @@ class Home:
                 hand_out.close()
             if host is not None and not failed:
                 _wait(host, hand_out, timeout_s)
+            if not failed and self.world.run_directory is not None:
+                unsay_loss(self.world.run_directory, self.world.rank)
         finally:
             if host is not None:
                 host.close()
@@ -107,7 +123,7 @@ def find_home(transport: Transport, world: World, timeout_s: float) -> Home:
         ) from error
     if home is not None:
         return home
-    return Home(directory, int(said["_shards"]), local=world.host == first[0]["_host"])
+    return Home(directory, int(said["_shards"]), local=world.host == first[0]["_host"], world=world)
 
 
 def _made(world: World, timeout_s: float, *, near: bool) -> Home:
@@ -117,7 +133,7 @@ def _made(world: World, timeout_s: float, *, near: bool) -> Home:
         near: whether all workers are on this machine.
     """
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
-        return Home(world.run_directory / SERVER, shards, local=True)
+        return Home(world.run_directory / SERVER, shards, local=True, world=world)
     place = None if world.run_directory is None or near else world.run_directory
     directory = Path(tempfile.mkdtemp(prefix="uneven-copy-", dir=place)).absolute()
     make_keys(directory)
@@ -128,4 +144,4 @@ def _made(world: World, timeout_s: float, *, near: bool) -> Home:
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    return Home(directory, 1, True, host)
+    return Home(directory, 1, True, world, host)

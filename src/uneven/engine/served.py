@@ -5,7 +5,9 @@ back is in the replica before the next one begins:
 
 * movements that are added (ASP, SSP): push the movement of the step, pull the copy, which the replica becomes; where
   the next step waits for clocks, the pull does;
-* parameters that are drawn together (EASGD): one exchange, which moves copy and replica by the same d.
+* parameters that are drawn together (EASGD): one exchange, which moves copy and replica by the same d;
+* gradients of which the first so many count (backup workers): each worker's optimizer makes its step, and the copy
+  becomes the mean of what the first have made of it; who comes later goes on from that.
 
 A worker that finds no more samples in an epoch says so: who still has some does not wait for its clock.
 """
@@ -16,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,7 +120,9 @@ class Served:
         if self._epoch != part.epoch:
             self._epoch = part.epoch
             self._through(part.epoch)  # perhaps without a sample of the one before
-        moves = any(one.payload is Payload.DELTA for one in plan.exchanges)
+            # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
+            self._following &= all(one.quorum is None for one in plan.exchanges)
+        moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
         due = self._due()
         known = self.copy.base is not None and (self._following or bool(_of(plan, Moment.BACKGROUND)))
         if moves and not (known and self.copy.least >= due):
@@ -154,7 +159,7 @@ class Served:
         return False
 
     def _carry(self, due: int) -> None:
-        for exchange in _of(self._plan, Moment.STEP):
+        for exchange in (*_of(self._plan, Moment.BACKWARD), *_of(self._plan, Moment.STEP)):
             self._meet(self._order(exchange), due)
         for exchange in _of(self._plan, Moment.BACKGROUND):
             if self._shadow.idle:
@@ -187,9 +192,13 @@ class Served:
     def _meet(self, order: Order, due: int) -> None:
         began_s = time.perf_counter()
         self._observer.ready()
-        own = self.copy.read()
+        own, quorum = self.copy.read(), order.exchange.quorum
         try:
-            outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, due)
+            if quorum is not None:
+                outcome, late = self.copy.contribute(quorum, own, order.samples)
+                order = replace(order, dropped=order.dropped + int(late > 0))
+            else:
+                outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, due)
         except NonFiniteError:  # refused; the copy is as before, and is what this worker goes on from
             self._observer.done()
             self._drop()
@@ -225,11 +234,11 @@ class Served:
             rank=self._rank,
             iteration=order.iteration,
             at_s=time.time(),
-            moment=order.exchange.moment.value,
+            moment=(Moment.STEP if order.exchange.quorum is not None else order.exchange.moment).value,
             members=len(order.exchange.members),
             samples=order.samples,
             gap=order.gap,
-            late=late if order.exchange.moment is Moment.STEP else meanwhile,
+            late=meanwhile if order.exchange.moment is Moment.BACKGROUND else late,
             took_s=time.perf_counter() - began_s,
             sent_bytes=own.nbytes,
             distance=apart / merge.alpha if isinstance(merge, Elastic) else apart,

@@ -281,13 +281,8 @@ class Reply:
                 the request, with the reason.
             NonFiniteError: it was an update with a NaN or an infinity in it, or would have led to one.
         """
-        what = f"{self._kind.name.lower()} of clock {self._clock}"
-        client = self._client
-        try:
-            client.wait(lambda: self.done, lambda: [s for s in self._sent if s not in self.answers], what)
-        except PeerError:
-            client.forget(self.numbers)
-            raise
+        self._wait()
+        what, client = self._what, self._client
         for shard, answer in self.answers.items():
             if answer.kind is Kind.MISSING:
                 behind = ", ".join(f"rank {one.rank} (finished {one.clock} steps)" for one in answer.entries)
@@ -303,6 +298,28 @@ class Reply:
                     raise NonFiniteError("update of the shared copy", (client.rank,), self._clock)
                 raise PeerError(f"shard {shard} refuses {what} of rank {client.rank}: {reason.value}")
         return self
+
+    @property
+    def _what(self) -> str:
+        return f"{self._kind.name.lower()} of clock {self._clock}"
+
+    def _wait(self) -> None:
+        try:
+            self._client.wait(lambda: self.done, lambda: [s for s in self._sent if s not in self.answers], self._what)
+        except PeerError:
+            self._client.forget(self.numbers)
+            raise
+
+    def left_out(self) -> bool:
+        """Wait for a mean; whether some shard's is without this worker's contribution, or is no longer kept.
+
+        Raises:
+            PeerError, NonFiniteError: as :meth:`result`, but where the mean is no longer kept.
+        """
+        self._wait()
+        if any(answer.kind is Kind.GONE for answer in self.answers.values()):
+            return True
+        return self.result().late
 
     def into(self, arrays: Sequence[Array]) -> Reply:
         """Wait, and write the copy (or the mean) into ``arrays``; after an exchange, move them by −d.

@@ -202,7 +202,8 @@ class Link:
         exchange = self.waiting.get(m.number) if m.kind is Kind.BEFORE else None
         if m.kind is Kind.BEFORE and exchange is None:
             return  # answered before
-        self.held, self._held_life = Held(m.version, m.vector, m.entries, exchange, m.kind is Kind.MEAN), m.life
+        mean = m.kind is Kind.MEAN or (m.kind is Kind.COPY and m.extra > 0)
+        self.held, self._held_life = Held(m.version, m.vector, m.entries, exchange, mean), m.life
         mine = next((entry for entry in m.entries if entry.rank == self.rank), Entry(self.rank, True, 0, 0))
         self._mine, self.clock = mine.sequence, max(self.clock, mine.clock)
         self.kept = {sequence: one for sequence, one in self.kept.items() if sequence > self._mine}

@@ -322,15 +322,28 @@ class Shard:
     def _contribute(self, m: Message, member: Member) -> list[Message]:
         if m.clock > self.rounds.newest + 1:
             raise Refused(Refusal.STEP)
-        late = m.clock <= self.rounds.newest
+        late = m.clock <= self.rounds.newest or m.rank in self.rounds.given
         complete = not late and self.rounds.add(m.rank, m.value, m.vector, m.extra)
         self._advance(m, member)
         self.counts["late"] += late
         if complete:
-            self.vector = self.rounds.close(self._entries())
-            self.version = self.rounds.newest + 1
+            self._close()
         self.counts["applied"] += 1
         return [self._to(m, Kind.APPLIED, sequence=m.sequence), *self._wake()]
+
+    def _close(self) -> None:
+        """The open step has a mean, which is the copy from now on."""
+        self.vector = self.rounds.close(self._entries())
+        self.version = self.rounds.newest + 1
+
+    def _nobody_comes(self) -> bool:
+        """Whether the open step has contributions, and no quorum of them can be: the rest is gone or through."""
+        given = self.rounds.given
+        if not given:
+            return False
+        epochs = max(self._crew[rank].through for rank in given)
+        coming = (rank for rank, one in self._crew.items() if one.counted and not one.meeting and one.through <= epochs)
+        return given.issuperset(coming)
 
     def _advance(self, m: Message, member: Member) -> None:
         member.sequence, member.answer = m.sequence, None
@@ -338,6 +351,8 @@ class Shard:
 
     def _wake(self) -> list[Message]:
         """Answers to what was parked and need not wait any longer."""
+        if self._nobody_comes():
+            self._close()
         out = []
         for member in self._crew.values():
             if member.parked is None:
@@ -420,6 +435,7 @@ class Shard:
             clock=self.least_clock,
             version=self.version,
             life=self.life,
+            extra=int(self.rounds.newest >= 0 and kind is Kind.COPY),
             table=table,
             dtype=dtype,
             elements=elements,

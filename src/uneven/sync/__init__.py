@@ -10,7 +10,7 @@ from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, policies
 from uneven.sync.block import BMUF, DiLoCo
 from uneven.sync.bsp import BSP
 from uneven.sync.elastic import EASGD
-from uneven.sync.fits import carried, compatible, refused, served
+from uneven.sync.fits import carried, compatible, refused, served, unheeded
 from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
 from uneven.sync.hierarchical import Hierarchical
 from uneven.sync.local import MA, LocalSGD
@@ -65,4 +65,5 @@ __all__ = [
     "refused",
     "served",
     "threaded",
+    "unheeded",
 ]

@@ -35,11 +35,11 @@ class Backup(SyncPolicy):
         return Facts(
             payloads=(Payload.GRADIENT,),
             pace=Pace.QUORUM,
-            stops=self.spares == 0,
-            moves="the gradient to the shared copy, every step, and the mean of the first ones back",
+            stops=False,
+            moves="the gradient, or the step that it makes, to the shared copy, and the mean of the first ones back",
             waits=f"everybody for the fastest n − {self.spares}, every step",
             stale="nothing: a gradient of an older step is dropped",
-            lost_when_one_dies=f"its gradient of the step; up to {self.spares} may die, with more the rest waits",
+            lost_when_one_dies="its gradient of the step; the others go on",
         )
 
     def _make_plan(self, members: Members) -> StepPlan:

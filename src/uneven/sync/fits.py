@@ -51,6 +51,27 @@ def carried(policy: str | SyncPolicy) -> str | None:
     )
 
 
+def unheeded(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
+    """Why a real run cannot heed this balancer under this policy, and what to use instead; None where it can.
+
+    Backup workers wait for the first only, so each takes its samples when it is ready for them, and nobody knows when
+    everybody's report is there: shares do not move.
+
+    Raises:
+        UnknownNameError: no such policy or balancer.
+        ConfigError: a specification that cannot be read.
+    """
+    agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
+    facts = agreeing.facts
+    if facts is None or facts.pace is not Pace.QUORUM or not splitting.adapts:
+        return None
+    return (
+        f"balance = {describe(balancer)} with sync = {describe(policy)}: a real run leaves late workers behind, and so "
+        f"never has the reports of all by which shares move; use balance = 'even' or 'static:shares=…' with it, or "
+        f"sync = 'bsp' to balance"
+    )
+
+
 def served(plan: StepPlan) -> bool:
     """Whether it goes through a shared copy, and so each worker through the samples at its own pace."""
     return any(one.via is Via.SERVER for one in plan.exchanges)
@@ -79,8 +100,12 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
 def _refused_of_copy(one: Exchange) -> str | None:
     if one.select is not None or one.parties:
         return "to a shared copy each worker sends all that it has, for itself"
-    if one.payload is Payload.GRADIENT or one.quorum is not None:
-        return "gradients of which a quorum is averaged by a shared copy are not carried"
+    if one.quorum is not None:
+        if one.payload is Payload.GRADIENT and one.merge == Mean():
+            return None
+        return "the first so many of a step are averaged by the shared copy only if they are gradients, by samples"
+    if one.payload is Payload.GRADIENT:
+        return "gradients are averaged by a shared copy only where the first so many of a step are"
     if one.load < 1.0:
         return "the processor time of a shadow is bounded only where workers exchange among themselves: leave load out"
     fits = (one.payload is Payload.DELTA and isinstance(one.merge, Add)) or (

@@ -65,7 +65,7 @@ def plain(epochs: int) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("sync", ["asp", "ssp"])
+@pytest.mark.parametrize("sync", ["asp", "ssp", "backup"])
 def test_alone_it_is_the_plain_loop_with_batch_norms_statistics(sync: str) -> None:
     worker, reference = Worker(sync), plain(2)
     worker.epoch()
@@ -89,14 +89,15 @@ def test_what_a_shadow_has_not_been_told_of_is_in_the_copy_before_it_is_shown() 
     worker.session.close()
 
 
-def test_what_is_no_number_never_comes_into_the_copy() -> None:
-    worker = Worker("asp")
+@pytest.mark.parametrize("sync", ["asp", "backup"])
+def test_what_is_no_number_never_comes_into_the_copy(sync: str) -> None:
+    worker = Worker(sync)
     with pytest.warns(RuntimeWarning, match="non-finite movement on rank 0"):
         worker.epoch(spoil=2)
     assert [one.dropped for one in worker.records] == [0, 0, 1, 0, 0], "the third is dropped, and the fourth says so"
     assert all(one.isfinite().all() for one in worker.model.parameters()), "it went on from the copy"
     worker.session.close()
-    strict = Worker("asp", nonfinite="raise")
+    strict = Worker(sync, nonfinite="raise")
     with pytest.raises(NonFiniteError):
         strict.epoch(spoil=0)
     strict.session.close()

@@ -26,9 +26,9 @@ from uneven.core.views import SyncView
 from uneven.engine.partake import check_carried
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.sync import (
+    ASP,
     BSP,
     MA,
-    Backup,
     Facts,
     Pace,
     Shadow,
@@ -162,8 +162,11 @@ SHADOWED = (
     *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),
     "shadow:write-back=lerp:local:every=3",
 )
-SERVED = ("asp", "asp:scale=1", "ssp", "ssp:staleness=0", "easgd", "easgd:every=1000", "shadow", "shadow:asp")
-NOT_CARRIED = ("backup",)
+SERVED = (
+    *("asp", "asp:scale=1", "ssp", "ssp:staleness=0", "easgd", "easgd:every=1000", "shadow", "shadow:asp"),
+    *("backup", "backup:spares=0"),
+)
+NOT_CARRIED = ("shadow:load=0.5:asp",)
 
 
 def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> None:
@@ -184,7 +187,8 @@ def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> No
         assert carried(near) is None
         with pytest.raises(ConfigError, match="cannot be carried"):
             check_carried(policies.resolve(spec), (0, 1), {})
-    assert "sync = Backup(spares=2) cannot be carried" in str(carried(Backup(spares=2)))
+    slow = Shadow(ASP(), load=0.5)
+    assert f"sync = {slow!r} cannot be carried" in str(carried(slow))
 
 
 _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), moment=Moment.STEP)
@@ -219,6 +223,11 @@ _PUSH = Exchange(payload=Payload.DELTA, members=(0, 1), merge=Add(0.5), moment=M
         (StepPlan(exchanges=(_PUSH, _PUSH)), "one exchange of all in a step"),
         (StepPlan(exchanges=(_PUSH,), waits=(Wait((1,), 3),)), "waits are for all"),
         (StepPlan(exchanges=(replace(_PUSH, merge=Mean()),)), "movements that are added, and parameters"),
+        (StepPlan(exchanges=(replace(_PUSH, quorum=1),)), "only if they are gradients, by samples"),
+        (
+            StepPlan(exchanges=(replace(_PUSH, payload=Payload.GRADIENT, merge=Mean(), moment=Moment.BACKWARD),)),
+            "only where the first so many of a step are",
+        ),
         (StepPlan(exchanges=(replace(_PUSH, select=Significant(0.1)),)), "all that it has, for itself"),
         (StepPlan(exchanges=(replace(_PUSH, parties=((0, 1),)),)), "all that it has, for itself"),
         (StepPlan(exchanges=(replace(_PUSH, moment=Moment.BACKGROUND, load=0.5),)), "leave load out"),
@@ -239,7 +248,7 @@ def test_what_a_shared_copy_does_not_carry_is_refused_by_what_it_is(plan: StepPl
     assert why in str(refused(plan))
 
 
-@pytest.mark.parametrize("spec", ["backup"])
+@pytest.mark.parametrize("spec", NOT_CARRIED)
 def test_a_run_is_refused_before_anything_starts(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"sync = '{spec}' cannot be carried .* train with sync = '"):
