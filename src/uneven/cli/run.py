@@ -46,7 +46,8 @@ def run(
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
 
     Options of uneven stand before SCRIPT; what follows it is the script's own. A worker that dies ends the run,
-    with its exit code. Each worker finds the settings and its journal in the run directory.
+    with its exit code; under asp, ssp, easgd and backup the others go on. Each worker finds the settings and its
+    journal in the run directory.
 
     \b
     Examples:

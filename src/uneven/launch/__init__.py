@@ -1,4 +1,4 @@
-"""Start workers through torch's own elastic launcher.
+"""Start workers through torch's own elastic launcher, which ends all when one dies that they cannot do without.
 
 :func:`run` is the launcher itself and stays until the workers have ended; :func:`start` and :func:`local` run
 it in a process of its own, for a program that wants to go on meanwhile (the demo, the benchmarks). torch is

@@ -19,14 +19,16 @@ from typing import Any
 import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import LaunchConfig
 
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
-from uneven.launch.failure import Death, blame, told_by
+from uneven.launch.elastic import run_agent
+from uneven.launch.failure import Death, all_gone, blame, gone, through_without, told_by
+from uneven.launch.losses import Losses
 from uneven.launch.spec import Launch, run_id
 from uneven.launch.workers import Workers
 from uneven.rundir import is_ready
@@ -51,10 +53,17 @@ def run(launch: Launch, run_directory: Path | None) -> None:
         stack.enter_context(_environment(_variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
         workers = stack.enter_context(_watched(launch, config.run_id, count, run_directory))
+        losses = Losses(run_directory)
+
+        def lost(rank: int, failure: ProcessFailure) -> None:
+            death = _death(rank, failure, workers.ended_s)
+            losses.lost[rank] = death
+            print(f"uneven: {gone(death)}", file=sys.stderr)
+
         try:
-            elastic_launch(config, sys.executable)("-u", *(["-m"] if launch.module else []), *launch.target)
-        except ChildFailedError as error:
-            raise _worker_died(error, workers.ended_s) from None
+            words = ["-u", *(["-m"] if launch.module else []), *launch.target]
+            failures = run_agent(config, sys.executable, words, losses=losses, on_lost=lost)
+            _end(failures, losses, workers.ended_s, count)
         except (SignalException, KeyboardInterrupt) as error:
             number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
             name = signal.Signals(number).name
@@ -223,13 +232,29 @@ def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) 
         workers.close(kill=False)
 
 
-def _worker_died(error: ChildFailedError, ended_s: Mapping[int, float]) -> LaunchError:
-    """One line instead of torch's sixty, about the worker that died first."""
-    deaths = [_death(rank, failure, ended_s) for rank, failure in error.failures.items()]
-    return blame(deaths, first_s=min(ended_s.values(), default=0.0), shutdown_within_s=_shutdown_within_s())
+def _end(failures: Mapping[int, ProcessFailure], losses: Losses, ended_s: Mapping[int, float], count: int) -> None:
+    """How it ended, in one line instead of torch's sixty, about the worker that died first.
+
+    Raises:
+        LaunchError: a worker died without whom the others could not go on; or all did; or rank 0.
+    """
+    lost = tuple(losses.lost.values())
+    fatal = {rank: one for rank, one in failures.items() if rank not in losses.lost}
+    if fatal:
+        deaths = [_death(rank, one, ended_s, losses.stops(rank)) for rank, one in fatal.items()]
+        borne = {one.pid for one in lost}
+        first_s = min((ended for pid, ended in ended_s.items() if pid not in borne), default=0.0)
+        raise blame(deaths, first_s=first_s, shutdown_within_s=_shutdown_within_s(), lost=lost)
+    if len(lost) == count:
+        raise all_gone(lost)
+    if lost:
+        said, code = through_without(lost)
+        if code:
+            raise LaunchError(said, code)
+        print(f"uneven: {said}", file=sys.stderr)
 
 
-def _death(rank: int, failure: ProcessFailure, ended_s: Mapping[int, float]) -> Death:
+def _death(rank: int, failure: ProcessFailure, ended_s: Mapping[int, float], stops: str = "") -> Death:
     data: Any = failure.error_file_data
     return Death(
         rank=rank,
@@ -237,4 +262,5 @@ def _death(rank: int, failure: ProcessFailure, ended_s: Mapping[int, float]) -> 
         exit_code=failure.exitcode,
         ended_s=ended_s.get(failure.pid, float("inf")),
         told=told_by(data.get("message") if isinstance(data, dict) else None),
+        stops=stops,
     )

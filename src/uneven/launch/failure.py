@@ -24,6 +24,7 @@ class Death:
         ended_s: when its end was noticed, Unix time; infinite if it had ended before it was found.
         told: what it wrote about its end itself, see :func:`uneven.world.report_failures`.
         killed_by: why somebody or something killed it, where that is known.
+        stops: why the others cannot go on without it, where their policy would else let them.
     """
 
     rank: int
@@ -33,16 +34,46 @@ class Death:
     ended_s: float = float("inf")
     told: Mapping[str, Any] = field(default_factory=dict)
     killed_by: str = ""
+    stops: str = ""
 
 
-def blame(deaths: Sequence[Death], *, first_s: float, shutdown_within_s: float) -> LaunchError:
+def blame(
+    deaths: Sequence[Death], *, first_s: float, shutdown_within_s: float, lost: Sequence[Death] = ()
+) -> LaunchError:
     """One line, about the worker that died first.
 
     Args:
         first_s: when the first end of any worker was noticed, Unix time.
         shutdown_within_s: how long workers may take to end when the launcher asks them to.
+        lost: those without whom the others had gone on before.
     """
-    return _said(min(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s)))
+    error = _said(min(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s)))
+    return LaunchError(f"{error}\n{_before(lost)}", error.exit_code) if lost else error
+
+
+def gone(death: Death) -> str:
+    """The line at the death of a worker without whom the others go on."""
+    return f"{_who(death)} {_how(death)[0]}; the others go on without it{_cause(death)}"
+
+
+def all_gone(lost: Sequence[Death]) -> LaunchError:
+    """The others had gone on without each of these, and now nobody is left."""
+    last = lost[-1]
+    how, code = _how(last)
+    message = f"{_who(last)} {how}, and nobody is left{_cause(last)}"
+    return LaunchError(f"{message}\n{_before(lost[:-1])}" if lost[1:] else message, code)
+
+
+def through_without(lost: Sequence[Death]) -> tuple[str, int]:
+    """What to say, and to exit with, when the workers that were left have come to the end of the script.
+
+    The code is 0: nothing has to be done again. It is that of rank 0 if that one was lost, for scripts evaluate and
+    save there, so what was to be kept may be missing.
+    """
+    first = next((one for one in lost if one.rank == 0), None)
+    code = 0 if first is None else _how(first)[1]
+    why = "" if first is None else f"; the exit code is {code}, as scripts save on rank 0"
+    return f"the run has come to its end without {_names(lost)}{why}", code
 
 
 def told_in(text: str) -> dict[str, Any]:
@@ -62,25 +93,53 @@ def told_by(message: Any) -> dict[str, Any]:
 
 
 def _said(death: Death) -> LaunchError:
-    trace = str(death.told.get("py_callstack", "")).rstrip()
-    if trace and death.exit_code < 0:
+    how, code = _how(death)
+    message = f"{_who(death)} {how}, so the run has been ended"
+    if death.stops:
+        message += f": {death.stops}"
+    return LaunchError(message + _cause(death), code)
+
+
+def _cause(death: Death) -> str:
+    if trace := _trace(death):
+        return f"; its traceback:\n{trace}"
+    if death.killed_by:
+        return f": {death.killed_by}"
+    if death.exit_code == -signal.SIGKILL:
+        return "; if nobody did that by hand, the machine was out of memory (see `dmesg`)"
+    return "; what it had to say is above"
+
+
+def _how(death: Death) -> tuple[str, int]:
+    """In words, and as an exit code."""
+    if death.exit_code < 0 and _trace(death):
         # Its end after the exception took long, so that the launcher ended it, or gloo's threads aborted it.
-        how, code = "ended with an uncaught exception", 1
-    elif death.exit_code < 0:
-        how, code = f"was killed by {_name(-death.exit_code)}", 128 - death.exit_code
-    else:
-        how, code = f"ended with exit code {death.exit_code}", death.exit_code
+        return "ended with an uncaught exception", 1
+    if death.exit_code < 0:
+        return f"was killed by {_name(-death.exit_code)}", 128 - death.exit_code
+    return f"ended with exit code {death.exit_code}", death.exit_code
+
+
+def _who(death: Death) -> str:
     where = f"{death.where}, " if death.where else ""
-    message = f"rank {death.rank} ({where}process {death.pid}) {how}, so the run has been ended"
-    if trace:
-        message += f"; its traceback:\n{trace}"
-    elif death.killed_by:
-        message += f": {death.killed_by}"
-    elif death.exit_code == -signal.SIGKILL:
-        message += "; if nobody did that by hand, the machine was out of memory (see `dmesg`)"
-    else:
-        message += "; what it had to say is above"
-    return LaunchError(message, code)
+    return f"rank {death.rank} ({where}process {death.pid})"
+
+
+def _trace(death: Death) -> str:
+    return str(death.told.get("py_callstack", "")).rstrip()
+
+
+def _before(lost: Sequence[Death]) -> str:
+    return f"before that, the others had gone on without {_names(lost)}"
+
+
+def _names(lost: Sequence[Death]) -> str:
+    return ", ".join(f"rank {one.rank} (it {_how(one)[0]}{_last_line(one)})" for one in lost)
+
+
+def _last_line(death: Death) -> str:
+    lines = _trace(death).splitlines()
+    return f": {lines[-1]}" if lines else ""
 
 
 def _name(number: int) -> str:

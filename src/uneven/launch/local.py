@@ -29,9 +29,13 @@ def run(launch: Launch, *, run_directory: Path | None = None) -> None:
         launch: what to start.
         run_directory: told to the workers in ``UNEVEN_RUN``.
 
+    A worker that has said with :func:`uneven.rundir.say_loss` that the others can do without it may die: that is
+    printed, and they go on.
+
     Raises:
-        LaunchError: a worker died, naming its rank and exit code or signal; the workers could not be started;
-            or the run was interrupted. All workers have ended by then.
+        LaunchError: another worker died, naming its rank and exit code or signal; nobody is left, or all but rank 0
+            have come to their end; the workers could not be started; or the run was interrupted. All workers have
+            ended by then.
     """
     from uneven.launch import agent  # imports torch
 

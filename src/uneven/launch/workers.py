@@ -77,7 +77,7 @@ class Workers:
             if not self._alive:
                 self._over.wait(_LOOK_EVERY_S)
                 continue
-            complete = len(self._alive) == self._count and not self._unthrottled
+            complete = len(self._seen) % self._count == 0 and not self._unthrottled  # a restart brings all anew
             self._bury(_LOOK_RARELY_S if complete else _LOOK_EVERY_S)
         self._bury(0.0)
 

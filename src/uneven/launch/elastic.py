@@ -1,0 +1,131 @@
+"""torch's elastic agent, which lets the others go on without a worker whose policy can do without it.
+
+As long as no worker of this machine has said what its death means (:func:`uneven.rundir.say_loss`), torch watches the
+workers by itself, and ends all when one dies. From then on we look, and torch is asked only once somebody has died whom
+the others cannot do without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher.api import LaunchConfig
+
+from uneven.launch.losses import Losses
+
+_SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own
+
+
+class Agent(LocalElasticAgent):
+    """See the module.
+
+    Args:
+        losses: who can be done without, and who has been.
+        on_lost: told of each worker without whom the others go on.
+    """
+
+    def __init__(self, *args: Any, losses: Losses, on_lost: Callable[[int, ProcessFailure], None], **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._losses, self._on_lost = losses, on_lost
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._losses.begin([one.global_rank for one in worker_group.workers])
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        context = self._pcontext
+        if not isinstance(context, SubprocessContext) or not self._losses.spoken:
+            return super()._monitor_workers(worker_group)
+        ranks = {one.local_rank: one.global_rank for one in worker_group.workers}
+        ended = {
+            local: code for local, one in context.subprocess_handlers.items() if (code := one.proc.poll()) is not None
+        }
+        for local, code in ended.items():
+            if code == 0 or ranks[local] in self._losses.lost:
+                continue
+            if not self._losses.borne(ranks[local]):
+                return super()._monitor_workers(worker_group)  # it finds the same, and ends the others
+            pid = context.subprocess_handlers[local].proc.pid
+            with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+                os.killpg(pid, signal.SIGKILL)  # what it has started and left behind
+            self._on_lost(ranks[local], ProcessFailure(local, pid, code, context.error_files[local]))
+        if len(ended) < len(ranks):
+            return RunResult(state=WorkerState.HEALTHY)
+        if all(rank in self._losses.lost for rank in ranks.values()) and worker_group.group_world_size == 1:
+            return super()._monitor_workers(worker_group)  # nobody is left: that is a failure, as of any run
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
+
+
+def run_agent(
+    config: LaunchConfig,
+    program: str,
+    args: Sequence[str],
+    *,
+    losses: Losses,
+    on_lost: Callable[[int, ProcessFailure], None],
+) -> dict[int, ProcessFailure]:
+    """What ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
+
+    Returns:
+        Rank → how it ended, of those that the launcher could not do without, or has ended because of them.
+
+    Raises:
+        SignalException: somebody wants the launcher to end.
+        RendezvousError, DistNetworkError, DistStoreError: the machines do not meet.
+    """
+    meeting = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    addr, port = None, None
+    if config.rdzv_backend == "static":
+        addr, port = parse_rendezvous_endpoint(config.rdzv_endpoint.strip(), default_port=-1)
+    os.environ[_SIGNALS_VARIABLE] = config.signals_to_handle
+    handler = rendezvous_registry.get_rendezvous_handler(meeting)
+    alike = {one.name for one in dataclasses.fields(WorkerSpec)} & {one.name for one in dataclasses.fields(config)}
+    spec = WorkerSpec(
+        local_world_size=config.nproc_per_node,
+        rdzv_handler=handler,
+        entrypoint=program,
+        args=tuple(args),
+        master_addr=addr,
+        master_port=port,
+        **{name: getattr(config, name) for name in alike},
+    )
+    within = getattr(config, "shutdown_timeout", None)  # younger than torch 2.9
+    agent = Agent(
+        spec=spec,
+        logs_specs=config.logs_specs,
+        start_method=config.start_method,
+        losses=losses,
+        on_lost=on_lost,
+        **({} if within is None else {"shutdown_timeout": within}),
+    )
+    stopped = False
+    try:
+        return dict(agent.run().failures)
+    except SignalException:
+        stopped = True  # the machines may still meet under this name
+        raise
+    finally:
+        if not stopped:
+            handler.shutdown()

@@ -1,0 +1,133 @@
+"""``uneven run`` when a worker dies: the others go on where their policy can do without it, and else all end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from session_parts import N
+
+from uneven import journal
+from uneven.core.records import EventRecord
+from uneven.testing.scripts import Script
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+KILLED = 128 + signal.SIGKILL
+
+
+def ends(folder: Path, runs: dict[str, list[str]], program: list[object]) -> dict[str, tuple[int, str]]:
+    """Run directory → exit code and errors of ``uneven run OPTIONS PROGRAM``; all of them side by side."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+    with ExitStack() as stack:
+        started = {
+            name: stack.enter_context(
+                Script(
+                    ["-m", "uneven", "run", "--nproc", 2, "--run-dir", name, *options, *program], cwd=folder, env=env
+                )
+            )
+            for name, options in runs.items()
+        }
+        return {name: (one.wait(100), one.communicate(100)[1]) for name, one in started.items()}
+
+
+def events(run: Path, rank: int) -> list[str]:
+    return [one.event for one in journal.read(run).ranks[rank] if isinstance(one, EventRecord)]
+
+
+def test_the_others_go_on_through_the_shared_copy(tmp_path: Path) -> None:
+    runs = {one: ["--sync", one, "--balance", "even"] for one in ("asp", "easgd", "shadow:easgd", "backup")}
+    for sync, (code, said) in ends(tmp_path, runs, [HERE / "dying_script.py", 1]).items():
+        assert code == 0, said
+        assert re.search(r"uneven: rank 1 \(process \d+\) was killed by SIGKILL; the others go on without it", said), (
+            said
+        )
+        last = said.strip().splitlines()[-1]
+        assert last == "uneven: the run has come to its end without rank 1 (it was killed by SIGKILL)", sync
+        first, *whole = json.loads((tmp_path / sync / "0.json").read_text())
+        assert len(set(first)) == len(first) < N
+        assert [sorted(one) for one in whole] == [list(range(N))] * 2, "then it takes every sample"
+        told = events(tmp_path / sync, 0)
+        assert told.count("lost") == 1
+        assert told[-1] == "end"
+        assert not list((tmp_path / sync).glob("loss-0*")), "outside of the training a death stops the others"
+
+
+def test_all_end_where_workers_meet_and_where_the_copy_was(tmp_path: Path) -> None:
+    runs = {one: ["--sync", one, "--balance", "even"] for one in ("ma:every=2", "bmuf:every=2", "shuffle")}
+    found = ends(tmp_path, runs, [HERE / "dying_script.py", 1])
+    for sync, (code, said) in found.items():
+        assert code == KILLED, said
+        assert re.search(r"error: rank 1 \(process \d+\) was killed by SIGKILL, so the run has been ended;", said), said
+        assert not (tmp_path / sync / "0.json").exists()
+    ((code, said),) = ends(
+        tmp_path, {"held": ["--sync", "asp", "--balance", "even"]}, [HERE / "dying_script.py", 0]
+    ).values()
+    assert code == KILLED, said
+    assert re.search(r"error: rank 0 .* has been ended: it held the shared copy of the parameters, which `uneven", said)
+
+
+# Workers that need no torch are there at once; they say what their death means as a session does.
+WORKER = """
+import os, sys, time
+from pathlib import Path
+from uneven.rundir import say_loss
+run, rank, start = Path(os.environ["UNEVEN_RUN"]), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+def after(name):
+    while not (run / name).exists(): time.sleep(0.01)
+
+def dies(code):
+    say_loss(run, rank)
+    (run / "said").touch()
+    os._exit(code)
+
+{then}
+"""
+CASES = {
+    # rank 1 lost, and rank 0 dies outside of the training when the launcher has told that
+    "outside": "dies(5) if rank else (after('told'), os._exit(7))",
+    "zero": "after('said') if rank else dies(5)",
+    "nobody": "dies(5 + rank)",
+    "again": "(dies(5) if rank else (after('told'), os._exit(7))) if start == '0' else None",
+}
+
+
+def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
+    found = {}
+    for name, then in CASES.items():
+        (tmp_path / f"{name}.py").write_text(WORKER.format(then=then))
+        options = ["--max-restarts", "1"] if name == "again" else []
+        with Script(
+            ["-m", "uneven", "run", "--nproc", 2, "--run-dir", name, *options, f"{name}.py"], cwd=tmp_path, merged=True
+        ) as one:
+            while "the others go on without it" not in one.printed() and one.poll() is None:
+                time.sleep(0.02)
+            (tmp_path / name / "told").touch()
+            found[name] = one.wait(60), one.printed()
+    before = "before that, the others had gone on without rank 1 (it ended with exit code 5)"
+
+    code, said = found["outside"]
+    assert code == 7, said
+    assert re.search(r"error: rank 0 \(process \d+\) ended with exit code 7, so the run has been ended", said), said
+    assert before in said
+
+    code, said = found["zero"]
+    assert code == 5, said
+    assert "error: the run has come to its end without rank 0 (it ended with exit code 5); the exit code is 5" in said
+
+    code, said = found["nobody"]
+    assert code in (5, 6), said
+    assert f"ended with exit code {code}, and nobody is left" in said
+
+    code, said = found["again"]
+    assert code == 0, said
+    assert "come to its end without" not in said, "nobody was lost since the restart"

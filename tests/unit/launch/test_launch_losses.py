@@ -1,0 +1,73 @@
+"""Whom the others can do without, and what is told of it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from uneven.errors import LaunchError
+from uneven.launch.failure import Death, all_gone, blame, gone, through_without
+from uneven.launch.losses import Losses
+from uneven.rundir import loss_of, say_loss, unsay_loss
+
+KILLED = Death(rank=2, pid=102, exit_code=-signal.SIGKILL)
+RAISED = Death(rank=1, pid=101, exit_code=1, told={"py_callstack": "Traceback …\nValueError: a bad label\n"})
+FIRST = Death(rank=0, pid=100, exit_code=-signal.SIGTERM)
+
+
+def test_a_worker_says_what_its_death_means_for_as_long_as_it_does(tmp_path: Path) -> None:
+    losses = Losses(tmp_path)
+    losses.begin([0, 1])
+    assert not losses.spoken
+    assert not losses.borne(1), "who has said nothing is needed"
+    say_loss(tmp_path, 1)
+    say_loss(tmp_path, 0, "it held the copy")
+    assert losses.spoken
+    assert [losses.borne(rank) for rank in (0, 1)] == [False, True]
+    assert [losses.stops(rank) for rank in (0, 1)] == ["it held the copy", ""]
+    unsay_loss(tmp_path, 1)
+    unsay_loss(tmp_path, 1)  # as a session that never began to train
+    assert not losses.borne(1)
+    losses.lost[1] = RAISED
+    losses.begin([0, 1])
+    assert loss_of(tmp_path, 0) is None, "words of an earlier start do not count"
+    assert (losses.spoken, losses.lost) == (False, {})
+
+
+def test_without_a_run_directory_nobody_can_say_so() -> None:
+    losses = Losses(None)
+    losses.begin([0])
+    assert not losses.spoken
+    assert not losses.borne(0)
+    assert losses.stops(0) == ""
+
+
+def test_a_loss_is_told_at_once_and_at_the_end() -> None:
+    assert gone(KILLED).startswith("rank 2 (process 102) was killed by SIGKILL; the others go on without it; if nobody")
+    assert gone(RAISED).endswith("the others go on without it; its traceback:\nTraceback …\nValueError: a bad label")
+    told, code = through_without([KILLED, RAISED])
+    assert code == 0
+    assert told == (
+        "the run has come to its end without rank 2 (it was killed by SIGKILL), "
+        "rank 1 (it ended with exit code 1: ValueError: a bad label)"
+    )
+    told, code = through_without([RAISED, FIRST])
+    assert code == 128 + signal.SIGTERM
+    assert told.endswith("rank 0 (it was killed by SIGTERM); the exit code is 143, as scripts save on rank 0")
+
+
+@pytest.mark.parametrize("lost", [[], [RAISED]])
+def test_the_end_of_the_run_is_told_with_those_lost_before(lost: list[Death]) -> None:
+    before = "\nbefore that, the others had gone on without rank 1 (it ended with exit code 1: ValueError: a bad label)"
+    last = all_gone([*lost, KILLED])
+    assert isinstance(last, LaunchError)
+    assert last.exit_code == 137
+    assert str(last).startswith("rank 2 (process 102) was killed by SIGKILL, and nobody is left; ")
+    assert str(last).endswith(before) == bool(lost)
+    needed = Death(rank=0, pid=100, exit_code=7, stops="it held the copy")
+    error = blame([needed], first_s=0.0, shutdown_within_s=10.0, lost=lost)
+    assert error.exit_code == 7
+    assert "so the run has been ended: it held the copy; what it had to say is above" in str(error)
+    assert str(error).endswith(before) == bool(lost)
