@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.core.actions import BlockMomentum, Elastic, Exchange, Mean, Moment
 from uneven.errors import ConfigError
-from uneven.merge import EXTRA, Block, Flat, average, contribution, distance, elastic, resting_in, weight_in
+from uneven.merge import (
+    EXTRA,
+    Block,
+    Flat,
+    apart,
+    average,
+    contribution,
+    elastic,
+    mean_square_root,
+    resting_in,
+    weight_in,
+)
 from uneven.sync import SyncPolicy
 
 Total = Callable[[Tensor, Exchange], int]
@@ -101,24 +113,26 @@ class Replica:
         """
         room = self._room(exchange.moment)
         own = self.flat.read(room.own)
-        finite = bool(torch.isfinite(own.sum()))
         vector = contribution(own, _weight(exchange, samples), resting=resting, into=room.total)
         sent_bytes = total(vector, exchange)
-        count, middle, trained = weight_in(vector), average(vector), self.flat.trained
-        apart = distance(own[:trained], middle[:trained], room.more[:trained])
-        outcome = self._merged(exchange, own, middle, count, room.more)
-        if exchange.moment is Moment.BACKGROUND:
-            self._write_back(exchange, own, outcome)
+        away = apart(own, vector, room.more)
+        distance = mean_square_root(away[: self.flat.trained])
+        finite = math.isfinite(distance) or bool(torch.isfinite(own.sum()))  # else somebody's is not
+        back = exchange.write_back
+        if exchange.moment is Moment.BACKGROUND and isinstance(exchange.merge, Mean) and not back.lerp:
+            self.flat.add(away, -back.alpha)
         else:
-            self.flat.write(outcome)
-        return Met(sent_bytes, apart, finite, resting_in(vector))
+            outcome = self._merged(exchange, own, vector, room.more)
+            self._write(exchange, own, outcome)
+        return Met(sent_bytes, distance, finite, resting_in(vector))
 
     def _room(self, moment: Moment) -> _Room:
         if moment not in self._rooms:
             self._rooms[moment] = _Room(self.flat)
         return self._rooms[moment]
 
-    def _merged(self, exchange: Exchange, own: Tensor, middle: Tensor, count: float, room: Tensor) -> Tensor:
+    def _merged(self, exchange: Exchange, own: Tensor, total: Tensor, room: Tensor) -> Tensor:
+        count, middle = weight_in(total), average(total)
         if isinstance(exchange.merge, Mean):
             return middle
         assert self.block is not None, "the replica has not begun"
@@ -133,10 +147,12 @@ class Replica:
             self.centre[trained:] = middle[trained:]
             return self.centre
 
-    def _write_back(self, exchange: Exchange, sent: Tensor, outcome: Tensor) -> None:
-        """After an exchange beside the training, in which the replica has moved on; ``sent`` is lost."""
+    def _write(self, exchange: Exchange, sent: Tensor, outcome: Tensor) -> None:
+        """Into the replica, which has moved on after an exchange beside the training; ``sent`` is lost then."""
         back = exchange.write_back
-        if back.lerp:
+        if exchange.moment is not Moment.BACKGROUND:
+            self.flat.write(outcome)
+        elif back.lerp:
             self.flat.interpolate(outcome, back.alpha)
         else:
             self.flat.add(torch.sub(outcome, sent, out=sent), back.alpha)

@@ -52,12 +52,15 @@ def resting_in(total: Tensor) -> int:
     return round(float(total[-1]))
 
 
-def distance(values: Tensor, middle: Tensor, room: Tensor | None = None) -> float:
-    """Root of the mean squared difference of the entries of two vectors.
+def apart(values: Tensor, total: Tensor, into: Tensor | None = None) -> Tensor:
+    """How far one of the contributors is from the weighted mean, in one pass: x − Σ / w; shape (n,).
 
     Args:
-        room: memory for the differences; None for new memory.
+        into: memory for it; None for new memory.
     """
-    if not len(values):
-        return 0.0
-    return float(torch.linalg.vector_norm(torch.sub(values, middle, out=room))) / math.sqrt(len(values))
+    return torch.add(values, total[:-EXTRA], alpha=-1 / weight_in(total), out=into)
+
+
+def mean_square_root(vector: Tensor) -> float:
+    """Root of the mean squared entry; 0 without entries."""
+    return math.sqrt(float(torch.dot(vector, vector)) / max(1, len(vector)))

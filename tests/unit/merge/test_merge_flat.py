@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from uneven.merge import Flat, average, contribution, distance, elastic, resting_in, weight_in
+from uneven.merge import Flat, apart, average, contribution, elastic, mean_square_root, resting_in, weight_in
 
 
 def some() -> list[nn.Parameter]:
@@ -84,7 +84,12 @@ def test_memory_of_an_earlier_exchange_is_used_again() -> None:
     assert room[:5].tolist() == values.tolist()
 
 
-def test_distance_is_a_root_mean_square() -> None:
-    for room in (None, torch.empty(2)):
-        assert distance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), room) == pytest.approx(2**0.5)
-    assert distance(torch.empty(0), torch.empty(0)) == 0
+def test_how_far_one_is_from_the_mean() -> None:
+    x, y = torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])
+    total, room = contribution(x, 3) + contribution(y, 1), torch.empty(2)
+    for into in (None, room):
+        away = apart(y, total, into)
+        assert away.tolist() == [1.5, -3.0]
+        assert mean_square_root(away) == pytest.approx((11.25 / 2) ** 0.5)
+    assert away.data_ptr() == room.data_ptr()
+    assert mean_square_root(torch.empty(0)) == 0
