@@ -15,9 +15,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader
 
-from uneven.bench.arms_sync import SyncArm, loader_of
+from uneven.bench.arms_sync import SyncArm
 from uneven.errors import UnknownNameError
 
 _WARM = 2
@@ -34,7 +34,7 @@ class Stock(SyncArm):
         UnknownNameError: no such hook.
     """
 
-    def __init__(self, model: nn.Module, data: TensorDataset, batch: int, hook: str) -> None:
+    def __init__(self, model: nn.Module, batches: DataLoader[Any], hook: str) -> None:
         super().__init__(model)
         bucket_mb = _ONE_BUCKET_MB if hook == "powersgd" else None
         self.net = ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
@@ -48,7 +48,7 @@ class Stock(SyncArm):
         if hook not in hooks:
             raise UnknownNameError("hook", hook, hooks)
         hooks[hook]()
-        self.batches = iter(loader_of(data, batch))
+        self.batches = iter(batches)
 
     def counted(self) -> AbstractContextManager[Any]:
         """All replicas are equal."""
@@ -58,7 +58,7 @@ class Stock(SyncArm):
 class PostLocal(SyncArm):
     """PyTorch's post-local SGD: its averager, and the hook that lets gradients be after the warm-up."""
 
-    def __init__(self, model: nn.Module, data: TensorDataset, batch: int, every: int) -> None:
+    def __init__(self, model: nn.Module, batches: DataLoader[Any], every: int) -> None:
         super().__init__(model)
         self.every = every
         self.net = ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -66,7 +66,7 @@ class PostLocal(SyncArm):
         ddp.register_comm_hook(state, post_localSGD_hook)
         averager = PeriodicModelAverager(period=every, warmup_steps=every)
         self.optimizer = PostLocalSGDOptimizer(self.optimizer, averager)
-        self.batches = iter(loader_of(data, batch))
+        self.batches = iter(batches)
 
     @contextmanager
     def counted(self) -> Iterator[None]:

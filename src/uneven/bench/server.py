@@ -84,16 +84,13 @@ def _crowd(crowd: dict[str, Any]) -> Table:
         f"{server_crowd.WORKERS} workers and {server_crowd.SHARDS} shards for {crowd['seconds']:g} s: "
         f"{crowd['steps']:,} steps, {crowd['lost']:g} lost"
     )
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for heading in ("", "", "early", "late"):
-        table.add_column(heading, justify="right" if table.columns else "left")
+    table = Table(title=title, caption="medians over tenths of the time", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for part in range(server_crowd.PARTS):
+        table.add_column(f"{part + 1}", justify="right")
     for who in ("shards", "workers"):
-        for what in server_crowd.WHAT:
-            early, late = crowd[who][what]
-            if what == "memory_bytes":
-                table.add_row(who, "memory", f"{early / 1e6:.1f} MB", f"{late / 1e6:.1f} MB")
-            else:
-                table.add_row(who, what, f"{early:g}", f"{late:g}")
+        for what, unit, name in (("memory_bytes", 1e6, "MB"), ("descriptors", 1, "files"), ("threads", 1, "threads")):
+            table.add_row(f"{who}, {name}", *(f"{value / unit:.0f}" for value in crowd[who][what]))
     return table
 
 

@@ -26,6 +26,9 @@ PACE_S = 0.1
 
 LEAD = 5
 SAMPLES = 50
+PARTS = 10
+"""Of the time, in which what is used is told."""
+
 WHAT = ("memory_bytes", "descriptors", "threads")
 
 Say = Callable[[str, float], None]
@@ -36,7 +39,7 @@ def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
 
     Returns:
         ``seconds``, ``steps`` (of all workers), ``lost`` (updates that are not in the copy at the end), and for shards
-        and workers each of ``WHAT`` as [early, late]: medians over the second and the last fifth of the time.
+        and workers each of ``WHAT`` over time: medians over the tenths of it, the first of which is starting up.
     """
     make_keys(directory)
     shards = [ShardProcess(directory, shard, WORKERS) for shard in range(SHARDS)]
@@ -57,12 +60,11 @@ def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
         wait_for(lambda: len(list(directory.glob("held-*"))) == PROCESSES, "the workers' last pull", 60.0)
         steps = sum(int(path.read_text()) for path in directory.glob("steps-*"))
         held = {float(path.read_text()) for path in directory.glob("held-*")}
-    fifth = SAMPLES // 5
     return {
         "seconds": seconds,
         "steps": steps,
         "lost": steps - min(held),
-        **{name: _grown(rows[fifth : 2 * fifth], rows[-fifth:]) for name, rows in seen.items()},
+        **{name: _over_time(rows) for name, rows in seen.items()},
     }
 
 
@@ -75,11 +77,10 @@ def _use(pids: list[int]) -> tuple[int, int, int]:
     )
 
 
-def _grown(early: list[tuple[int, int, int]], late: list[tuple[int, int, int]]) -> dict[str, list[float]]:
-    return {
-        name: [statistics.median(row[place] for row in rows) for rows in (early, late)]
-        for place, name in enumerate(WHAT)
-    }
+def _over_time(rows: list[tuple[int, int, int]]) -> dict[str, list[float]]:
+    each = len(rows) // PARTS
+    parts = [rows[first : first + each] for first in range(0, PARTS * each, each)]
+    return {name: [statistics.median(row[place] for row in part) for part in parts] for place, name in enumerate(WHAT)}
 
 
 def main() -> None:

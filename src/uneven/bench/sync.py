@@ -7,18 +7,18 @@ no exchange at all. Root's alone, for links are limited and bytes counted where 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from uneven import journal
 from uneven.bench.lb_bsp_stage import play
-from uneven.bench.sync_cases import Case, cases, quick
+from uneven.bench.sync_cases import EVERY, TORCHFT, Case, cases, quick, short
 from uneven.bench.sync_page import tables
 from uneven.bench.sync_table import overall, summarize
 from uneven.bench.sync_worker import RESULTS, write_task
@@ -32,7 +32,6 @@ from uneven.sync import carried
 __all__ = ["run", "tables"]
 
 _WORKER = "uneven.bench.sync_worker"
-_PEERS = ("torchft",)
 
 Progress = Callable[[str, str, float], None]
 """Told the phase, what it is doing, and how much of it is done, 0 … 1."""
@@ -42,7 +41,7 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
     """Play the cases, one after the other.
 
     Args:
-        quick_form: two cases with fewer arms.
+        quick_form: two cases with fewer arms; or ``case`` in a shorter form.
         case: this one alone.
 
     Returns:
@@ -53,7 +52,7 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
         UnknownNameError: no such case.
         LaunchError: a worker died.
     """
-    known = quick() if quick_form else cases()
+    known = (quick() if case is None else short()) if quick_form else cases()
     if case is not None and case not in known:
         raise UnknownNameError("case", case, known)
     if why := why_not_isolated() or why_no_bandwidth():
@@ -84,14 +83,14 @@ def _able(case: Case) -> tuple[dict[str, str], dict[str, str]]:
     """The arms that can take part, and why others cannot."""
     arms, left_out = {}, {}
     for name, who in case.arms.items():
-        why = carried(who.split(" ", 1)[1].replace("{every}", "8")) if " " in who else None
+        if " " in who:
+            why = carried(who.split(" ", 1)[1].replace(EVERY, "8"))
+        else:
+            why = "torchft is not installed" if who.startswith(TORCHFT) and find_spec("torchft") is None else None
         if why is None:
             arms[name] = who
         else:
             left_out[name] = why
-    for name in _PEERS:
-        missing = importlib.util.find_spec(name) is None
-        left_out[name] = "is not installed" if missing else "is installed, but there is no arm for it yet"
     return arms, left_out
 
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 YARDSTICK = "unsynchronised"
 """The arm that exchanges nothing: what the same workers reach at best."""
 
+BARE = "bare"
+"""The arm beside which gloo sums up as many bytes, back to back, of which nothing is used: what no shadow can beat."""
+
 DDP = "ddp"
 SHADOWS = ("shadow:easgd", "shadow:ma", "shadow:bmuf")
 """ShadowSync's three algorithms, S-EASGD in the form that needs no server."""
@@ -18,6 +21,12 @@ TWINS = {"shadow:easgd": "fr-easgd", "shadow:ma": "fr-ma", "shadow:bmuf": "fr-bm
 
 GAUGE = "shadow:ma"
 """The arm whose bytes set the twins' rate."""
+
+TORCHFT = "torchft-"
+"""What the text of torchft's arms begins with."""
+
+SEEDS = 3
+"""With which shadows and twins are compared where only that is played."""
 
 EVERY = "{every}"
 """Stands in an arm's text for the steps between two exchanges that cost as many bytes as the gauge does."""
@@ -66,6 +75,16 @@ class Case:
         return any(EVERY in who for who in self.arms.values())
 
 
+def seeded(name: str, seed: int) -> str:
+    """The name of an arm that starts from other weights and goes through the samples in another order."""
+    return f"{name}@{seed}" if seed else name
+
+
+def seed_of(name: str) -> int:
+    """Of an arm, by its name."""
+    return int(name.partition("@")[2] or 0)
+
+
 def arms(workers: int, straggler: bool) -> dict[str, str]:
     """All of the full form: name → who.
 
@@ -75,15 +94,23 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
     momentum = f"momentum={1 - 1 / workers:g}"  # the rule of thumb, 1 − 1/n; foreground and shadow alike
     found = {
         YARDSTICK: "none",
+        BARE: "bare",
         DDP: "ddp",
         "ddp-fp16": "ddp:hook=fp16",
         "ddp-powersgd": "ddp:hook=powersgd",
         "post-local": "post-local:every=8",
+        "torchft-local": "torchft-local:every=8",
+        "torchft-diloco": "torchft-diloco:every=20",
         "bsp": "even bsp",
         "local": "even local:every=8",
         "diloco": "even diloco:every=20",
         "shuffle": "even shuffle",
         "hierarchical": "even hierarchical:every=8",
+        "asp": "even asp",
+        "ssp": "even ssp",
+        "backup": "even backup",
+        "easgd": "even easgd:every=8",
+        "shadow:easgd-copy": "even shadow:easgd",
         "shadow:easgd": "even shadow:easgd:together=true",
         "shadow:ma": "even shadow:ma",
         "shadow:bmuf": f"even shadow:bmuf:{momentum}",
@@ -99,7 +126,7 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
 
 
 def cases() -> dict[str, Case]:
-    """All of them, by name: ``fast-2`` … ``both-8``."""
+    """All of them, by name: ``fast-2`` … ``both-8``; then ``twins-4``, whose losses are of several seeds."""
     found = {}
     for workers in SIZES:
         even, slow = _even(workers), _one_slow(workers)
@@ -115,18 +142,48 @@ def cases() -> dict[str, Case]:
                 name=f"{name}-{workers}", about=f"{workers} workers, one of them {SLOW} times slower, on {speed}",
                 shares=slow, mbit_per_s=mbit, arms=arms(workers, straggler=True),
             )  # fmt: skip
+    found["twins-4"] = replace(
+        found["100mbit-4"], name="twins-4", about=f"as 100mbit-4: shadows and their twins, {SEEDS} seeds",
+        arms=_compared(SEEDS, 4), equal_steps=240,
+    )  # fmt: skip
     return found
 
 
 def quick() -> dict[str, Case]:
     """Two cases within three minutes."""
     all_of = arms(4, straggler=False)
-    names = (YARDSTICK, DDP, "local", *SHADOWS, "fr-ma")
+    names = (YARDSTICK, BARE, DDP, "local", *SHADOWS, "fr-ma")
     few = {name: all_of[name] for name in names}
-    pair = {name: arms(2, straggler=True)[name] for name in (YARDSTICK, DDP, *SHADOWS, "bsp-balanced")}
+    pair = {name: arms(2, straggler=True)[name] for name in (YARDSTICK, BARE, DDP, *SHADOWS, "bsp-balanced")}
     full = cases()
     found = (replace(full["100mbit-4"], arms=few), replace(full["straggler-2"], arms=pair))
-    return {case.name: replace(case, rounds_s=(1.5, 1.5, 1.5), equal_steps=60) for case in found}
+    return {case.name: _short(case) for case in found}
+
+
+_LEFT = ("ddp-fp16", "ddp-powersgd", "post-local", "bsp", "hierarchical", "shadow:ma-2%", "local-balanced")
+"""Out of the short form of a case."""
+
+
+def short() -> dict[str, Case]:
+    """Every case in a form of two minutes or so, with fewer arms and rounds."""
+    found = {}
+    for name, case in cases().items():
+        few = {arm: who for arm, who in case.arms.items() if arm.partition("@")[0] not in _LEFT}
+        found[name] = _short(replace(case, arms=few))
+    return found
+
+
+def _short(case: Case) -> Case:
+    return replace(case, rounds_s=(1.5, 1.5, 1.5), settling_s=0.7, equal_steps=60)
+
+
+def _compared(seeds: int, workers: int) -> dict[str, str]:
+    """Shadows and their twins, with some seeds each; the one that sets the twins' rate comes with all of them."""
+    all_of = arms(workers, straggler=False)
+    pairs = [name for pair in TWINS.items() for name in pair]
+    return {YARDSTICK: all_of[YARDSTICK]} | {
+        seeded(name, seed): all_of[name] for seed in range(seeds) for name in pairs
+    }  # fmt: skip
 
 
 def _even(workers: int) -> tuple[float, ...]:

@@ -22,12 +22,13 @@ def _case(name: str, case: dict[str, Any]) -> Table:
     shown = Table(
         title=f"{name}: {case['about']}; losses after {case['equal_samples']:,.0f} samples and after "
         f"{case['equal_time_s']:.1f} s; fr- is every {case['twins_every']} steps",
-        caption="per s: samples; share: of the unsynchronised, with the middle half of the rounds; n samples, t seconds"
+        caption="per s: samples; share: of the unsynchronised, with the middle half of the rounds; bare: beside gloo's "
+        "sums of zeros; n samples, t seconds"
         + "".join(f"; left out: {name}, {why.partition(':')[0]}" for name, why in case["left_out"].items()),
         box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
     )  # fmt: skip
     shown.add_column("", no_wrap=True)
-    for heading in ("per s", "share", "", "loss at n", "loss at t", "DDP's loss", "sync gap", "kB a step"):
+    for heading in ("per s", "share", "", "of bare", "loss at n", "loss at t", "DDP's loss", "sync gap", "kB a step"):
         shown.add_column(heading, justify="right", no_wrap=not heading)
     for policy, row in case["policies"].items():
         low, high = row["of_unsynchronised_spread"]
@@ -37,6 +38,7 @@ def _case(name: str, case: dict[str, Any]) -> Table:
             f"{row['samples_per_s']:,.0f}",
             f"{row['of_unsynchronised']:.3f}",
             f"{low:.2f}…{high:.2f}",
+            "" if row["of_bare"] is None else f"{row['of_bare']:.2f}",
             f"{row['loss_equal_samples']:.3f}",
             f"{row['loss_equal_time']:.3f}",
             "" if target_s is None else f"{target_s:.1f} s",
@@ -71,12 +73,15 @@ def _overall(result: dict[str, Any]) -> Table:
             f"shadow policies, least of the unsynchronised samples/s ({worst['policy']} in {worst['case']})",
             f"{result['shadow_of_unsynchronised']:.3f}",
         )
+    if result["shadow_of_bare"] is not None:
+        shown.add_row("the same of what is left beside gloo's bare sums", f"{result['shadow_of_bare']:.3f}")
     for key, what in (("shadow_vs_ddp_100mbit", "best shadow policy"), ("best_vs_ddp_100mbit", "best policy of ours")):
         if result[key] is not None:
             shown.add_row(f"{what} reaches DDP's loss at 100 Mbit/s sooner by a factor of", f"{result[key]:.2f}")
     for case, apart in result["shadow_vs_twin"].items():
         for policy, loss in apart.items():
-            shown.add_row(f"{policy} less its twin, loss at equal samples, {case}", f"{loss:+.4f}")
+            each = f" ({min(loss['each']):+.4f} … {max(loss['each']):+.4f})" if len(loss["each"]) > 1 else ""
+            shown.add_row(f"{policy} less its twin, loss at equal samples, {case}", f"{loss['mean']:+.4f}{each}")
     for case, one in result["ds_sync_vs_ring"].items():
         told = f"{one['measured']:.2f}, predicted {one['predicted']:.2f}"
         shown.add_row(f"DS-Sync's exchange, faster than the ring, {case}", told)

@@ -6,12 +6,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import truediv
 from typing import Any, NamedTuple
 
 from uneven.bench.lb_bsp_table import Spread
-from uneven.bench.sync_cases import DDP, SHADOWS, TWINS, YARDSTICK, Case
+from uneven.bench.sync_cases import BARE, DDP, SHADOWS, TWINS, YARDSTICK, Case, seed_of, seeded
 
-OURS_NOT = (YARDSTICK, DDP, "ddp-fp16", "ddp-powersgd", "post-local")
+OURS_NOT = (
+    YARDSTICK, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-local", "torchft-diloco",
+)  # fmt: skip
 """Arms that are not a policy of ours."""
 
 
@@ -90,6 +93,7 @@ def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
             "samples_per_s": statistics.median(rates[name]),
             "of_unsynchronised": share.median,
             "of_unsynchronised_spread": share.pair,
+            "of_bare": statistics.median(map(truediv, rates[name], rates[BARE])) if BARE in rates else None,
             "loss_equal_samples": loss_at(curves[name], "samples", samples),
             "loss_equal_time": loss_at(under[name], "seconds", seconds),
             "sync_gap": result["gaps"].get(name),
@@ -143,6 +147,8 @@ def overall(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if name in case["policies"]
     ]
     worst = min(shares, default=None)
+    floors = [one["of_bare"] for case in cases.values() for name, one in case["policies"].items() if name in SHADOWS]
+    floor = min((one for one in floors if one is not None), default=None)
     at_100 = [case for key, case in cases.items() if key.startswith("100mbit")]
     grids = {
         key: case["exchanges"]["grid"]
@@ -152,6 +158,7 @@ def overall(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "shadow_of_unsynchronised": None if worst is None else worst[0],
         "shadow_worst": None if worst is None else {"policy": worst[1], "case": worst[2]},
+        "shadow_of_bare": floor,
         "shadow_vs_ddp_100mbit": _sooner(at_100, SHADOWS),
         "best_vs_ddp_100mbit": _sooner(at_100, None),
         "shadow_vs_twin": {key: _against_twins(case["policies"]) for key, case in cases.items()},
@@ -178,10 +185,16 @@ def _sooner(cases: Sequence[Mapping[str, Any]], names: Sequence[str] | None) -> 
     return min(found, default=None)
 
 
-def _against_twins(arms: Mapping[str, Any]) -> dict[str, float]:
-    """Shadow's loss less its twin's, at equal samples; below 0 the shadow is better."""
-    return {
-        name: arms[name]["loss_equal_samples"] - arms[twin]["loss_equal_samples"]
-        for name, twin in TWINS.items()
-        if name in arms and twin in arms
-    }
+def _against_twins(arms: Mapping[str, Any]) -> dict[str, Any]:
+    """Shadow's loss less its twin's, at equal samples, of every seed; below 0 the shadow is better."""
+    found: dict[str, Any] = {}
+    for shadow, twin in TWINS.items():
+        pairs = [(seeded(shadow, seed), seeded(twin, seed)) for seed in sorted({seed_of(name) for name in arms})]
+        each = [
+            arms[one]["loss_equal_samples"] - arms[other]["loss_equal_samples"]
+            for one, other in pairs
+            if one in arms and other in arms
+        ]
+        if each:
+            found[shadow] = {"mean": statistics.mean(each), "each": each}
+    return found

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from uneven.bench.arms_sync import Block, SyncArm, make, mlp
 from uneven.bench.lb_bsp_stage import OnStage
 from uneven.bench.lb_bsp_worker import print_into
-from uneven.bench.sync_cases import EVERY, GAUGE, Case
+from uneven.bench.sync_cases import EVERY, GAUGE, Case, seed_of
 from uneven.bench.sync_exchange import EVERYBODY, Exchanged, sweep
 from uneven.bench.workload import images
 from uneven.engine.connect import Connection, connect
@@ -138,9 +138,9 @@ class _Run:
     def _make(self, every: int, *, twins: bool) -> None:
         for name, who in self._case.arms.items():
             if (EVERY in who) == twins:
-                model = mlp(self._inputs, self._classes)
-                who = who.replace(EVERY, str(every))
-                self._arms[name] = make(who, model, self._train, self._case.batch, self._directory / name)
+                who, seed = who.replace(EVERY, str(every)), seed_of(name)
+                model = mlp(self._inputs, self._classes, seed)
+                self._arms[name] = make(who, model, self._train, self._case.batch, self._directory / name, seed)
                 self._losses[name].append(self._loss(name))
 
     def _round(self, name: str, seconds: float) -> None:

@@ -89,11 +89,12 @@ def bench(
     server       the shared copy in shards: push and pull against a plain ZeroMQ
                  copy, shards that are killed, 64 workers for ten minutes, a
                  million malformed messages. Fourteen minutes, --quick one.
-    sync         policies in the foreground and in the shadow against DDP with
-                 its hooks, post-local SGD, and no exchange at all, on emulated
-                 links, as root: samples/s, losses, sync gap, bytes. Cases: fast,
-                 100mbit, 20mbit, straggler, both; each with -2, -4, -8 workers.
-                 An hour and a half, --case NAME six minutes at most; --quick three.
+    sync         policies in the foreground, in the shadow and through a shared
+                 copy against DDP with its hooks, post-local SGD, torchft where it
+                 is installed, and no exchange at all, on emulated links, as root:
+                 samples/s, losses, sync gap, bytes. Cases: fast, 100mbit, 20mbit,
+                 straggler, both; each with -2, -4, -8 workers; twins-4. Two hours,
+                 --case NAME eight minutes at most, with --quick three; --quick three.
     fleet        six networks trained on shared data under FLEET, and in the ways
                  without it: one pipeline each, random subsets, one after the
                  other, trials of Ray Tune. Half an hour, --quick three minutes.

@@ -6,6 +6,7 @@ import io
 import json
 import math
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,25 @@ from rich.console import Console
 
 from uneven.bench import sync
 from uneven.bench.arms_sync import EvenSampler, mlp
-from uneven.bench.sync_cases import CORES, DDP, EVERY, GAUGE, SHADOWS, SLOW, TWINS, YARDSTICK, Case, cases, quick
-from uneven.bench.sync_table import Point, curve, limited, loss_at, overall, rate, reached_s, summarize
+from uneven.bench.sync_cases import (
+    BARE,
+    CORES,
+    DDP,
+    EVERY,
+    GAUGE,
+    SEEDS,
+    SHADOWS,
+    SLOW,
+    TWINS,
+    YARDSTICK,
+    Case,
+    cases,
+    quick,
+    seed_of,
+    seeded,
+    short,
+)  # fmt: skip
+from uneven.bench.sync_table import Point, _against_twins, curve, limited, loss_at, overall, rate, reached_s, summarize
 from uneven.bench.sync_worker import read_task, write_task
 from uneven.data.order import epoch_order
 from uneven.errors import UnknownNameError
@@ -43,7 +61,7 @@ def way(seconds: list[float], messages: float, parts: float) -> dict[str, Any]:
 
 RESULT: dict[str, Any] = {
     "every": 7,
-    "left_out": {"torchft": "is not installed"},
+    "left_out": {"torchft-local": "torchft is not installed"},
     "gaps": {"shadow:ma": 7.0},
     "exchanges": {"everybody": way([3.0, 3.2], 6, 1.5), "grid": way([2.0, 2.0], 2, 1.0)},
     "arms": {
@@ -69,9 +87,10 @@ RESULT: dict[str, Any] = {
 
 def test_every_case_has_what_it_compares_and_room_on_two_cores() -> None:
     known = cases()
-    assert len(known) == 15
-    for case in (*known.values(), *quick().values()):
-        assert {YARDSTICK, DDP, *SHADOWS, GAUGE} <= set(case.arms)
+    assert len(known) == 16
+    for case in (*known.values(), *quick().values(), *short().values()):
+        assert {YARDSTICK, *SHADOWS, GAUGE} <= set(case.arms)
+        assert case.name == "twins-4" or {BARE, DDP} <= set(case.arms)
         assert sum(case.shares) <= CORES + 0.01
         for who in case.arms.values():
             if " " in who:
@@ -79,7 +98,10 @@ def test_every_case_has_what_it_compares_and_room_on_two_cores() -> None:
     for case in known.values():
         assert set(TWINS.values()) <= set(case.arms)
         assert ("bsp-balanced" in case.arms) == (max(case.shares) == pytest.approx(SLOW * min(case.shares), rel=0.01))
-    assert set(quick()) <= set(known)
+    assert set(quick()) < set(known) == set(short())
+    assert all(set(case.arms) <= set(known[name].arms) for name, case in short().items())
+    pairs = known["twins-4"].arms
+    assert [seed_of(name) for name in pairs if pairs[name] == pairs[GAUGE]] == list(range(SEEDS))
 
 
 def test_a_task_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -127,10 +149,13 @@ def test_the_keys_of_a_case_and_of_the_whole() -> None:
     assert whole["shadow_of_unsynchronised"] == 0.95
     assert whole["shadow_worst"] == {"policy": "shadow:ma", "case": "100mbit-2"}
     assert whole["shadow_vs_ddp_100mbit"] == 3.0 / 0.5
-    assert whole["shadow_vs_twin"]["100mbit-2"]["shadow:ma"] == pytest.approx(
-        arms["shadow:ma"]["loss_equal_samples"] - arms["fr-ma"]["loss_equal_samples"]
-    )
+    apart = arms["shadow:ma"]["loss_equal_samples"] - arms["fr-ma"]["loss_equal_samples"]
+    assert whole["shadow_vs_twin"]["100mbit-2"] == {"shadow:ma": {"mean": apart, "each": [apart]}}
+    assert whole["shadow_of_bare"] is arms["shadow:ma"]["of_bare"] is None
     assert whole["ds_sync_vs_ring"] == {}  # two workers are one group
+    bare = arm(*RESULT["arms"][YARDSTICK]["blocks"], losses=(2.0, 1.5, 1.0), own_pace=True, limited=2)
+    told = summarize(CASE, {**RESULT, "arms": {**RESULT["arms"], BARE: bare}})
+    assert overall({"100mbit-2": told})["shadow_of_bare"] == 0.95
     assert case["exchanges"]["grid"]["faster_than_ring"] == pytest.approx(1.55)
     assert case["exchanges"]["grid"]["predicted_by_bytes"] == 1.5
     assert case["exchanges"]["grid"]["predicted_by_messages"] == 3.0
@@ -142,11 +167,19 @@ def test_the_keys_of_a_case_and_of_the_whole() -> None:
     assert "left out" in console.export_text()
 
 
+def test_pairs_of_one_seed_are_compared() -> None:
+    losses = {"shadow:ma": 1.0, "fr-ma": 0.5, seeded("shadow:ma", 1): 0.7, seeded("fr-ma", 1): 0.8, "shadow:bmuf": 9.0}
+    found = _against_twins({name: {"loss_equal_samples": loss} for name, loss in losses.items()})
+    assert list(found) == ["shadow:ma"]
+    assert found["shadow:ma"]["each"] == pytest.approx([0.5, -0.1])
+    assert found["shadow:ma"]["mean"] == pytest.approx(0.2)
+
+
 def test_an_arm_that_cannot_take_part_is_named_with_its_reason() -> None:
-    case = Case(name="", about="", shares=(1.0,), mbit_per_s=1.0, arms={"none": "none", "odd": "even ma:every={every}"})
-    able, left_out = sync._able(case)
-    assert able == case.arms
-    assert set(left_out) == {"torchft"}
+    given = {"none": "none", "odd": "even ma:every={every}", "theirs": "torchft-local:every=8"}
+    able, left_out = sync._able(Case(name="", about="", shares=(1.0,), mbit_per_s=1.0, arms=given))
+    assert able == {name: who for name, who in given.items() if name not in left_out}
+    assert left_out == ({} if find_spec("torchft") else {"theirs": "torchft is not installed"})
     with pytest.raises(UnknownNameError, match="case"):
         sync.run(True, "digits", lambda *_: None, case="fast-3")
 
