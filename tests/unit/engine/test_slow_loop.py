@@ -295,7 +295,7 @@ def test_a_forecast_out_of_all_proportion_is_not_believed(told: float) -> None:
 def test_after_a_sudden_change_one_more_report_comes_at_once_and_after_a_small_one_none() -> None:
     for speeds, gap in (([20, 40, 60], 1), ([60, 40, 24], None)):
         crew = Crew([60, 40, 20], "lb-bsp", budget=0.005)
-        crew.cost_s = 1e-3
+        crew.cost_s = 0.02
         crew.run(600)
         before = len(crew.gathers)
         crew.speeds = speeds
