@@ -89,7 +89,8 @@ class Spacing:
         if self._free and price * self._aim <= _CHEAP:
             self._free -= 1
             return Gap(1, 1)
-        return Gap(_whole(price), _whole(price + owed) * self._still)
+        most = _whole(price + owed) * self._still
+        return Gap(min(_whole(price), most), most)
 
     def _price(self, table: Table, costs_s: Column) -> tuple[float, float]:
         """In iterations whose budget pays for it: a report, and what is owed."""
