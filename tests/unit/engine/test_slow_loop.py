@@ -6,7 +6,6 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import pytest
 from slow_crew import Crew, X
