@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
 from pathlib import Path
 
 import pytest
 import typer
 
-from page_host import PageHost
 from uneven.cli import application
 from uneven.cli.bench import BENCHES
 from uneven.cli.commands import COMMANDS
 from uneven.config import RunConfig, fields
+from uneven.testing.scripts import run_script
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -42,33 +43,32 @@ def named(path: Path) -> str:
 RUNNABLE = [page for page in PAGES if page != ARCHITECTURE and blocks(page.read_text(), "python")]
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[PageHost]:
-    """Where the pages run, each in a process of its own."""
-    started = PageHost()
-    yield started
-    started.close()
+def run(page: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which has imported what nearly every page imports."""
+    (directory / "page.py").write_text(page)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return run_script(["page.py"], cwd=directory, env=env, imported=["sklearn.datasets"], timeout_s=110)
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
-def test_python_blocks_run(page: Path, host: PageHost, tmp_path: Path) -> None:
-    done = host.run(script_of(page.read_text()), tmp_path)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    done = run(script_of(page.read_text()), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "uneven:" not in done.stderr  # our own warnings; torch may have some about one process
 
 
-def test_a_block_that_fails_is_named_by_its_line_in_the_page(host: PageHost, tmp_path: Path) -> None:
+def test_a_block_that_fails_is_named_by_its_line_in_the_page(tmp_path: Path) -> None:
     text = "# Page\n\n```python\nx = 1\n```\n\nText.\n\n```python\nassert x == 2\n```\n"
-    done = host.run(script_of(text), tmp_path)
+    done = run(script_of(text), tmp_path)
     assert done.returncode == 1
     assert "line 10" in done.stderr
 
 
-def test_pages_know_nothing_of_one_another(host: PageHost, tmp_path: Path) -> None:
+def test_pages_know_nothing_of_one_another(tmp_path: Path) -> None:
     first = "import atexit, os, sys\nos.environ['SEEN'] = sys.seen = 'yes'\natexit.register(print, 'the end')\n"
-    one = host.run(first, tmp_path)
+    one = run(first, tmp_path)
     assert (one.returncode, one.stdout, one.stderr) == (0, "the end\n", "")
-    two = host.run("import os, sys\nprint(os.getcwd(), hasattr(sys, 'seen'), 'SEEN' in os.environ)\n", tmp_path)
+    two = run("import os, sys\nprint(os.getcwd(), hasattr(sys, 'seen'), 'SEEN' in os.environ)\n", tmp_path)
     assert two.stdout == f"{tmp_path} False False\n"
 
 

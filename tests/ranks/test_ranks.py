@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from uneven.errors import ConfigError
 from uneven.testing import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
+from uneven.testing.scripts import Script
 from uneven.world import discover
 
 
@@ -187,11 +188,13 @@ def test_when_the_process_that_they_are_forked_from_is_killed_there_is_another()
     run_ranks(2, whoami)
     before = kept_pids()
     (nursery,) = before - pool_pids()
-    os.kill(nursery, signal.SIGKILL)
-    while psutil.Process(nursery).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
-    assert len(run_ranks(2, whoami)) == 2
-    assert before.isdisjoint(kept_pids())
+    with Script(["-c", "import time; time.sleep(600)"]) as script:
+        os.kill(nursery, signal.SIGKILL)
+        while psutil.Process(nursery).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert len(run_ranks(2, whoami)) == 2
+        assert before.isdisjoint(kept_pids())
+        assert script.wait(60) == -signal.SIGKILL  # nobody would hear of its end any more: it counts as killed, and is
 
 
 def test_stopping_the_pool_twice_is_fine() -> None:
