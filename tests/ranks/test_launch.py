@@ -1,7 +1,12 @@
-"""The launcher with real workers. Each test starts one launcher, which costs a few seconds."""
+"""The launcher with real workers.
+
+Importing torch takes a launcher seconds, so most are forked from a process that has done so; what they start is started
+as ever. Three tests leave nothing out: of the command line, of ``launch.local`` and of ``launch.start``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,6 +24,7 @@ import pytest
 from uneven import launch, rundir
 from uneven.cluster.processes import descendants, import_path
 from uneven.errors import LaunchError
+from uneven.testing.scripts import Script, run_script
 
 pytestmark = pytest.mark.slow
 
@@ -65,20 +72,33 @@ def ended(pid: int) -> bool:
 
 
 def uneven(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "uneven", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": import_path()},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment = {**os.environ, "PYTHONPATH": import_path()}
+    return run_script(["-m", "uneven", *arguments], cwd=cwd, env=environment, timeout_s=100)
+
+
+@contextmanager
+def launched(
+    options: launch.Launch, run: Path, output: Path | None = None, **env: str
+) -> Iterator[launch.LocalRun]:
+    """``launch.start``, forked."""
+    task = {"launch": dataclasses.asdict(options), "run_directory": str(run)}
+    run.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": import_path(), **env}
+    with (
+        Script(["-m", "uneven.launch", json.dumps(task)], env=environment, merged=True, output=output) as process,
+        launch.LocalRun(process) as launcher,
+    ):
+        yield launcher
 
 
 def test_the_command_line_starts_workers_and_leaves_their_arguments_alone(tmp_path: Path) -> None:
     script(tmp_path)
     arguments = ["--epochs", "3", "--nproc", "9", "-x", "--", "--help"]
-    done = uneven("run", "--nproc", "2", "--sync", "bsp", "--seed", "5", "worker.py", *arguments, cwd=tmp_path)
+    command = [sys.executable, "-m", "uneven", "run", "--nproc", "2", "--sync", "bsp", "--seed", "5", "worker.py"]
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": import_path()}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name.endswith("-worker")
@@ -105,7 +125,12 @@ def test_a_worker_that_dies_ends_the_run(tmp_path: Path, dying: str, code: int, 
     then = f"if rank == '1':\n    time.sleep(0.5)\n    {dying}\ntime.sleep(600)"
     target = script(tmp_path, then)
     run, output = tmp_path / "run", tmp_path / "output.txt"
-    assert launch.local([target], 3, run_directory=run, output=output, timeout_s=100) == code
+    if "raise" in dying:  # with nothing left out
+        ended_with = launch.local([target], 3, run_directory=run, output=output, timeout_s=100)
+    else:
+        with launched(launch.Launch(target=(target,), nproc="3"), run, output) as launcher:
+            ended_with = launcher.wait(100)
+    assert ended_with == code
     workers = reports(run, 3)
     text = output.read_text()
     assert said.format(pid=workers[1]["pid"]) in text
@@ -132,7 +157,8 @@ time.sleep(0.1)
 raise (PeerError if rank == "0" else RuntimeError)("rank 2 is missing")
 """
     run, output = tmp_path / "run", tmp_path / "output.txt"
-    assert launch.local([script(tmp_path, then)], 3, run_directory=run, output=output, timeout_s=100) == 1
+    with launched(launch.Launch(target=(script(tmp_path, then),), nproc="3"), run, output) as launcher:
+        assert launcher.wait(100) == 1
     last = output.read_text().rpartition("error: ")[2]
     assert last.startswith("rank 2 (process ")
     assert "ValueError: a bad label" in last
@@ -142,7 +168,7 @@ def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:
     target = script(tmp_path, "while True: pass")
     run, output = tmp_path / "run", tmp_path / "output.txt"
     options = launch.Launch(target=(target,), nproc="2", shares=(0.5, 0.05))
-    with launch.start(options, run_directory=run, output=output) as launcher:
+    with launched(options, run, output) as launcher:
         workers = [int(str(worker["pid"])) for worker in reports(run, 2)]
         below = descendants(launcher.pid)
         assert set(workers) < set(below)
@@ -155,9 +181,8 @@ def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:
 def test_stop_ends_everything_even_if_workers_will_not_listen(tmp_path: Path) -> None:
     target = script(tmp_path, "time.sleep(600)", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     run = tmp_path / "run"
-    patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
     options = launch.Launch(target=(target,), nproc="2")
-    with launch.start(options, run_directory=run, env=patience) as launcher:
+    with launched(options, run, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1") as launcher:
         workers = [int(str(worker["pid"])) for worker in reports(run, 2)]
         with pytest.raises(LaunchError, match=r"has not ended within 0\.1 s"):
             launcher.wait(0.1)
@@ -181,7 +206,7 @@ while True: pass
 def test_shares_hold_from_the_moment_a_worker_is_ready(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = launch.Launch(target=(script(tmp_path, BUSY),), shares=(0.3, 0.1), wait_ready=True)
-    with launch.start(options, run_directory=run):
+    with launched(options, run):
         told = reports(run, 2)
         pids = [int(str(worker["pid"])) for worker in told]
         assert {worker["OMP_NUM_THREADS"] for worker in told} == {"1"}
@@ -235,7 +260,7 @@ while True: pass
 def test_a_worker_that_is_through_is_not_throttled_any_more(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = launch.Launch(target=(script(tmp_path, THROUGH),), shares=(0.05, 0.05), wait_ready=True)
-    with launch.start(options, run_directory=run) as launcher:
+    with launched(options, run) as launcher:
         pids = [int(str(worker["pid"])) for worker in reports(run, 2)]
         below = descendants(launcher.pid)
         assert any("uneven.cluster.throttle_loop" in psutil.Process(pid).cmdline() for pid in below)
@@ -269,7 +294,7 @@ def test_a_given_port_is_used(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     output = tmp_path / "output.txt"
     options = launch.Launch(target=(target,), nproc="2", master_port=port)
-    with launch.start(options, run_directory=tmp_path / "run", output=output) as launcher:
+    with launched(options, tmp_path / "run", output) as launcher:
         assert launcher.wait(60) == 0, output.read_text()
     assert output.read_text().count(str(port)) == 2  # the lines of two workers may run into each other
 
@@ -278,18 +303,12 @@ def test_two_machines_meet(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     target, run = script(tmp_path), tmp_path / "run"
-    machines = [
-        launch.start(
-            launch.Launch(target=(target,), nproc="1", nnodes="2", node_rank=node, master_port=port),
-            run_directory=run,
-        )
-        for node in range(2)
-    ]
-    try:
+    one = launch.Launch(target=(target,), nproc="1", nnodes="2", node_rank=0, master_port=port)
+    with ExitStack() as stack:
+        machines = [
+            stack.enter_context(launched(options, run)) for options in (one, dataclasses.replace(one, node_rank=1))
+        ]
         assert [machine.wait(80) for machine in machines] == [0, 0]
-    finally:
-        for machine in machines:
-            machine.stop()
     assert [worker["WORLD_SIZE"] for worker in reports(run, 2)] == ["2", "2"]
 
 
