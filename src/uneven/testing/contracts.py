@@ -19,6 +19,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, given, settings
@@ -30,7 +31,7 @@ from uneven.core.actions import Moment, Payload, Via
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.predict import Predictor, predictors, study
 from uneven.sync import Pace, SyncPolicy
-from uneven.transport.base import Transport
+from uneven.transport.base import Pending, Transport
 
 Test = Callable[..., None]
 
@@ -70,13 +71,17 @@ def balance_views(draw: st.DrawFn, workers: int | None = None) -> list[BalanceVi
     """
     n = draw(st.integers(1, 8)) if workers is None else workers
     lower = tuple(draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)))
-    upper = tuple(low + draw(st.integers(1, 40)) for low in lower)
+    room = draw(st.lists(st.integers(1, 40), min_size=n, max_size=n))
+    upper = tuple(low + more for low, more in zip(lower, room, strict=True))
     total = draw(st.integers(max(1, sum(lower)), sum(upper)))
     shares = _within(total, lower, upper)
+    # A few speeds are drawn and then dealt: to draw each took most of what a balancer's suite takes.
+    some = draw(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6))
+    deal = Random(draw(st.integers(0, 2**32 - 1)))
     views = []
     for iteration in range(draw(st.integers(1, 8))):
-        speeds = draw(st.lists(st.floats(1e-3, 1e6), min_size=n, max_size=n))
-        known = [draw(st.booleans()) or iteration > 3 for _ in range(n)]
+        speeds = [_near(deal.choice(some), deal) for _ in range(n)]
+        known = [deal.random() < 0.5 or iteration > 3 for _ in range(n)]
         views.append(
             BalanceView(
                 iteration=iteration,
@@ -89,6 +94,11 @@ def balance_views(draw: st.DrawFn, workers: int | None = None) -> list[BalanceVi
             )
         )
     return views
+
+
+def _near(speed_per_s: float, deal: Random) -> float:
+    """Half of the time the same, so that workers are often equally fast."""
+    return speed_per_s if deal.random() < 0.5 else min(1e6, max(1e-3, speed_per_s * 10 ** deal.uniform(-1, 1)))
 
 
 def _within(total: int, lower: Sequence[int], upper: Sequence[int]) -> tuple[int, ...]:
@@ -394,13 +404,19 @@ def check_transport(transport: Transport) -> None:
     """
     everybody = range(transport.size)
     assert 0 <= transport.rank < transport.size
-    assert transport.gather([float(transport.rank), 0.5]).result().tolist() == [[float(r), 0.5] for r in everybody]
+    assert _rows(transport.gather([float(transport.rank), 0.5])) == [[float(r), 0.5] for r in everybody]
     early = transport.gather([1.0 + transport.rank])  # two under way at once, read in the other order
     late = transport.gather([math.inf, -float(transport.rank)])
-    assert late.result().tolist() == [[math.inf, -float(r)] for r in everybody]
-    assert early.result().tolist() == [[1.0 + r] for r in everybody]
-    assert math.isnan(transport.gather([math.nan]).result()[0][0])
+    assert _rows(late) == [[math.inf, -float(r)] for r in everybody]
+    assert _rows(early) == [[1.0 + r] for r in everybody]
+    assert math.isnan(_rows(transport.gather([math.nan]))[0][0])
     texts = transport.gather_text("é" * transport.rank)
     assert texts == tuple("é" * r for r in everybody)
     transport.close()
     transport.close()
+
+
+def _rows(pending: Pending) -> list[list[float]]:
+    table = pending.result()
+    assert table is not None, "nothing of a gather is lost"
+    return [[float(value) for value in row] for row in table]
