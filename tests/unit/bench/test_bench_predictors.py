@@ -160,7 +160,7 @@ def test_a_picture_shows_the_liveliest_worker() -> None:
 
 def test_all_keys_are_there() -> None:
     cases = {name: case.part(40, 30) for name, case in synthetic(100).items()}
-    result, told = bench.score(cases, ("last", "ema", "auto"), silent, spiked_in=260, stepped_in=200)
+    result, told = bench.score(cases, ("last", "ema", "auto"), silent, spiked_in=206, stepped_in=120)
     assert set(result["rmse"]["auto"]) == set(result["iteration_s"]["last"]) == set(cases)
     assert result["best_single"]["spikes"] == "ema"
     assert result["auto_regret"] == max(
