@@ -24,6 +24,7 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from uneven.bench.arms_sync import SyncArm
 from uneven.errors import UnknownNameError
 from uneven.sync.block import DiLoCo as DiLoCoPolicy
+from uneven.world import discover
 
 _TIMEOUT = timedelta(seconds=120)
 
@@ -81,5 +82,5 @@ class TorchFT(SyncArm):
 def _address() -> str:
     """Of this worker, as the others see it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        line.connect((os.environ["MASTER_ADDR"], 1))  # which sends nothing
+        line.connect((discover().meeting, 1))  # which sends nothing
         return str(line.getsockname()[0])

@@ -94,7 +94,7 @@ def bench(
                  is installed, and no exchange at all, on emulated links, as root:
                  samples/s, losses, sync gap, bytes. Cases: fast, 100mbit, 20mbit,
                  straggler, both; each with -2, -4, -8 workers; twins-4. Two hours,
-                 --case NAME eight minutes at most, with --quick three; --quick three.
+                 --case NAME eight minutes at most, with --quick five; --quick three.
     fleet        six networks trained on shared data under FLEET, and in the ways
                  without it: one pipeline each, random subsets, one after the
                  other, trials of Ray Tune. Half an hour, --quick three minutes.

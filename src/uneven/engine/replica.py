@@ -52,8 +52,8 @@ class Met:
 class _Room:
     """Memory in which one thread works its exchanges out.
 
-    It is kept, for new pages of memory would cost the processor several times what is done with them: an exchange of
-    4 MB with one new vector for each of its six results took 28 ms, of which 5 ms were gloo's, and takes 8 ms so.
+    It is kept, for new pages of memory cost the processor more than what is done with them: an exchange of 4 MB with a
+    new vector for each of its results took it 20 ms, and takes 9 so, of which 4 are gloo's.
     """
 
     def __init__(self, flat: Flat) -> None:
