@@ -2,11 +2,11 @@
 
 ::
 
-    engine.py        who trains when ─┐
-    engine_hosts.py  members          ├──► Place ──┬── engine_local.py   this machine: fork server, pipes, shared memory
-    feed.py          the shared stream ┘           └── engine_ray.py     a Ray cluster: actors, object store
+    engine.py        who trains when ──┐
+    engine_hosts.py  members           ├──► Place ◄── engine_local.py   this machine: fork server, pipes, shared memory
+    feed.py          the shared stream ┘
 
-Nothing that decides knows which one it is.
+Nothing that decides knows what is behind it.
 """
 
 from __future__ import annotations
