@@ -6,9 +6,10 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,25 +19,41 @@ from uneven import journal
 from uneven.core.records import EventRecord
 from uneven.testing.scripts import Script
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # eight workers that import torch, side by side
 
 HERE = Path(__file__).parent
 KILLED = 128 + signal.SIGKILL
 
 
-def ends(folder: Path, runs: dict[str, list[str]], program: list[object]) -> dict[str, tuple[int, str]]:
-    """Run directory → exit code and errors of ``uneven run OPTIONS PROGRAM``; all of them side by side."""
+def started(
+    stack: ExitStack, folder: Path, runs: dict[str, list[object]], *, merged: bool = False
+) -> dict[str, Script]:
+    """Run directory → ``uneven run`` of two workers with these words; all of them side by side."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+    words = ["-m", "uneven", "run", "--nproc", 2, "--run-dir"]
+    scripts = {}
+    for name, more in runs.items():
+        scripts[name] = stack.enter_context(Script([*words, name, *more], cwd=folder, env=env, merged=merged))
+        stack.callback(stop, scripts[name])
+    return scripts
+
+
+def stop(script: Script) -> None:
+    """Workers are in process groups of their own, which only their launcher ends."""
+    script.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        script.wait(30)
+
+
+def ends(folder: Path, runs: dict[str, list[object]]) -> dict[str, tuple[int, str]]:
+    """Run directory → exit code and errors."""
     with ExitStack() as stack:
-        started = {
-            name: stack.enter_context(
-                Script(
-                    ["-m", "uneven", "run", "--nproc", 2, "--run-dir", name, *options, *program], cwd=folder, env=env
-                )
-            )
-            for name, options in runs.items()
-        }
-        return {name: (one.wait(100), one.communicate(100)[1]) for name, one in started.items()}
+        scripts = started(stack, folder, runs)
+        return {name: (one.wait(100), one.communicate(100)[1]) for name, one in scripts.items()}
+
+
+def training(sync: str, dying: int) -> list[object]:
+    return ["--sync", sync, "--balance", "even", HERE / "dying_script.py", dying]
 
 
 def events(run: Path, rank: int) -> list[str]:
@@ -44,8 +61,8 @@ def events(run: Path, rank: int) -> list[str]:
 
 
 def test_the_others_go_on_through_the_shared_copy(tmp_path: Path) -> None:
-    runs = {one: ["--sync", one, "--balance", "even"] for one in ("asp", "easgd", "shadow:easgd", "backup")}
-    for sync, (code, said) in ends(tmp_path, runs, [HERE / "dying_script.py", 1]).items():
+    runs = {one: training(one, dying=1) for one in ("asp", "easgd", "shadow:easgd", "backup")}
+    for sync, (code, said) in ends(tmp_path, runs).items():
         assert code == 0, said
         assert re.search(r"uneven: rank 1 \(process \d+\) was killed by SIGKILL; the others go on without it", said), (
             said
@@ -62,17 +79,15 @@ def test_the_others_go_on_through_the_shared_copy(tmp_path: Path) -> None:
 
 
 def test_all_end_where_workers_meet_and_where_the_copy_was(tmp_path: Path) -> None:
-    runs = {one: ["--sync", one, "--balance", "even"] for one in ("ma:every=2", "bmuf:every=2", "shuffle")}
-    found = ends(tmp_path, runs, [HERE / "dying_script.py", 1])
+    runs = {one: training(one, dying=1) for one in ("bsp", "ma:every=2")}
+    found = ends(tmp_path, {**runs, "held": training("asp", dying=0)})
+    code, said = found.pop("held")
+    assert code == KILLED, said
+    assert re.search(r"error: rank 0 .* has been ended: it held the shared copy of the parameters, which `uneven", said)
     for sync, (code, said) in found.items():
         assert code == KILLED, said
         assert re.search(r"error: rank 1 \(process \d+\) was killed by SIGKILL, so the run has been ended;", said), said
         assert not (tmp_path / sync / "0.json").exists()
-    ((code, said),) = ends(
-        tmp_path, {"held": ["--sync", "asp", "--balance", "even"]}, [HERE / "dying_script.py", 0]
-    ).values()
-    assert code == KILLED, said
-    assert re.search(r"error: rank 0 .* has been ended: it held the shared copy of the parameters, which `uneven", said)
 
 
 # Workers that need no torch are there at once; they say what their death means as a session does.
@@ -102,17 +117,17 @@ CASES = {
 
 
 def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
-    found = {}
     for name, then in CASES.items():
         (tmp_path / f"{name}.py").write_text(WORKER.format(then=then))
-        options = ["--max-restarts", "1"] if name == "again" else []
-        with Script(
-            ["-m", "uneven", "run", "--nproc", 2, "--run-dir", name, *options, f"{name}.py"], cwd=tmp_path, merged=True
-        ) as one:
+    runs: dict[str, list[object]] = {name: [f"{name}.py"] for name in CASES}
+    runs["again"] = ["--max-restarts", 1, *runs["again"]]
+    with ExitStack() as stack:
+        scripts = started(stack, tmp_path, runs, merged=True)
+        for name, one in scripts.items():
             while "the others go on without it" not in one.printed() and one.poll() is None:
                 time.sleep(0.02)
             (tmp_path / name / "told").touch()
-            found[name] = one.wait(60), one.printed()
+        found = {name: (one.wait(60), one.printed()) for name, one in scripts.items()}
     before = "before that, the others had gone on without rank 1 (it ended with exit code 5)"
 
     code, said = found["outside"]
