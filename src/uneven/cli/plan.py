@@ -169,7 +169,7 @@ def _play(
 def _one(case: _Case, choice: Choice, lesson: learning.Lesson, moved: Callable[[float], None]) -> Result:
     from uneven.plan import Counter, Lesson, Result
     from uneven.simulate import simulate
-    from uneven.sync import Pace, carried
+    from uneven.sync import Pace, carried, unheeded
 
     scenario, counter = case.scenario(choice), Counter()
     turns = 1 if lesson.task is None else 2
@@ -195,6 +195,6 @@ def _one(case: _Case, choice: Choice, lesson: learning.Lesson, moved: Callable[[
         choice=choice,
         facts=facts,
         figures=counter.figures(outcome, waits=facts is None or facts.pace is not Pace.OWN),
-        refused=carried(choice.sync),
+        refused=carried(choice.sync) or unheeded(choice.sync, choice.balance),
         lesson=taught,
     )

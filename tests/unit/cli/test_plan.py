@@ -10,7 +10,7 @@ import pytest
 
 from uneven.cli import main
 from uneven.cli.plan import split
-from uneven.sync import carried
+from uneven.sync import carried, unheeded
 
 
 def typed(*words: str, command: str = "plan") -> int:
@@ -39,7 +39,8 @@ def test_all_combinations_of_demo4_are_ranked_with_reasons(capsys: pytest.Captur
     assert rates == sorted(rates, reverse=True)
     assert len(rates) >= 20
     assert max(rates) <= told["limit_per_s"]
-    assert [row["carried"] for row in told["rows"]] == [carried(row["sync"]) is None for row in told["rows"]]
+    refused = [carried(row["sync"]) or unheeded(row["sync"], row["balance"]) for row in told["rows"]]
+    assert [row["carried"] for row in told["rows"]] == [why is None for why in refused]
     assert {row["carried"] for row in told["rows"]} == {True, False}
     best = next(row for row in told["rows"] if row["carried"])
     assert told["best_carried"] == {"balance": best["balance"], "sync": best["sync"]}
