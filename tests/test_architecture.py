@@ -31,6 +31,7 @@ PURE = (
     *(f"uneven.fleet.{name}" for name in ("rates", "profile", "allocate", "assign", "rounds")),
     *(f"uneven.fleet.{name}" for name in ("densest", "learning", "rivals", "simulate", "optimal")),
     *(f"uneven.fleet.{name}" for name in ("converge", "feed_ledger", "feed_stream", "feed_size", "batch_rule")),
+    "uneven.fleet.together",
     "uneven.bench.fleet_plan_cases",
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("tables", "quantities", "parse", "write")),

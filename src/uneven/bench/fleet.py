@@ -34,7 +34,7 @@ METHODS = {
     "sequential": "one member after the other, all slots to it",
     "fleet-g": "shared, FLEET, all slots planned anew",
     "fleet-l": "shared, FLEET, free slots refilled",
-    "all-at-once": "shared, all members together on more slots than cores; ours",
+    "together": "shared, all members take turns on the slots; ours, and what a user gets",
     "ray-tune": "trials of Ray Tune, one pipeline each; only where Ray is installed",
 }
 
@@ -47,16 +47,18 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     Returns:
         ``rates_per_s`` (member → samples/s on 1, 2 slots), ``profile_s``, ``slots``, ``repeats``, ``samples``,
         ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``, ``preprocess_cpu_s``,
-        ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, mean ``accuracy``; ``wall_range_s``),
-        ``speedup_vs_baseline``, ``speedup_vs_homogeneous``, ``speedup_vs_ray_tune`` (method → median of the ratios
-        within a repeat; the last one without Ray is empty) and ``preprocess_saving`` (baseline's processor time over
-        FLEET-G's). ``plan_gap_to_optimal``: how much longer FLEET-G's plan takes than the best rounds there are, both
-        reckoned from the measured rates.
+        ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, ``sharing``, the mean number of members
+        that read a prepared sample, and ``accuracy``, the mean over members and repeats; ``wall_range_s``,
+        ``accuracy_range``, of the repeats), ``speedup_vs_baseline``, ``speedup_vs_homogeneous``,
+        ``speedup_vs_ray_tune`` (method → median of the ratios within a repeat; the last one without Ray is empty) and
+        ``preprocess_saving`` (method → baseline's processor time over the method's, the same way).
+        ``plan_gap_to_optimal``: how much longer FLEET-G's plan takes than the best rounds there are, both reckoned
+        from the measured rates.
 
     Raises:
         TrainingError: a member failed.
     """
-    repeats, samples, epochs = (1, 1500, 2) if quick else (3, 3000, 3)
+    repeats, samples, epochs = (1, 1500, 2) if quick else (3, 2400, 2)
     progress("profiling", "", 0.0)
     began_s = time.perf_counter()
     rates = profile(data)
@@ -70,7 +72,8 @@ def profile(data: str) -> dict[str, list[float]]:
     """Member → samples/s on 1 and 2 slots, as every training measures them if it is not told."""
     with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
         tried = ensemble(data, "preprocessing-light", tuple(WIDTHS), samples=128, epochs=1)
-        return fleet.train(tried, devices=SLOTS, directory=folder, progress=False).state.rates
+        options = Options(together=False)
+        return fleet.train(tried, devices=SLOTS, directory=folder, options=options, progress=False).state.rates
 
 
 def measure(
@@ -122,18 +125,19 @@ def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) ->
         return baseline(asked, SLOTS)
     if method == "ray-tune":
         return fleet_tune.ray_tune(asked, SLOTS)
-    slots, options = SLOTS, Options(rates=rates, preprocessors=SLOTS)
+    options = Options(rates=rates, preprocessors=SLOTS, together=False)
     if method == "fleet-l":
         options = replace(options, paradigm=Paradigm.LOCAL)
-    elif method in ("homogeneous", "all-at-once"):  # as if all were equally fast, in random order
-        slots = len(asked.members) if method == "all-at-once" else SLOTS
+    elif method == "together":  # it finds out by itself what it has to know
+        options = Options(preprocessors=SLOTS, together=True)
+    elif method == "homogeneous":  # as if all were equally fast, in random order
         options = replace(options, rates={name: [1.0] for name in rates}, alpha=0.0)
     elif method == "sequential":  # so far apart that no two fit together
         apart = {name: [10.0**i * share for share in (1.0, 1.5)] for i, name in enumerate(rates)}
         options = replace(options, rates=apart, closeness=fleet.Closeness(delta_per_s=0.0))
     with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
         began_s = time.perf_counter()
-        result = fleet.train(asked, devices=slots, directory=folder, options=options, progress=False)
+        result = fleet.train(asked, devices=SLOTS, directory=folder, options=options, progress=False)
         wall_s = time.perf_counter() - began_s
     bad = [row for row in result.table if row.status != "trained"]
     if bad:
@@ -147,11 +151,12 @@ def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) ->
         "rounds": len(result.state.plan),
         "checkpoint_share": sum(epoch.checkpoint_s for epoch in epochs) / (busy_s + 1e-9),
         "scheduling_share": result.state.scheduling_s / wall_s,
+        "sharing": len(epochs) / result.state.passes,
         "accuracy": {name: one.epochs[-1].metric for name, one in result.state.members.items()},
     }
 
 
-_FIGURES = ("wall_s", "preprocess_cpu_s", "wait_share", "rounds", "checkpoint_share", "scheduling_share")
+_FIGURES = ("wall_s", "preprocess_cpu_s", "wait_share", "rounds", "checkpoint_share", "scheduling_share", "sharing")
 
 
 def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -160,30 +165,31 @@ def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         figures: dict[str, Any] = {key: statistics.median(one[key] for one in each) for key in _FIGURES}
         walls = [one["wall_s"] for one in each]
         figures["wall_range_s"] = [min(walls), max(walls)]
-        figures["accuracy"] = statistics.fmean(value for one in each for value in one["accuracy"].values())
+        means = [statistics.fmean(one["accuracy"].values()) for one in each]
+        figures["accuracy"], figures["accuracy_range"] = statistics.fmean(means), [min(means), max(means)]
         methods[name] = figures
 
-    def speedups(over: str) -> dict[str, float]:
-        slow = [one["wall_s"] for one in found.get(over, ())]
+    def times(over: str, figure: str) -> dict[str, float]:
+        slow = [one[figure] for one in found.get(over, ())]
         if not slow:
             return {}
         return {
-            name: statistics.median(a / one["wall_s"] for a, one in zip(slow, each, strict=True))
+            name: statistics.median(a / one[figure] for a, one in zip(slow, each, strict=True))
             for name, each in found.items()
         }
 
-    saving = methods["baseline"]["preprocess_cpu_s"] / methods["fleet-g"]["preprocess_cpu_s"]
     return {
         "methods": methods,
-        "speedup_vs_baseline": speedups("baseline"),
-        "speedup_vs_homogeneous": speedups("homogeneous"),
-        "speedup_vs_ray_tune": speedups("ray-tune"),
-        "preprocess_saving": saving,
+        "speedup_vs_baseline": times("baseline", "wall_s"),
+        "speedup_vs_homogeneous": times("homogeneous", "wall_s"),
+        "speedup_vs_ray_tune": times("ray-tune", "wall_s"),
+        "preprocess_saving": times("baseline", "preprocess_cpu_s"),
     }
 
 
 _HEADINGS = (
-    "took", "× baseline", "× homog.", "× Tune", "preprocessing", "waiting", "rounds", "checkpoints", "accuracy",
+    "took", "× baseline", "× homog.", "× Tune", "preprocessing", "saved ×", "share", "waiting", "rounds",
+    "checkpoints", "accuracy",
 )  # fmt: skip
 
 
@@ -206,7 +212,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             table.add_row(
                 name, f"{one['wall_s']:.1f} s{around}", f"{found['speedup_vs_baseline'][name]:.2f}",
                 f"{found['speedup_vs_homogeneous'][name]:.2f}", f"{over_tune:.2f}" if over_tune else "",
-                f"{one['preprocess_cpu_s']:.1f} s",
+                f"{one['preprocess_cpu_s']:.1f} s", f"{found['preprocess_saving'][name]:.2f}", f"{one['sharing']:.1f}",
                 f"{one['wait_share']:.0%}", f"{one['rounds']:.0f}", f"{one['checkpoint_share']:.1%}",
                 f"{one['accuracy']:.1%}",
             )  # fmt: skip

@@ -124,5 +124,6 @@ def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         "rounds": len(ensemble.members),
         "checkpoint_share": 0.0,
         "scheduling_share": 0.0,
+        "sharing": 1.0,
         "accuracy": accuracy,
     }

@@ -18,12 +18,12 @@ from uneven.fleet import Ensemble, Member, accuracy, never
 Sample = tuple[torch.Tensor, torch.Tensor]
 
 WIDTHS = {
-    "tiny": (6, 1),
-    "tiny-2": (7, 1),
-    "middle": (9, 2),
-    "middle-2": (10, 2),
-    "large": (13, 3),
-    "large-2": (14, 3),
+    "tiny": (4, 1),
+    "tiny-2": (5, 1),
+    "middle": (8, 2),
+    "middle-2": (9, 2),
+    "large": (22, 3),
+    "large-2": (26, 3),
 }
 """Member → channels and number of convolutions. No two are alike, and the slowest needs about eight times as long as
 the fastest."""
@@ -51,8 +51,23 @@ def light(sample: Sample) -> Sample:
 
 
 def heavy(sample: Sample) -> Sample:
-    """Turned, scaled and sheared, elastically bent, blurred, its contrast changed, and a patch erased."""
+    """The image mixed with two that were each changed on their own, in random parts, then as in :func:`light`.
+
+    So AugMix mixes chains of changes (Hendrycks et al., *AugMix*, ICLR 2020), which has three of them and others.
+    """
     image, label = sample
+    side = image.shape[-1]
+    parts = torch.rand(3) + 0.1
+    chains = torch.stack([image, _changed(image), _changed(image)])
+    image = ((parts / parts.sum()).view(3, 1, 1, 1) * chains).sum(0)
+    image = light((image, label))[0].clone()
+    top, left = torch.randint(0, side - side // 4, (2,)).tolist()
+    image[:, top : top + side // 4, left : left + side // 4] = torch.rand(())
+    return image, label
+
+
+def _changed(image: torch.Tensor) -> torch.Tensor:
+    """Turned, scaled and sheared, elastically bent, blurred, and its contrast changed."""
     side = image.shape[-1]
     turn, scale, shear = (torch.rand(3) - 0.5).tolist()
     angle, size = 0.6 * turn, 1.0 + 0.3 * scale
@@ -64,11 +79,7 @@ def heavy(sample: Sample) -> Sample:
     image = F.grid_sample(image[None], grid + bend.permute(0, 2, 3, 1), align_corners=False)
     for _ in range(2):
         image = F.avg_pool2d(F.pad(image, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
-    image = (image - image.mean()) * (0.8 + 0.4 * torch.rand(())) + image.mean()
-    image = light((image[0], label))[0].clone()
-    top, left = torch.randint(0, side - side // 4, (2,)).tolist()
-    image[:, top : top + side // 4, left : left + side // 4] = torch.rand(())
-    return image, label
+    return ((image - image.mean()) * (0.8 + 0.4 * torch.rand(())) + image.mean())[0]
 
 
 CASES: dict[str, Callable[[Sample], Sample]] = {"preprocessing-heavy": heavy, "preprocessing-light": light}

@@ -54,7 +54,8 @@ def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
     from ray import tune
 
     began_s = time.perf_counter()
-    ray.init(num_cpus=slots, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    # A cluster of its own, also where another one of this user runs on the machine.
+    ray.init("local", num_cpus=slots, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     started_s = time.perf_counter() - began_s
     try:
         with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
@@ -80,6 +81,7 @@ def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         "rounds": len(told),
         "checkpoint_share": 0.0,
         "scheduling_share": 0.0,
+        "sharing": 1.0,
         "accuracy": {one["config"]["member"]: one["accuracy"] for one in told},
         "started_s": started_s,
     }

@@ -20,14 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from uneven.errors import ConfigError
 from uneven.fleet.allocate import Flotilla
 from uneven.fleet.converge import Epoch
-from uneven.fleet.engine_devices import Devices, devices_of
+from uneven.fleet.engine_devices import Devices, cores, devices_of
 from uneven.fleet.engine_hosts import Host, Hosts
 from uneven.fleet.engine_local import Local
 from uneven.fleet.engine_options import Moment, Options, Show
-from uneven.fleet.engine_profile import known_rates
+from uneven.fleet.engine_profile import Profiler, take_given
 from uneven.fleet.engine_remains import sweep
 from uneven.fleet.engine_state import MemberState, RunState, folders, load, locked, save, tidy
 from uneven.fleet.ensemble import Ensemble
@@ -35,10 +37,16 @@ from uneven.fleet.feed import Feed, look
 from uneven.fleet.feed_preprocess import Source
 from uneven.fleet.feed_stream import Stream
 from uneven.fleet.member_host import Job, checkpoint_path
+from uneven.fleet.rivals import Plans
 from uneven.fleet.rounds import Planner
+from uneven.fleet.together import LEAST_GAIN, Together, places_for, takes_turns
 
 MOST_DEATHS = 3
 """A member whose process was killed so often within one epoch has failed."""
+
+LONG_EPOCH_S = 5.0
+"""Of shorter epochs, so few seconds are saved by a second slot that profiling members on it, two seconds each, is not
+worth it."""
 
 
 def run(ensemble: Ensemble, devices: Devices, directory: Path, options: Options, show: Show) -> RunState:
@@ -108,6 +116,9 @@ class _Run:
         self._factories, self._show = factories, show
         self._free = list(devices)
         self._devices = devices
+        self._together = options.together if options.together is not None else (
+            options.rates is None and devices[0] == "cpu" and takes_turns(len(devices), cores())
+        )
         self._folders = folders(directory, list(state.members))
         self._running: dict[str, int] = {}
         self._wall_s = state.wall_s
@@ -131,11 +142,12 @@ class _Run:
             try:
                 self._hosts = Hosts(self._place, self._feed)
                 try:
-                    self._rates = known_rates(
-                        self._hosts, self._state, self._job, self._devices, options.rates, probed.sample, self._look
+                    self._profiler = Profiler(
+                        self._hosts, self._state, self._job, self._devices, probed.sample, self._look
                     )
+                    planner = self._planner()
                     save(self._directory, self._state)
-                    self._rounds(stream)
+                    self._rounds(stream, planner)
                 finally:
                     self._hosts.close()
             finally:
@@ -146,9 +158,31 @@ class _Run:
     def _tell(self, reader: str, message: Any) -> None:
         self._hosts.tell(reader, message)
 
-    def _rounds(self, stream: Stream) -> None:
-        options = self._options
-        planner = Planner(self._rates, len(self._devices), options.paradigm, options.closeness, options.alpha)
+    def _planner(self) -> Plans:
+        """FLEET's, or where members take turns ours; what it has to know of the members is measured first."""
+        options, state, slots = self._options, self._state, len(self._devices)
+        if options.rates is not None:
+            take_given(state, options.rates)
+        if not self._together:
+            self._profiler.known_rates(state.members)
+            self._rates = self._profiler.rates()
+            return Planner(self._rates, slots, options.paradigm, options.closeness, options.alpha)
+        free_bytes = psutil.virtual_memory().available
+        self._profiler.brief_look()
+        waiting = self._waiting()
+        if len(waiting) < slots and self._worth_profiling(waiting):
+            self._profiler.known_rates(waiting, LEAST_GAIN)
+        self._rates = self._profiler.rates()
+        places = places_for(max(1, len(waiting)), slots, state.member_bytes, free_bytes)
+        self._free = [self._devices[0]] * max(slots, places)
+        return Together(self._rates, slots, places, alpha=options.alpha)
+
+    def _worth_profiling(self, names: list[str]) -> bool:
+        """Whether these members train so long that it is worth finding out what they would gain by a second slot."""
+        alone = [self._profiler.rates().per_s(name, 1) for name in names]
+        return bool(alone) and len(self._ensemble.dataset) / min(alone) > LONG_EPOCH_S
+
+    def _rounds(self, stream: Stream, planner: Plans) -> None:
         self._start(self._interrupted())
         while True:
             began_s = time.perf_counter()
@@ -162,17 +196,24 @@ class _Run:
             before = len(self._running)
             self._pass(stream)
             # Who stays when nobody has left: planning again would stop them for the same plan.
-            if len(self._running) < before and planner.round_ends(sum(self._running.values())):
+            if len(self._running) < before and self._ends(planner):
                 for name in list(self._running):
                     self._stop(name)
+                if self._together:
+                    planner = self._planner()
             self._save()
         self._save()
+
+    def _ends(self, planner: Plans) -> bool:
+        if self._together and not self._worth_profiling([*self._running, *self._waiting()]):
+            return False  # another plan would be the same one
+        return planner.round_ends(sum(self._running.values()))
 
     def _interrupted(self) -> Flotilla:
         """Who trained when an earlier start was stopped in the middle of a round; the plan goes on as it was."""
         members = self._state.members
         left = {name: n for name, n in self._state.running.items() if members[name].status == "waiting"}
-        return Flotilla(left if sum(left.values()) <= len(self._devices) else {})
+        return Flotilla(left if sum(left.values()) <= len(self._free) else {})
 
     def _waiting(self) -> list[str]:
         members = self._state.members
@@ -193,8 +234,12 @@ class _Run:
             self._state.plan.append((self._state.passes, dict(self._running)))
 
     def _pace(self) -> float:
-        """Samples/s at which the flotilla would go if data never lacked; infinite if the user gave a number instead."""
-        if self._options.preprocessors is not None:
+        """Samples/s at which the flotilla would go if data never lacked.
+
+        Infinite, which asks for as many preprocessors as there may be, if the user gave a number; and where they take
+        turns with the members, for then one that has nothing to do costs nothing.
+        """
+        if self._options.preprocessors is not None or self._together:
             return math.inf
         return min(self._alone_per_s(name, count) for name, count in self._running.items())
 

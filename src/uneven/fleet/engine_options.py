@@ -23,6 +23,9 @@ class Options:
         chunk: samples that a preprocessor makes in one go.
         preprocessors: how many; by default as many as the flotilla's pace needs, at most one for each core.
         paradigm: plan all devices anew when too few are busy (FLEET-G), or refill those that become free (FLEET-L).
+        together: all members that memory holds share one stream and take turns on the CPU slots
+            (:class:`uneven.fleet.together.Together`, ours) instead of FLEET's rule. By default where the devices are
+            CPU slots, no fewer than there are cores, and no ``rates`` are given, which are for FLEET's rule.
         alpha: the share of the devices that must be busy for a round to go on.
         closeness: how near the rates of those who share a stream are; by default a quarter of the fastest. Ours: the
             paper's 20 samples/s is for members of 21 … 176 samples/s.
@@ -40,6 +43,7 @@ class Options:
     chunk: int = 128
     preprocessors: int | None = None
     paradigm: Paradigm = Paradigm.GLOBAL
+    together: bool | None = None
     alpha: float = ALPHA
     closeness: Closeness = field(default_factory=lambda: Closeness(delta_share=0.25))
     batch_rule: BatchRule = BatchRule.KEEP

@@ -1,9 +1,9 @@
-"""How fast members are on how many devices: asked once, before the first flotilla."""
+"""How fast members are on how many devices: asked before the first flotilla, and no further than its plan needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from uneven.errors import ConfigError
@@ -17,56 +17,100 @@ from uneven.fleet.rates import Rates
 PROFILE_S = 0.5
 """Longest profile of a member on one number of devices."""
 
+LOOK_S = 0.05
+"""The same where members take turns and rates decide little: what matters is whether a member works, and its memory."""
 
-def known_rates(
-    hosts: Hosts,
-    state: RunState,
-    job_of: Callable[[str, tuple[str, ...]], Job],
-    devices: tuple[str, ...],
-    given: Mapping[str, Sequence[float]] | None,
-    sample: list[Any],
-    look: Callable[[], None],
-) -> Rates:
-    """The rates that the user gave, that an earlier start measured, or that members show now.
 
-    FLEET's order: r(1) of all, then r(2 … M_t); one after the other here, so that none disturbs another one. No member
-    is tried on more CPU slots than there are cores, or on more devices than its batch can be divided among. One that
-    cannot be profiled has failed; one that can on fewer devices is trained on those.
+@dataclass(frozen=True, slots=True)
+class Profiler:
+    """Lets members run for a moment on data that never lack, and writes into the state what they show.
 
-    Raises:
-        ConfigError: rates were given, but not of every member.
+    Attributes:
+        job_of: a member's name and devices → its job.
+        sample: the fields of a sample, as arrays.
+        look: called four times a second.
     """
-    if given is not None:
-        missing = [name for name in state.members if name not in given]
-        if missing:
-            raise ConfigError(f"rates has no entry for member {missing[0]!r}: give all members one, or none")
-        state.rates = {name: [float(rate) for rate in given[name]] for name in state.members}
 
-    def measure(name: str, count: int) -> bool:
-        job = replace(job_of(name, devices[:count]), epochs=0)
-        hosts.profile(job, sample, PROFILE_S)
-        answer = hosts.collect(look)[name]
-        hosts.leave(name)
-        member = state.members[name]
-        if answer[0] == "profiled":
-            _, steps_s, batch, used = answer
+    hosts: Hosts
+    state: RunState
+    job_of: Callable[[str, tuple[str, ...]], Job]
+    devices: tuple[str, ...]
+    sample: list[Any]
+    look: Callable[[], None]
+
+    def known_rates(self, names: Iterable[str], least_gain: float | None = None) -> None:
+        """Measure these members as FLEET does, unless an earlier start did.
+
+        FLEET's order: r(1) of all, then r(2 … M_t); one after the other here, so that none disturbs another one. No
+        member is tried on more CPU slots than there are cores, or on more devices than its batch can be divided among.
+        One that cannot be profiled has failed; one that can on fewer devices is trained on those.
+
+        Args:
+            least_gain: ours: a member is tried on no more devices once another one adds less than this share.
+        """
+        state, devices = self.state, self.devices
+        fresh = [name for name in names if self._waits(name) and name not in state.rates]
+        for name in fresh:
+            self._rate(name, 1)
+        useful = cores() if devices[0] == "cpu" else len(devices)
+        alone = {name: rates[0] for name, rates in state.rates.items() if rates[0] > 0.0}
+        most = min(useful, most_profiled(alone, len(devices), len(devices))) if alone else 1
+        for name in fresh:
+            if self._waits(name):
+                all(self._rate(name, count, least_gain) for count in range(2, most + 1))  # to the first of no use
+
+    def brief_look(self) -> None:
+        """A few steps of every member on one slot, so many at a time as there are, if no earlier start took them."""
+        state = self.state
+        new = [name for name in state.members if self._waits(name) and name not in state.alone]
+        for first in range(0, len(new), len(self.devices)):
+            for name, answer in self._tried(new[first : first + len(self.devices)], 1, LOOK_S).items():
+                _, steps_s, batch, _, held_bytes = answer
+                state.alone[name] = rate_per_s(steps_s, batch, median=True)
+                state.member_bytes = max(state.member_bytes, held_bytes)
+
+    def rates(self) -> Rates:
+        """What is known of all members. One that nothing is known of has failed, or was trained without."""
+        known = {name: [rate] for name, rate in self.state.alone.items()} | self.state.rates
+        return Rates({name: known.get(name, [1.0]) for name in self.state.members})
+
+    def _waits(self, name: str) -> bool:
+        return self.state.members[name].status == "waiting"
+
+    def _rate(self, name: str, count: int, least_gain: float | None = None) -> bool:
+        for _, steps_s, batch, used, _ in self._tried([name], count, PROFILE_S).values():
             if used == count:
-                state.rates.setdefault(name, []).append(rate_per_s(steps_s, batch))
-            return bool(used == count)
-        why = answer[1].strip() if answer[0] == "failed" else f"its process died in its profile ({answer[1]})"
-        if count == 1:
-            member.status, member.why = "failed", why
-        else:
-            member.note = f"not on {count} devices: {why}"
+                known = self.state.rates.setdefault(name, [])
+                known.append(rate_per_s(steps_s, batch, median=self.devices[0] == "cpu"))
+                return least_gain is None or count == 1 or known[-1] >= (1.0 + least_gain) * known[-2]
         return False
 
-    fresh = [name for name, one in state.members.items() if one.status == "waiting" and name not in state.rates]
-    for name in fresh:
-        measure(name, 1)
-    useful = cores() if devices[0] == "cpu" else len(devices)
-    alone = {name: rates[0] for name, rates in state.rates.items() if rates[0] > 0.0}
-    most = min(useful, most_profiled(alone, len(devices), len(devices))) if alone else 1
-    for name in fresh:
-        if state.members[name].status == "waiting":
-            all(measure(name, count) for count in range(2, most + 1))  # up to the first that cannot be
-    return Rates({name: state.rates.get(name, [1.0]) for name in state.members})
+    def _tried(self, names: Sequence[str], count: int, limit_s: float) -> dict[str, tuple[Any, ...]]:
+        """What these members show at the same time; without those that cannot."""
+        for name in names:
+            job = replace(self.job_of(name, self.devices[:count]), epochs=0)
+            self.hosts.profile(job, self.sample, limit_s)
+        answers = self.hosts.collect(self.look)
+        for name in names:
+            self.hosts.leave(name)
+        for name, answer in answers.items():
+            if answer[0] != "profiled":
+                why = answer[1].strip() if answer[0] == "failed" else f"its process died in its profile ({answer[1]})"
+                member = self.state.members[name]
+                if count == 1:
+                    member.status, member.why = "failed", why
+                else:
+                    member.note = f"not on {count} devices: {why}"
+        return {name: answer for name, answer in answers.items() if answer[0] == "profiled"}
+
+
+def take_given(state: RunState, given: Mapping[str, Sequence[float]]) -> None:
+    """The rates that the user knows, for all members.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    missing = [name for name in state.members if name not in given]
+    if missing:
+        raise ConfigError(f"rates has no entry for member {missing[0]!r}: give all members one, or none")
+    state.rates = {name: [float(rate) for rate in given[name]] for name in state.members}

@@ -62,6 +62,8 @@ class RunState:
         asked: what the run was asked for; a later start must ask for the same.
         passes: passes over the data that are behind.
         rates: member → samples/s on 1, 2, … devices.
+        alone: member → samples/s on a CPU slot, from a short look; where members take turns.
+        member_bytes: memory of the largest member's process in that look.
         members: in the order of the ensemble.
         running: who is in the middle of a round → devices.
         plan: every flotilla: first pass, and member → devices.
@@ -81,6 +83,8 @@ class RunState:
     preprocess_cpu_s: float = 0.0
     prepared: int = 0
     scheduling_s: float = 0.0
+    alone: dict[str, float] = field(default_factory=dict)
+    member_bytes: int = 0
 
 
 def folders(directory: Path, names: list[str]) -> dict[str, Path]:

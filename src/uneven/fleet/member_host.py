@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from uneven.errors import ConfigError
@@ -65,9 +66,9 @@ def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
 
     Messages in: ``("load", job, seat)``, ``("epoch", pass)``, ``("profile", job, seat, sample, seconds)``,
     ``("leave",)``. Out: ``("loaded", workers)``, where those beyond that number have nothing to do, ``("epoch",
-    Epoch)``, ``("profiled", seconds of each step, batch size, workers)``, what a :class:`Reader` says, and the last
-    word of a process, since nobody knows what the user's code has left behind: ``("failed", text)``, or ``("lost",
-    text)`` of one that misses another worker of its member.
+    Epoch)``, ``("profiled", seconds of each step, batch size, workers, bytes that only this process holds)``, what a
+    :class:`Reader` says, and the last word of a process, since nobody knows what the user's code has left behind:
+    ``("failed", text)``, or ``("lost", text)`` of one that misses another worker of its member.
     """
     torch.set_num_threads(1)
     ring = handle.open(connection)
@@ -87,7 +88,9 @@ def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
             elif what == "profile":
                 job, seat, sample, limit_s = rest
                 trainee = Trainee(reader, job, seat, partial(Copies, sample))
-                connection.send(("profiled", *trainee.profile(limit_s), trainee.used))
+                steps_s, batch = trainee.profile(limit_s)
+                own_bytes = psutil.Process().memory_full_info().uss
+                connection.send(("profiled", steps_s, batch, trainee.used, own_bytes))
             elif what == "epoch" and trainee is not None:
                 connection.send(("epoch", trainee.epoch(stream, rest[0])))
 

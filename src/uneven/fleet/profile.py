@@ -8,6 +8,7 @@ come out.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,12 +24,14 @@ LAST_BATCHES = 20
 """Batches at its end that the rate is taken from; what comes before warms up (section 6.1)."""
 
 
-def rate_per_s(batch_s: Sequence[float], batch: int) -> float:
+def rate_per_s(batch_s: Sequence[float], batch: int, *, median: bool = False) -> float:
     """Samples/s over the last 20 batches of a profile.
 
     Args:
         batch_s: seconds that each batch took, at most 48 of them.
         batch: samples in each, of all devices of the member together.
+        median: of the batch in the middle, not of all 20 together. Ours, for CPU slots: one batch in which the
+            processor did something else counts for one.
 
     Raises:
         ConfigError: no batches, more than a profile has, or times that are not positive.
@@ -36,7 +39,7 @@ def rate_per_s(batch_s: Sequence[float], batch: int) -> float:
     if not 1 <= len(batch_s) <= MOST_BATCHES:
         raise ConfigError(f"a profile has 1 … {MOST_BATCHES} batches, not {len(batch_s)}")
     last = batch_s[-LAST_BATCHES:]
-    took_s = math.fsum(last)
+    took_s = len(last) * statistics.median(last) if median else math.fsum(last)
     if not (batch > 0 and min(last) >= 0.0 and 0.0 < took_s < math.inf):
         raise ConfigError(f"{len(last)} batches of {batch} samples in {took_s} s have no rate")
     return len(last) * batch / took_s

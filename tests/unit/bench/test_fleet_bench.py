@@ -12,7 +12,7 @@ from uneven.bench import fleet_tune
 from uneven.bench.fleet_cases import CASES, WIDTHS, ensemble, member
 from uneven.bench.workload import images
 
-METHODS = ("baseline", "homogeneous", "sequential", "fleet-g")
+METHODS = ("baseline", "homogeneous", "sequential", "fleet-g", "together")
 """Those that differ in how they are carried; the others are these with other options."""
 
 
@@ -25,7 +25,10 @@ def test_every_method_trains_every_member() -> None:
     for case in result["cases"].values():
         assert set(case["methods"]) == set(METHODS) <= set(bench.METHODS)
         assert case["speedup_vs_baseline"]["baseline"] == case["speedup_vs_homogeneous"]["homogeneous"] == 1.0
-        assert case["preprocess_saving"] > 0.0
+        assert case["preprocess_saving"]["baseline"] == 1.0
+        sharing = {name: one["sharing"] for name, one in case["methods"].items()}
+        assert sharing["baseline"] == sharing["sequential"] == 1.0
+        assert (sharing["homogeneous"], sharing["together"]) == (bench.SLOTS, len(WIDTHS))
         assert case["speedup_vs_ray_tune"] == {}  # not asked for
         for one in case["methods"].values():
             assert one["wall_s"] > 0.0
@@ -33,7 +36,7 @@ def test_every_method_trains_every_member() -> None:
             assert 0.0 < one["accuracy"] <= 1.0
         rounds = {name: one["rounds"] for name, one in case["methods"].items()}
         assert rounds["baseline"] == rounds["sequential"] == len(WIDTHS)
-        assert rounds["homogeneous"] == len(WIDTHS) / bench.SLOTS
+        assert (rounds["homogeneous"], rounds["together"]) == (len(WIDTHS) / bench.SLOTS, 1)
     assert "preprocessing-light: fleet-g" in said
     console = Console(width=160)
     with console.capture() as shown:

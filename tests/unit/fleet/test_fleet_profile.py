@@ -102,3 +102,9 @@ def test_the_least_number_fits_and_one_fewer_does_not(fixed: int, each: int, bat
     found = least_devices(fixed, each, batch, limit)
     assert fits(found)
     assert found == 1 or not fits(found - 1)
+
+
+def test_the_batch_in_the_middle_stands_for_all_if_asked() -> None:
+    steps_s = [0.1] * 9 + [5.0]
+    assert rate_per_s(steps_s, 10, median=True) == pytest.approx(100.0)
+    assert rate_per_s(steps_s, 10) == pytest.approx(100 / 5.9)
