@@ -137,8 +137,11 @@ class Client:
         Raises:
             ConfigError, PeerError: as :meth:`push`.
         """
-        self._update(Kind.GRADIENT, step, weight, arrays, quorum)
-        return self.mean(step)
+        self._make_room()
+        packed = {shard: self._packed(shard, arrays) for shard in self._used}
+        with self._changed:  # a refusal takes back what was asked for after it: if it came in between, not the mean
+            self._start(Kind.GRADIENT, step, weight, packed, quorum)
+            return self.mean(step)
 
     def mean(self, step: int) -> Reply:
         """The mean of ``step``, without contributing; a shard keeps the last few."""

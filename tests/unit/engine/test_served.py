@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 import uneven
 from uneven.core.records import ExchangeRecord
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+from uneven.server.client import Client, Reply
 
 N, X = 22, 4
 
@@ -90,7 +92,14 @@ def test_what_a_shadow_has_not_been_told_of_is_in_the_copy_before_it_is_shown() 
 
 
 @pytest.mark.parametrize("sync", ["asp", "backup"])
-def test_what_is_no_number_never_comes_into_the_copy(sync: str) -> None:
+def test_what_is_no_number_never_comes_into_the_copy(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mean = Client.mean
+
+    def late(client: Client, step: int) -> Reply:
+        time.sleep(0.05)  # the shard has long refused what the mean is asked for with
+        return mean(client, step)
+
+    monkeypatch.setattr(Client, "mean", late)
     worker = Worker(sync)
     with pytest.warns(RuntimeWarning, match="non-finite movement on rank 0"):
         worker.epoch(spoil=2)
