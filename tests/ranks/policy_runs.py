@@ -61,6 +61,19 @@ class Run:
                 break
         return seen
 
+    def epoch_in_rounds(self) -> list[int]:
+        """One epoch whose first batches are handed to all before anybody takes a second one.
+
+        Where no step is complete without everybody, each round is then a global batch.
+        """
+        seen: list[int] = []
+        for x, y, index in self.loader:
+            if not seen:
+                dist.barrier()
+            self.step(x, y)
+            seen += index.tolist()
+        return seen
+
     def shown(self) -> torch.Tensor:
         """The parameters of the model to evaluate."""
         with self.session.evaluated():

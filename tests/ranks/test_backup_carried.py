@@ -22,12 +22,7 @@ from uneven.testing.ranks import RankContext, ranks
 def test_without_spares_it_is_bsp(me: RankContext) -> None:
     strict = Run("backup:spares=0", drop_last=True)
     for epoch in range(3):
-        seen = []
-        for x, y, index in strict.loader:
-            if not seen:
-                dist.barrier()  # nobody takes a second batch before all have their first: each round is a global batch
-            strict.step(x, y)
-            seen += index.tolist()
+        seen = strict.epoch_in_rounds()
         assert sorted(all_of(seen)) == sorted(epoch_order(length=N, seed=0, epoch=epoch)[: N - N % X].tolist())
     same(strict.shown(), flat(union(3)))
     assert [(one.gap, one.late, one.dropped) for one in strict.exchanges] == [(1, 0, 0)] * 12
@@ -54,13 +49,7 @@ def test_the_others_do_not_wait_for_a_straggler_whose_gradient_is_dropped(me: Ra
     told = [(one.dropped, one.late) for one in run.exchanges]
     assert told == ([(1, 6)] if me.rank == slow else [(0, 0)] * 6)
 
-    seen = []
-    for x, y, index in run.loader:
-        if not seen:
-            dist.barrier()  # nobody takes all before all have their first
-        run.step(x, y)
-        seen += index.tolist()
-    assert len(seen) >= X // 3, "it goes on with the newest step"
+    assert len(run.epoch_in_rounds()) >= X // 3, "it goes on with the newest step"
     copies = everybodys(run.shown())
     assert (copies == copies[0]).all()
     run.session.close()

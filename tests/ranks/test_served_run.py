@@ -96,12 +96,7 @@ def union(epochs: int) -> nn.Module:
 def test_ssp_bounds_the_lead_is_bsp_at_its_edge_and_easgd_keeps_the_sum(me: RankContext) -> None:
     strict = Run("ssp:staleness=0", drop_last=True)
     for epoch in range(3):
-        seen = []
-        for x, y, index in strict.loader:
-            if not seen:
-                dist.barrier()  # nobody takes a second batch before all have their first: each round is a global batch
-            strict.step(x, y)
-            seen += index.tolist()
+        seen = strict.epoch_in_rounds()
         assert sorted(all_of(seen)) == sorted(epoch_order(length=N, seed=0, epoch=epoch)[: N - N % X].tolist())
     same(strict.shown(), flat(union(3)))
     strict.session.close()
