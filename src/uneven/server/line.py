@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -125,12 +126,16 @@ class ZmqLine:
         self._wake()
         if self._thread is not None:
             self._thread.join()
-        self._wakeup.close(linger=0)
+        with self._waking:
+            self._wakeup.close(linger=0)
         self._context.destroy(linger=_LINGER_MS)
 
     def _wake(self) -> None:
         with self._waking:  # a socket belongs to one thread at a time
-            if not self._wakeup.closed and self._wakeup.poll(0, zmq.POLLOUT):
+            if self._wakeup.closed:
+                return
+            # Asking first whether it takes one would not do: the thread may end in between.
+            with contextlib.suppress(zmq.Again):  # it has not begun, or has ended, or has calls enough to wake by
                 self._wakeup.send(b"", zmq.NOBLOCK)
 
     def _find(self, shard: int) -> Callable[[], Address | None]:
@@ -223,8 +228,9 @@ class _Connection:
 
     def send(self, message: Message) -> None:
         """Give a message to the socket, if it takes any; otherwise the answer to a later ping shows that it is lost."""
-        if self._socket is not None and self._socket.poll(0, zmq.POLLOUT):
-            self._socket.send_multipart(encode(message), zmq.NOBLOCK, copy=False)
+        if self._socket is not None:
+            with contextlib.suppress(zmq.Again):
+                self._socket.send_multipart(encode(message), zmq.NOBLOCK, copy=False)
 
     def close(self, linger: int) -> None:
         """Let go of the socket."""
