@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from uneven.testing.scripts import run_script
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads")
 PLAIN, BALANCED, RAY, FLEET, THREADS = (EXAMPLES / f"{name}.py" for name in NAMES)
@@ -34,6 +36,14 @@ def python(*arguments: object, directory: Path, limit_s: float = 90, **environme
         raise
     assert started.returncode == 0, printed
     return printed
+
+
+def forked(*arguments: object, directory: Path) -> str:
+    """The same, in a process that has imported torch before; what an example itself starts is started as ever."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = run_script(arguments, cwd=directory, env=env, merged=True, imported=["sklearn.datasets"], timeout_s=90)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def accuracies(printed: str) -> list[float]:
@@ -62,19 +72,19 @@ def test_what_differs_is_marked() -> None:
 
 
 def test_plain(tmp_path: Path) -> None:
-    printed = python(PLAIN, "--epochs", 9, directory=tmp_path)
+    printed = forked(PLAIN, "--epochs", 9, directory=tmp_path)
     assert re.findall(r"^epoch (\d+):", printed, re.MULTILINE) == [str(epoch) for epoch in range(9)]
     (accuracy,) = accuracies(printed)
     assert accuracy > 0.9
 
 
 def test_balanced_alone(tmp_path: Path) -> None:
-    (accuracy,) = accuracies(python(BALANCED, directory=tmp_path))
+    (accuracy,) = accuracies(forked(BALANCED, directory=tmp_path))
     assert accuracy > 0.9
 
 
 def test_balanced_under_torchrun(tmp_path: Path) -> None:
-    (accuracy,) = accuracies(python(*TORCHRUN, BALANCED, directory=tmp_path))
+    (accuracy,) = accuracies(forked(*TORCHRUN, BALANCED, directory=tmp_path))
     assert accuracy > 0.9
 
 
@@ -87,18 +97,18 @@ def test_balanced_under_uneven_run(tmp_path: Path) -> None:
 
 
 def test_fleet(tmp_path: Path) -> None:
-    printed = python(FLEET, "--epochs", 4, directory=tmp_path)
+    printed = forked(FLEET, "--epochs", 4, directory=tmp_path)
     assert len(re.findall(r"^ +[1-4] \w+ +0\.\d+ +4 ", printed, re.MULTILINE)) == 4
     (accuracy,) = accuracies(printed)
     assert accuracy > 0.8
 
 
 def test_threads(tmp_path: Path) -> None:
-    printed = python(THREADS, "--threads", 2, "--epochs", 4, directory=tmp_path)
+    printed = forked(THREADS, "--threads", 2, "--epochs", 8, directory=tmp_path)
     (told,) = re.findall(r"^steps of each thread: (\d+), (\d+)$", printed, re.MULTILINE)
-    assert sum(map(int, told)) == 4 * 23
+    assert sum(map(int, told)) == 8 * 23
     (accuracy,) = accuracies(printed)
-    assert accuracy > 0.3  # it has learnt; how much in so few steps is chance where threads race on a busy machine
+    assert accuracy > 0.5  # after half as many epochs 0.23 was seen, where threads race on a busy machine; now 0.93
 
 
 @pytest.mark.slow

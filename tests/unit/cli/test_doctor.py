@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -20,8 +22,12 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def test_here_several_workers_can_train() -> None:
-    done = doctor()
+    done = doctor(COLUMNS="400")  # or it breaks its lines
     assert done.returncode == 0, done.stdout
+    version = importlib.metadata.version("torch")
+    assert re.search(rf"torch +{re.escape(version.partition('+')[0])}", done.stdout)
+    (took,) = re.findall(r"two processes met on 127\.0\.0\.1 and added up in (\d+\.\d) s", done.stdout)
+    assert float(took) > 0
     assert done.stdout.strip().endswith("Several workers can train here.")
     assert done.stdout.count("→") >= 12
     assert done.stderr == ""
@@ -32,6 +38,8 @@ def test_a_wrong_interface_is_named_and_the_exit_code_says_so() -> None:
     answer = json.loads(done.stdout)
     assert done.returncode == 1
     assert answer["works"] is False
+    (torch,) = [row for row in answer["findings"] if row["topic"] == "torch"]
+    assert torch["found"].startswith(importlib.metadata.version("torch").partition("+")[0])
     missing = [row for row in answer["findings"] if row["level"] == "missing"]
     assert {row["topic"] for row in missing} == {"gloo", "interface"}
     assert all("nosuch0" in row["found"] for row in missing)

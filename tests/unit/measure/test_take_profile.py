@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from uneven.measure.load import LoadMeter
 from uneven.measure.memory import group_room_bytes, group_use, limit_bytes, use, used_bytes
 from uneven.measure.profile import take_profile
 from uneven.measure.untouched import untouched
+from uneven.testing.scripts import run_script
 
 
 def model_and_step() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[int], None]]:
@@ -171,7 +170,7 @@ print(profile.sizes[-1], profile.failed, profile.most)
 
 def test_memory_that_really_does_not_suffice_does_not_end_the_process() -> None:
     """Address space for 200 MiB more; the run goes on with the limit that was found."""
-    run = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, timeout=100)
+    run = run_script(["-c", _CHILD], timeout_s=100)
     assert run.returncode == 0, run.stderr
     largest, failed, most = map(int, run.stdout.split())
     assert failed == 2 * largest
