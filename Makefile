@@ -15,6 +15,11 @@ NEEDS_VENV := import importlib.util as u, sys; sys.exit(u.find_spec("ensurepip")
 GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
 	print(*(need for name in sys.argv[1:] for need in groups[name]), sep="\n")
 
+# pip would compile every file of every package, which takes longer than all the rest of an install. Python keeps the
+# bytecode of what it imports by itself, also of this package, unless told not to.
+export PYTHONDONTWRITEBYTECODE =
+INSTALL := -m pip install --quiet --no-compile
+
 .PHONY: .venv demo test check bench clean
 
 .venv: .venv/.stamp-installed
@@ -23,12 +28,12 @@ GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"
 	@$(PYTHON) -c '$(NEEDS_PYTHON)'
 	@$(PYTHON) -c '$(NEEDS_VENV)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python $(INSTALL) --editable .
 	@touch $@
 
 .venv/.stamp-groups: .venv/.stamp-installed
 	@$(BIN)/python -c '$(GROUPS)' test check > .venv/groups.txt
-	$(BIN)/python -m pip install --quiet --requirement .venv/groups.txt
+	$(BIN)/python $(INSTALL) --requirement .venv/groups.txt
 	@touch $@
 
 demo: .venv/.stamp-installed

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -21,6 +22,12 @@ pytest_plugins = ["alone"]
 # Before anything imports numpy or torch, whose threads burn processor time while they wait for one another. Where more
 # processes run than there are cores that is most of the time: the tests of a predictor took twice what they take so.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# One tree gets one verdict, however busy the machine is. HYPOTHESIS_PROFILE=search looks for new examples instead.
+UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("repeatable", **UNTIMED, derandomize=True, database=None)
+hypothesis.settings.register_profile("search", **UNTIMED, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 PATIENCE_S = 3.0
 """How long something that has been told to end may take."""

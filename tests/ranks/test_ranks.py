@@ -190,8 +190,7 @@ def test_when_the_process_that_they_are_forked_from_is_killed_there_is_another()
     (nursery,) = before - pool_pids()
     with Script(["-c", "import time; time.sleep(600)"]) as script:
         os.kill(nursery, signal.SIGKILL)
-        while psutil.Process(nursery).status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
+        os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOWAIT)  # all of its threads, and whoever waits for it next knows
         assert len(run_ranks(2, whoami)) == 2
         assert before.isdisjoint(kept_pids())
         assert script.wait(60) == -signal.SIGKILL  # nobody would hear of its end any more: it counts as killed, and is

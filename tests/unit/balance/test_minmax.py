@@ -50,7 +50,7 @@ def problems(draw: st.DrawFn) -> tuple[Costs, int, Limits]:
     return Costs(row(0.0, 0.8), lines), total, Limits(lower=lower, upper=upper)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 @given(problem=problems())
 def test_it_is_as_early_as_one_sample_at_a_time(problem: tuple[Costs, int, Limits]) -> None:
     costs, total, limits = problem

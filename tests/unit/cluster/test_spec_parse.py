@@ -5,7 +5,7 @@ import tomllib
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from spec_strategies import clusters
 
 from uneven.cluster.parse import from_toml, to_toml
@@ -159,7 +159,7 @@ present = { values = [2, 0, 1, 1, 3], step_s = 100, speedup = 10 }
         parse(NODE + '[[nodes]]\nname = "b"\npresent = 0')
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(clusters())
 def test_out_and_in_again_is_the_same(spec: ClusterSpec) -> None:
     text = to_toml(spec)

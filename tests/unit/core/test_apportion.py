@@ -20,7 +20,7 @@ from uneven.core.exact import column
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
 
-REPEATABLE = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=200)
 
 
 @st.composite
@@ -81,7 +81,7 @@ def fits(shares: tuple[int, ...], total: int, limits: Limits) -> bool:
 # --- proportional -------------------------------------------------------------------------------------------
 
 
-@REPEATABLE
+@MANY
 @given(problem=problems(), data=st.data())
 def test_it_is_water_filling_and_largest_remainder(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem
@@ -89,7 +89,7 @@ def test_it_is_water_filling_and_largest_remainder(problem: tuple[int, int, Limi
     assert proportional(weights, total, limits) == by_the_book(weights, total, limits)
 
 
-@REPEATABLE
+@MANY
 @given(problem=problems(), data=st.data())
 def test_sum_and_limits_hold_for_any_weights(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem
@@ -135,7 +135,7 @@ def test_totals_at_the_edge() -> None:
     assert sum(proportional([1 / 3, 1 / 7, 1 / 11], MOST_SAMPLES)) == MOST_SAMPLES
 
 
-@REPEATABLE
+@MANY
 @given(problem=problems(), data=st.data())
 def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem
@@ -152,7 +152,7 @@ def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], d
 # --- fastest finish -----------------------------------------------------------------------------------------
 
 
-@REPEATABLE
+@MANY
 @given(problem=problems(), data=st.data())
 def test_it_finishes_as_early_as_the_greedy_rule(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem
@@ -163,7 +163,7 @@ def test_it_finishes_as_early_as_the_greedy_rule(problem: tuple[int, int, Limits
     assert finish(a, b, shares) <= one_by_one(a, b, total, limits) * (1 + 1e-9)
 
 
-@settings(REPEATABLE, max_examples=60)
+@settings(MANY, max_examples=60)
 @given(problem=problems(most_workers=3, most_each=8), data=st.data())
 def test_no_split_at_all_finishes_earlier(problem: tuple[int, int, Limits], data: st.DataObject) -> None:
     n, total, limits = problem

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from uneven.core.exact import column, exact_sum
 
-REPEATABLE = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=200)
 
 
-@REPEATABLE
+@MANY
 @given(st.lists(st.floats(-1e300, 1e300), max_size=300))
 def test_any_values_add_up_as_fsum_says(values: list[float]) -> None:
     assert exact_sum(column(values)) == math.fsum(values)

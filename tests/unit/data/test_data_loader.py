@@ -27,7 +27,7 @@ def one(dataset: Any, **kwargs: Any) -> BalancedLoader:
     return BalancedLoader(dataset=dataset, **keywords)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     length=st.integers(1, 90), world_size=st.integers(1, 5), batch_size=st.integers(5, 20),
     seed=st.integers(0, 99),

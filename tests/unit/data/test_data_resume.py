@@ -16,7 +16,7 @@ from uneven.data.order import epoch_order
 from uneven.errors import CheckpointError
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     length=st.integers(13, 80), first=st.integers(1, 5), second=st.integers(1, 5), most=st.integers(1, 9),
     batch_size=st.integers(5, 20), stream=st.booleans(),

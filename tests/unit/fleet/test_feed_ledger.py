@@ -90,7 +90,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(slots=st.integers(1, 5), actions=ACTIONS)
 def test_nothing_is_overwritten_before_all_have_read_it(slots: int, actions: list[tuple[str, int]]) -> None:
     book, ring, making = Ledger(slots=slots, end=30), {}, {}
@@ -126,7 +126,7 @@ def test_nothing_is_overwritten_before_all_have_read_it(slots: int, actions: lis
         assert 0.0 <= book.fill <= 1.0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(slots=st.integers(1, 5), turns=st.lists(st.integers(0, 4), max_size=200))
 def test_everybody_reads_everything_once_whoever_leaves(slots: int, turns: list[int]) -> None:
     total = 20

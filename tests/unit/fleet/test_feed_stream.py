@@ -13,7 +13,7 @@ from uneven.fleet.feed_size import preprocessors_needed
 from uneven.fleet.feed_stream import Section, Stream, batches
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(train=st.integers(1, 60), validate=st.integers(0, 30), chunk=st.integers(1, 20), size=st.integers(1, 70))
 def test_every_sample_is_in_one_chunk_and_in_one_batch(train: int, validate: int, chunk: int, size: int) -> None:
     stream = Stream(train, validate, chunk, seed=1)

@@ -18,7 +18,7 @@ shapes = st.lists(st.lists(st.integers(0, 40), min_size=0, max_size=3).map(tuple
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(shapes=shapes, shards=st.integers(1, 9), dtype=st.sampled_from(["float32", "float64"]))
 def test_every_element_lies_on_one_shard(shapes: list[tuple[int, ...]], shards: int, dtype: str) -> None:
     table = table_of(shapes, dtype, shards)

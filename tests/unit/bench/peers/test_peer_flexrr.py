@@ -173,7 +173,7 @@ def test_messages_that_take_long_help_less() -> None:
     assert ends_s(0.0) < ends_s(5.0) < ends_s(30.0) <= ends_s(1000.0) == 120.0
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 @given(
     counts=st.lists(st.integers(0, 12), min_size=1, max_size=6),
     seed=st.integers(0, 10_000),
