@@ -29,6 +29,9 @@ def command(
             help="A member's batch on m devices: as on one; m times, with the learning rate; m times, as in the paper.",
         ),
     ] = BatchRule.KEEP,
+    engine: Annotated[
+        str, typer.Option("--engine", help="local, or ray for the devices of a Ray cluster (the extra ray).")
+    ] = "local",
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write the plan over time and every curve as HTML.")
     ] = None,
@@ -41,6 +44,7 @@ def command(
     Examples:
       uneven fleet ensemble.toml
       uneven fleet ensemble.toml --devices 4
+      uneven fleet ensemble.toml --engine ray --directory /shared/runs/ensemble
       uneven fleet ensemble.toml --report ensemble.html
     """
     sys.path.insert(0, str(Path.cwd()))
@@ -55,7 +59,7 @@ def command(
         wanted = devices.split(",")
     where = Path("runs") / ensemble.stem if directory is None else directory
     options = fleet.Options(batch_rule=batch_rule)
-    result = fleet.train(asked, devices=wanted, directory=where, options=options)
+    result = fleet.train(asked, devices=wanted, directory=where, options=options, engine=engine)
     print(result)
     if report is not None:
         result.report(report)

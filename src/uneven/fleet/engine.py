@@ -1,4 +1,4 @@
-"""Trains an ensemble on this machine: plans flotillas, runs passes over the shared data, keeps what was trained.
+"""Trains an ensemble: plans flotillas, runs passes over the shared data, keeps what was trained.
 
 ::
 
@@ -16,27 +16,29 @@ import math
 import pickle
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, TrainingError
 from uneven.fleet.allocate import Flotilla
+from uneven.fleet.assign import assign_devices
 from uneven.fleet.converge import Epoch
-from uneven.fleet.engine_devices import Devices, cores, devices_of
+from uneven.fleet.engine_devices import Devices, cores
 from uneven.fleet.engine_hosts import Host, Hosts
-from uneven.fleet.engine_local import Local
 from uneven.fleet.engine_options import Moment, Options, Show
+from uneven.fleet.engine_place import Place, place_for
 from uneven.fleet.engine_profile import Profiler, take_given
-from uneven.fleet.engine_remains import sweep
 from uneven.fleet.engine_state import MemberState, RunState, folders, load, locked, save, tidy
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.feed import Feed, look
 from uneven.fleet.feed_preprocess import Source
 from uneven.fleet.feed_stream import Stream
 from uneven.fleet.member_host import Job, checkpoint_path
+from uneven.fleet.rates import Rates
 from uneven.fleet.rivals import Plans
 from uneven.fleet.rounds import Planner
 from uneven.fleet.together import LEAST_GAIN, Together, places_for, takes_turns
@@ -49,15 +51,17 @@ LONG_EPOCH_S = 5.0
 worth it."""
 
 
-def run(ensemble: Ensemble, devices: Devices, directory: Path, options: Options, show: Show) -> RunState:
+def run(
+    ensemble: Ensemble, devices: Devices, directory: Path, options: Options, show: Show, engine: str = "local"
+) -> RunState:
     """Train until every member is trained or has failed; go on where an earlier run in this directory was stopped.
 
     Raises:
+        TrainingError: every device was lost.
         ConfigError: devices, factories, data or options that cannot be used.
         DataError: a sample that cannot be read or transformed, by its number.
         CheckpointError: the directory holds a run that was asked for something else.
     """
-    names = devices_of(devices)
     jobs = _pickled(ensemble)
     asked = {
         "members": list(ensemble.members),
@@ -67,8 +71,10 @@ def run(ensemble: Ensemble, devices: Devices, directory: Path, options: Options,
         "chunk": options.chunk,
         "metric": ensemble.metric.name,
     }
-    with locked(directory):
-        sweep(directory)
+    with closing(place_for(engine, devices)) as place, locked(directory):
+        if options.together and not place.turns:
+            raise ConfigError(f"together=True: a device of engine={engine!r} trains one member at a time: leave it out")
+        place.enter(directory)
         state = load(directory, asked)
         for member in state.members.values():  # what failed is tried again; perhaps its cause is gone
             if member.status == "failed":
@@ -76,7 +82,7 @@ def run(ensemble: Ensemble, devices: Devices, directory: Path, options: Options,
             if member.status == "trained" and _more(ensemble, member):
                 member.status = "waiting"
         if any(member.status == "waiting" for member in state.members.values()):
-            _Run(ensemble, names, directory, options, state, jobs, show).go()
+            _Run(ensemble, place, directory, options, state, jobs, show).go()
     return state
 
 
@@ -105,7 +111,7 @@ class _Run:
     def __init__(
         self,
         ensemble: Ensemble,
-        devices: tuple[str, ...],
+        place: Place,
         directory: Path,
         options: Options,
         state: RunState,
@@ -114,17 +120,17 @@ class _Run:
     ) -> None:
         self._ensemble, self._options, self._directory, self._state = ensemble, options, directory, state
         self._factories, self._show = factories, show
-        self._free = list(devices)
-        self._devices = devices
+        self._place = place
+        self._free = list(range(len(place.devices)))
         self._together = options.together if options.together is not None else (
-            options.rates is None and devices[0] == "cpu" and takes_turns(len(devices), cores())
+            place.turns and options.rates is None and place.devices[0] == "cpu"
+            and takes_turns(len(place.devices), cores())
         )
         self._folders = folders(directory, list(state.members))
         self._running: dict[str, int] = {}
         self._wall_s = state.wall_s
         self._cpu_s, self._prepared = state.preprocess_cpu_s, state.prepared
         self._began_s = time.perf_counter()
-        self._place = Local(devices)
 
     def go(self) -> None:
         """Until nobody waits and nobody runs."""
@@ -132,41 +138,39 @@ class _Run:
         source = Source(ensemble.dataset, ensemble.validate, ensemble.transform, ensemble.validate_transform)
         validation = len(ensemble.validate) if ensemble.validate is not None else 0
         stream = Stream(len(ensemble.dataset), validation, options.chunk, ensemble.seed)
+        probed = look(self._place, source)
+        self._feed = Feed(
+            self._place, source, stream, probed.layout, slots=options.buffer // options.chunk,
+            most=options.preprocessors or self._place.preprocessors, tell=self._tell,
+            start=stream.begins(self._state.passes),
+        )  # fmt: skip
         try:
-            probed = look(self._place, source)
-            self._feed = Feed(
-                self._place, source, stream, probed.layout, slots=options.buffer // options.chunk,
-                most=options.preprocessors or max(1, len(devices_of("auto"))), tell=self._tell,
-                start=stream.begins(self._state.passes),
-            )  # fmt: skip
+            self._hosts = Hosts(self._place, self._feed)
             try:
-                self._hosts = Hosts(self._place, self._feed)
-                try:
-                    self._profiler = Profiler(
-                        self._hosts, self._state, self._job, self._devices, probed.sample, self._look
-                    )
-                    planner = self._planner()
-                    save(self._directory, self._state)
-                    self._rounds(stream, planner)
-                finally:
-                    self._hosts.close()
+                self._profiler = Profiler(
+                    self._hosts, self._state, self._job, self._place, probed.sample, self._look
+                )
+                planner = self._planner()
+                save(self._directory, self._state)
+                self._rounds(stream, planner)
             finally:
-                self._feed.close()
+                self._hosts.close()
         finally:
-            self._place.close()
+            self._feed.close()
 
     def _tell(self, reader: str, message: Any) -> None:
         self._hosts.tell(reader, message)
 
     def _planner(self) -> Plans:
         """FLEET's, or where members take turns ours; what it has to know of the members is measured first."""
-        options, state, slots = self._options, self._state, len(self._devices)
+        self._slots = self._left()
+        options, state, slots = self._options, self._state, self._slots
         if options.rates is not None:
             take_given(state, options.rates)
         if not self._together:
             self._profiler.known_rates(state.members)
             self._rates = self._profiler.rates()
-            return Planner(self._rates, slots, options.paradigm, options.closeness, options.alpha)
+            return Planner(self._fitting(slots), slots, options.paradigm, options.closeness, options.alpha)
         free_bytes = psutil.virtual_memory().available
         self._profiler.brief_look()
         waiting = self._waiting()
@@ -174,7 +178,7 @@ class _Run:
             self._profiler.known_rates(waiting, LEAST_GAIN)
         self._rates = self._profiler.rates()
         places = places_for(max(1, len(waiting)), slots, state.member_bytes, free_bytes)
-        self._free = [self._devices[0]] * max(slots, places)
+        self._free = list(range(max(slots, places)))
         return Together(self._rates, slots, places, alpha=options.alpha)
 
     def _worth_profiling(self, names: list[str]) -> bool:
@@ -185,6 +189,7 @@ class _Run:
     def _rounds(self, stream: Stream, planner: Plans) -> None:
         self._start(self._interrupted())
         while True:
+            planner = self._replanned(planner)
             began_s = time.perf_counter()
             flotilla = planner.next_flotilla(self._waiting(), len(self._free), Flotilla(dict(self._running)))
             self._state.scheduling_s += time.perf_counter() - began_s
@@ -195,6 +200,7 @@ class _Run:
                 continue  # all of this flotilla failed to start
             before = len(self._running)
             self._pass(stream)
+            planner = self._replanned(planner)
             # Who stays when nobody has left: planning again would stop them for the same plan.
             if len(self._running) < before and self._ends(planner):
                 for name in list(self._running):
@@ -203,6 +209,10 @@ class _Run:
                     planner = self._planner()
             self._save()
         self._save()
+
+    def _replanned(self, planner: Plans) -> Plans:
+        """The same, or one for what is left, where devices were lost since it was made."""
+        return planner if self._left() == self._slots else self._planner()
 
     def _ends(self, planner: Plans) -> bool:
         if self._together and not self._worth_profiling([*self._running, *self._waiting()]):
@@ -215,6 +225,34 @@ class _Run:
         left = {name: n for name, n in self._state.running.items() if members[name].status == "waiting"}
         return Flotilla(left if sum(left.values()) <= len(self._free) else {})
 
+    def _fitting(self, slots: int) -> Rates:
+        """The rates of those for whom so many devices are enough.
+
+        After a loss the others have failed until the next start; otherwise it is the planner that refuses them.
+        """
+        if slots == len(self._place.devices):
+            return self._rates
+        fits = {}
+        for name, row in zip(self._rates.members, self._rates.table, strict=True):
+            member, least = self._state.members[name], self._rates.least(name)
+            if least <= slots:
+                fits[name] = row
+            elif member.status == "waiting":
+                member.status, member.why = "failed", f"needs {least} devices; left: {slots}"
+        return Rates(fits or {"nobody": [1.0]})
+
+    def _left(self) -> int:
+        """Devices that are still there.
+
+        Raises:
+            TrainingError: none is.
+        """
+        gone = self._place.gone()
+        self._free = [device for device in self._free if device not in gone]
+        if len(gone) == len(self._place.devices):
+            raise TrainingError("every machine with a device was lost: start again when there are some")
+        return len(self._place.devices) - len(gone)
+
     def _waiting(self) -> list[str]:
         members = self._state.members
         return [name for name, one in members.items() if one.status == "waiting" and name not in self._running]
@@ -222,9 +260,12 @@ class _Run:
     def _start(self, flotilla: Flotilla) -> None:
         if not flotilla.members:
             return
+        nodes = self._place.nodes(self._free)
+        dealt = assign_devices(flotilla, nodes) if len(nodes) > 1 else {}
         for name, count in flotilla.members.items():
             self._running[name] = count
-            taken = tuple(self._free.pop(0) for _ in range(count))
+            taken = dealt.get(name, tuple(self._free[:count]))
+            self._free = [device for device in self._free if device not in taken]
             self._hosts.load(self._job(name, taken))
         for name, answer in self._hosts.collect(self._look).items():
             if answer[0] != "loaded":
@@ -290,8 +331,8 @@ class _Run:
         member = self._state.members[name]
         if answer[0] == "failed":
             member.status, member.why = "failed", answer[1].strip()
-        else:
-            member.deaths += 1
+        elif not self._place.gone().intersection(self._hosts.by_member[name].job.places):
+            member.deaths += 1  # its machine lives, so it may have been the member
             if member.deaths >= MOST_DEATHS:
                 hint = ""
                 if answer[1] == "SIGSEGV":
@@ -303,7 +344,7 @@ class _Run:
     def _stop(self, name: str) -> None:
         del self._running[name]
         one = self._hosts.leave(name)
-        self._free.extend(one.job.devices)
+        self._free.extend(one.job.places)
         self._charge(one)
 
     def _charge(self, one: Host) -> None:
@@ -339,12 +380,12 @@ class _Run:
         processes = {**self._hosts.processes, "": feed.processes}
         self._show(Moment(self._state, dict(self._running), feed.ledger, feed.wanted, most, processes))
 
-    def _job(self, name: str, devices: tuple[str, ...]) -> Job:
+    def _job(self, name: str, places: tuple[int, ...]) -> Job:
         epochs = len(self._state.members[name].epochs)
-        folder = self._folders[name]
+        folder, names = self._folders[name], self._place.devices
         return Job(
-            name, self._factories[name], self._ensemble.metric, devices, folder, epochs, self._ensemble.seed,
-            self._options.batch_rule, self._options.balance,
+            name, self._factories[name], self._ensemble.metric, tuple(names[one % len(names)] for one in places),
+            folder, epochs, self._ensemble.seed, self._options.batch_rule, self._options.balance, places,
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -48,6 +48,40 @@ def devices_of(asked: Devices) -> tuple[str, ...]:
     if len(set(gpus)) < len(gpus):
         raise ConfigError("devices: a GPU is named twice; one member at a time trains on it")
     return tuple(asked)
+
+
+def devices_of_cluster(asked: Devices, there: Mapping[str, float]) -> tuple[str, int]:
+    """Ray's name of the kind of devices, and how many; which ones is Ray's choice.
+
+    Args:
+        asked: "auto" for every GPU of the cluster, or for every CPU slot where it has none; a number of CPU slots; or
+            ``["cuda"] * 4``.
+        there: what the cluster has, by Ray's names.
+
+    Raises:
+        ConfigError: not so many, or not understood.
+    """
+    gpus = int(there.get("GPU", 0))
+    if asked == "auto":
+        kind, count = ("GPU", gpus) if gpus else ("CPU", int(there.get("CPU", 0)))
+    elif isinstance(asked, int):
+        kind, count = "CPU", asked
+    elif not isinstance(asked, str) and set(asked) in ({"cpu"}, {"cuda"}):
+        kind, count = ("GPU" if asked[0] == "cuda" else "CPU"), len(asked)
+    else:
+        raise ConfigError(
+            f"devices={asked!r}: Ray chooses which devices of its cluster are used; give \"auto\", a number of CPU "
+            f'slots, or ["cuda"] * 4'
+        )
+    has = int(there.get(kind, 0))
+    if count < 1:
+        raise ConfigError(f"devices={asked!r}: an ensemble is trained on at least one, and the cluster has {has}")
+    if count > has:
+        what = "GPUs" if kind == "GPU" else "CPU slots"
+        raise ConfigError(
+            f"devices: {count} {what} were asked for, and the cluster has {has}: ask for fewer, or add nodes"
+        )
+    return kind, count
 
 
 def cores() -> int:

@@ -21,6 +21,7 @@ class Local(Events):
     def __init__(self, devices: tuple[str, ...] = ("cpu",)) -> None:
         super().__init__()
         self.devices = devices
+        self.turns = True
         self.profiled = cores() if devices[0] == "cpu" else len(devices)
         self.preprocessors = max(1, len(devices_of("auto")))
 

@@ -2,20 +2,36 @@
 
 ::
 
-    engine.py        who trains when ──┐
-    engine_hosts.py  members           ├──► Place ◄── engine_local.py   this machine: fork server, pipes, shared memory
-    feed.py          the shared stream ┘
+    engine.py        who trains when ──┐             ┌── engine_local.py   this machine
+    engine_hosts.py  members           ├──► Place ◄──┤
+    feed.py          the shared stream ┘             └── engine_ray.py     a Ray cluster
+
+    ==================  ==============================  =====================================================
+    of a Place          engine_local.py                 engine_ray.py, ray_actor.py
+    ==================  ==============================  =====================================================
+    a process           forked, talks through a pipe    an actor; calls of its methods are the line
+    a device            a GPU, or a slot of a core      a placement group
+    samples lie in      memory that all share           the object store: a batch is a copy
+    more members than   members can take turns on the   a device trains one member at a time
+    devices             slots of a processor
+    lost by itself      processes                       processes, and machines with their devices and samples
+    ==================  ==============================  =====================================================
 
 Nothing that decides knows what is behind it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.fleet.engine_devices import Devices, devices_of
 from uneven.fleet.feed_layout import Layout
+
+ENGINES = ("local", "ray")
 
 Heard = Callable[[Any, Any], None]
 """Called with a process and a message of it."""
@@ -92,12 +108,14 @@ class Place(Protocol):
         profiled: up to how many devices a member's rates are worth measuring.
         preprocessors: how many are allowed unless the user says so.
         address: under which every process reaches this one.
+        turns: more members than devices may train at once, and take turns.
     """
 
     devices: tuple[str, ...]
     profiled: int
     preprocessors: int
     address: str
+    turns: bool
 
     def enter(self, directory: Path) -> None:
         """Make ready to train in this directory.
@@ -144,3 +162,23 @@ class Place(Protocol):
     def close(self) -> None:
         """Give everything back."""
         ...
+
+
+def place_for(engine: str, devices: Devices) -> Place:
+    """The place that an engine's name stands for.
+
+    Raises:
+        UnknownNameError: there is no such engine.
+        ConfigError: it has no such devices, or needs a package that is not installed.
+    """
+    if engine == "local":
+        from uneven.fleet.engine_local import Local
+
+        return Local(devices_of(devices))
+    if engine != "ray":
+        raise UnknownNameError("engine", engine, ENGINES)
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("engine='ray': Ray is not installed: pip install 'uneven[ray]'")
+    from uneven.fleet.engine_ray import Cluster
+
+    return Cluster(devices)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from uneven.errors import ConfigError
-from uneven.fleet.engine_devices import cores
 from uneven.fleet.engine_hosts import Hosts
+from uneven.fleet.engine_place import Place
 from uneven.fleet.engine_state import RunState
 from uneven.fleet.member_host import Job
 from uneven.fleet.profile import most_profiled, rate_per_s
@@ -26,15 +26,15 @@ class Profiler:
     """Lets members run for a moment on data that never lack, and writes into the state what they show.
 
     Attributes:
-        job_of: a member's name and devices → its job.
+        job_of: a member's name and devices of the place → its job.
         sample: the fields of a sample, as arrays.
         look: called four times a second.
     """
 
     hosts: Hosts
     state: RunState
-    job_of: Callable[[str, tuple[str, ...]], Job]
-    devices: tuple[str, ...]
+    job_of: Callable[[str, tuple[int, ...]], Job]
+    place: Place
     sample: list[Any]
     look: Callable[[], None]
 
@@ -48,13 +48,12 @@ class Profiler:
         Args:
             least_gain: ours: a member is tried on no more devices once another one adds less than this share.
         """
-        state, devices = self.state, self.devices
+        state, devices = self.state, self.place.devices
         fresh = [name for name in names if self._waits(name) and name not in state.rates]
         for name in fresh:
             self._rate(name, 1)
-        useful = cores() if devices[0] == "cpu" else len(devices)
         alone = {name: rates[0] for name, rates in state.rates.items() if rates[0] > 0.0}
-        most = min(useful, most_profiled(alone, len(devices), len(devices))) if alone else 1
+        most = min(self.place.profiled, most_profiled(alone, len(devices), len(devices))) if alone else 1
         for name in fresh:
             if self._waits(name):
                 all(self._rate(name, count, least_gain) for count in range(2, most + 1))  # to the first of no use
@@ -63,8 +62,9 @@ class Profiler:
         """A few steps of every member on one slot, so many at a time as there are, if no earlier start took them."""
         state = self.state
         new = [name for name in state.members if self._waits(name) and name not in state.alone]
-        for first in range(0, len(new), len(self.devices)):
-            for name, answer in self._tried(new[first : first + len(self.devices)], 1, LOOK_S).items():
+        slots = len(self.place.devices)
+        for first in range(0, len(new), slots):
+            for name, answer in self._tried(new[first : first + slots], 1, LOOK_S).items():
                 _, steps_s, batch, _, held_bytes = answer
                 state.alone[name] = rate_per_s(steps_s, batch, median=True)
                 state.member_bytes = max(state.member_bytes, held_bytes)
@@ -81,18 +81,24 @@ class Profiler:
         for _, steps_s, batch, used, _ in self._tried([name], count, PROFILE_S).values():
             if used == count:
                 known = self.state.rates.setdefault(name, [])
-                known.append(rate_per_s(steps_s, batch, median=self.devices[0] == "cpu"))
+                known.append(rate_per_s(steps_s, batch, median=self.place.devices[0] == "cpu"))
                 return least_gain is None or count == 1 or known[-1] >= (1.0 + least_gain) * known[-2]
         return False
 
     def _tried(self, names: Sequence[str], count: int, limit_s: float) -> dict[str, tuple[Any, ...]]:
         """What these members show at the same time; without those that cannot."""
-        for name in names:
-            job = replace(self.job_of(name, self.devices[:count]), epochs=0)
-            self.hosts.profile(job, self.sample, limit_s)
-        answers = self.hosts.collect(self.look)
-        for name in names:
-            self.hosts.leave(name)
+        while True:
+            lost = self.place.gone()
+            here = tuple(device for device in range(len(self.place.devices)) if device not in lost)[:count]
+            if len(here) < count:
+                return {}
+            for name in names:
+                self.hosts.profile(replace(self.job_of(name, here), epochs=0), self.sample, limit_s)
+            answers = self.hosts.collect(self.look)
+            for name in names:
+                self.hosts.leave(name)
+            if self.place.gone() == lost:
+                break  # otherwise who died was lost with its machine, which says nothing of the member
         for name, answer in answers.items():
             if answer[0] != "profiled":
                 why = answer[1].strip() if answer[0] == "failed" else f"its process died in its profile ({answer[1]})"

@@ -1,0 +1,160 @@
+"""What the test of the Ray engine looks at, run in a program of its own: Ray keeps processes, ports and variables.
+
+Prints one line of JSON. The cluster has two nodes with one CPU slot each, both on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+import torch
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import fleet_members as members
+from fleet_ray_members import EPOCHS, RATES, asked, options
+from uneven.errors import ConfigError
+from uneven.fleet.engine import run
+from uneven.fleet.engine_options import Moment
+from uneven.fleet.engine_ray import Cluster as Place
+from uneven.fleet.engine_ray import Kept
+from uneven.fleet.feed_layout import Field
+from uneven.fleet.ray_actor import ChunksHandle, Line
+
+PATIENCE_S = 200.0
+"""For nodes to come up; who waits longer is ended by the test."""
+
+CLUSTER = {
+    "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 60_000,
+    "health_check_failure_threshold": 3,
+    "enable_worker_prestart": False, "prestart_worker_first_driver": False,
+    "idle_worker_killing_time_threshold_ms": 600_000,
+}  # fmt: skip
+"""A dead node is found soon, for its port is closed; one that is only slow to answer is not taken for dead. No process
+is started before it is needed, and one that has imported torch is used again."""
+
+STORE_BYTES = 80 * 2**20
+
+BEFORE_LOSS = 2 * EPOCHS + 1
+"""Passes: the last two are in the middle of their training."""
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    node = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "wait": False}
+    one = Cluster()
+    try:
+        one.add_node(**node, include_dashboard=False, include_log_monitor=False, no_monitor=True,
+                     _system_config=CLUSTER)  # fmt: skip
+        one.wait_for_nodes(PATIENCE_S)
+        one.add_node(**node)
+        one.wait_for_nodes(PATIENCE_S)
+        ray.init(address=one.address, log_to_driver=False, logging_level=logging.CRITICAL)
+        yield one
+    finally:
+        ray.shutdown()
+        one.shutdown()
+
+
+def refusals(folder: Path) -> dict[str, str]:
+    """What is refused, in words."""
+    said = {}
+    os.chdir(folder)
+    for what, devices, directory, how in (
+        ("many", 3, folder / "many", options()),
+        ("names", ["cuda:0"], folder / "names", options()),
+        ("gpus", ["cuda"], folder / "gpus", options()),
+        ("together", 2, folder / "together", replace(options(), together=True)),
+        ("storage", 2, Path("/proc/self/cwd/elsewhere"), options()),
+    ):
+        try:
+            run(asked(), devices, directory, how, lambda moment: None, "ray")
+        except ConfigError as error:
+            said[what] = str(error)
+    with closing(Place(1)) as place:
+        try:
+            place.store((Field("float32", (2**20,)),), slots=8, chunk=8)
+        except ConfigError as error:
+            said["buffer"] = str(error)
+    return said
+
+
+def trained(folder: Path, there: Cluster) -> dict[str, Any]:
+    """All of them; a preprocessor is killed early, and a node when the last two have trained for one epoch."""
+    killed: list[int] = []
+    struck: dict[str, int] = {}
+
+    def strike(moment: Moment) -> None:
+        makers = [pid for pid in moment.processes[""] if pid]
+        if makers and not killed and moment.ledger.ready > 1:
+            killed.append(makers[0])
+            os.kill(makers[0], signal.SIGKILL)
+        if moment.state.passes == BEFORE_LOSS and not struck:
+            struck.update({name: pids[0] for name, pids in moment.processes.items() if name})
+            there.remove_node(there.list_all_nodes()[-1], allow_graceful=False)
+            while all(_lives(pid) for pid in struck.values()):
+                time.sleep(0.05)
+
+    far = NodeAffinitySchedulingStrategy(there.list_all_nodes()[-1].node_id, soft=False)
+    lost = made.options(scheduling_strategy=far).remote()  # type: ignore[attr-defined]
+    ray.wait([lost], fetch_local=False)
+    everybody = replace(asked(), members={**asked().members, "team": members.plain})
+    needs = replace(options(), rates={**RATES, "team": [0.0, 50.0]})
+    state = run(everybody, 2, folder, needs, strike, "ray")
+    return {
+        "killed": len(killed), "struck": sorted(struck), "plan": state.plan, "why": state.members["team"].why,
+        "told": {name: (one.status, len(one.epochs), one.deaths) for name, one in state.members.items()},
+        "chunk": a_chunk_is_lost(lost),
+    }  # fmt: skip
+
+
+def _lives(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def made(first: int = 0) -> list[np.ndarray[Any, Any]]:
+    """A chunk of four samples, too large to travel in a message."""
+    return [np.repeat(np.arange(first, first + 4)[:, None], 20_000, axis=1)]
+
+
+def a_chunk_is_lost(lost: Any) -> dict[str, Any]:
+    """What a reader does that finds a chunk gone with a machine, and what the engine makes of it."""
+    layout = (Field("int64", (20_000,)),)
+    kept = Kept(ChunksHandle(layout, 2, 4))
+    line = Line()
+    chunks = kept.handle(writable=False).open(line)
+    kept.keep(0, lost)
+    kept.keep(1, made.remote(4))
+    chunks.arrived(kept.found(0, 2))
+    line.inbox.put(("ready", 2, {0: (2, made.remote())}))
+    batch = chunks.batch(2, 4)[0][:, 0].tolist()
+    asked_for = line.outbox.get()[0]
+    heard = [kept.lost(*asked_for[1:]), kept.lost(*asked_for[1:])]
+    return {"batch": batch, "asked": asked_for, "heard": heard, "found": sorted(kept.found(0, 2))}
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    with cluster() as there:
+        found = {"refusals": refusals(folder), "trained": trained(folder / "there", there)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

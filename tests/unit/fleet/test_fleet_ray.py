@@ -1,0 +1,133 @@
+"""The Ray engine: the same as on one machine, whoever dies; and what it refuses. One cluster for all of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fleet_members as members
+import uneven.fleet as fleet
+from fleet_ray_members import RATES, asked, options
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.fleet import engine_state
+from uneven.fleet.engine import run
+from uneven.fleet.engine_devices import devices_of_cluster
+
+TESTS = Path(members.__file__).parent
+PATIENCE_S = 500.0
+
+
+@contextmanager
+def world(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The program with the cluster. Ray keeps files in a directory of its own, whose name must be short; a token in the
+    home directory; and it reports its use to its makers unless told not to."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as rays:
+        home = folder / "home"
+        home.mkdir()
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": rays, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_gcs_server_port_wait_time_s": "200",
+            "RAY_memory_monitor_refresh_ms": "0",  # else it kills processes when others fill the memory
+        }  # fmt: skip
+        environment.pop("RAY_ADDRESS", None)
+        program = subprocess.Popen(
+            [sys.executable, str(TESTS / "fleet_ray_world.py"), str(folder)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        with program:
+            try:
+                yield program
+            finally:
+                program.kill()
+
+
+def newest(directory: Path, name: str) -> dict[str, Any]:
+    """Everything of a member but how long it took."""
+    folder = engine_state.folders(directory, ["pair", "small", "wide", "late-a", "late-b", "team"])[name]
+    saved: dict[str, Any] = torch.load(max(folder.glob("*.pt")), weights_only=True)
+    saved["history"] = [(one["train_loss"], one["metric"], one["samples"]) for one in saved["history"]]
+    return saved
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # one for Ray and for all who import torch; several on a busy machine
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'")
+def test_a_cluster_trains_what_one_machine_does_and_outlives_a_node(tmp_path: Path) -> None:
+    with world(tmp_path) as program:
+        here = run(asked(), 2, tmp_path / "here", options(), lambda moment: None)
+        printed, complaints = program.communicate(timeout=PATIENCE_S)
+    assert program.returncode == 0, complaints[-5000:]
+    found = json.loads(printed.splitlines()[-1])
+
+    said = found["refusals"]
+    assert "3 CPU slots were asked for, and the cluster has 2" in said["many"]
+    assert "Ray chooses which devices" in said["names"]
+    assert "1 GPUs were asked for, and the cluster has 0" in said["gpus"]
+    assert "a device of engine='ray' trains one member at a time" in said["together"]
+    assert "is not the same directory on the machine" in said["storage"]
+    assert "a machine's object store has" in said["buffer"]
+
+    # The same plan until the node is lost; then who was there goes on, with its second epoch, on the one that is left.
+    trained = found["trained"]
+    assert trained["killed"] == 1
+    assert trained["struck"] == ["late-a", "late-b"]
+    assert [[first, running] for first, running in here.plan] == trained["plan"][:3]
+    [[passes, back]] = trained["plan"][3:]
+    assert (passes, list(back.values())) == (6, [1])
+    [set_back] = back
+    assert set_back in ("late-a", "late-b")
+    assert trained["told"].pop("team") == ["failed", 0, 0]
+    assert trained["why"] == "needs 2 devices; left: 1"
+    assert trained["told"] == {name: ["trained", 2, 0] for name in RATES}  # nobody twice, nobody too little
+
+    # To the bit the same as on one machine: samples lost or doubled with the preprocessor would be seen. Who was set
+    # back has seen other orders, for its second epoch came a pass later.
+    equal = {name: same(newest(tmp_path / "here", name), newest(tmp_path / "there", name)) for name in RATES}
+    assert equal == {name: name != set_back for name in RATES}
+
+    # The second of two chunks is there, the first is asked for; the engine hears once that it has to be made again.
+    lost = {"batch": [2, 3, 4, 5], "asked": ["missing", 0, 1], "heard": [True, False], "found": [1]}
+    assert trained["chunk"] == lost
+
+
+def test_what_is_asked_of_a_cluster() -> None:
+    assert devices_of_cluster("auto", {"CPU": 6.0}) == ("CPU", 6)
+    assert devices_of_cluster("auto", {"CPU": 6.0, "GPU": 2.0}) == ("GPU", 2)
+    assert devices_of_cluster(3, {"CPU": 6.0, "GPU": 2.0}) == ("CPU", 3)
+    assert devices_of_cluster(["cuda"] * 2, {"CPU": 6.0, "GPU": 2.0}) == ("GPU", 2)
+    assert devices_of_cluster(("cpu", "cpu"), {"CPU": 6.0}) == ("CPU", 2)
+    for wrong, complaint in (
+        (0, "at least one"), ("auto", "at least one"), (7, "and the cluster has 0"), (["cuda", "cpu"], "Ray chooses"),
+        ("gpu", "Ray chooses"), ([], "Ray chooses"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=complaint):
+            devices_of_cluster(wrong, {})
+
+
+def test_engines_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownNameError, match="engine 'rai'; did you mean 'ray'"):
+        fleet.train(members.ensemble(), directory=tmp_path, engine="rai", progress=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"Ray is not installed: pip install 'uneven\[ray\]'"):
+        fleet.train(members.ensemble(), directory=tmp_path, engine="ray", progress=False)
