@@ -7,6 +7,7 @@ import contextlib
 import gc
 import glob
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,10 @@ pytest_plugins = ["alone"]
 # Before anything imports numpy or torch, whose threads burn processor time while they wait for one another. Where more
 # processes run than there are cores that is most of the time: the tests of a predictor took twice what they take so.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts this in the background lets it, and all that it starts, ignore Ctrl-C, which tests press.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One tree gets one verdict, however busy the machine is. HYPOTHESIS_PROFILE=search looks for new examples instead.
 UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
