@@ -27,6 +27,10 @@ from uneven.fleet.engine_devices import devices_of_cluster
 TESTS = Path(members.__file__).parent
 PATIENCE_S = 500.0
 
+TOO_BUSY = "The current node timed out during startup"
+"""What Ray says where a node is not there after 30 s, a limit that cannot be set: seen with fifty busy processes on two
+cores. It says nothing about what is tested."""
+
 
 @contextmanager
 def world(folder: Path) -> Iterator[subprocess.Popen[str]]:
@@ -77,6 +81,8 @@ def test_a_cluster_trains_what_one_machine_does_and_outlives_a_node(tmp_path: Pa
     with world(tmp_path) as program:
         here = run(asked(), 2, tmp_path / "here", options(), lambda moment: None)
         printed, complaints = program.communicate(timeout=PATIENCE_S)
+    if program.returncode and TOO_BUSY in complaints:
+        pytest.skip("this machine is too busy for Ray, which gives a node 30 s to start")
     assert program.returncode == 0, complaints[-5000:]
     found = json.loads(printed.splitlines()[-1])
 
