@@ -24,7 +24,7 @@ from uneven.testing.ranks import RankContext, ranks
 @pytest.mark.parametrize(
     "options", [{"num_workers": 2}, {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 3}]
 )
-@ranks(2)
+@ranks(2, fresh=True)  # readers are forked: not in the midst of the threads that other tests have left in kept ranks
 def test_readers_with_a_moving_split(me: RankContext, options: dict[str, Any]) -> None:
     with uneven.Session(balance=Moving()) as session:
         model = net()
@@ -45,7 +45,7 @@ def test_readers_with_a_moving_split(me: RankContext, options: dict[str, Any]) -
     assert_same(model, reference(3, net()))
 
 
-@ranks(2)
+@ranks(2, fresh=True)
 def test_a_stream_with_a_moving_split(me: RankContext) -> None:
     splits = set()
     with uneven.Session(balance=Moving()) as session:
