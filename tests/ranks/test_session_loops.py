@@ -152,8 +152,9 @@ def test_who_computes_longer_waits_less(me: RankContext, tmp_path: str) -> None:
     with uneven.Session(balance="even", journal=tmp_path) as session:
         model = net()
         session.setup(model)
+        loader = session.loader(TensorDataset(*tensors()), X)  # in which ranks meet, and wait for who is late
         began = time.perf_counter()
-        for x, y in session.loader(TensorDataset(*tensors()), X):
+        for x, y in loader:
             work(0.06 if me.rank == 1 else 0.001)
             F.cross_entropy(model(x), y).backward()
             model.zero_grad()
