@@ -7,6 +7,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -162,3 +163,14 @@ class SecondRaises(nn.Module):
 def second_raises() -> Member:
     model = SecondRaises()
     return Member(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two checkpoints are the same, to the bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)

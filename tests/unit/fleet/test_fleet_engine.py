@@ -16,6 +16,7 @@ import torch
 
 import fleet_members as members
 import uneven.fleet as fleet
+from fleet_members import same
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
 from uneven.fleet import engine_state
 from uneven.fleet.engine_options import Options
@@ -35,16 +36,6 @@ def weights(result: fleet.Result, name: str) -> dict[str, Any]:
     """The newest checkpoint of a member."""
     folder = engine_state.folders(result.directory, list(result.state.members))[name]
     return torch.load(max(folder.glob("*.pt")), weights_only=True)
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 def parts(result: fleet.Result, name: str) -> dict[str, Any]:

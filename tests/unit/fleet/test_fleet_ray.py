@@ -18,6 +18,7 @@ import torch
 
 import fleet_members as members
 import uneven.fleet as fleet
+from fleet_members import same
 from fleet_ray_members import RATES, asked, options
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet import engine_state
@@ -62,16 +63,6 @@ def newest(directory: Path, name: str) -> dict[str, Any]:
     saved: dict[str, Any] = torch.load(max(folder.glob("*.pt")), weights_only=True)
     saved["history"] = [(one["train_loss"], one["metric"], one["samples"]) for one in saved["history"]]
     return saved
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 @pytest.mark.slow
