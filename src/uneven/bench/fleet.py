@@ -11,13 +11,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import uneven.fleet as fleet
-from uneven.bench import fleet_tune
+from uneven.bench import fleet_socket, fleet_tune
 from uneven.bench.fleet_baseline import baseline
 from uneven.bench.fleet_cases import CASES, WIDTHS, ensemble
 from uneven.errors import TrainingError
@@ -36,7 +36,23 @@ METHODS = {
     "fleet-l": "shared, FLEET, free slots refilled",
     "together": "shared, all members take turns on the slots; ours, and what a user gets",
     "ray-tune": "trials of Ray Tune, one pipeline each; only where Ray is installed",
+    "tensorsocket": "all members at once, fed by one TensorSocket producer; only where it is installed",
 }
+
+
+class Rival(NamedTuple):
+    """A method of others that may not be installed."""
+
+    heading: str
+    installed: Callable[[], bool]
+    train: Callable[[fleet.Ensemble, int], dict[str, Any]]
+
+
+RIVALS = {
+    "ray-tune": Rival("× Tune", fleet_tune.installed, fleet_tune.ray_tune),
+    "tensorsocket": Rival("× TensorSocket", fleet_socket.installed, fleet_socket.tensorsocket),
+}
+"""Method → what it needs and how it trains; every other method is always there."""
 
 Progress = Callable[[str, str, float], None]
 
@@ -48,17 +64,19 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
         ``rates_per_s`` (member → samples/s on 1, 2 slots), ``profile_s``, ``slots``, ``repeats``, ``samples``,
         ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``, ``preprocess_cpu_s``,
         ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, ``sharing``, the mean number of members
-        that read a prepared sample, and ``accuracy``, the mean over members and repeats; ``wall_range_s``,
-        ``accuracy_range``, of the repeats), ``speedup_vs_baseline``, ``speedup_vs_homogeneous``,
-        ``speedup_vs_ray_tune`` (method → median of the ratios within a repeat; the last one without Ray is empty) and
-        ``preprocess_saving`` (method → baseline's processor time over the method's, the same way).
+        that read a prepared sample, and ``accuracy``, the mean over members and repeats; ``accuracy_by_member``, each
+        the mean over repeats; ``wall_range_s``, and ``accuracy_range`` of the members' mean, over the repeats: each
+        has a seed of its own, the same for every method), ``speedup_vs_baseline``, ``speedup_vs_homogeneous``,
+        ``speedup_vs_ray_tune``, ``speedup_vs_tensorsocket`` (method → median of the ratios within a repeat; the last
+        two are empty where the rival is not installed) and ``preprocess_saving`` (method → baseline's processor time
+        over the method's, the same way).
         ``plan_gap_to_optimal``: how much longer FLEET-G's plan takes than the best rounds there are, both reckoned
         from the measured rates.
 
     Raises:
         TrainingError: a member failed.
     """
-    repeats, samples, epochs = (1, 1500, 2) if quick else (3, 2400, 2)
+    repeats, samples, epochs = (1, 1500, 2) if quick else (3, 4000, 3)
     progress("profiling", "", 0.0)
     began_s = time.perf_counter()
     rates = profile(data)
@@ -91,14 +109,15 @@ def measure(
 
     Shared methods have as many preprocessors as the baseline has loader processes.
     """
-    methods = methods or tuple(name for name in METHODS if name != "ray-tune" or fleet_tune.installed())
+    methods = methods or methods_here()
     found: dict[str, dict[str, list[dict[str, Any]]]] = {case: {name: [] for name in methods} for case in cases}
     jobs = [(repeat, case, name) for repeat in range(repeats) for case in cases for name in methods]
     for number, (repeat, case, name) in enumerate(jobs):
         progress("training", f"{case}: {name}", number / len(jobs))
         order = list(WIDTHS)
         random.Random(repeat).shuffle(order)
-        asked = ensemble(data, case, tuple(order), samples=samples, epochs=epochs)
+        # Seeds are the repeats' numbers, the same for all methods.
+        asked = ensemble(data, case, tuple(order), samples=samples, epochs=epochs, seed=repeat)
         found[case][name].append(_train(name, asked, {one: rates[one] for one in order}))
     progress("training", "done", 1.0)
     return {
@@ -112,6 +131,11 @@ def measure(
     }
 
 
+def methods_here() -> tuple[str, ...]:
+    """All methods but the rivals that are not installed."""
+    return tuple(name for name in METHODS if name not in RIVALS or RIVALS[name].installed())
+
+
 def plan_gap(rates: dict[str, list[float]], samples: int, epochs: int) -> float:
     """How much longer FLEET-G's rounds take than the best ones, as a share; waiting for data left out."""
     known = Rates({name: row[:SLOTS] for name, row in rates.items()})
@@ -123,8 +147,8 @@ def plan_gap(rates: dict[str, list[float]], samples: int, epochs: int) -> float:
 def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) -> dict[str, Any]:
     if method == "baseline":
         return baseline(asked, SLOTS)
-    if method == "ray-tune":
-        return fleet_tune.ray_tune(asked, SLOTS)
+    if method in RIVALS:
+        return RIVALS[method].train(asked, SLOTS)
     options = Options(rates=rates, preprocessors=SLOTS, together=False)
     if method == "fleet-l":
         options = replace(options, paradigm=Paradigm.LOCAL)
@@ -167,6 +191,9 @@ def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         figures["wall_range_s"] = [min(walls), max(walls)]
         means = [statistics.fmean(one["accuracy"].values()) for one in each]
         figures["accuracy"], figures["accuracy_range"] = statistics.fmean(means), [min(means), max(means)]
+        figures["accuracy_by_member"] = {
+            member: statistics.fmean(one["accuracy"][member] for one in each) for member in each[0]["accuracy"]
+        }
         methods[name] = figures
 
     def times(over: str, figure: str) -> dict[str, float]:
@@ -180,16 +207,20 @@ def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
     return {
         "methods": methods,
-        "speedup_vs_baseline": times("baseline", "wall_s"),
-        "speedup_vs_homogeneous": times("homogeneous", "wall_s"),
-        "speedup_vs_ray_tune": times("ray-tune", "wall_s"),
+        **{_speedup(name): times(name, "wall_s") for name in _COMPARED},
         "preprocess_saving": times("baseline", "preprocess_cpu_s"),
     }
 
 
+_COMPARED = {"baseline": "× baseline", "homogeneous": "× homog."} | {name: one.heading for name, one in RIVALS.items()}
+
+
+def _speedup(over: str) -> str:
+    return f"speedup_vs_{over.replace('-', '_')}"
+
+
 _HEADINGS = (
-    "took", "× baseline", "× homog.", "× Tune", "preprocessing", "saved ×", "share", "waiting", "rounds",
-    "checkpoints", "accuracy",
+    "took", *_COMPARED.values(), "preprocessing", "saved ×", "share", "waiting", "rounds", "checkpoints", "accuracy",
 )  # fmt: skip
 
 
@@ -206,15 +237,18 @@ def tables(result: dict[str, Any]) -> list[Table]:
         for heading in _HEADINGS:
             table.add_column(heading, justify="right")
         for name, one in found["methods"].items():
-            low, high = one["wall_range_s"]
-            over_tune = found["speedup_vs_ray_tune"].get(name)
-            around = f" \\[{low:.1f} … {high:.1f}]" if high > low else ""
+            speedups = (found[_speedup(over)].get(name) for over in _COMPARED)
             table.add_row(
-                name, f"{one['wall_s']:.1f} s{around}", f"{found['speedup_vs_baseline'][name]:.2f}",
-                f"{found['speedup_vs_homogeneous'][name]:.2f}", f"{over_tune:.2f}" if over_tune else "",
+                name, f"{one['wall_s']:.1f} s{_around(one['wall_range_s'], '.1f')}",
+                *("" if speedup is None else f"{speedup:.2f}" for speedup in speedups),
                 f"{one['preprocess_cpu_s']:.1f} s", f"{found['preprocess_saving'][name]:.2f}", f"{one['sharing']:.1f}",
                 f"{one['wait_share']:.0%}", f"{one['rounds']:.0f}", f"{one['checkpoint_share']:.1%}",
-                f"{one['accuracy']:.1%}",
+                f"{one['accuracy']:.1%}{_around(one['accuracy_range'], '.1%')}",
             )  # fmt: skip
         shown.append(table)
     return shown
+
+
+def _around(ends: list[float], form: str) -> str:
+    low, high = ends
+    return f" \\[{low:{form}} … {high:{form}}]" if high > low else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from uneven.errors import TrainingError
-from uneven.fleet import Ensemble
+from uneven.fleet import Ensemble, Member
 from uneven.fleet.engine_child import Child, Events, telling
 
 
@@ -47,24 +47,42 @@ def one_by_one(connection: Connection, ensemble: Ensemble) -> None:
 
 def train_member(ensemble: Ensemble, name: str) -> tuple[float, float, float]:
     """Train one member with a loader process of its own; its accuracy, seconds of waiting for data, and seconds."""
-    torch.manual_seed(0)
+    torch.manual_seed(ensemble.seed)
     member = ensemble.members[name]()
     train = Prepared(ensemble.dataset, ensemble.transform)
     loader = DataLoader(
         train, member.batch_size, shuffle=True, num_workers=1, persistent_workers=True,
         multiprocessing_context="fork",  # as in a plain script; what this process inherits starts in seconds
     )  # fmt: skip
+    return fit(ensemble, member, loader)
+
+
+def fit(ensemble: Ensemble, member: Member, batches: Iterable[Any]) -> tuple[float, float, float]:
+    """Train a member for all its epochs: the loop that is the same whoever prepares the samples.
+
+    Args:
+        ensemble: its validation samples and number of epochs count.
+        member: what is trained.
+        batches: gives one epoch of batches, each the inputs and the target, every time it is iterated over.
+
+    Returns:
+        The accuracy after the last epoch, seconds of waiting for batches, and seconds in all.
+    """
     validation = DataLoader(ensemble.validate, member.batch_size)
     worth, waited_s, began_s = 0.0, 0.0, time.perf_counter()
     for _ in range(ensemble.max_epochs):
         member.model.train()
-        batches, asked_s = iter(loader), time.perf_counter()
-        for *inputs, target in batches:
+        epoch = iter(batches)
+        while True:
+            asked_s = time.perf_counter()
+            batch = next(epoch, None)
             waited_s += time.perf_counter() - asked_s
+            if batch is None:
+                break
+            *inputs, target = batch
             member.loss(member.model(*inputs), target).backward()
             member.optimizer.step()
             member.optimizer.zero_grad()
-            asked_s = time.perf_counter()
         member.model.eval()
         with torch.no_grad():
             right = sum(int((member.model(x).argmax(1) == y).sum()) for x, y in validation)

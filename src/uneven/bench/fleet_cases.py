@@ -85,8 +85,10 @@ def _changed(image: torch.Tensor) -> torch.Tensor:
 CASES: dict[str, Callable[[Sample], Sample]] = {"preprocessing-heavy": heavy, "preprocessing-light": light}
 
 
-def ensemble(data: str, case: str, order: tuple[str, ...], *, samples: int, epochs: int) -> Ensemble:
-    """The six members in this order, each trained for so many epochs."""
+def ensemble(
+    data: str, case: str, order: tuple[str, ...], *, samples: int, epochs: int, seed: int = 0
+) -> Ensemble:
+    """The six members in this order, each trained for so many epochs; the seed decides first weights and order."""
     found = images(data)
     side = found.train.tensors[0].shape[-1]
     given: dict[str, Any] = {name: partial(member, *WIDTHS[name], side) for name in order}
@@ -98,4 +100,5 @@ def ensemble(data: str, case: str, order: tuple[str, ...], *, samples: int, epoc
         metric=accuracy,
         converged=never(),
         max_epochs=epochs,
+        seed=seed,
     )

@@ -97,7 +97,8 @@ def bench(
                  --case NAME eight minutes at most, with --quick five; --quick three.
     fleet        six networks trained on shared data under FLEET, and in the ways
                  without it: one pipeline each, random subsets, one after the
-                 other, trials of Ray Tune. Half an hour, --quick three minutes.
+                 other, trials of Ray Tune, TensorSocket, both where installed.
+                 Half an hour, --quick three minutes.
     fleet-plan   100 members in virtual time under FLEET and its rivals, small
                  ensembles against the best rounds there are, and how long
                  planning takes; --report FILE draws plans. Half a minute.
