@@ -26,7 +26,7 @@ def until(path: Path) -> None:
 def test_nobody_waits_for_who_comes_late_and_who_is_early_serves(me: RankContext, tmp_path: str) -> None:
     """Rank 0 takes its first step when rank 1 has taken its last one of the epoch: waiting would never end."""
     through = Path(tmp_path, "through")
-    run = Run("shadow:ma:every=1")
+    run = Run("shadow:load=1:ma:every=1")
     if me.rank == 0:
         until(through)
     seen = run.epoch()
@@ -51,14 +51,14 @@ def test_nobody_waits_for_who_comes_late_and_who_is_early_serves(me: RankContext
 
 @ranks(3)
 def test_what_replicas_hold_together_is_kept_and_the_centre_is_one(me: RankContext) -> None:
-    delta = Run("shadow:ma:by-samples=false", make=idle)
+    delta = Run("shadow:load=1:ma:by-samples=false", make=idle)
     delta.differ()
     before = everybodys(flat(delta.model)).mean(0)
     delta.epoch()
     same(delta.shown(), before)
     delta.session.close()
 
-    lerp = Run("shadow:write-back=lerp,alpha=0.5:ma:by-samples=false", make=idle)
+    lerp = Run("shadow:write-back=lerp,alpha=0.5,load=1:ma:by-samples=false", make=idle)
     lerp.differ()
     apart = everybodys(flat(lerp.model)) - before
     lerp.epoch()
@@ -68,7 +68,7 @@ def test_what_replicas_hold_together_is_kept_and_the_centre_is_one(me: RankConte
     assert math.isclose(float(halved.median()), round(float(halved.median())), abs_tol=0.01)
     lerp.session.close()
 
-    block = Run("shadow:alpha=0.5:bmuf:every=1,momentum=0.5")
+    block = Run("shadow:alpha=0.5,load=1:bmuf:every=1,momentum=0.5")
     block.epoch()
     shown = block.shown()
     assert (everybodys(shown) == shown).all()
@@ -78,7 +78,7 @@ def test_what_replicas_hold_together_is_kept_and_the_centre_is_one(me: RankConte
 
 @ranks(2)
 def test_who_is_gone_is_named_where_the_training_is(me: RankContext) -> None:
-    run = Run("shadow:ma:every=1")
+    run = Run("shadow:load=1:ma:every=1")
     run.epoch()
     run.shown()
     if me.rank == 1:

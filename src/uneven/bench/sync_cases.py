@@ -51,6 +51,7 @@ class Case:
         batch: samples of each worker in a step.
         rounds_s: how long the arms train in each round that counts, seconds.
         settling_s: and in the round before, which does not count for the speed.
+        gauge_s: how long the gauge trains before its bytes are believed.
         equal_steps: every arm is trained for at least so many steps of everybody in the end.
     """
 
@@ -60,8 +61,9 @@ class Case:
     mbit_per_s: float
     arms: Mapping[str, str] = field(default_factory=dict)
     batch: int = 64
-    rounds_s: tuple[float, ...] = (2.0, 2.5, 2.5, 2.5)
+    rounds_s: tuple[float, ...] = (6.0, 8.0, 8.0, 8.0)
     settling_s: float = 1.0
+    gauge_s: float = 18.0
     equal_steps: int = 120
 
     @property
@@ -114,7 +116,7 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
         "shadow:easgd": "even shadow:easgd:together=true",
         "shadow:ma": "even shadow:ma",
         "shadow:bmuf": f"even shadow:bmuf:{momentum}",
-        "shadow:ma-2%": "even shadow:load=0.02:ma",
+        "shadow:ma-100%": "even shadow:load=1:ma",
         "fr-easgd": f"even easgd:together=true,every={EVERY}",
         "fr-ma": f"even ma:every={EVERY}",
         "fr-bmuf": f"even bmuf:every={EVERY},{momentum}",
@@ -150,7 +152,7 @@ def cases() -> dict[str, Case]:
 
 
 def quick() -> dict[str, Case]:
-    """Two cases within three minutes."""
+    """Two cases within five minutes."""
     all_of = arms(4, straggler=False)
     names = (YARDSTICK, BARE, DDP, "local", *SHADOWS, "fr-ma")
     few = {name: all_of[name] for name in names}
@@ -160,12 +162,12 @@ def quick() -> dict[str, Case]:
     return {case.name: _short(case) for case in found}
 
 
-_LEFT = ("ddp-fp16", "ddp-powersgd", "post-local", "bsp", "hierarchical", "shadow:ma-2%", "local-balanced")
+_LEFT = ("ddp-fp16", "ddp-powersgd", "post-local", "bsp", "hierarchical", "asp", "ssp", "backup", "local-balanced")
 """Out of the short form of a case."""
 
 
 def short() -> dict[str, Case]:
-    """Every case in a form of two minutes or so, with fewer arms and rounds."""
+    """Every case in a form of six minutes or so, with fewer arms and rounds."""
     found = {}
     for name, case in cases().items():
         few = {arm: who for arm, who in case.arms.items() if arm.partition("@")[0] not in _LEFT}
@@ -173,8 +175,12 @@ def short() -> dict[str, Case]:
     return found
 
 
+_ROUND_S = 6.0
+"""A shadow that takes a fiftieth of the time exchanges once in some seconds; every round is to hold its part of that."""
+
+
 def _short(case: Case) -> Case:
-    return replace(case, rounds_s=(1.5, 1.5, 1.5), settling_s=0.7, equal_steps=60)
+    return replace(case, rounds_s=(_ROUND_S,) * 3, settling_s=0.7, equal_steps=60)
 
 
 def _compared(seeds: int, workers: int) -> dict[str, str]:

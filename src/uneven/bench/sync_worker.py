@@ -32,9 +32,6 @@ _LOOKED_AT = 2000
 _FIRST_STEPS = 2
 """By which an arm in which all wait for all finds out how many steps fit a round."""
 
-_GAUGE_EXCHANGES = 6
-"""How many exchanges of everybody the gauge has time for before its bytes are believed."""
-
 
 def write_task(directory: Path, case: Case, data: str) -> None:
     """For the workers that will be given ``directory``."""
@@ -121,8 +118,7 @@ class _Run:
         case, every = self._case, 1
         if any(EVERY in who for who in case.arms.values()):
             self._say("the gauge's bytes")
-            long = max(case.settling_s, _GAUGE_EXCHANGES * everybody.median_s)
-            self._round(GAUGE, long)
+            self._round(GAUGE, case.gauge_s)
             blocks = self._blocks[GAUGE][-1]
             per_step = sum(one.sent_bytes for one in blocks) / sum(one.steps for one in blocks)
             every = max(1, round(everybody.sent_bytes / per_step)) if per_step else 1

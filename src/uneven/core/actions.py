@@ -117,8 +117,8 @@ class Exchange:
         parties: ranks that hold one replica together and so contribute once; the first of each speaks and
             hands on what it hears. They divide ``members``. Empty: every member speaks for itself.
         write_back: how the outcome enters the replica, in the background.
-        load: in the background, the part of a worker's processor time that these exchanges may take; one that would
-            take more is not started yet. 1 is back to back.
+        load: in the background, the part of its time that these exchanges may cost a worker's training; one that would
+            cost more is not started yet. 1 is back to back.
     """
 
     payload: Payload

@@ -51,6 +51,7 @@ class Agreement:
         self._plan = StepPlan()
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
+        self._epoch = -1
         self._fresh = [0] * len(members)  # samples of each rank since its last exchange
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
@@ -81,6 +82,9 @@ class Agreement:
     def before(self, part: Part, plan: StepPlan) -> None:
         """A step is about to begin."""
         self.open()
+        if part.epoch != self._epoch:
+            self._epoch = part.epoch
+            self._exchanges.paused()
         self._plan = plan
         self._padded = part.batch(self._rank) == 0
         self._held = self._replica.gradients() if self._padded else {}
@@ -129,7 +133,9 @@ class Agreement:
         self._fresh = [have + new for have, new in zip(self._fresh, part.shares, strict=True)]
         self._equal = False
         self._exchanges.write_down()
+        self._exchanges.stepped()
         if leaving:
+            self._exchanges.paused()
             self._owed = _of(self._plan, Moment.STEP)
             return False
         for exchange in _of(self._plan, Moment.STEP):
@@ -184,6 +190,7 @@ class Agreement:
         """Inside, the model is the one that the policy names. All workers enter it; see ``Session.evaluated``."""
         self._begin()
         self._make_up()
+        self._exchanges.paused()
         self._settle()
         shown = self._shown()
         if shown is None:

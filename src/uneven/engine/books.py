@@ -50,13 +50,12 @@ class Books:
     def end(self, part: Part) -> None:
         """An iteration is over, and the meter knows it."""
         self._ended[part.iteration] = part, time.time()
-        load = self.load.sample(part.iteration, part.batch(self._rank))
-        if load is not None:
-            self._scribe.write(load)
 
     def read(self, slow: SlowLoop) -> None:
         """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""
         self.control_s += self._scribe.take_spent_s()
+        if self._ended:
+            self._look()
         if slow.adapts:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
         for timing in self.meter.timings():
@@ -65,6 +64,13 @@ class Books:
             if self._scribe.writing:
                 self._scribe.write(partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use))
             self.control_s = 0.0
+
+    def _look(self) -> None:
+        """Look at the machine, if it is time; and at its memory after a batch that was larger than any before."""
+        parts = [part for part, _ in self._ended.values()]
+        load = self.load.sample(parts[-1].iteration, max(part.batch(self._rank) for part in parts))
+        if load is not None:
+            self._scribe.write(load)
 
     def close(self) -> None:
         """Let go of what was opened."""

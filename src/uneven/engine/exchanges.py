@@ -18,7 +18,6 @@ from uneven.core.actions import Exchange, Moment
 from uneven.core.records import ExchangeRecord
 from uneven.engine.replica import Met, Replica
 from uneven.transport.parameters import VectorCarrier
-from uneven.transport.processor import exchange_cost_s
 from uneven.transport.rollcall import RollCall
 from uneven.transport.shadow import ShadowThread
 
@@ -84,7 +83,6 @@ class Exchanges:
             self._aside = VectorCarrier(roll, timeout_s) if shadowed else None
         self.shadowed = shadowed
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
-        self._paid_s = 0.0  # processor time of the process at which what the newest exchange took is paid
         self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
 
     def free_for(self, exchange: Exchange) -> bool:
@@ -93,7 +91,15 @@ class Exchanges:
         Raises:
             TrainingError: an exchange there has failed.
         """
-        return self._shadow.idle and (exchange.load >= 1.0 or time.process_time() >= self._paid_s)
+        return self._shadow.free(exchange.load)
+
+    def stepped(self) -> None:
+        """The training has taken a step."""
+        self._shadow.stepped()
+
+    def paused(self) -> None:
+        """What comes until the next step is none."""
+        self._shadow.paused()
 
     @property
     def failed(self) -> bool:
@@ -115,7 +121,7 @@ class Exchanges:
 
     def begin(self, order: Order) -> None:
         """In the background, where nothing may be under way. Waits for nobody."""
-        self._shadow.offer(order)
+        self._shadow.offer(order, order.exchange.load)
 
     def rest(self, order: Order) -> None:
         """Let nothing be under way in the background, on any worker; see :class:`ShadowThread`."""
@@ -144,9 +150,8 @@ class Exchanges:
 
     def _beside(self, order: Order, resting: bool) -> bool:
         """In the shadow's thread: one exchange; whether everybody rests."""
-        began_s, paid_s, cost_s = time.perf_counter(), time.process_time(), exchange_cost_s()
+        began_s = time.perf_counter()
         met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
-        self._paid_s = paid_s + (exchange_cost_s() - cost_s) / order.exchange.load
         if resting:
             order.weight = 0.0  # what it had to say is said
         else:

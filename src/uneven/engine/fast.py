@@ -295,9 +295,10 @@ class FastLoop:
         self._steps += 1
         called = self._called()
         self.books.end(part)
-        if leaving or self._slow.watches or self._slow.due(part.iteration, called) or self.books.meter.ripe():
+        due = self._slow.due(part.iteration, called)
+        if due or leaving or self._slow.watches or self.books.meter.ripe():
             self.read()
-        if not leaving:  # the loop was left: by all ranks, or by an error on this one
+        if due and not leaving:  # the loop was left: by all ranks, or by an error on this one
             self._exchange(part.iteration, called, met)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()

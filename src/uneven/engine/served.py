@@ -119,6 +119,7 @@ class Served:
         self._plan = plan
         if self._epoch != part.epoch:
             self._epoch = part.epoch
+            self._shadow.paused()
             self._through(part.epoch)  # perhaps without a sample of the one before
             # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
             self._following &= all(one.quorum is None for one in plan.exchanges)
@@ -147,7 +148,9 @@ class Served:
         self._samples += part.batch(self._rank)
         self._iteration = part.iteration
         self._write_down()
+        self._shadow.stepped()
         if leaving:
+            self._shadow.paused()
             self._owed, self._following = True, False
             self._through(part.epoch + 1)
             return False
@@ -162,8 +165,8 @@ class Served:
         for exchange in (*_of(self._plan, Moment.BACKWARD), *_of(self._plan, Moment.STEP)):
             self._meet(self._order(exchange), due)
         for exchange in _of(self._plan, Moment.BACKGROUND):
-            if self._shadow.idle:
-                self._shadow.offer(self._order(exchange))
+            if self._shadow.free(exchange.load):
+                self._shadow.offer(self._order(exchange), exchange.load)
             else:
                 self._dropped += 1
 
@@ -292,6 +295,7 @@ class Served:
 
     def _settle(self) -> None:
         """Let nothing be under way beside the training."""
+        self._shadow.paused()
         exchange = next(iter(_of(self._plan, Moment.BACKGROUND)), None)
         if exchange is not None:
             self._shadow.rest(Order(exchange, self.clock, self._iteration, 0, 0, 1.0))

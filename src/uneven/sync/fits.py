@@ -106,8 +106,6 @@ def _refused_of_copy(one: Exchange) -> str | None:
         return "the first so many of a step are averaged by the shared copy only if they are gradients, by samples"
     if one.payload is Payload.GRADIENT:
         return "gradients are averaged by a shared copy only where the first so many of a step are"
-    if one.load < 1.0:
-        return "the processor time of a shadow is bounded only where workers exchange among themselves: leave load out"
     fits = (one.payload is Payload.DELTA and isinstance(one.merge, Add)) or (
         one.payload is Payload.PARAMETERS and isinstance(one.merge, Elastic)
     )

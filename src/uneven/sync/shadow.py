@@ -14,6 +14,10 @@ _ALPHA = {"delta": 1.0, "lerp": 0.5}
 """The ways to write back, with our default of α for each."""
 
 
+LOAD = 0.02
+"""Our default: a shadow is for those who do not want the training to be held up."""
+
+
 class Shadow(SyncPolicy):
     """The exchanges of ``inner`` beside the training, where nobody waits (ShadowSync, Zheng et al. 2020).
 
@@ -27,8 +31,9 @@ class Shadow(SyncPolicy):
             "lerp", ShadowSync's own (recalled), goes α of the way to the outcome and loses α of that.
         alpha: α, above 0 and at most 1. With "lerp" 1 would lose all that was learnt meanwhile, back to back
             everything, so take less.
-        load: part of a worker's processor time that exchanges may take, above 0 and at most 1. 1 is back to back, as in
-            the paper, whose machines had processors to spare; less leaves time to the training where they have not.
+        load: part of its time that exchanges may cost the training, above 0 and at most 1, ours. What they cost is
+            measured: where a worker has a processor to spare they follow each other nearly without a pause, where it
+            has none they are rarer. 1 is back to back in any case, as in the paper, whose machines had them to spare.
 
     Raises:
         ConfigError: ``inner`` makes no sense in the background, or an argument out of range.
@@ -41,7 +46,7 @@ class Shadow(SyncPolicy):
         *,
         write_back: str = "delta",
         alpha: float | None = None,
-        load: float = 1.0,
+        load: float = LOAD,
     ) -> None:
         self.inner = policies.resolve(inner, every=1)
         _check(self.inner)

@@ -8,11 +8,14 @@ the last, on every worker alike.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from uneven.errors import TrainingError
+from uneven.transport.toll import Toll
 
 Order = TypeVar("Order")
 
@@ -33,6 +36,9 @@ class ShadowThread(Generic[Order]):
         self._error: TrainingError | None = None
         self._leaving = self._ended = False
         self._thread: threading.Thread | None = None
+        self._toll = Toll()
+        self._through_s = -math.inf  # when nothing was under way any more
+        self._stepped_s: float | None = None
 
     @property
     def idle(self) -> bool:
@@ -51,11 +57,34 @@ class ShadowThread(Generic[Order]):
         with self._changed:
             return self._ended and not self._leaving
 
-    def offer(self, order: Order) -> None:
+    def stepped(self) -> None:
+        """The training has taken a step; how long it took says what exchanges cost."""
+        now_s = time.perf_counter()
+        if self._stepped_s is not None:
+            self._toll.stepped(now_s - self._stepped_s, 0.0 if self._order is not None else now_s - self._through_s)
+        self._stepped_s = now_s
+
+    def paused(self) -> None:
+        """What comes until the next step is none: the epoch is over, or somebody evaluates."""
+        self._stepped_s = None
+
+    def free(self, load: float) -> bool:
+        """Whether an exchange can begin: nothing is under way, and the training can afford it; never waits for anybody.
+
+        Args:
+            load: the part of its time that exchanges may cost the training; 1 is back to back.
+
+        Raises:
+            TrainingError: an exchange has failed.
+        """
+        return self.idle and (load >= 1.0 or self._toll.allows(load))
+
+    def offer(self, order: Order, load: float = 1.0) -> None:
         """Begin an exchange, where nothing is under way; never waits for anybody."""
         with self._changed:
             assert self._order is None, "one exchange at a time"
             self._order = order
+            self._toll.begin(load)
             self._begin()
 
     def rest(self, order: Order) -> None:
@@ -112,7 +141,7 @@ class ShadowThread(Generic[Order]):
         assert order is not None
         all_rest = self._meet(order, resting)
         with self._changed:
-            self._order = None
+            self._order, self._through_s = None, time.perf_counter()
             if all_rest:
                 self._rest = None
                 self._changed.notify_all()

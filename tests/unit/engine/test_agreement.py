@@ -175,14 +175,14 @@ def test_the_state_of_a_block_is_as_long_as_the_model() -> None:
     assert {name: len(vector) for name, vector in vectors.items()} == dict.fromkeys(vectors, 2)
 
 
-@pytest.mark.parametrize(("load", "exchanges"), [(1.0, 3), (1e-9, 1)])
+@pytest.mark.parametrize(("load", "exchanges"), [(1.0, 12), (1e-9, 1)])
 def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(load: float, exchanges: int) -> None:
     model, optimizer = linear()
     said: list[ExchangeRecord] = []
     one = Agreement(Shadow("ma", load=load), 0, (0,), {}, Replica(model))
     one.carry_by(roll=None, timeout_s=1.0, shadowed=True, observer=Nobody(), on_record=said.append,
                  on_nonfinite=lambda: None)  # fmt: skip
-    for iteration in range(3):
+    for iteration in range(12):  # of which the first few tell how long a step is
         now = part(iteration, 4)
         step(one, now, model, optimizer)
         one.after(now, leaving=False)

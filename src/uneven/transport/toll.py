@@ -1,0 +1,66 @@
+"""What exchanges beside the training cost it, and when it can afford the next one. Pure."""
+
+from __future__ import annotations
+
+import math
+
+_QUIET_S = 0.1
+"""A step is undisturbed if so long before it nothing was exchanged, and for half as long as it was quiet before the
+last exchange. What an exchange takes may be paid for long after its end: a control group that has used more than its
+share is stopped later, for instance."""
+
+_KNOWN = 4
+"""Undisturbed steps before the first exchange; and one at least before every other one, so that what is known of them
+stays true."""
+
+_WEIGHT = 0.02
+"""Of the newest undisturbed step in what is known of them."""
+
+_LONGEST = 10.0
+"""A step counts as so many undisturbed ones at most: it may have been longer for many a reason."""
+
+_CREDIT_S = 1.0
+"""Seconds of training whose allowance may be saved up; more would be spent all at once."""
+
+
+class Toll:
+    """Keeps the account of one worker's steps: how much longer they were than those that nothing disturbed.
+
+    That is counted whatever the reason: an exchange takes processors, memory, caches and the interpreter's lock, and
+    the kernel charges what it does for packets that arrive to whoever runs at that moment. So on a worker that has a
+    processor to spare exchanges cost nothing, and follow each other nearly without a pause.
+    """
+
+    def __init__(self) -> None:
+        self._usual_s = math.nan
+        self._undisturbed = -_KNOWN  # steps, since the last exchange was begun
+        self._lost_s = self._trained_s = 0.0
+        self._quiet_s = self._quiet_before_s = 0.0
+
+    def stepped(self, took_s: float, quiet_s: float) -> None:
+        """A step of the training is over.
+
+        Args:
+            quiet_s: for how long before its end nothing has been exchanged: 0 while an exchange is under way.
+        """
+        most_s = math.inf if math.isnan(self._usual_s) else _LONGEST * self._usual_s
+        counted_s = min(took_s, most_s)
+        self._trained_s += counted_s
+        self._quiet_s = quiet_s
+        if quiet_s < took_s + max(_QUIET_S, self._quiet_before_s / 2):
+            self._lost_s += 0.0 if math.isnan(self._usual_s) else counted_s - self._usual_s
+            return
+        self._undisturbed += 1
+        known = not math.isnan(self._usual_s)
+        self._usual_s = self._usual_s + _WEIGHT * (counted_s - self._usual_s) if known else counted_s
+
+    def allows(self, load: float) -> bool:
+        """Whether an exchange may begin, where all of them together may cost this part of the time."""
+        return self._undisturbed > 0 and self._lost_s <= load * self._trained_s
+
+    def begin(self, load: float) -> None:
+        """An exchange begins."""
+        self._lost_s = max(self._lost_s - load * self._trained_s, -load * _CREDIT_S)
+        self._trained_s = 0.0
+        self._undisturbed = 0
+        self._quiet_before_s = self._quiet_s if math.isfinite(self._quiet_s) else 0.0

@@ -1,0 +1,100 @@
+"""What exchanges cost the training, by how much longer its steps are, and how rare that makes them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from uneven.transport.toll import Toll
+
+STEP_S, EXCHANGE_S = 0.02, 0.3
+
+
+def trained(
+    load: float, extra: float, *, later_s: float = 0.0, noise: float = 0.0, seconds: float = 400.0
+) -> tuple[float, int]:
+    """Train in made-up time: a step of 20 ms takes 1 + ``extra`` times as long while an exchange is under way.
+
+    Args:
+        later_s: what an exchange costs in addition, after its end, spread over half a second.
+
+    Returns:
+        The part of the time that was lost, and the number of exchanges.
+    """
+    toll, draws = Toll(), random.Random(0)
+    now_s, bare_s, through_s, begun = 0.0, 0.0, -math.inf, 0
+    while now_s < seconds:
+        busy = now_s < through_s
+        own_s = STEP_S * (1.0 + noise * draws.uniform(-1.0, 1.0))
+        late_s = later_s * own_s / 0.5 if 0.0 <= now_s - through_s < 0.5 and begun else 0.0
+        took_s = own_s * (1.0 + extra * busy) + late_s
+        now_s, bare_s = now_s + took_s, bare_s + own_s
+        under_way = now_s < through_s
+        toll.stepped(took_s, 0.0 if under_way else now_s - through_s)
+        if not under_way and toll.allows(load):
+            toll.begin(load)
+            begun, through_s = begun + 1, now_s + EXCHANGE_S
+    return 1.0 - bare_s / now_s, begun
+
+
+@pytest.mark.parametrize("load", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_no_more_time_is_lost_than_may_be(load: float, noise: float) -> None:
+    lost, begun = trained(load, extra=0.5, noise=noise)
+    assert 0.5 * load < lost < (1.3 if noise else 1.05) * load
+    assert begun > 10
+
+
+def test_what_is_paid_for_after_the_end_counts_too() -> None:
+    lost, begun = trained(0.02, extra=0.2, later_s=0.1)
+    assert lost < 0.021  # two thirds of it in steps in which nothing was under way
+    assert begun > 20
+
+
+def test_where_they_cost_nothing_they_follow_each_other_nearly_without_a_pause() -> None:
+    lost, begun = trained(0.02, extra=0.0, noise=0.5)
+    assert lost == pytest.approx(0.0)
+    # An exchange, a tenth of a second, a step or two of which something is learnt; and noise looks like a cost.
+    assert begun > 0.6 * 400.0 / (EXCHANGE_S + 0.1 + 2 * STEP_S)
+
+
+def test_the_first_one_waits_until_it_is_known_how_long_a_step_is() -> None:
+    toll = Toll()
+    asked = []
+    for _ in range(6):
+        asked.append(toll.allows(0.5))
+        toll.stepped(1.0, math.inf)
+    assert asked == [False] * 5 + [True]
+    toll.begin(0.5)
+    assert not toll.allows(0.5)
+    toll.stepped(1.0, 0.0)
+    assert not toll.allows(0.5)  # under way, at no cost, but no step has been undisturbed since
+    toll.stepped(1.0, 2.0)
+    assert toll.allows(0.5)
+
+
+def test_a_step_that_was_long_for_another_reason_is_soon_paid() -> None:
+    toll = Toll()
+    for _ in range(5):
+        toll.stepped(0.01, math.inf)
+    toll.begin(0.1)
+    toll.stepped(3600.0, 0.0)  # the machine was asleep
+    steps = itertools.count()
+    while not toll.allows(0.1):
+        toll.stepped(0.01, 10.0)
+        next(steps)
+    assert next(steps) < 101  # as if it had taken ten times as long as usual
+
+
+def test_allowances_are_not_saved_up_for_long() -> None:
+    toll = Toll()
+    for _ in range(100_000):
+        toll.stepped(0.01, math.inf)
+    toll.begin(0.01)
+    for _ in range(10):
+        toll.stepped(0.02, 0.0)
+    toll.stepped(0.01, 10.0)
+    assert not toll.allows(0.01)  # 0.1 s was lost, and 0.01 s are for free
