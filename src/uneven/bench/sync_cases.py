@@ -61,10 +61,10 @@ class Case:
     mbit_per_s: float
     arms: Mapping[str, str] = field(default_factory=dict)
     batch: int = 64
-    rounds_s: tuple[float, ...] = (6.0, 8.0, 8.0, 8.0)
+    rounds_s: tuple[float, ...] = (2.0,) * 15
     settling_s: float = 1.0
     gauge_s: float = 18.0
-    equal_steps: int = 120
+    equal_steps: int = 720
 
     @property
     def workers(self) -> int:
@@ -146,7 +146,7 @@ def cases() -> dict[str, Case]:
             )  # fmt: skip
     found["twins-4"] = replace(
         found["100mbit-4"], name="twins-4", about=f"as 100mbit-4: shadows and their twins, {SEEDS} seeds",
-        arms=_compared(SEEDS, 4), equal_steps=240,
+        arms=_compared(SEEDS, 4), rounds_s=_TWINS_ROUNDS_S,
     )  # fmt: skip
     return found
 
@@ -154,7 +154,7 @@ def cases() -> dict[str, Case]:
 def quick() -> dict[str, Case]:
     """Two cases within five minutes."""
     all_of = arms(4, straggler=False)
-    names = (YARDSTICK, BARE, DDP, "local", *SHADOWS, "fr-ma")
+    names = (YARDSTICK, BARE, DDP, "local", *SHADOWS)
     few = {name: all_of[name] for name in names}
     pair = {name: arms(2, straggler=True)[name] for name in (YARDSTICK, BARE, DDP, *SHADOWS, "bsp-balanced")}
     full = cases()
@@ -162,7 +162,10 @@ def quick() -> dict[str, Case]:
     return {case.name: _short(case) for case in found}
 
 
-_LEFT = ("ddp-fp16", "ddp-powersgd", "post-local", "bsp", "hierarchical", "asp", "ssp", "backup", "local-balanced")
+_LEFT = (
+    "ddp-fp16", "ddp-powersgd", "post-local", "bsp", "hierarchical", "shuffle", "asp", "ssp", "backup",
+    "local-balanced", *TWINS.values(),
+)  # fmt: skip
 """Out of the short form of a case."""
 
 
@@ -170,17 +173,23 @@ def short() -> dict[str, Case]:
     """Every case in a form of six minutes or so, with fewer arms and rounds."""
     found = {}
     for name, case in cases().items():
+        if case.rounds_s == _TWINS_ROUNDS_S:
+            found[name] = case
+            continue
         few = {arm: who for arm, who in case.arms.items() if arm.partition("@")[0] not in _LEFT}
         found[name] = _short(replace(case, arms=few))
     return found
 
 
-_ROUND_S = 6.0
-"""A shadow that takes a fiftieth of the time exchanges once in some seconds; every round is to hold its part of that."""
+_SHORT_ROUNDS_S = (1.5,) * 10
+"""Many short ones, so that arms take turns before the machine has become another one."""
+
+_TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
+"""Twins stop only at an exchange, some seconds apart; and losses fall steeply at first."""
 
 
 def _short(case: Case) -> Case:
-    return replace(case, rounds_s=(_ROUND_S,) * 3, settling_s=0.7, equal_steps=60)
+    return replace(case, rounds_s=_SHORT_ROUNDS_S, settling_s=0.7, equal_steps=360)
 
 
 def _compared(seeds: int, workers: int) -> dict[str, str]:

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from operator import truediv
 from typing import Any, NamedTuple
 
 from uneven.bench.lb_bsp_table import Spread
@@ -84,16 +83,17 @@ def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
     seconds = min(points[-1].seconds for points in under.values())
     target = under[DDP][-1].loss if DDP in under else math.nan
     rates = {name: _rates(arm) for name, arm in told.items()}
+    whole = {name: _whole_rate(arm) for name, arm in told.items()}
     arms = {}
     for name, arm in told.items():
         share = Spread.of([own / most for own, most in zip(rates[name], rates[YARDSTICK], strict=True)])
         counted = [one for ranks in arm["blocks"][: arm["limited"]] for one in ranks]
         steps = sum(one["steps"] for one in counted)
         arms[name] = {
-            "samples_per_s": statistics.median(rates[name]),
-            "of_unsynchronised": share.median,
+            "samples_per_s": whole[name],
+            "of_unsynchronised": whole[name] / whole[YARDSTICK],
             "of_unsynchronised_spread": share.pair,
-            "of_bare": statistics.median(map(truediv, rates[name], rates[BARE])) if BARE in rates else None,
+            "of_bare": whole[name] / whole[BARE] if BARE in whole else None,
             "loss_equal_samples": loss_at(curves[name], "samples", samples),
             "loss_equal_time": loss_at(under[name], "seconds", seconds),
             "sync_gap": result["gaps"].get(name),
@@ -117,6 +117,16 @@ def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
 def _rates(arm: Mapping[str, Any]) -> list[float]:
     """Of the rounds that count."""
     return [rate(ranks, own_pace=arm["own_pace"]) for ranks in arm["blocks"][1 : arm["limited"]]]
+
+
+def _whole_rate(arm: Mapping[str, Any]) -> float:
+    """Of all rounds that count together: an exchange that is rarer than a round is in it too."""
+    counted = arm["blocks"][1 : arm["limited"]]
+    ranks = [
+        {key: sum(ranks[rank][key] for ranks in counted) for key in ("samples", "seconds")}
+        for rank in range(len(counted[0]))
+    ]
+    return rate(ranks, own_pace=arm["own_pace"])
 
 
 def exchanged(ways: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -114,30 +114,40 @@ class _Run:
         }
 
     def _settle(self, everybody: Exchanged) -> int:
-        """A round that does not count: the gauge first, so that the twins can be made."""
+        """A round that does not count; before it the gauge is asked, so that the twins can be made."""
         case, every = self._case, 1
         if any(EVERY in who for who in case.arms.values()):
             self._say("the gauge's bytes")
-            self._round(GAUGE, case.gauge_s)
-            blocks = self._blocks[GAUGE][-1]
-            per_step = sum(one.sent_bytes for one in blocks) / sum(one.steps for one in blocks)
+            per_step = self._gauged()
             every = max(1, round(everybody.sent_bytes / per_step)) if per_step else 1
             self._free()
             self._make(every, twins=True)
             self._limit()
         for name in case.arms:
-            if not self._blocks[name]:
-                self._say(f"{name}, settling", 0.1)
-                self._round(name, case.settling_s)
+            self._say(f"{name}, settling", 0.1)
+            self._round(name, case.settling_s)
         return every
+
+    def _gauged(self) -> float:
+        """Bytes that a worker of the gauge sends in a step, by one that takes no further part."""
+        gauge = self._arm(GAUGE, self._case.arms[GAUGE], self._directory / "gauge")
+        block = gauge.train(seconds=self._case.gauge_s, steps=0)
+        told = [Block(**one) for one in self._gather(asdict(block))]
+        self._free()
+        gauge.close()
+        self._limit()
+        return sum(one.sent_bytes for one in told) / sum(one.steps for one in told)
 
     def _make(self, every: int, *, twins: bool) -> None:
         for name, who in self._case.arms.items():
             if (EVERY in who) == twins:
-                who, seed = who.replace(EVERY, str(every)), seed_of(name)
-                model = mlp(self._inputs, self._classes, seed)
-                self._arms[name] = make(who, model, self._train, self._case.batch, self._directory / name, seed)
+                self._arms[name] = self._arm(name, who.replace(EVERY, str(every)), self._directory / name)
                 self._losses[name].append(self._loss(name))
+
+    def _arm(self, name: str, who: str, directory: Path) -> SyncArm:
+        seed = seed_of(name)
+        model = mlp(self._inputs, self._classes, seed)
+        return make(who, model, self._train, self._case.batch, directory, seed)
 
     def _round(self, name: str, seconds: float) -> None:
         """One stretch of an arm, then a look at its model, on free links and processors."""

@@ -116,6 +116,19 @@ def test_who_waits_for_nobody_counts_by_its_own_time() -> None:
     assert rate(ranks, own_pace=False) == 50.0
 
 
+def test_what_is_rarer_than_a_round_counts_in_all_of_them_together() -> None:
+    plain = [ran((1.0, 1.0), (100, 100))] * 4
+    slow = [*plain[:3], ran((1.0, 1.0), (40, 40))]  # an exchange, in one round of three; the first one settles
+    losses = (2.0, 1.0, 1.0, 1.0, 1.0)
+    arms = {
+        name: arm(*blocks, losses=losses, own_pace=True, limited=4)
+        for name, blocks in ((YARDSTICK, plain), ("shadow:ma", slow))
+    }
+    told = summarize(CASE, {**RESULT, "arms": arms})["policies"]["shadow:ma"]
+    assert told["of_unsynchronised"] == pytest.approx(240 / 300)
+    assert told["samples_per_s"] == pytest.approx(2 * 240 / 3)
+
+
 def test_a_curve_counts_seconds_under_the_limits_alone() -> None:
     found = curve(RESULT["arms"][DDP])
     assert found == [Point(0, 0, 2.0), Point(1, 20, 1.9), Point(3, 60, 1.5), Point(3, 260, 0.5)]
