@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from quiet_port import quiet_port
 
 from uneven import launch, rundir
 from uneven.cluster.processes import descendants, import_path
@@ -290,8 +291,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
 def test_a_given_port_is_used(tmp_path: Path) -> None:
     then = "print('port', os.environ['MASTER_PORT'], flush=True)"
     target = script(tmp_path, then)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = quiet_port()
     output = tmp_path / "output.txt"
     options = launch.Launch(target=(target,), nproc="2", master_port=port)
     with launched(options, tmp_path / "run", output) as launcher:
@@ -300,8 +300,7 @@ def test_a_given_port_is_used(tmp_path: Path) -> None:
 
 
 def test_two_machines_meet(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = quiet_port()
     target, run = script(tmp_path), tmp_path / "run"
     one = launch.Launch(target=(target,), nproc="1", nnodes="2", node_rank=0, master_port=port)
     with ExitStack() as stack:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from quiet_port import quiet_port
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -161,8 +161,7 @@ def workers(
     n: int, run: Path, act: str, *, dying: int, limit_s: float, always: str = "pass"
 ) -> Iterator[list[Script]]:
     """Ranks started by hand, as on machines without a launcher: nobody ends the survivors."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = quiet_port()
     world = {
         "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import sys
 import weakref
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from quiet_port import quiet_port
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -211,8 +211,7 @@ dist.destroy_process_group()
 
 def test_processes_that_the_user_started_are_no_loners() -> None:
     """A group without any launcher's variables: every process would else train a model of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = quiet_port()
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path(__file__).parent)}
     assert "RANK" not in env
     with ExitStack() as stack:
