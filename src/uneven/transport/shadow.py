@@ -37,7 +37,7 @@ class ShadowThread(Generic[Order]):
         self._leaving = self._ended = False
         self._thread: threading.Thread | None = None
         self._toll = Toll()
-        self._through_s = -math.inf  # when nothing was under way any more
+        self._through_s = -math.inf  # when the last one was through that the training went on beside
         self._stepped_s: float | None = None
 
     @property
@@ -141,7 +141,9 @@ class ShadowThread(Generic[Order]):
         assert order is not None
         all_rest = self._meet(order, resting)
         with self._changed:
-            self._order, self._through_s = None, time.perf_counter()
+            self._order = None
+            if not resting:
+                self._through_s = time.perf_counter()
             if all_rest:
                 self._rest = None
                 self._changed.notify_all()

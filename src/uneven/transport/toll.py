@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
-_QUIET_S = 0.1
-"""A step is undisturbed if so long before it nothing was exchanged, and for half as long as it was quiet before the
-last exchange. What an exchange takes may be paid for long after its end: a control group that has used more than its
-share is stopped later, for instance."""
+_QUIET_S = 0.1, 2.0
+"""A step is undisturbed if nothing was exchanged for so long before it: half as long as it was quiet before the last
+exchange, within these two. What an exchange takes may be paid for after its end: a control group that has used more
+than its share is stopped later, for instance."""
+
+_PATIENCE_S = 300.0
+"""After so much training without an exchange there is one. A step may have become longer for good, or what is known of
+them may be wrong; then most of what seems to be lost is not, and replicas would part for no reason."""
 
 _KNOWN = 4
 """Undisturbed steps before the first exchange; and one at least before every other one, so that what is known of them
@@ -35,7 +39,7 @@ class Toll:
         self._usual_s = math.nan
         self._undisturbed = -_KNOWN  # steps, since the last exchange was begun
         self._lost_s = self._trained_s = 0.0
-        self._quiet_s = self._quiet_before_s = 0.0
+        self._quiet_s, self._asked_s = 0.0, _QUIET_S[0]
 
     def stepped(self, took_s: float, quiet_s: float) -> None:
         """A step of the training is over.
@@ -47,7 +51,7 @@ class Toll:
         counted_s = min(took_s, most_s)
         self._trained_s += counted_s
         self._quiet_s = quiet_s
-        if quiet_s < took_s + max(_QUIET_S, self._quiet_before_s / 2):
+        if quiet_s < took_s + self._asked_s:
             self._lost_s += 0.0 if math.isnan(self._usual_s) else counted_s - self._usual_s
             return
         self._undisturbed += 1
@@ -56,11 +60,17 @@ class Toll:
 
     def allows(self, load: float) -> bool:
         """Whether an exchange may begin, where all of them together may cost this part of the time."""
+        if self._trained_s >= _PATIENCE_S:
+            return True
         return self._undisturbed > 0 and self._lost_s <= load * self._trained_s
 
     def begin(self, load: float) -> None:
         """An exchange begins."""
         self._lost_s = max(self._lost_s - load * self._trained_s, -load * _CREDIT_S)
+        if self._trained_s >= _PATIENCE_S:
+            self._lost_s = 0.0
         self._trained_s = 0.0
         self._undisturbed = 0
-        self._quiet_before_s = self._quiet_s if math.isfinite(self._quiet_s) else 0.0
+        least_s, most_s = _QUIET_S
+        before_s = self._quiet_s if math.isfinite(self._quiet_s) else 0.0
+        self._asked_s = min(max(least_s, before_s / 2), most_s)

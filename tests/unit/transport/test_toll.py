@@ -98,3 +98,36 @@ def test_allowances_are_not_saved_up_for_long() -> None:
         toll.stepped(0.02, 0.0)
     toll.stepped(0.01, 10.0)
     assert not toll.allows(0.01)  # 0.1 s was lost, and 0.01 s are for free
+
+
+def test_a_worker_that_has_become_slower_for_good_goes_on_exchanging() -> None:
+    toll, begun, now_s, through_s = Toll(), [], 0.0, -math.inf
+    while now_s < 4000.0:
+        step_s = 0.02 if now_s < 100.0 else 0.04
+        busy = now_s < through_s
+        now_s += step_s * (1.3 if busy else 1.0)
+        toll.stepped(step_s * (1.3 if busy else 1.0), 0.0 if now_s < through_s else now_s - through_s)
+        if now_s >= through_s and toll.allows(0.02):
+            toll.begin(0.02)
+            begun.append(now_s)
+            through_s = now_s + EXCHANGE_S
+    apart = [after - before for before, after in itertools.pairwise(begun)]
+    before = [gap for gap, at in zip(apart, begun[1:], strict=True) if at < 100.0]
+    after = [gap for gap, at in zip(apart, begun[1:], strict=True) if at > 1000.0]
+    assert max(apart) < 301.0
+    assert max(after) < 2.0 * max(before), "it has learnt how long a step is now"
+
+
+def test_five_minutes_without_an_exchange_are_enough() -> None:
+    toll, trained_s = Toll(), 0.0
+    for _ in range(5):
+        toll.stepped(1.0, math.inf)
+    toll.begin(1e-9)
+    toll.stepped(3.0, 0.0)
+    while not toll.allows(1e-9):
+        toll.stepped(1.0, 1000.0)
+        trained_s += 1.0
+    assert trained_s == 297.0  # and the three of the step that it cost
+    toll.begin(1e-9)
+    toll.stepped(1.0, 1000.0)
+    assert toll.allows(1e-9), "what seemed to be lost is forgotten"
