@@ -108,10 +108,11 @@ def _named(value: Any, where: str) -> Any:
     if not (isinstance(value, str) and colon and module and name):
         raise ConfigError(f'{where} is {value!r}: it is named as "module:name"')
     try:
-        return getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not module.startswith(error.name):
             raise  # the module is there, and misses one of its own
         raise ConfigError(f"{where}: there is no module {module!r}, neither here nor where Python looks") from error
-    except AttributeError as error:
-        raise ConfigError(f"{where}: module {module!r} has no {name!r}") from error
+    if not hasattr(found, name):
+        raise ConfigError(f"{where}: module {module!r} has no {name!r}")
+    return getattr(found, name)

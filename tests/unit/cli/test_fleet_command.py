@@ -66,6 +66,14 @@ def test_what_is_wrong_is_named(
         ensemble_file.read(path)
 
 
+def test_what_goes_wrong_inside_a_module_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unfinished_members.py").write_text("import math\nmath.nothing\n")
+    (tmp_path / "two.toml").write_text(ENSEMBLE.replace("fleet_members:few", "unfinished_members:few"))
+    with pytest.raises(AttributeError, match="module 'math' has no attribute 'nothing'"):
+        ensemble_file.read(tmp_path / "two.toml")
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no file .*two\.toml: give the path of a TOML file"):
         ensemble_file.read(tmp_path / "two.toml")
