@@ -117,7 +117,7 @@ def cases(jobs: Table | None) -> dict[str, Case]:
             name="steady",
             about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core",
             shares=(SHARES,), arms={**BASE, **RULES, **INSIDE, **SINGLES, **OUR_ARMS, LIMIT: LIMIT},
-            rare_every=3, seconds=110.0, catch_up=True,
+            rare_every=3, seconds=240.0, catch_up=True,
         ),
         Case(
             name="step",
@@ -133,12 +133,12 @@ def cases(jobs: Table | None) -> dict[str, Case]:
         Case(
             name="eight",
             about="eight workers with 0.4 to 0.08 of a core",
-            workers=8, shares=(EIGHT,), rare_every=3, seconds=100.0, catch_up=True,
+            workers=8, shares=(EIGHT,), rare_every=3, seconds=240.0, catch_up=True,
         ),
         Case(
             name="equal",
             about="four workers that nobody slows down",
-            arms={name: who for name, who in FULL.items() if name != LIMIT}, settling=3, seconds=100.0,
+            arms={name: who for name, who in FULL.items() if name != LIMIT}, settling=3, seconds=160.0,
             profile_s=0.0, catch_up=True,
         ),
         Case(

@@ -54,21 +54,22 @@ class Books:
     def read(self, slow: SlowLoop) -> None:
         """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""
         self.control_s += self._scribe.take_spent_s()
+        timings = self.meter.timings()
         if self._ended:
-            self._look()
+            self._look(sum(timing.whole_s for timing in timings))
         if slow.adapts:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
-        for timing in self.meter.timings():
+        for timing in timings:
             part, ended_at_s = self._ended.pop(timing.iteration)
             slow.measured(timing, part.batch(self._rank), self.control_s, self.use)
             if self._scribe.writing:
                 self._scribe.write(partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use))
             self.control_s = 0.0
 
-    def _look(self) -> None:
+    def _look(self, trained_s: float) -> None:
         """Look at the machine, if it is time; and at its memory after a batch that was larger than any before."""
         parts = [part for part, _ in self._ended.values()]
-        load = self.load.sample(parts[-1].iteration, max(part.batch(self._rank) for part in parts))
+        load = self.load.sample(parts[-1].iteration, max(part.batch(self._rank) for part in parts), trained_s)
         if load is not None:
             self._scribe.write(load)
 

@@ -210,7 +210,8 @@ class Hogwild:
             while handed and (record := self._unwritten.pop(handed[0], None)) is not None:
                 handed.popleft()
                 self._scribe.write(replace(record, ended_at_s=time.time()))
-            load = self._loop.books.load.sample(part.iteration, part.batch(self._scribe.rank))
+            trained_s = timing.whole_s / self._threads
+            load = self._loop.books.load.sample(part.iteration, part.batch(self._scribe.rank), trained_s)
             if load is not None:
                 self._scribe.write(load)
 

@@ -16,11 +16,14 @@ from uneven.measure import memory
 class LoadMeter:
     """Samples now and then; reading ``/proc`` on every step would cost more than it tells.
 
+    What passes between two samples is time of the training. So a loop that is often interrupted pays no larger part of
+    its time than another one, and one that stands still is not looked at.
+
     Args:
         rank: for the records.
         gpu_uuid: this worker's device as NVML knows it, or None. Not its index: NVML counts every device of the
             machine, CUDA only those that CUDA_VISIBLE_DEVICES leaves.
-        every_s: least time between two samples; memory is looked at after a larger batch than any before, too.
+        every_s: training from one sample to the next; memory is looked at after a larger batch than any before, too.
         device: where the worker computes, and whose memory a larger batch would fill.
 
     Attributes:
@@ -35,7 +38,7 @@ class LoadMeter:
         self._every_s = every_s
         self._process = psutil.Process()
         self._gpu = _Gpu.open(gpu_uuid)
-        self._next_s = 0.0
+        self._left_s = 0.0
         self._process.cpu_percent()  # the first call only sets psutil's starting point
         psutil.cpu_percent()
         self._device = torch.device("cpu") if device is None else device
@@ -43,20 +46,21 @@ class LoadMeter:
         self.latest: LoadRecord | None = None
         self.memory = math.nan
 
-    def sample(self, iteration: int, batch: int = 0) -> LoadRecord | None:
-        """A record if one is due, else None.
+    def sample(self, iteration: int, batch: int, trained_s: float) -> LoadRecord | None:
+        """A record if one is due, else None; the first one is due at once.
 
         Args:
             batch: samples of the iteration; after more than ever before, :attr:`memory` is read at once.
+            trained_s: seconds of training since the last call.
         """
-        now = time.monotonic()
-        due, larger = now >= self._next_s, batch > self._largest
+        self._left_s -= trained_s
+        due, larger = self._left_s <= 0.0, batch > self._largest
         if due or larger:
             self._largest = max(self._largest, batch)
             self.memory = memory.use(self._device)
         if not due:
             return None
-        self._next_s = now + self._every_s
+        self._left_s = self._every_s
         gpu, gpu_memory_bytes = self._gpu.read() if self._gpu else (None, None)
         self.latest = LoadRecord(
             rank=self._rank,

@@ -52,6 +52,11 @@ class Timing(NamedTuple):
         """What this worker needs by itself: data and compute."""
         return self.data_s + self.compute_s
 
+    @property
+    def whole_s(self) -> float:
+        """From asking for its batch to its end."""
+        return self.local_s + self.exchange_s
+
 
 @dataclass(slots=True)
 class _Marks:

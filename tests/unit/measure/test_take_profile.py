@@ -225,11 +225,18 @@ def test_a_larger_batch_than_ever_has_the_memory_looked_at() -> None:
     told, looked = [], []
     for iteration, batch in enumerate((4, 4, 8, 6, 8, 9)):
         meter.memory = math.nan
-        told.append(meter.sample(iteration, batch) is not None)
+        told.append(meter.sample(iteration, batch, trained_s=0.1) is not None)
         looked.append(0.0 < meter.memory <= 1.0)
     meter.close()
     assert looked == [True, False, True, False, False, True]
     assert told == [True, False, False, False, False, False]  # the rest of a record can wait until one is due
+
+
+def test_the_machine_is_looked_at_by_the_time_of_the_training() -> None:
+    meter = LoadMeter(0, every_s=5.0)
+    told = [meter.sample(number, 4, trained_s=2.0) is not None for number in range(8)]
+    meter.close()
+    assert told == [True, False, False, True, False, False, True, False]
 
 
 def test_this_machine_has_a_limit() -> None:
