@@ -30,6 +30,9 @@ _REMEMBERED = 1024
 _SUDDEN = 1.5
 """A foretold speed that has grown or shrunk by this factor from one decision to the next is no noise. Ours."""
 
+_AGREE = 3
+"""Reports in a row in which a wait has to be there before it counts as the link's. Ours."""
+
 _PROFILE_DOUBT = 0.05
 """Relative; of a speed in a profile: a few steps, at a size near to the first share. Ours."""
 
@@ -83,6 +86,7 @@ class Decider:
         self._predicted_per_s = np.full(len(members), math.nan)
         self._doubts = np.zeros(len(members))
         self._held = np.zeros(len(members), np.int64)  # by those whose memory is full
+        self._waits = deque([0.0] * _AGREE, maxlen=_AGREE)  # of the newest tables, see Table.hidden_s
         self._fingerprint: tuple[tuple[int, ...], float] = ((), 0.0)
         self._referee = Referee()
         self._spacing = Spacing(len(members), budget)
@@ -116,6 +120,12 @@ class Decider:
         """Whether reports can change anything."""
         return self._balancer.adapts and len(self._members) > 1
 
+    @property
+    def hidden_s(self) -> float:
+        """How much of a worker's own side of an exchange costs no time, for all wait for a link meanwhile; seconds an
+        iteration."""
+        return min(self._waits)
+
     def shares(self, iteration: int) -> tuple[int, ...]:
         """The split in force in ``iteration``."""
         return next(shares for first, shares in reversed(self._splits) if first <= iteration)
@@ -141,6 +151,8 @@ class Decider:
             ConflictError: another rank has decided another split before.
         """
         self._compare(table.column("split"))
+        self._waits.append(table.hidden_s())
+        table = table.without(self.hidden_s)
         verdict = self._referee.judge(self._members, table, iteration=iteration)
         before = self._predicted_per_s
         self._believe(table, verdict)
@@ -208,6 +220,7 @@ class Decider:
             "predicted_per_s": [None if math.isnan(speed) else speed for speed in self._predicted_per_s.tolist()],
             "doubts": self._doubts.tolist(),
             "held": self._held.tolist(),
+            "waits": list(self._waits),
             "referee": self._referee.state_dict(),
             "balancer": self._balancer.state_dict(),
         }
@@ -228,6 +241,7 @@ class Decider:
             self._predicted_per_s, self._doubts = np.array(told), np.array(state["doubts"])
             held = state.get("held", ())  # of others where members have changed: who is full says so again
             self._held = np.array(held if len(held) == len(shares) else [0] * len(shares), np.int64)
+            self._waits.extend(state.get("waits", ()))
             self._referee.load_state_dict(state["referee"])
             self._balancer.load_state_dict(state["balancer"])
         self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)

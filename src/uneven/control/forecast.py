@@ -30,9 +30,13 @@ class Forecaster:
 
     Args:
         predictor: this worker's own.
+
+    Attributes:
+        hidden_s: so much of its own side of each exchange costs no time; see :attr:`Decider.hidden_s`.
     """
 
     def __init__(self, predictor: Predictor) -> None:
+        self.hidden_s = 0.0
         self._predictor = predictor
         self._alarm = Alarm()
 
@@ -48,6 +52,8 @@ class Forecaster:
 
     def observe(self, seen: Observation) -> None:
         """One iteration, or several at once."""
+        if self.hidden_s > 0.0:
+            seen = seen._replace(transfer_s=max(seen.transfer_s - self.hidden_s * seen.iterations, 0.0))
         self._predictor.observe(seen)
         self._alarm.hear(seen.speed_per_s)
 

@@ -44,6 +44,28 @@ class Table:
         sound = (samples > 0) & (local_s > 0) & (self.column("iterations") > 0)
         return np.divide(samples, local_s + self.column("transfer_s"), out=np.zeros(len(samples)), where=sound)
 
+    def hidden_s(self) -> float:
+        """What everybody waits for in an exchange, beyond the longest time that anybody's own side of it takes: a link.
+
+        Who comes last waits for nobody to come. So what even that one waits, and no worker's own work explains, passes
+        on a link that all share, as in a ring; and meanwhile own work costs nobody time. Seconds an iteration; 0 where
+        somebody has not reported.
+        """
+        iterations = self.column("iterations")
+        waited, own = self.column("exchange_s"), self.column("transfer_s")
+        if not len(iterations) or not (self.sound() & (iterations > 0)).all():
+            return 0.0
+        return max(float((waited / iterations).min() - (own / iterations).max()), 0.0)
+
+    def without(self, hidden_s: float) -> Table:
+        """The same, but so much of each own side of an exchange counts as nothing."""
+        if hidden_s == 0.0:
+            return self
+        rows = self.rows.copy()
+        own = rows[:, _PLACES["transfer_s"]]
+        np.maximum(own - hidden_s * self.column("iterations"), 0.0, out=own)
+        return Table(rows)
+
     def believable(self) -> npt.NDArray[np.bool_]:
         """As :attr:`Report.believable`."""
         sound = self._finite(_BELIEVABLE)

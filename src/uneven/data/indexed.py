@@ -97,4 +97,6 @@ class PlannedSampler:
         order = self._order_of(epoch=self._cursor.epoch)
         for part in self._plan.walk(self._cursor, self._length):
             self.drawn.append(part)
-            yield order[part.positions(self._rank, self._plan.lower)].tolist()
+            span = part.span(self._rank)  # a slice is cut several times as fast as so many positions are looked up
+            mine = order[span.start : span.stop] if span else order[part.positions(self._rank, self._plan.lower)]
+            yield mine.tolist()

@@ -78,8 +78,12 @@ class Part:
         """
         if self.shares[rank] == 0:
             return [self.start + i % self.size for i in range(padding)]
+        return [*self.span(rank)]
+
+    def span(self, rank: int) -> range:
+        """The positions of the samples of ``rank`` that count."""
         first = self.start + self.offset(rank)
-        return list(range(first, first + self.shares[rank]))
+        return range(first, first + self.shares[rank])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,9 @@ class Agreement:
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
+        self._after: tuple[Exchange, ...] = ()  # the plan's, after the step
+        self._beside: tuple[Exchange, ...] = ()  # and in the background
+        self._waits_for_all = False
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
         self._epoch = -1
@@ -85,9 +88,18 @@ class Agreement:
         if part.epoch != self._epoch:
             self._epoch = part.epoch
             self._exchanges.paused()
-        self._plan = plan
+        self._take(plan)
         self._padded = part.batch(self._rank) == 0
         self._held = self._replica.gradients() if self._padded else {}
+
+    def _take(self, plan: StepPlan) -> None:
+        """Take a plan apart, which seldom is another than that of the step before."""
+        if plan is self._plan:
+            return
+        self._plan = plan
+        self._after, self._beside = _of(plan, Moment.STEP), _of(plan, Moment.BACKGROUND)
+        waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
+        self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
 
     def open(self) -> None:
         """What comes before any step: the first one's beginning, and what is owed.
@@ -136,11 +148,11 @@ class Agreement:
         self._exchanges.stepped()
         if leaving:
             self._exchanges.paused()
-            self._owed = _of(self._plan, Moment.STEP)
+            self._owed = self._after
             return False
-        for exchange in _of(self._plan, Moment.STEP):
+        for exchange in self._after:
             self._meet(exchange)
-        for exchange in _of(self._plan, Moment.BACKGROUND):
+        for exchange in self._beside:
             if self._exchanges.free_for(exchange):
                 self._exchanges.begin(self._order(exchange))
             else:
@@ -149,15 +161,14 @@ class Agreement:
 
     def over(self, part: Part) -> None:
         """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
-        self._plan = self.plan()
+        self._take(self.plan())
         self.after(part, leaving=False)
 
     def _all_met(self) -> bool:
         """The same on every worker, also on one that is alone in its group of the moment and exchanges nothing."""
         if self._group_every is not None:  # somebody may have to wait a little for another group
             return self.clock % self._group_every == 0
-        waited = (one for one in self._plan.exchanges if one.moment is not Moment.BACKGROUND)
-        return any(len(one.members) == len(self._members) for one in waited)
+        return self._waits_for_all
 
     def _make_up(self) -> None:
         owed, self._owed = self._owed, ()

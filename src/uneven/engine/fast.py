@@ -296,7 +296,7 @@ class FastLoop:
         called = self._called()
         self.books.end(part)
         due = self._slow.due(part.iteration, called)
-        if due or leaving or self._slow.watches or self.books.meter.ripe():
+        if due or leaving or self._slow.watches or self.books.meter.ripe(self._slow.adapts):
             self.read()
         if due and not leaving:  # the loop was left: by all ranks, or by an error on this one
             self._exchange(part.iteration, called, met)

@@ -195,6 +195,7 @@ class SlowLoop:
         if decision.split is not None:
             self._on_split(decision.split)
         self._soonest, self._next = decision.soonest, decision.next
+        self._forecaster.hidden_s = self._decider.hidden_s
 
     def _report(self, iteration: int, load: Load, cost_s: float, deaf: bool) -> Report:
         window, self._window = self._window, _Window()
@@ -236,6 +237,7 @@ class SlowLoop:
         self._past.clear()
         if not self._decider.load_state_dict(state):
             return
+        self._forecaster.hidden_s = self._decider.hidden_s
         for rows in state["past"]:
             self._past.append(Table([[math.nan if x is None else x for x in row] for row in rows]))
         if state["rank"] == self._rank:

@@ -106,11 +106,14 @@ class Meter:
         """What comes now belongs to no iteration (the epoch is over; somebody evaluates)."""
         self._asked = None
 
-    def ripe(self) -> bool:
+    def ripe(self, acts: bool = True) -> bool:
         """Whether to read what has ended: after half a second, sixteen iterations, or one that was not as usual.
 
         Right after a step the caches hold the model, and reading one iteration takes as long as reading several. So
         those that are like the one before are read together, and nobody learns of a change later than otherwise.
+
+        Args:
+            acts: whether anything follows from a change; else one that was not as usual can wait, too.
         """
         if not self._closed or len(self._closed) >= _MOST:
             return bool(self._closed)
@@ -118,11 +121,13 @@ class Meter:
         if not self._clock.passed(newest.end):
             return False
         between = self._clock.between
+        old = between(oldest.begin, newest.end)[0] >= _PATIENCE_S
+        if old or not acts:
+            return old
         local_s = between(newest.asked, newest.end)[0]
         for ready, done in newest.exchanges:
             local_s -= between(ready, done)[0]
-        as_usual = _USUAL[0] * self._usual_s <= local_s <= _USUAL[1] * self._usual_s
-        return not as_usual or between(oldest.begin, newest.end)[0] >= _PATIENCE_S
+        return not _USUAL[0] * self._usual_s <= local_s <= _USUAL[1] * self._usual_s
 
     def timings(self) -> list[Timing]:
         """Every iteration that ended since the last call and whose marks have passed, oldest first."""

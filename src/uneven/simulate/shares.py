@@ -188,6 +188,8 @@ class Shares:
         decision = era.decider.decide(iteration, era.launched, table)
         era.reports = {}
         era.soonest, era.due = decision.soonest, decision.next
+        for rank in era.seat.members:
+            self._forecaster(rank).hidden_s = era.decider.hidden_s
         for complaint in decision.complaints:
             self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
         if decision.split is not None:

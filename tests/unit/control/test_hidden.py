@@ -1,0 +1,101 @@
+"""Own work in an exchange counts only where nobody's link hides it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+
+from uneven.balance import balancers
+from uneven.control import Decider, Forecaster, Report, Table
+from uneven.core.views import Limits, Observation
+from uneven.predict import predictors
+
+LOCAL_S = 0.1, 0.1  # both compute for as long
+OWN_S = 0.01, 0.05  # but the second one is slow at moving bytes, too
+LINK_S = 0.3
+
+ITERATIONS = itertools.count(1)
+
+
+def told(
+    decider: Decider, iteration: int, waited_s: tuple[float, float], own_s: tuple[float, float] = OWN_S
+) -> list[Report]:
+    """Of two iterations, with what each foretells of itself."""
+    reports = []
+    for share, local, waited, own in zip((60, 40), LOCAL_S, waited_s, own_s, strict=True):
+        forecaster = Forecaster(predictors.resolve("last"))
+        forecaster.hidden_s = decider.hidden_s
+        forecaster.observe(
+            Observation(
+                iteration=iteration, samples=2 * share, local_s=2 * local, iterations=2, exchange_s=2 * waited,
+                transfer_s=2 * own,
+            )
+        )  # fmt: skip
+        forecast = forecaster.tell()
+        reports.append(
+            Report(
+                iteration=iteration, iterations=2, samples=2 * share, local_s=2 * local, exchange_s=2 * waited,
+                transfer_s=2 * own, control_s=0.0, cost_s=0.0, cpu=math.nan, memory=math.nan,
+                predicted_per_s=forecast.predicted_per_s, doubt=0.0, urgent=0.0, deaf=0.0,
+                split=decider.fingerprint(),
+            )
+        )  # fmt: skip
+    return reports
+
+
+def decider() -> Decider:
+    balancer = balancers.resolve("proportional:predictor=last")
+    return Decider(balancer, (0, 1), Limits.uniform(2, 100), global_batch=100, lookahead=0, budget=0.005)
+
+
+def after(made: Decider, waited_s: tuple[float, float], rounds: int = 5) -> tuple[int, ...]:
+    """The split when both have reported so often."""
+    for _ in range(rounds):
+        iteration = next(ITERATIONS)
+        made.decide(iteration, iteration - 1, Table(told(made, iteration, waited_s)))
+    return made.newest
+
+
+def test_where_nobody_waits_for_a_link_own_work_counts() -> None:
+    assert after(decider(), waited_s=(0.05, 0.05)) == (67, 33)  # 60 samples in 0.11 s, 40 in 0.15 s
+
+
+def test_where_a_link_makes_all_wait_it_does_not() -> None:
+    made = decider()
+    assert after(made, waited_s=(LINK_S, LINK_S)) == (60, 40)
+    assert made.hidden_s == pytest.approx(LINK_S - max(OWN_S))
+
+
+def test_what_the_link_does_not_hide_counts_still() -> None:
+    made = decider()
+    assert after(made, waited_s=(0.08, 0.09)) == (64, 36)  # 0.03 s are hidden: 60 in 0.1 s, 40 in 0.12 s
+    assert made.hidden_s == pytest.approx(0.03)
+
+
+def test_a_wait_has_to_be_there_three_times_in_a_row() -> None:
+    made = decider()
+    assert after(made, (LINK_S, LINK_S), rounds=2) == (67, 33)
+    after(made, (LINK_S, LINK_S), rounds=1)
+    assert after(made, (LINK_S, LINK_S), rounds=1) == (60, 40)  # foretold by who knows it
+    after(made, (0.05, 0.05), rounds=1)
+    assert after(made, (0.05, 0.05), rounds=1) == (67, 33)
+
+
+def test_a_resumed_run_knows_what_was_hidden() -> None:
+    made, other = decider(), decider()
+    after(made, (LINK_S, LINK_S))
+    assert other.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    assert other.hidden_s == made.hidden_s > 0.0
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf, -1.0])
+def test_an_absurd_report_hides_nothing(spoilt: float) -> None:
+    first, second = told(decider(), 1, (LINK_S, LINK_S))
+    assert Table([first, second]).hidden_s() > 0.0
+    assert Table([first, second._replace(exchange_s=spoilt)]).hidden_s() == 0.0
+    assert Table([first, second._replace(transfer_s=spoilt)]).hidden_s() == 0.0
+    assert Table([first, second._replace(iterations=0)]).hidden_s() == 0.0
+    assert Table([]).hidden_s() == 0.0
