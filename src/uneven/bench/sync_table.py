@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from uneven.bench.lb_bsp_table import Spread
-from uneven.bench.sync_cases import BARE, DDP, SHADOWS, TWINS, YARDSTICK, Case, seed_of, seeded
+from uneven.bench.sync_cases import AGAIN, BARE, DDP, SHADOWS, TWINS, YARDSTICK, Case, seed_of, seeded
 
 OURS_NOT = (
-    YARDSTICK, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-local", "torchft-diloco",
+    YARDSTICK, AGAIN, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-local", "torchft-diloco",
 )  # fmt: skip
 """Arms that are not a policy of ours."""
 
@@ -84,14 +84,17 @@ def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
     target = under[DDP][-1].loss if DDP in under else math.nan
     rates = {name: _rates(arm) for name, arm in told.items()}
     whole = {name: _whole_rate(arm) for name, arm in told.items()}
+    yardsticks = [name for name in (YARDSTICK, AGAIN) if name in told]
+    most = statistics.mean(whole[name] for name in yardsticks)
+    round_by_round = [statistics.mean(pair) for pair in zip(*(rates[name] for name in yardsticks), strict=True)]
     arms = {}
     for name, arm in told.items():
-        share = Spread.of([own / most for own, most in zip(rates[name], rates[YARDSTICK], strict=True)])
+        share = Spread.of([own / best for own, best in zip(rates[name], round_by_round, strict=True)])
         counted = [one for ranks in arm["blocks"][: arm["limited"]] for one in ranks]
         steps = sum(one["steps"] for one in counted)
         arms[name] = {
             "samples_per_s": whole[name],
-            "of_unsynchronised": whole[name] / whole[YARDSTICK],
+            "of_unsynchronised": whole[name] / most,
             "of_unsynchronised_spread": share.pair,
             "of_bare": whole[name] / whole[BARE] if BARE in whole else None,
             "loss_equal_samples": loss_at(curves[name], "samples", samples),

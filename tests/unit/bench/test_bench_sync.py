@@ -17,6 +17,7 @@ from rich.console import Console
 from uneven.bench import sync
 from uneven.bench.arms_sync import EvenSampler, mlp
 from uneven.bench.sync_cases import (
+    AGAIN,
     BARE,
     CORES,
     DDP,
@@ -127,6 +128,17 @@ def test_what_is_rarer_than_a_round_counts_in_all_of_them_together() -> None:
     told = summarize(CASE, {**RESULT, "arms": arms})["policies"]["shadow:ma"]
     assert told["of_unsynchronised"] == pytest.approx(240 / 300)
     assert told["samples_per_s"] == pytest.approx(2 * 240 / 3)
+
+
+def test_shares_are_of_the_mean_of_two_yardsticks_where_there_are_two() -> None:
+    blocks = {YARDSTICK: 110, AGAIN: 90, "shadow:ma": 95}
+    arms = {
+        name: arm(*[ran((1.0, 1.0), (samples, samples))] * 3, losses=(2.0, 1.0, 1.0, 1.0), own_pace=True, limited=3)
+        for name, samples in blocks.items()
+    }
+    told = summarize(CASE, {**RESULT, "arms": arms})["policies"]
+    assert [told[name]["of_unsynchronised"] for name in blocks] == pytest.approx([1.1, 0.9, 0.95])
+    assert told["shadow:ma"]["of_unsynchronised_spread"] == pytest.approx([0.95, 0.95])
 
 
 def test_a_curve_counts_seconds_under_the_limits_alone() -> None:
