@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from alone import dealt
+
 TESTS = """
 import pathlib, time
 import pytest
@@ -49,3 +51,12 @@ def test_nobody_is_beside_a_test_that_is_alone(tmp_path: Path, locked: bool, res
         env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
     )  # fmt: skip
     assert re.search(result, run.stdout), run.stdout
+
+
+def test_two_processes_begin_with_long_tests() -> None:
+    places = [2, 1, 2, 0, 1, 2, 1, 2, 2, 0, 1, 2]  # alone: 3, 9; long: 1, 4, 6, 10
+    assert dealt(places, 1) == [3, 9, 1, 4, 6, 10, 0, 2, 5, 7, 8, 11]
+    assert dealt(places, 2) == [3, 9, 1, 4, 0, 2, 6, 10, 5, 7, 8, 11]
+    assert dealt(places, 4) == [3, 9, 1, 4, 6, 10, 0, 2, 5, 7, 8, 11], "pieces of three have no room"
+    assert dealt([1, 1, 2, 2], 2) == [0, 2, 1, 3]
+    assert dealt([2, 2, 1], 3) == [0, 2, 1]
