@@ -20,10 +20,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from quiet_port import quiet_port
 
 from uneven import launch, rundir
 from uneven.cluster.processes import descendants, import_path
+from uneven.emulate.ports import quiet_ports
 from uneven.errors import LaunchError
 from uneven.testing.scripts import Script, run_script
 
@@ -291,7 +291,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
 def test_a_given_port_is_used(tmp_path: Path) -> None:
     then = "print('port', os.environ['MASTER_PORT'], flush=True)"
     target = script(tmp_path, then)
-    port = quiet_port()
+    (port,) = quiet_ports(1)
     output = tmp_path / "output.txt"
     options = launch.Launch(target=(target,), nproc="2", master_port=port)
     with launched(options, tmp_path / "run", output) as launcher:
@@ -300,7 +300,7 @@ def test_a_given_port_is_used(tmp_path: Path) -> None:
 
 
 def test_two_machines_meet(tmp_path: Path) -> None:
-    port = quiet_port()
+    (port,) = quiet_ports(1)
     target, run = script(tmp_path), tmp_path / "run"
     one = launch.Launch(target=(target,), nproc="1", nnodes="2", node_rank=0, master_port=port)
     with ExitStack() as stack:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from quiet_port import quiet_port
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -21,6 +20,7 @@ import uneven
 from uneven import journal
 from uneven.cluster.processes import import_path
 from uneven.core.records import EventRecord
+from uneven.emulate.ports import quiet_ports
 from uneven.errors import PeerError
 from uneven.testing.ranks import RankContext, ranks
 from uneven.testing.scripts import Script, run_script
@@ -161,7 +161,7 @@ def workers(
     n: int, run: Path, act: str, *, dying: int, limit_s: float, always: str = "pass"
 ) -> Iterator[list[Script]]:
     """Ranks started by hand, as on machines without a launcher: nobody ends the survivors."""
-    port = quiet_port()
+    (port,) = quiet_ports(1)
     world = {
         "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1",

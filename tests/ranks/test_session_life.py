@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from quiet_port import quiet_port
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
 from uneven.core.records import EventRecord, StepRecord
+from uneven.emulate.ports import quiet_ports
 from uneven.errors import DataError
 from uneven.testing.ranks import RankContext, ranks
 from uneven.testing.scripts import Script, run_script
@@ -211,7 +211,7 @@ dist.destroy_process_group()
 
 def test_processes_that_the_user_started_are_no_loners() -> None:
     """A group without any launcher's variables: every process would else train a model of its own."""
-    port = quiet_port()
+    (port,) = quiet_ports(1)
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path(__file__).parent)}
     assert "RANK" not in env
     with ExitStack() as stack:

@@ -22,13 +22,12 @@ Its processes are started and have imported it before the clock is started, as R
 from __future__ import annotations
 
 import importlib.util
-import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from uneven.bench.fleet_socket_child import consume, produce
+from uneven.emulate.ports import quiet_ports
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
 from uneven.fleet.engine_child import Child, Events
@@ -51,7 +50,7 @@ def tensorsocket(ensemble: Ensemble, slots: int) -> dict[str, Any]:
     Raises:
         TrainingError: a process failed, died or hung, or samples did not arrive.
     """
-    members, ports = len(ensemble.members), free_ports(4)
+    members, ports = len(ensemble.members), quiet_ports(4)
     with Processes(SILENCE_S) as processes:
         began_s = time.perf_counter()
         producer = processes.start("producer", produce, (ensemble, ports, slots))
@@ -137,10 +136,3 @@ class Processes:
 
     def _heard(self, _: Child, message: tuple[Any, ...]) -> None:
         self._told.setdefault(message[0], []).append(message[1:])
-
-
-def free_ports(count: int) -> tuple[int, ...]:
-    """TCP ports that nobody uses at the moment."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return tuple(one.getsockname()[1] for one in sockets)

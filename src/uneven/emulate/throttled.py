@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 
 from uneven.cluster.throttle import Throttle
 from uneven.emulate.enter import Task, command
+from uneven.emulate.ports import quiet_ports
 from uneven.emulate.replay import Quantity, Setting
 from uneven.errors import ConfigError
 
@@ -30,7 +30,7 @@ class Throttled:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         self.network = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(quiet_ports(1)[0]),
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
         }
         self._throttle = Throttle(period_s=0.01)
@@ -77,11 +77,3 @@ class Throttled:
         for worker in self._workers.values():
             worker.wait()
         self._throttle.close()
-
-
-def _free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

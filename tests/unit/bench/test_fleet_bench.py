@@ -186,10 +186,6 @@ def test_a_dead_or_silent_process_does_not_hang_the_bench() -> None:
     assert child.process.exitcode is not None
 
 
-def test_ports_differ() -> None:
-    assert len(set(fleet_socket.free_ports(4))) == 4
-
-
 def test_members_train_from_one_producer_of_tensorsocket() -> None:
     pytest.importorskip("tensorsocket")
     asked = ensemble("digits", "preprocessing-light", ("tiny", "middle"), samples=300, epochs=2)
