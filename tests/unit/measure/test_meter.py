@@ -181,6 +181,15 @@ def test_what_is_as_usual_can_wait_and_what_is_not_cannot(meter: Meter, clock: S
     assert meter.ripe()  # half a second has passed
 
 
+def test_where_nothing_follows_from_a_change_it_can_wait_too(meter: Meter, clock: Script) -> None:
+    for number, local_s in enumerate((0.1, 0.05, 0.2)):
+        iteration(meter, clock, number, local_s)
+        assert meter.ripe()
+        assert not meter.ripe(acts=False)
+    iteration(meter, clock, 3, 0.2)
+    assert meter.ripe(acts=False)  # half a second has passed
+
+
 def test_sixteen_iterations_wait_and_a_device_that_is_behind_is_not_waited_for(meter: Meter, clock: Script) -> None:
     iteration(meter, clock, 0, 0.001)
     meter.timings()
