@@ -180,6 +180,8 @@ class _Ours:
         if self._reports:
             decision = self.decider.decide(k, self._launched, Table(self._reports))
             self._reports, self._soonest, self._due = [], decision.soonest, decision.next
+            for forecaster in self._forecasters:
+                forecaster.hidden_s = self.decider.hidden_s
         if any(forecaster.urgent for forecaster in self._forecasters):  # heard in the next iteration's exchange
             self._due = min(self._due, max(k + 1, self._soonest))
         if k >= self._due:
