@@ -1,6 +1,6 @@
 # Everything a newcomer needs: `make demo`, `make test`. Plain pip; see docs/dependencies.md for what is installed.
 #   make demo    the main job on four unequal local workers: DDP first, then uneven
-#   make test    all tests, in one process more than there are cores; ARGS="-n 0 tests/unit" for others
+#   make test    all tests, in two processes more than there are cores; ARGS="-n 0 tests/unit" for others
 #   make check   style and types
 #   make bench   the LB-BSP benchmark, short form
 #   make clean   remove .venv and everything that was built (run directories stay)
@@ -20,21 +20,27 @@ GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := -m pip install --quiet --no-compile
 
+# Two pips at once in one folder would be one too many.
+.NOTPARALLEL:
 .PHONY: .venv demo test check bench clean
 
 .venv: .venv/.stamp-installed
 
-.venv/.stamp-installed: pyproject.toml
+.venv/.stamp-made:
 	@$(PYTHON) -c '$(NEEDS_PYTHON)'
 	@$(PYTHON) -c '$(NEEDS_VENV)'
 	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.stamp-installed: .venv/.stamp-made pyproject.toml
 	$(BIN)/python $(INSTALL) --editable .
 	@touch $@
 
-.venv/.stamp-groups: .venv/.stamp-installed
+# Together with the package itself, for pip takes seconds to begin and to look through what is there.
+.venv/.stamp-groups: .venv/.stamp-made pyproject.toml
 	@$(BIN)/python -c '$(GROUPS)' test check > .venv/groups.txt
-	$(BIN)/python $(INSTALL) --requirement .venv/groups.txt
-	@touch $@
+	$(BIN)/python $(INSTALL) --editable . --requirement .venv/groups.txt
+	@touch .venv/.stamp-installed $@
 
 demo: .venv/.stamp-installed
 	$(BIN)/uneven demo $(ARGS)

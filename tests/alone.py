@@ -73,6 +73,7 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 2
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m have left out what is not wanted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     processes = config.workerinput["workercount"] if hasattr(config, "workerinput") else 1
     items[:] = [items[test] for test in dealt([place(item) for item in items], processes)]

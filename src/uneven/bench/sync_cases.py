@@ -10,8 +10,8 @@ YARDSTICK = "unsynchronised"
 """The arm that exchanges nothing: what the same workers reach at best."""
 
 AGAIN = "unsynchronised-again"
-"""The same once more, made after all others: where in memory an arm lies is worth a per cent or two. Shares are of the
-mean of both."""
+"""The same once more, made after all others but the twins: where in memory an arm lies is worth a per cent or two.
+Shares are of the mean of both."""
 
 BARE = "bare"
 """The arm beside which gloo sums up as many bytes, back to back, of which nothing is used: what no shadow can beat."""

@@ -62,8 +62,8 @@ def bench(
                  them: DDP, static shares, DBS, OmniLearn, LBB, FlexRR, backup
                  workers, accumulation, ours, and an oracle that knows the next
                  shares. Cases: steady, step, traces, eight, equal, cut (as
-                 root), svm, resnet; real data where UNEVEN_DATA has it. Forty
-                 minutes, --case NAME six at most; --quick, which measures
+                 root), svm, resnet; real data where UNEVEN_DATA has it. Forty-
+                 five minutes, --case NAME nine at most; --quick, which measures
                  steady and equal without the rivals, a minute and a half.
     closed-loop  predictors compared in virtual time, where the truth is known.
                  Seconds.

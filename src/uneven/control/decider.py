@@ -154,7 +154,8 @@ class Decider:
             ConflictError: another rank has decided another split before.
         """
         self._compare(table.column("split"))
-        self._waits.append(table.hidden_s())
+        if (hidden_s := table.hidden_s()) is not None:
+            self._waits.append(hidden_s)
         table = table.without(self.hidden_s)
         verdict = self._referee.judge(self._members, table, iteration=iteration)
         before = self._predicted_per_s
@@ -244,7 +245,7 @@ class Decider:
             self._predicted_per_s, self._doubts = np.array(told), np.array(state["doubts"])
             held = state.get("held", ())  # of others where members have changed: who is full says so again
             self._held = np.array(held if len(held) == len(shares) else [0] * len(shares), np.int64)
-            self._waits.extend(state.get("waits", ()))
+            self._waits.extend(state.get("waits", [0.0] * _AGREE))
             self._referee.load_state_dict(state["referee"])
             self._balancer.load_state_dict(state["balancer"])
         self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)

@@ -8,6 +8,9 @@ from uneven.control.alarm import Alarm
 from uneven.core.views import Observation
 from uneven.predict.base import Lesson, Predictor
 
+_SAVED = 64.0
+"""Iterations whose hidden time may be put together for one exchange."""
+
 
 class Forecast(NamedTuple):
     """What a worker tells the others of its speed to come.
@@ -36,7 +39,7 @@ class Forecaster:
     """
 
     def __init__(self, predictor: Predictor) -> None:
-        self.hidden_s = 0.0
+        self.hidden_s = self._spare_s = 0.0
         self._predictor = predictor
         self._alarm = Alarm()
 
@@ -52,8 +55,11 @@ class Forecaster:
 
     def observe(self, seen: Observation) -> None:
         """One iteration, or several at once."""
-        if self.hidden_s > 0.0:
-            seen = seen._replace(transfer_s=max(seen.transfer_s - self.hidden_s * seen.iterations, 0.0))
+        if self.hidden_s > 0.0:  # for each iteration, though the exchange may be in one of many
+            self._spare_s = min(self._spare_s + self.hidden_s * seen.iterations, _SAVED * self.hidden_s)
+            hidden_s = min(self._spare_s, seen.transfer_s)
+            self._spare_s -= hidden_s
+            seen = seen._replace(transfer_s=seen.transfer_s - hidden_s)
         self._predictor.observe(seen)
         self._alarm.hear(seen.speed_per_s)
 

@@ -20,6 +20,9 @@ Column = npt.NDArray[np.float64]
 
 _PLACES = {name: place for place, name in enumerate(Report._fields)}
 _COUNTS = [_PLACES[name] for name in ("samples", "local_s", "exchange_s", "transfer_s")]
+_LEAST_WAIT = 0.25
+"""Of the longest local time: from here on a wait of all is a link's; noise of a tenth makes far less. Ours."""
+
 _EVIDENCE = slice(0, _PLACES["transfer_s"] + 1)
 _BELIEVABLE = [_PLACES[name] for name in ("iterations", "local_s", "exchange_s", "control_s", "cost_s")]
 
@@ -44,18 +47,25 @@ class Table:
         sound = (samples > 0) & (local_s > 0) & (self.column("iterations") > 0)
         return np.divide(samples, local_s + self.column("transfer_s"), out=np.zeros(len(samples)), where=sound)
 
-    def hidden_s(self) -> float:
+    def hidden_s(self) -> float | None:
         """What everybody waits for in an exchange, beyond the longest time that anybody's own side of it takes: a link.
 
-        Who comes last waits for nobody to come. So what even that one waits, and no worker's own work explains, passes
-        on a link that all share, as in a ring; and meanwhile own work costs nobody time. Seconds an iteration; 0 where
-        somebody has not reported.
+        In every iteration somebody comes last and waits for nobody to come. So what even that one waits, and no
+        worker's own work explains, passes on a link that all share, as in a ring; and meanwhile own work costs nobody
+        time. Reports hold means over several iterations, in which workers may take turns at being last, and then all
+        have waited without a link. So a wait counts from a quarter of the longest time that anybody computes.
+
+        Returns:
+            Seconds an iteration; None where somebody says nothing, as after a padded batch.
         """
         iterations = self.column("iterations")
-        waited, own = self.column("exchange_s"), self.column("transfer_s")
-        if not len(iterations) or not (self.sound() & (iterations > 0)).all():
+        if not len(iterations) or not self.sound().all():
             return 0.0
-        return max(float((waited / iterations).min() - (own / iterations).max()), 0.0)
+        if not (iterations > 0).all():
+            return None
+        waited, own, local = (self.column(name) / iterations for name in ("exchange_s", "transfer_s", "local_s"))
+        found = float(waited.min() - own.max())
+        return found if found >= _LEAST_WAIT * float(local.max()) else 0.0
 
     def without(self, hidden_s: float) -> Table:
         """The same, but so much of each own side of an exchange counts as nothing."""

@@ -58,7 +58,7 @@ class StepRecord:
     exchange_s: float  # from the last bucket being ready until the exchange was over
     control_s: float  # part of compute_s and data_s spent on measuring and deciding
     ended_at_s: float  # Unix time
-    transfer_s: float = 0.0  # part of exchange_s that this worker's own side of it takes; counts into its speed
+    transfer_s: float = 0.0  # part of exchange_s that its own side takes; what no link hides counts into its speed
     local_cpu_s: float = 0.0  # processor time of the process, all threads, in data_s and compute_s; 0 if unknown
     exchange_cpu_s: float = 0.0  # and in exchange_s
     others: float | None = None  # part of the node's processors that others took, as read right after the iteration

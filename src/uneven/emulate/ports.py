@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+from contextlib import ExitStack
 from pathlib import Path
-
-from uneven.errors import LaunchError
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LEAST = 1024
@@ -22,21 +21,18 @@ def quiet_ports(count: int) -> tuple[int, ...]:
     One of the system's choosing, let go of again, may be another program's a moment later, or a connection's: then some
     of the processes meet a stranger.
 
-    Raises:
-        LaunchError: there are not so many.
+    Where it gives nearly all of them away, these are of its choosing after all.
     """
     first = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else _FIRST_GIVEN
     below = range(max(first // 2, _LEAST), first)
     found: list[int] = []
-    for port in random.SystemRandom().sample(below, len(below)):
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        found.append(port)
-        if len(found) == count:
-            return tuple(found)
-    raise LaunchError(
-        f"{count} free ports are needed, and of those from {below.start} to {below.stop - 1} only {len(found)} are "
-        f"free: end what listens there, or widen the range by raising the first number in {_RANGE}"
-    )
+    with ExitStack() as held:
+        for port in (*random.SystemRandom().sample(below, len(below)), *[0] * count):
+            if len(found) == count:
+                break
+            try:
+                listening = held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            found.append(listening.getsockname()[1])
+    return tuple(found)

@@ -235,9 +235,10 @@ class SlowLoop:
         self._tutor.drop()
         self._forecaster = self._make_forecaster()
         self._past.clear()
-        if not self._decider.load_state_dict(state):
-            return
+        goes_on = self._decider.load_state_dict(state)
         self._forecaster.hidden_s = self._decider.hidden_s
+        if not goes_on:
+            return
         for rows in state["past"]:
             self._past.append(Table([[math.nan if x is None else x for x in row] for row in rows]))
         if state["rank"] == self._rank:

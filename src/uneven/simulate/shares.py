@@ -118,6 +118,7 @@ class Shares:
         known = self._forecasters.get(rank)
         if known is None:
             known = self._forecasters[rank] = Forecaster(copy.deepcopy(self._unborn))
+            known.hidden_s = self._eras[-1].decider.hidden_s
         return known
 
     def ended(self, worker: Worker, iteration: int, newest: int) -> None:

@@ -75,6 +75,35 @@ def test_what_the_link_does_not_hide_counts_still() -> None:
     assert made.hidden_s == pytest.approx(0.03)
 
 
+def test_where_workers_take_turns_at_being_last_there_is_no_link() -> None:
+    last, first = (0.2, 0.0), (0.1, 0.1)  # seconds of computing, and of waiting for the other
+    local_s, waited_s = (sum(pair) for pair in zip(last, first, strict=True))
+    report = told(decider(), 1, (waited_s / 2, waited_s / 2), (0.02, 0.02))[0]
+    report = report._replace(local_s=local_s)
+    assert Table([report, report]).hidden_s() == 0.0
+    assert Table([report._replace(exchange_s=1.0)] * 2).hidden_s() == pytest.approx(0.48)
+
+
+def test_who_says_nothing_changes_nothing() -> None:
+    made = decider()
+    after(made, (LINK_S, LINK_S))
+    first, second = told(made, next(ITERATIONS), (LINK_S, LINK_S))
+    made.decide(next(ITERATIONS), next(ITERATIONS), Table([first, second._replace(iterations=0, samples=0)]))
+    assert made.hidden_s > 0.0
+
+
+def test_one_exchange_in_several_iterations_is_hidden_as_a_whole() -> None:
+    forecaster = Forecaster(predictors.resolve("last"))
+    forecaster.hidden_s = 0.02
+    for iteration in range(16):
+        own_s = 0.08 if iteration % 4 == 3 else 0.0
+        seen = Observation(iteration=iteration, samples=10, local_s=0.1, exchange_s=own_s, transfer_s=own_s)
+        forecaster.observe(seen)
+        assert forecaster.tell().predicted_per_s == pytest.approx(100.0)
+    forecaster.observe(seen)  # a second one at once, for which nothing has been put by but this iteration's own
+    assert forecaster.tell().predicted_per_s == pytest.approx(10 / 0.16)
+
+
 def test_a_wait_has_to_be_there_three_times_in_a_row() -> None:
     made = decider()
     assert after(made, (LINK_S, LINK_S), rounds=2) == (67, 33)
@@ -97,5 +126,5 @@ def test_an_absurd_report_hides_nothing(spoilt: float) -> None:
     assert Table([first, second]).hidden_s() > 0.0
     assert Table([first, second._replace(exchange_s=spoilt)]).hidden_s() == 0.0
     assert Table([first, second._replace(transfer_s=spoilt)]).hidden_s() == 0.0
-    assert Table([first, second._replace(iterations=0)]).hidden_s() == 0.0
+    assert Table([first, second._replace(iterations=0)]).hidden_s() is None
     assert Table([]).hidden_s() == 0.0

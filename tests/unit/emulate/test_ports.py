@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from uneven.emulate import ports
-from uneven.errors import LaunchError
 
 
 def given_away(folder: Path, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,5 +30,6 @@ def test_where_somebody_listens_nobody_is_sent(tmp_path: Path, monkeypatch: pyte
         port = taken.getsockname()[1]
         monkeypatch.setattr(ports, "_LEAST", port)
         given_away(tmp_path, port + 1, monkeypatch)
-        with pytest.raises(LaunchError, match=f"1 free ports are needed, and of those from {port} to {port} only 0"):
-            ports.quiet_ports(1)
+        found = ports.quiet_ports(2)
+    assert len(set(found)) == 2
+    assert port not in found, "the only one below; so they are of the system's choosing"
