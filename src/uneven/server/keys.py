@@ -34,10 +34,12 @@ class Address(NamedTuple):
     Attributes:
         remote: for everybody, encrypted.
         local: for processes on the same machine, in the directory; None on other machines.
+        pid: of its process, which is another one after each start.
     """
 
     remote: str
     local: str | None
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def address(directory: Path, shard: int) -> Address | None:
         found = json.loads((directory / f"shard-{shard}.address").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return Address(found["remote"], found["local"] if found["boot"] == _boot() else None)
+    return Address(found["remote"], found["local"] if found["boot"] == _boot() else None, found["pid"])
 
 
 def shards_in(directory: Path) -> int:

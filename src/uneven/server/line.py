@@ -20,6 +20,10 @@ _WAKE = "inproc://wake"
 _LINGER_MS = 500
 """How long the end may take for messages that nobody takes any more."""
 
+_DEAD_S = 60.0
+"""Of silence, after which a connection is made anew though the shard is where it was: its machine may have gone without
+a word. A piece of a message takes so long at half a megabit a second."""
+
 _QUEUE = 64
 """Messages that may wait in a socket. Lost ones are sent again, so a full queue delays and does no more."""
 
@@ -184,23 +188,36 @@ class ZmqLine:
 
 
 class _Connection:
-    """One socket to one shard, replaced when the shard has been silent for too long."""
+    """One socket to one shard, replaced when the shard has been silent for too long.
+
+    Signs of life wait behind what is on its way, for seconds where a large message passes a slow link. To begin anew
+    then would throw away what has come through, again and again. So where the shard has been heard on this socket, and
+    the same process is still where it was, the connection is kept; should it break, ZeroMQ makes it again by itself.
+    """
 
     def __init__(self, context: Any, keys: Keys, find: Callable[[], Address | None]) -> None:
         self._context, self._keys, self._find = context, keys, find
         self._in_vain = False  # the local address was tried last, and nothing came
         self._socket: Any = None
-        self._heard_s = 0.0
+        self._heard_s = self._looked_s = 0.0
+        self._target: Address | None = None
+        self._found: Address | None = None  # where the socket leads to, once the shard has been heard on it
 
     def refresh(self, poller: Any, now_s: float, limit_s: float) -> None:
         """Connect, first or again, where there is an address; not more often than once in ``limit_s``."""
         silent_s = now_s - self._heard_s
         if silent_s < limit_s if self._socket is not None else silent_s < min(limit_s, 0.05):
             return
+        kept = self._found is not None and silent_s < _DEAD_S
+        if kept and now_s - self._looked_s < limit_s:
+            return
+        self._looked_s, found = now_s, self._find()
+        if kept and found in (self._found, None):
+            return
         self._heard_s = now_s
-        found = self._find()
         if found is None:
             return
+        self._target, self._found = found, None
         local = found.local is not None and not self._in_vain
         self._in_vain = local
         if self._socket is not None:
@@ -221,7 +238,7 @@ class _Connection:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 found.append(decode([frame.buffer for frame in frames]))
-                self._heard_s, self._in_vain = time.monotonic(), False
+                self._heard_s, self._in_vain, self._found = time.monotonic(), False, self._target
             except Refused:  # the shard speaks another version; its silence will be told as such
                 continue
         return found
