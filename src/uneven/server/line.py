@@ -72,7 +72,8 @@ class ZmqLine:
     Args:
         directory: that of :func:`uneven.server.keys.make_keys`.
         beat_s: between two signs of life.
-        refresh_s: of silence of a shard, before its address is read again and a new connection made.
+        refresh_s: of silence of a shard, before its address is read again, and a new connection made where it has
+            another or was never heard.
         local: use a shard's socket in the directory where it is on this machine, instead of encrypted TCP.
 
     Raises:
