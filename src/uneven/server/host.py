@@ -26,6 +26,11 @@ _TICK_S = 0.05
 _QUEUE = 64
 """Messages that may wait for one worker. Lost replies are asked for again."""
 
+_LINGER_MS = 1000
+"""How long replies are kept for a worker that does not take them. Neither 0 nor for ever, libzmq's default: version 4.3.5
+aborts the process where it drops the rest of a reply in the moment in which the worker goes (``clean_pipes`` in
+session_base.cpp), and a connection that broke with replies in it keeps the end waiting, for ever."""
+
 
 class Stored(NamedTuple):
     """The state of a shard, for tests and people: nothing in it changes any more."""
@@ -125,6 +130,7 @@ class _Server:
         self._worker_key = z85.decode(keys.other)
         self._routes: dict[int, tuple[Any, bytes]] = {}
         self._context = zmq.Context()
+        self._context.setsockopt(zmq.LINGER, _LINGER_MS)  # before there is a socket: connections take it from theirs
         self._guard = self._context.socket(zmq.REP)
         self._guard.bind("inproc://zeromq.zap.01")
         self._socket, self._near = (self._router() for _ in range(2))
@@ -178,10 +184,9 @@ class _Server:
         """Let go of the sockets."""
         if self._monitor is not None:
             self._socket.disable_monitor()
-        self._guard.close(linger=0)
-        self._socket.close(linger=0)
-        self._near.close(linger=0)
-        self._context.destroy(linger=0)
+        for socket in (self._guard, self._socket, self._near):
+            socket.close()
+        self._context.destroy()
 
     def _admit(self) -> None:
         """Answer ZeroMQ's question whether a key may come in (ZAP, https://rfc.zeromq.org/spec/27/)."""

@@ -18,7 +18,7 @@ from uneven.server.wire import Message, Refused, decode, encode
 
 _WAKE = "inproc://wake"
 _LINGER_MS = 500
-"""How long the end may take for messages that nobody takes any more."""
+"""How long the end may take for messages that nobody takes any more; see the same in host.py for why it is not 0."""
 
 _DEAD_S = 60.0
 """Of silence, after which a connection is made anew though the shard is where it was: its machine may have gone without
@@ -132,8 +132,8 @@ class ZmqLine:
         if self._thread is not None:
             self._thread.join()
         with self._waking:
-            self._wakeup.close(linger=0)
-        self._context.destroy(linger=_LINGER_MS)
+            self._wakeup.close()
+        self._context.destroy()
 
     def _wake(self) -> None:
         with self._waking:  # a socket belongs to one thread at a time
@@ -183,9 +183,9 @@ class ZmqLine:
                     break
                 poller.poll(max(1, int(1e3 * (next_beat_s - time.monotonic()))))
         finally:
-            wakeup.close(linger=0)
+            wakeup.close()
             for line in lines:
-                line.close(linger=_LINGER_MS)
+                line.close()
 
 
 class _Connection:
@@ -223,7 +223,7 @@ class _Connection:
         self._in_vain = local
         if self._socket is not None:
             poller.unregister(self._socket)
-            self._socket.close(linger=0)
+            self._socket.close()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, _QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, _QUEUE)
@@ -250,7 +250,7 @@ class _Connection:
             with contextlib.suppress(zmq.Again):
                 self._socket.send_multipart(encode(message), zmq.NOBLOCK, copy=False)
 
-    def close(self, linger: int) -> None:
+    def close(self) -> None:
         """Let go of the socket."""
         if self._socket is not None:
-            self._socket.close(linger=linger)
+            self._socket.close()

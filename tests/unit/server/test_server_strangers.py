@@ -8,7 +8,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,13 @@ def test_a_stranger_gets_nothing_and_changes_nothing(directory: Path, shard: Sha
     assert (after.vector is before.vector, after.version) == (True, before.version)
 
 
-def test_a_listener_reads_nothing(directory: Path, shard: ShardHost) -> None:
-    heard = bytearray()
-    inner = socket.create_server(("127.0.0.1", 0))
+@contextlib.contextmanager
+def between(directory: Path, shard: ShardHost, hear: Callable[[bytes, bool], object]) -> Iterator[None]:
+    """A worker reaches the shard through one who hears what is said, and whether by the shard, and passes it on."""
+    door = socket.create_server(("127.0.0.1", 0))
     ended = threading.Event()
 
-    def relay(source: socket.socket, target: socket.socket) -> None:
+    def relay(source: socket.socket, target: socket.socket, shards: bool) -> None:
         source.settimeout(0.05)
         with contextlib.suppress(ConnectionError):  # the worker or the shard has closed its end
             while not ended.is_set():
@@ -98,32 +99,67 @@ def test_a_listener_reads_nothing(directory: Path, shard: ShardHost) -> None:
                     continue
                 if not data:
                     return
-                heard.extend(data)
+                hear(data, shards)
                 target.sendall(data)
 
-    def between() -> None:
-        one, _ = inner.accept()
+    def stand() -> None:
+        one, _ = door.accept()
         host, port = shard.endpoint.removeprefix("tcp://").split(":")
         with one, socket.create_connection((host, int(port))) as other:
-            threads = [threading.Thread(target=relay, args=pair) for pair in ((one, other), (other, one))]
+            ways = ((one, other, False), (other, one, True))
+            threads = [threading.Thread(target=relay, args=way) for way in ways]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
 
-    listener = threading.Thread(target=between)
-    listener.start()
-    publish(directory, 0, f"tcp://127.0.0.1:{inner.getsockname()[1]}")
-    worker = client(directory)
-    into = [np.zeros(64, np.float32)]
-    worker.pull().into(into)
-    assert into[0].tobytes() == MARK * 16
-    worker.close()
-    ended.set()
-    listener.join()
-    inner.close()
+    who = threading.Thread(target=stand)
+    who.start()
+    publish(directory, 0, f"tcp://127.0.0.1:{door.getsockname()[1]}")
+    try:
+        yield
+    finally:
+        ended.set()
+        who.join()
+        door.close()
+
+
+def test_a_listener_reads_nothing(directory: Path, shard: ShardHost) -> None:
+    heard = bytearray()
+    with between(directory, shard, lambda data, _: heard.extend(data)):
+        worker = client(directory)
+        into = [np.zeros(64, np.float32)]
+        worker.pull().into(into)
+        assert into[0].tobytes() == MARK * 16
+        worker.close()
     assert len(heard) > 1000
     assert MARK not in heard
+
+
+def test_a_shard_ends_though_a_worker_takes_nothing(directory: Path, shard: ShardHost) -> None:
+    """ZeroMQ would keep a reply for ever for a worker that is there and does not read on."""
+    taken, stuck, over = [0], threading.Event(), threading.Event()
+
+    def hear(data: bytes, shards: bool) -> None:
+        taken[0] += len(data) if shards else 0
+        if taken[0] > 1_000_000:
+            stuck.set()
+            over.wait()
+
+    copy = [np.ones(4_000_000, np.float32)]  # 16 MB, more than fits the buffers on the way
+    with between(directory, shard, hear):
+        line = ZmqLine(directory, 1, refresh_s=60.0, local=False)
+        worker = Client(0, table_of([(4_000_000,)], "float32", 1), copy, line, timeout_s=30.0)
+        worker.pull()
+        stuck.wait()
+        ending = threading.Thread(target=shard.close)
+        ending.start()
+        ending.join(30.0)
+        ended = not ending.is_alive()
+        over.set()
+        ending.join()
+        worker.close()
+    assert ended
 
 
 def test_a_shard_outlives_what_a_member_may_send(directory: Path, shard: ShardHost) -> None:
