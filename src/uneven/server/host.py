@@ -27,8 +27,8 @@ _QUEUE = 64
 """Messages that may wait for one worker. Lost replies are asked for again."""
 
 _LINGER_MS = 1000
-"""How long replies are kept for a worker that does not take them. Neither 0 nor for ever, libzmq's default: version 4.3.5
-aborts the process where it drops the rest of a reply in the moment in which the worker goes (``clean_pipes`` in
+"""How long replies are kept for a worker that does not take them. Neither 0 nor for ever, which is the default: libzmq
+4.3.5 aborts the process where it drops the rest of a reply in the moment in which the worker goes (``clean_pipes`` in
 session_base.cpp), and a connection that broke with replies in it keeps the end waiting, for ever."""
 
 
