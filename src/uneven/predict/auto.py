@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ _USUAL_WEIGHT = 0.005  # of the newest in the usual error, which is that of the 
 _FIRST_ERROR = 0.1  # relative, as all errors here; assumed at first …
 _FIRST_WORTH = 10  # … as if it had been that of so many iterations
 _LEAST_ERROR = 0.005  # smaller ones cannot tell the experts apart
+_RATES = (0.25, 1.0)  # slow enough for noise, fast enough for a worker that has come to behave in another way
+_RATE_BETWEEN = 0.5  # of learning which of the rates is the better one
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,25 @@ class _Errand(Lesson):
         return self.place, self.lesson.learn()
 
 
+class _Weights:
+    """Of some who foretell, each times the exponential of −rate · loss, a small part of all spread evenly again."""
+
+    def __init__(self, n: int, rate: float, share: float) -> None:
+        self._rate, self._share = rate, share
+        self.values = [1.0 / n] * n
+
+    def mean(self, told: Sequence[float]) -> float:
+        return math.fsum(weight * one for weight, one in zip(self.values, told, strict=True))
+
+    def learn(self, losses: Sequence[float]) -> None:
+        least = min(losses)
+        kept = [
+            weight * math.exp(self._rate * (least - loss)) for weight, loss in zip(self.values, losses, strict=True)
+        ]
+        total, even = math.fsum(kept), self._share / len(kept)
+        self.values = [(1.0 - self._share) * weight / total + even for weight in kept]
+
+
 class Auto(Predictor):
     """The mean of several predictors, weighted by how right each has been of late (ours).
 
@@ -43,9 +65,12 @@ class Auto(Predictor):
     (fixed share: Herbster and Warmuth, Machine Learning 1998). What one iteration can cost is bounded, so a lone spike
     upsets nothing.
 
+    How fast to learn depends on how noisy the speed is and how often its kind changes, which nobody knows before. So
+    there are several such means, each learning at a rate of its own, and the mean of these is taken in the same way.
+
     Args:
         experts: names of predictors.
-        rate: of learning, above 0; 1 is Bayes' rule.
+        rate: of learning, above 0, or several; 1 is Bayes' rule.
         share: part of all weight that is spread anew over the experts in every iteration, 0 … 0.5.
 
     Raises:
@@ -54,9 +79,11 @@ class Auto(Predictor):
     """
 
     def __init__(
-        self, *, experts: str | tuple[str | Predictor, ...] = EXPERTS, rate: float = 0.25, share: float = 0.001
-    ) -> None:
-        for name, value, most in (("rate", rate, 10.0), ("share", share, 0.5)):
+        self, *, experts: str | tuple[str | Predictor, ...] = EXPERTS, rate: float | tuple[float, ...] = _RATES,
+        share: float = 0.001,
+    ) -> None:  # fmt: skip
+        rates = rate if isinstance(rate, tuple) else (rate,)
+        for name, value, most in (*(("rate", one, 10.0) for one in rates), ("share", share, 0.5)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= most:
                 raise ConfigError(f"auto: {name} = {value!r} must be a number from 0 to {most:g}")
         names = (experts,) if isinstance(experts, str) else experts
@@ -64,8 +91,8 @@ class Auto(Predictor):
             raise ConfigError(f"auto: experts = {experts!r} must be names of other predictors, as in last/ema/narx")
         self._experts = tuple(predictors.resolve(name) for name in names)
         self.watches = any(expert.watches for expert in self._experts)
-        self._rate, self._share = float(rate), float(share)
-        self._weights = [1.0 / len(names)] * len(names)
+        self._mixtures = tuple(_Weights(len(names), float(one), float(share)) for one in rates)
+        self._between = _Weights(len(rates), _RATE_BETWEEN, float(share))
         self._error = _FIRST_ERROR  # root mean square
         self._seen = 0  # iterations
         self._doubt = Doubt()
@@ -77,29 +104,26 @@ class Auto(Predictor):
         if speed is None:
             return
         told = [expert.predict() for expert in self._experts]
-        together = self._mean(told)
+        means = [mixture.mean(told) for mixture in self._mixtures]
+        together = self._between.mean(means)
         self._doubt.compare(together, speed)
         self._seen += 1
         if together > 0.0:
-            self._weigh([_missed(one, speed) for one in told], _missed(together, speed))
+            losses = self._losses(told, speed)
+            for mixture in self._mixtures:
+                mixture.learn(losses)
+            self._between.learn(self._losses(means, speed))
+            newest, error = max(_USUAL_WEIGHT, 1.0 / (self._seen + _FIRST_WORTH)), _missed(together, speed)
+            self._error = max(_LEAST_ERROR, math.sqrt(self._error**2 + newest * (error * error - self._error**2)))
         for expert in self._experts:
             expert.observe(seen)
 
-    def _weigh(self, errors: list[float], error: float) -> None:
+    def _losses(self, told: Sequence[float], speed: float) -> list[float]:
         unit = 0.5 / self._error**2
-        losses = [min(one * one * unit, _MOST_LOSS) for one in errors]
-        least = min(losses)
-        kept = [
-            weight * math.exp(self._rate * (least - loss)) for weight, loss in zip(self._weights, losses, strict=True)
-        ]
-        total = math.fsum(kept)
-        even = self._share / len(kept)
-        self._weights = [(1.0 - self._share) * weight / total + even for weight in kept]
-        newest = max(_USUAL_WEIGHT, 1.0 / (self._seen + _FIRST_WORTH))
-        self._error = max(_LEAST_ERROR, math.sqrt(self._error**2 + newest * (error * error - self._error**2)))
+        return [min(_missed(one, speed) ** 2 * unit, _MOST_LOSS) for one in told]
 
-    def _mean(self, told: list[float]) -> float:
-        return math.fsum(weight * one for weight, one in zip(self._weights, told, strict=True))
+    def _mean(self, told: Sequence[float]) -> float:
+        return self._between.mean([mixture.mean(told) for mixture in self._mixtures])
 
     def predict(self, ahead: int = 1) -> float:
         """The weighted mean."""
@@ -107,7 +131,8 @@ class Auto(Predictor):
 
     def weights(self) -> tuple[float, ...]:
         """The experts' present weights, in their order; they add up to 1."""
-        return tuple(self._weights)
+        columns = zip(*(mixture.values for mixture in self._mixtures), strict=True)
+        return tuple(self._between.mean(column) for column in columns)
 
     def doubt(self) -> float:
         """See :class:`~uneven.predict.doubt.Doubt`."""
@@ -131,7 +156,8 @@ class Auto(Predictor):
     def state_dict(self) -> dict[str, Any]:
         """Weights, and each expert's state."""
         return {
-            "weights": list(self._weights),
+            "weights": [list(mixture.values) for mixture in self._mixtures],
+            "between": list(self._between.values),
             "error": self._error,
             "seen": self._seen,
             "doubt": self._doubt.state_dict(),
@@ -140,14 +166,18 @@ class Auto(Predictor):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`.
+        """Inverse of :meth:`state_dict`; weights kept for other rates are learnt anew.
 
         Raises:
             ConfigError: the state is that of another number of experts.
         """
         if len(state["experts"]) != len(self._experts):
             raise ConfigError(f"auto: this state has {len(state['experts'])} experts, not {len(self._experts)}")
-        self._weights, self._error = [float(weight) for weight in state["weights"]], float(state["error"])
+        if len(state.get("between", ())) == len(self._mixtures):
+            self._between.values = [float(weight) for weight in state["between"]]
+            for mixture, weights in zip(self._mixtures, state["weights"], strict=True):
+                mixture.values = [float(weight) for weight in weights]
+        self._error = float(state["error"])
         self._doubt.load_state_dict(state["doubt"])
         self._turn, self._seen = int(state["turn"]), int(state["seen"])
         for expert, learnt in zip(self._experts, state["experts"], strict=True):

@@ -39,6 +39,24 @@ def test_a_calm_does_not_make_it_forget_who_was_right_about_changes() -> None:
     assert missed(show(auto, speeds), speeds) < 1.1 * missed(show(Last(), speeds), speeds)
 
 
+@pytest.mark.parametrize(("kind", "better"), [("noise", 0.05), ("blocks", 2.0)])
+def test_of_several_rates_it_does_not_matter_which_is_the_better_one(kind: str, better: float) -> None:
+    rng = np.random.default_rng(2)
+    speeds = np.full(2000, 100.0)
+    odd = np.arange(2000) // 20 % 2 == 1 if kind == "blocks" else np.zeros(2000, bool)
+    scale = np.stack([np.where(odd, 0.2, 0.02), np.where(odd, 0.02, 0.2)]) if kind == "blocks" else [[0.2], [0.2]]
+    lines = (speeds * np.exp(rng.normal(0.0, 1.0, (2, 2000)) * scale)).tolist()
+
+    def error(rate: float | tuple[float, ...]) -> float:
+        auto = Auto(experts=(Scripted(lines[0]), Scripted(lines[1])), rate=rate)
+        return missed(show(auto, speeds.tolist()), speeds.tolist())
+
+    rates = (0.05, 2.0)
+    alone = {rate: error(rate) for rate in rates}
+    assert min(alone, key=lambda rate: alone[rate]) == better
+    assert error(rates) < 1.03 * alone[better] < max(alone.values())
+
+
 def test_weights_add_up_to_one_and_none_is_lost_for_ever() -> None:
     auto = Auto(experts=("last", "ema"), share=0.01)
     show(auto, [100.0, 10.0] * 200)
@@ -90,6 +108,9 @@ def test_its_state_is_plain_and_goes_on() -> None:
     assert show(new, speeds) == show(old, speeds)
     with pytest.raises(ConfigError, match=f"{len(EXPERTS)} experts, not 1"):
         Auto(experts="ema").load_state_dict(old.state_dict())
+    other = Auto(rate=0.5)
+    other.load_state_dict(old.state_dict())
+    assert other.weights() == pytest.approx([1.0 / len(EXPERTS)] * len(EXPERTS))  # those of other rates are learnt anew
 
 
 class Scripted(Predictor):
@@ -122,6 +143,9 @@ def test_an_expert_that_foresees_a_standstill_is_borne() -> None:
 
 
 def test_options() -> None:
+    auto = predictors.resolve("auto:experts=last/ema,rate=0.1/1/2")
+    assert isinstance(auto, Auto)
+    assert len(auto.state_dict()["weights"]) == 3
     auto = predictors.resolve("auto:experts=last/ema,rate=1,share=0.1")
     assert isinstance(auto, Auto)
     assert len(auto.weights()) == 2
