@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from uneven.core.actions import Exchange, Moment
@@ -82,7 +83,7 @@ class Exchanges:
             self._line = VectorCarrier(roll, timeout_s)
             self._aside = VectorCarrier(roll, timeout_s) if shadowed else None
         self.shadowed = shadowed
-        self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
+        self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather)
         self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
 
     def free_for(self, exchange: Exchange) -> bool:
@@ -147,6 +148,10 @@ class Exchanges:
             if line is not None and not failed:
                 line.close()
         self._line = self._aside = None
+
+    def _gather(self, order: Order) -> None:
+        """In the shadow's thread: a sum of one number, for which all who take part have to have come."""
+        self._total(self._aside, torch.zeros(1), order.exchange)
 
     def _beside(self, order: Order, resting: bool) -> bool:
         """In the shadow's thread: one exchange; whether everybody rests."""

@@ -26,10 +26,12 @@ class ShadowThread(Generic[Order]):
     Args:
         meet: carries an order out, in the thread; the flag says that this worker rests. Its answer is whether
             everybody does.
+        gather: before that, in the thread: waits until the others have begun as well, which costs the training nothing.
     """
 
-    def __init__(self, meet: Callable[[Order, bool], bool]) -> None:
-        self._meet = meet
+    def __init__(self, meet: Callable[[Order, bool], bool], gather: Callable[[Order], object] | None = None) -> None:
+        self._meet, self._gather = meet, gather
+        self._disturbing = False  # from when all have begun until it is over
         self._changed = threading.Condition()
         self._order: Order | None = None  # under way, or about to be
         self._rest: Order | None = None  # what to take part with while the others are not through
@@ -61,7 +63,7 @@ class ShadowThread(Generic[Order]):
         """The training has taken a step; how long it took says what exchanges cost."""
         now_s = time.perf_counter()
         if self._stepped_s is not None:
-            self._toll.stepped(now_s - self._stepped_s, 0.0 if self._order is not None else now_s - self._through_s)
+            self._toll.stepped(now_s - self._stepped_s, 0.0 if self._disturbing else now_s - self._through_s)
         self._stepped_s = now_s
 
     def paused(self) -> None:
@@ -139,9 +141,13 @@ class ShadowThread(Generic[Order]):
             if order is None:
                 order = self._rest
         assert order is not None
+        if self._gather is not None:
+            self._gather(order)
+        self._disturbing = not resting  # nothing is trained then
         all_rest = self._meet(order, resting)
         with self._changed:
             self._order = None
+            self._disturbing = False
             if not resting:
                 self._through_s = time.perf_counter()
             if all_rest:

@@ -17,8 +17,9 @@ _KNOWN = 4
 """Undisturbed steps before the first exchange; and one at least before every other one, so that what is known of them
 stays true."""
 
-_WEIGHT = 0.02
-"""Of the newest undisturbed step in what is known of them."""
+_WEIGHT, _SOONER = 0.02, 3
+"""Of the newest undisturbed step in what is known of them, once there were many; before, three in so many. A run's first
+steps are longer than those that follow: where they counted alike, exchanges seemed to cost less than nothing."""
 
 _LONGEST = 10.0
 """A step counts as so many undisturbed ones at most: it may have been longer for many a reason."""
@@ -37,6 +38,7 @@ class Toll:
 
     def __init__(self) -> None:
         self._usual_s = math.nan
+        self._seen = 0  # undisturbed steps in that
         self._undisturbed = -_KNOWN  # steps, since the last exchange was begun
         self._lost_s = self._trained_s = 0.0
         self._quiet_s, self._asked_s = 0.0, _QUIET_S[0]
@@ -45,7 +47,8 @@ class Toll:
         """A step of the training is over.
 
         Args:
-            quiet_s: for how long before its end nothing has been exchanged: 0 while an exchange is under way.
+            quiet_s: for how long before its end nothing has been exchanged: 0 while an exchange is under way that all
+                others have begun, too. To wait for these costs nothing: steps beside that tell what is usual.
         """
         most_s = math.inf if math.isnan(self._usual_s) else _LONGEST * self._usual_s
         counted_s = min(took_s, most_s)
@@ -55,8 +58,9 @@ class Toll:
             self._lost_s += 0.0 if math.isnan(self._usual_s) else counted_s - self._usual_s
             return
         self._undisturbed += 1
-        known = not math.isnan(self._usual_s)
-        self._usual_s = self._usual_s + _WEIGHT * (counted_s - self._usual_s) if known else counted_s
+        self._seen += 1
+        before_s = 0.0 if math.isnan(self._usual_s) else self._usual_s
+        self._usual_s = before_s + max(_WEIGHT, _SOONER / (self._seen + _SOONER - 1)) * (counted_s - before_s)
 
     def allows(self, load: float) -> bool:
         """Whether an exchange may begin, where all of them together may cost this part of the time."""

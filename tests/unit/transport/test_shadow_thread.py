@@ -8,6 +8,7 @@ import pytest
 
 from uneven.errors import PeerError, TrainingError
 from uneven.transport.shadow import ShadowThread
+from uneven.transport.toll import Toll
 
 
 class Meeting:
@@ -74,6 +75,42 @@ def test_who_is_through_serves_the_others_until_the_last_one_is() -> None:
     assert len(meeting.rounds) == 7
     for shadow in shadows:
         shadow.close()
+
+
+class _Heard(Toll):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quiet: list[bool] = []
+
+    def stepped(self, took_s: float, quiet_s: float) -> None:
+        self.quiet.append(quiet_s > 0.0)
+        super().stepped(took_s, quiet_s)
+
+
+def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = _Heard()
+    monkeypatch.setattr("uneven.transport.shadow.Toll", lambda: heard)
+    come, met, over = threading.Event(), threading.Event(), threading.Event()
+
+    def meet(order: str, resting: bool) -> bool:
+        met.set()
+        return over.wait()
+
+    shadow: ShadowThread[str] = ShadowThread(meet, lambda order: come.wait())
+    shadow.stepped()
+    shadow.offer("a")
+    shadow.stepped()
+    come.set()
+    met.wait()
+    shadow.stepped()
+    over.set()
+    while not shadow.idle:
+        pass
+    shadow.stepped()
+    shadow.close()
+    assert heard.quiet == [True, False, True]
 
 
 def test_what_goes_wrong_in_it_is_raised_where_the_training_is() -> None:
