@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Protocol
 
@@ -18,13 +19,17 @@ class Clock(Protocol):
         """This point in the order of the work."""
         ...
 
+    def glance(self) -> Mark:
+        """The same, where the processor time up to it need not be known: that is the dearer half of a mark."""
+        ...
+
     def passed(self, mark: Mark) -> bool:
         """Whether the work before the mark is done, so that durations up to it can be read."""
         ...
 
     def between(self, earlier: Mark, later: Mark) -> tuple[float, float]:
         """Seconds between two marks that have both passed, and processor seconds that this process, all its threads,
-        used meanwhile; 0 where unknown."""
+        used meanwhile; 0 where a device cannot tell, NaN where one of them was a glance."""
         ...
 
 
@@ -34,6 +39,10 @@ class HostClock:
     def mark(self) -> tuple[float, float]:
         """Now."""
         return time.perf_counter(), time.process_time()
+
+    def glance(self) -> tuple[float, float]:
+        """Now, without asking the kernel, which looks at every thread of the process for the processor time."""
+        return time.perf_counter(), math.nan
 
     def passed(self, mark: tuple[float, float]) -> bool:
         """Always."""
@@ -67,6 +76,10 @@ class CudaClock:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
+
+    def glance(self) -> torch.cuda.Event:
+        """The same."""
+        return self.mark()
 
     def passed(self, mark: torch.cuda.Event) -> bool:
         """Whether the device has reached the event; does not wait."""

@@ -77,10 +77,11 @@ class Meter:
         self._ready: Mark = None
         self._closed: deque[_Marks] = deque()
         self._usual_s = math.nan
+        self._exchanges = False  # whether the training has ever waited for an exchange
 
     def begin(self, iteration: int) -> None:
         """A batch is about to be handed over."""
-        now = self._clock.mark()
+        now = self._clock.mark() if self._exchanges or self._asked is None else self._clock.glance()
         self._open = _Marks(iteration, now if self._asked is None else self._asked, now)
         self._asked = self._ready = None
 
@@ -92,6 +93,7 @@ class Meter:
         """The exchange is over: compute goes on."""
         if self._open is not None and self._ready is not None:
             self._open.exchanges.append((self._ready, self._clock.mark()))
+            self._exchanges = True
         self._ready = None
 
     def end(self) -> None:
@@ -144,10 +146,9 @@ class Meter:
             waited_s, worked_s = between(ready, done)
             exchange_s += waited_s
             moved_s += worked_s
-        data_s, fetched_s = between(marks.asked, marks.begin)
+        data_s = between(marks.asked, marks.begin)[0]
         whole_s, worked_s = between(marks.begin, marks.end)
-        compute_s, computed_s = whole_s - exchange_s, worked_s - moved_s
+        compute_s, computed_s = whole_s - exchange_s, worked_s - moved_s  # NaN before there was any exchange
         transfer_s = min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0
-        return Timing(
-            marks.iteration, data_s, compute_s, exchange_s, transfer_s, fetched_s + computed_s, moved_s
-        )
+        local_cpu_s = between(marks.asked, marks.end)[1] - moved_s
+        return Timing(marks.iteration, data_s, compute_s, exchange_s, transfer_s, local_cpu_s, moved_s)

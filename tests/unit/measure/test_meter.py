@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from uneven.measure.meter import Meter, Timing
@@ -17,6 +19,7 @@ class Script:
         self.now_s = 0.0
         self.worked = 0.0
         self.reached_s = float("inf")
+        self.glances = 0
 
     def go(self, seconds: float, worked: float | None = None) -> None:
         self.now_s += seconds
@@ -24,6 +27,10 @@ class Script:
 
     def mark(self) -> tuple[float, float]:
         return self.now_s, self.worked
+
+    def glance(self) -> tuple[float, float]:
+        self.glances += 1
+        return self.now_s, math.nan
 
     def passed(self, mark: tuple[float, float]) -> bool:
         return mark[0] <= self.reached_s
@@ -203,3 +210,24 @@ def test_sixteen_iterations_wait_and_a_device_that_is_behind_is_not_waited_for(m
     assert not meter.ripe()  # nobody can tell yet what it took
     clock.reached_s = float("inf")
     assert meter.ripe()
+
+
+def test_without_exchanges_the_processor_time_is_asked_for_once_an_iteration(meter: Meter, clock: Script) -> None:
+    meter.begin(0)
+    for iteration in range(1, 4):
+        clock.go(2.0, worked=1.0)
+        meter.end()
+        clock.go(0.5, worked=0.25)
+        meter.begin(iteration)
+    assert clock.glances == 3
+    assert [timing.local_cpu_s for timing in meter.timings()] == [1.0, 1.25, 1.25]
+    backward(meter, clock, 2.0, 3.0)  # the first exchange of all: how long its own side takes is not known yet
+    meter.end()
+    clock.go(0.5)
+    meter.begin(4)
+    backward(meter, clock, 2.0, 3.0)
+    meter.end()
+    first, second = meter.timings()
+    assert (first.transfer_s, first.local_cpu_s, first.exchange_cpu_s) == (0.0, 2.25, 3.0)
+    assert (second.transfer_s, second.local_cpu_s) == (3.0, 2.5)
+    assert clock.glances == 3
