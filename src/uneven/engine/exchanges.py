@@ -21,6 +21,7 @@ from uneven.engine.replica import Met, Replica
 from uneven.transport.parameters import VectorCarrier
 from uneven.transport.rollcall import RollCall
 from uneven.transport.shadow import ShadowThread
+from uneven.transport.toll import PATIENCE_S
 
 
 class Observer(Protocol):
@@ -83,7 +84,9 @@ class Exchanges:
             self._line = VectorCarrier(roll, timeout_s)
             self._aside = VectorCarrier(roll, timeout_s) if shadowed else None
         self.shadowed = shadowed
-        self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather)
+        # Half of what the others, whom it may cost less, are ready to wait for it.
+        patience_s = min(PATIENCE_S, timeout_s / 2)
+        self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather, patience_s)
         self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
 
     def free_for(self, exchange: Exchange) -> bool:

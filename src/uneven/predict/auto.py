@@ -83,6 +83,8 @@ class Auto(Predictor):
         share: float = 0.001,
     ) -> None:  # fmt: skip
         rates = rate if isinstance(rate, tuple) else (rate,)
+        if not rates:
+            raise ConfigError("auto: rate = () must be a number, or several, as in 0.25/1")
         for name, value, most in (*(("rate", one, 10.0) for one in rates), ("share", share, 0.5)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= most:
                 raise ConfigError(f"auto: {name} = {value!r} must be a number from 0 to {most:g}")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from uneven.errors import TrainingError
-from uneven.transport.toll import Toll
+from uneven.transport.toll import PATIENCE_S, Toll
 
 Order = TypeVar("Order")
 
@@ -27,9 +27,13 @@ class ShadowThread(Generic[Order]):
         meet: carries an order out, in the thread; the flag says that this worker rests. Its answer is whether
             everybody does.
         gather: before that, in the thread: waits until the others have begun as well, which costs the training nothing.
+        patience_s: of training without an exchange, after which this worker begins one whatever it costs.
     """
 
-    def __init__(self, meet: Callable[[Order, bool], bool], gather: Callable[[Order], object] | None = None) -> None:
+    def __init__(
+        self, meet: Callable[[Order, bool], bool], gather: Callable[[Order], object] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:  # fmt: skip
         self._meet, self._gather = meet, gather
         self._disturbing = False  # from when all have begun until it is over
         self._changed = threading.Condition()
@@ -38,7 +42,7 @@ class ShadowThread(Generic[Order]):
         self._error: TrainingError | None = None
         self._leaving = self._ended = False
         self._thread: threading.Thread | None = None
-        self._toll = Toll()
+        self._toll = Toll(patience_s)
         self._through_s = -math.inf  # when the last one was through that the training went on beside
         self._stepped_s: float | None = None
 

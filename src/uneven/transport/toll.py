@@ -9,7 +9,7 @@ _QUIET_S = 0.1, 2.0
 exchange, within these two. What an exchange takes may be paid for after its end: a control group that has used more
 than its share is stopped later, for instance."""
 
-_PATIENCE_S = 300.0
+PATIENCE_S = 300.0
 """After so much training without an exchange there is one. A step may have become longer for good, or what is known of
 them may be wrong; then most of what seems to be lost is not, and replicas would part for no reason."""
 
@@ -34,9 +34,13 @@ class Toll:
     That is counted whatever the reason: an exchange takes processors, memory, caches and the interpreter's lock, and
     the kernel charges what it does for packets that arrive to whoever runs at that moment. So on a worker that has a
     processor to spare exchanges cost nothing, and follow each other nearly without a pause.
+
+    Args:
+        patience_s: of training without an exchange, after which there is one whatever it costs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._usual_s = math.nan
         self._seen = 0  # undisturbed steps in that
         self._undisturbed = -_KNOWN  # steps, since the last exchange was begun
@@ -64,14 +68,14 @@ class Toll:
 
     def allows(self, load: float) -> bool:
         """Whether an exchange may begin, where all of them together may cost this part of the time."""
-        if self._trained_s >= _PATIENCE_S:
+        if self._trained_s >= self._patience_s:
             return True
         return self._undisturbed > 0 and self._lost_s <= load * self._trained_s
 
     def begin(self, load: float) -> None:
         """An exchange begins."""
         self._lost_s = max(self._lost_s - load * self._trained_s, -load * _CREDIT_S)
-        if self._trained_s >= _PATIENCE_S:
+        if self._trained_s >= self._patience_s:
             self._lost_s = 0.0
         self._trained_s = 0.0
         self._undisturbed = 0

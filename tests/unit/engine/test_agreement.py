@@ -18,6 +18,7 @@ from uneven.core.records import ExchangeRecord
 from uneven.core.views import SyncView
 from uneven.data.order import Part
 from uneven.engine.agree import Agreement
+from uneven.engine.exchanges import Exchanges
 from uneven.engine.replica import Replica
 from uneven.errors import ConfigError, NonFiniteError
 from uneven.sync import BMUF, MA, RandomGroups, Shadow, Shuffle, SyncPolicy
@@ -191,3 +192,16 @@ def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(l
     one._exchanges.write_down()
     one.leave(failed=False)
     assert len(said) == exchanges
+
+
+@pytest.mark.parametrize(("timeout_s", "patience_s"), [(60.0, 30.0), (3600.0, 300.0)])
+def test_nobody_lets_the_others_wait_for_an_exchange_until_they_give_up(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, patience_s: float
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr("uneven.engine.exchanges.ShadowThread", lambda meet, gather, patience: told.append(patience))
+    Exchanges(
+        Replica(nn.Linear(1, 1)), rank=0, roll=None, timeout_s=timeout_s, shadowed=True, observer=Nobody(),
+        clock=lambda: 0, on_record=lambda record: None, on_nonfinite=lambda: None,
+    )  # fmt: skip
+    assert told == [patience_s]

@@ -152,5 +152,7 @@ def test_options() -> None:
     for spec in ("auto:rate=-1", "auto:share=0.6", "auto:experts=auto", "auto:experts=3"):
         with pytest.raises(ConfigError):
             predictors.resolve(spec)
+    with pytest.raises(ConfigError, match=r"as in 0\.25/1"):
+        Auto(rate=())
     with pytest.raises(UnknownNameError, match="did you mean 'ema'"):
         predictors.resolve("auto:experts=emma")

@@ -91,7 +91,7 @@ class _Heard(Toll):
 
 def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = _Heard()
-    monkeypatch.setattr("uneven.transport.shadow.Toll", lambda: heard)
+    monkeypatch.setattr("uneven.transport.shadow.Toll", lambda _: heard)
     come, met, over = threading.Event(), threading.Event(), threading.Event()
 
     def meet(order: str, resting: bool) -> bool:

@@ -125,6 +125,15 @@ def test_a_worker_that_has_become_slower_for_good_goes_on_exchanging() -> None:
     assert max(after) < 2.0 * max(before), "it has learnt how long a step is now"
 
 
+def test_patience_may_be_shorter() -> None:
+    toll = Toll(patience_s=20.0)
+    for _ in range(5):
+        toll.stepped(1.0, math.inf)
+    toll.begin(1e-9)
+    toll.stepped(3.0, 0.0)
+    assert [toll.stepped(1.0, 1000.0) or toll.allows(1e-9) for _ in range(17)] == [False] * 16 + [True]
+
+
 def test_five_minutes_without_an_exchange_are_enough() -> None:
     toll, trained_s = Toll(), 0.0
     for _ in range(5):
