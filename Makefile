@@ -37,18 +37,24 @@ INSTALL := -m pip install --quiet --no-compile
 	@touch $@
 
 # Together with the package itself, for pip takes seconds to begin and to look through what is there.
-.venv/.stamp-groups: .venv/.stamp-made pyproject.toml
-	@$(BIN)/python -c '$(GROUPS)' test check > .venv/groups.txt
-	$(BIN)/python $(INSTALL) --editable . --requirement .venv/groups.txt
+.venv/.stamp-test: .venv/.stamp-made pyproject.toml
+	@$(BIN)/python -c '$(GROUPS)' test > .venv/test.txt
+	$(BIN)/python $(INSTALL) --editable . --requirement .venv/test.txt
 	@touch .venv/.stamp-installed $@
+
+# Types are checked with what the tests need, too.
+.venv/.stamp-check: .venv/.stamp-test
+	@$(BIN)/python -c '$(GROUPS)' check > .venv/check.txt
+	$(BIN)/python $(INSTALL) --requirement .venv/check.txt
+	@touch $@
 
 demo: .venv/.stamp-installed
 	$(BIN)/uneven demo $(ARGS)
 
-test: .venv/.stamp-groups
+test: .venv/.stamp-test
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
-check: .venv/.stamp-groups
+check: .venv/.stamp-check
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 

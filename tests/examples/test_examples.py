@@ -83,11 +83,13 @@ def test_balanced_alone(tmp_path: Path) -> None:
     assert accuracy > 0.9
 
 
+@pytest.mark.slow
 def test_balanced_under_torchrun(tmp_path: Path) -> None:
     (accuracy,) = accuracies(forked(*TORCHRUN, BALANCED, directory=tmp_path))
     assert accuracy > 0.9
 
 
+@pytest.mark.slow
 def test_balanced_under_uneven_run(tmp_path: Path) -> None:
     run = ["-m", "uneven", "run", "--nproc", 2, "--run-dir", tmp_path / "run"]
     printed = python(*run, BALANCED, "--epochs", 10, directory=tmp_path)
@@ -96,6 +98,7 @@ def test_balanced_under_uneven_run(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir())
 
 
+@pytest.mark.slow
 def test_fleet(tmp_path: Path) -> None:
     printed = forked(FLEET, "--epochs", 4, directory=tmp_path)
     assert len(re.findall(r"^ +[1-4] \w+ +0\.\d+ +4 ", printed, re.MULTILINE)) == 4

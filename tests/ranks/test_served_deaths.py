@@ -45,9 +45,10 @@ TRAIN = """
 """
 
 
-def test_the_others_go_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSP, where it would be waited for most."""
-    monkeypatch.setenv("SYNC", "ssp:staleness=2")
+@pytest.mark.parametrize("sync", ["ssp:staleness=2", "backup", "shadow:easgd"])
+def test_the_others_go_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str) -> None:
+    """Under SSP it would be waited for most. ASP is with the tests of what the launcher does then."""
+    monkeypatch.setenv("SYNC", sync)
     with workers(3, tmp_path, "pass", dying=DEAD, limit_s=60, always=TRAIN.format(steps=STEPS).lstrip()) as processes:
         errors = [process.communicate(100)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, -signal.SIGKILL], errors
