@@ -78,5 +78,10 @@ class TestEagerAuto(PredictorContract):
         return Auto(experts=("last", "steady", NARX(warm_up=4, every=3), ARIMA(window=20, every=3)))
 
 
+class TestLight(PredictorContract):
+    def make(self) -> Predictor:
+        return predictors.resolve("light")
+
+
 def test_no_shipped_predictor_is_left_out() -> None:
-    assert set(predictors) == {"last", "ema", "steady", "arima", "rnn", "lstm", "narx", "auto"}
+    assert set(predictors) == {"last", "ema", "steady", "arima", "rnn", "lstm", "narx", "auto", "light"}

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import uneven
+from uneven.control import Report
 from uneven.testing import RankContext, ranks
-from uneven.transport.rider import Rider
+from uneven.transport.rider import NOTHING, Heard, Rider
 
 
 def _model(kind: str) -> nn.Module:
@@ -40,11 +41,12 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     assert carrier is not None
     rider = carrier.rider
     assert rider is not None
-    heard = []
+    heard, own = [], [0.1 * field for field in range(1, len(Report._fields))]
     for iteration, (x, _) in enumerate(loader):
-        rider.calling = me.rank == 1 and iteration in (3, 6)
+        if me.rank == 1 and iteration in (3, 6):
+            rider.call([float(iteration), *own])
         model(x).float().square().mean().backward()
-        heard.append(rider.heard)
+        heard.append(rider.take())
         reference = _model(kind)
         whole = inputs[12 * iteration : 12 * (iteration + 1)]
         reference(whole).float().square().mean().backward()
@@ -53,13 +55,17 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=tolerance, atol=tolerance)
         optimizer.step()
         optimizer.zero_grad()
-    assert heard == [iteration in (3, 6) for iteration in range(8)]
+    assert [one is not None and one.called for one in heard] == [iteration in (3, 6) for iteration in range(8)]
+    for iteration in (3, 6):
+        assert heard[iteration] is not None
+        rows = heard[iteration].rows
+        assert rows == ({} if kind == "half precision" else {1: pytest.approx([float(iteration), *own], rel=2.0**-40)})
     session.close()
 
 
 def _everybodys(rows: list[list[float]], bucket_of: Callable[[], torch.Tensor]) -> list[Any]:
     """Ride twice, so that it is known on what; what each rank is told in the end."""
-    riders = [Rider(rank, len(rows)) for rank in range(len(rows))]
+    riders = [Rider(rank, len(rows), len(rows[0])) for rank in range(len(rows))]
     passengers = []
     for turn in range(2):
         if turn == 1:
@@ -87,7 +93,7 @@ def test_rows_arrive_with_48_bits(dtype: torch.dtype) -> None:
 
 def test_rows_do_not_ride_on_numbers_of_half_precision_nor_before_it_is_known_on_what() -> None:
     assert _everybodys([[1.0], [2.0]], lambda: torch.ones(5, dtype=torch.bfloat16)) == [None, None]
-    assert Rider(0, 2).carry([1.0]) is None
+    assert Rider(0, 2, 1).carry([1.0]) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -127,23 +133,52 @@ def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
 
 
 def test_where_every_bucket_is_large_nothing_is_copied() -> None:
-    rider = Rider(0, 3)
+    rider = Rider(0, 3, 1)
     large = torch.zeros((1 << 18) + 1)
     for _ in range(3):
-        rider.calling = True
+        rider.call([1.0])
         assert rider.mount(large) is large
         rider.dismount()
         assert rider.take() is None
 
 
 def test_what_was_heard_is_told_once() -> None:
-    rider, bucket = Rider(0, 3), torch.ones(4)
-    rider.mount(bucket)
-    rider.dismount()
-    rider.calling = True
-    carried = rider.mount(bucket)
-    assert carried.tolist() == [1, 1, 1, 1, 1]
-    carried.mul_(3)
-    rider.dismount()
-    assert bucket.tolist() == [3, 3, 3, 3]
-    assert [rider.take(), rider.take()] == [True, False]
+    riders, bucket = [Rider(rank, 3, 2) for rank in range(3)], torch.ones(4)
+    _exchange(riders, bucket)
+    riders[1].call([5.0, 1 / 3])
+    carried = _exchange(riders, bucket)
+    assert carried[1].tolist()[:5] == [3, 3, 3, 3, 1]
+    assert len(carried[1]) == 4 + 1 + 2 * 3 * 2, "there is a seat for everybody"
+    first, second = riders[0].take(), riders[0].take()
+    assert first is not None
+    assert first.called
+    assert first.rows == {1: [5.0, pytest.approx(1 / 3, rel=2.0**-46)]}
+    assert second == NOTHING
+    _exchange(riders, bucket)
+    assert riders[1].take() == first, "not told before"
+    assert riders[1].take() == NOTHING, "nobody has called since"
+
+
+def test_of_who_calls_while_all_report_the_report_is_heard() -> None:
+    riders, bucket = [Rider(rank, 2, 1) for rank in range(2)], torch.ones(4)
+    _exchange(riders, bucket)
+    riders[1].call([5.0])
+    passengers = [rider.carry([float(rank + 7)]) for rank, rider in enumerate(riders)]
+    _exchange(riders, bucket)
+    for rider, passenger in zip(riders, passengers, strict=True):
+        assert rider.take() == Heard(True, {})
+        assert passenger is not None
+        rows = passenger.result()
+        assert rows is not None
+        assert rows.tolist() == [[7.0], [8.0]]
+
+
+def _exchange(riders: list[Rider], bucket: torch.Tensor) -> list[torch.Tensor]:
+    """What each carried, summed up."""
+    carried = [rider.mount(bucket) for rider in riders]
+    total = torch.stack(carried).sum(0)
+    for rider, one in zip(riders, carried, strict=True):
+        one.copy_(total)
+        rider.dismount()
+    bucket.fill_(1.0)
+    return carried

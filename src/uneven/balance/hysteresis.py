@@ -57,6 +57,11 @@ class Hysteresis(Balancer):
         """Whether the inner balancer does."""
         return self.inner.adapts
 
+    @property
+    def amends(self) -> bool:  # type: ignore[override]
+        """Whether the inner balancer does."""
+        return self.inner.amends
+
     def split(self, view: BalanceView) -> Split:
         """The inner balancer's shares if they are worth a change, else the present ones."""
         proposed = self.inner.split(view)

@@ -75,6 +75,8 @@ class Model(Balancer):
         ConfigError: an option out of range.
     """
 
+    amends = True
+
     def __init__(
         self,
         *,

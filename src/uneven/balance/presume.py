@@ -49,6 +49,11 @@ class PresumeEqual(Balancer):
         """Whether the inner balancer does."""
         return self.inner.adapts
 
+    @property
+    def amends(self) -> bool:  # type: ignore[override]
+        """Whether the inner balancer does."""
+        return self.inner.amends
+
     def split(self, view: BalanceView) -> Split:
         """The inner balancer's shares if they beat equal ones by the margin."""
         proposed = self.inner.split(view)

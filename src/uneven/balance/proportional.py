@@ -21,7 +21,9 @@ class Proportional(Balancer):
         UnknownNameError: no such predictor.
     """
 
-    def __init__(self, *, predictor: str = "steady") -> None:
+    amends = True
+
+    def __init__(self, *, predictor: str = "light") -> None:
         self.predictor = check_predictor(predictor)
 
     def split(self, view: BalanceView) -> Split:

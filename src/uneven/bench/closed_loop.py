@@ -33,7 +33,7 @@ WORKERS = {
     "equal": ((0.006,) * 4, (0.0009,) * 4),
 }
 NOISES = (0.05, 0.12, 0.25, 0.45)
-PREDICTORS = ("last", "ema", "steady")
+PREDICTORS = ("last", "ema", "steady", "light")
 _EARLY, _LATER = 1, 4
 """Iterations between two reports, for the first four and from then on."""
 

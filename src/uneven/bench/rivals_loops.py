@@ -165,6 +165,7 @@ class _Ours:
         self._forecasters = [Forecaster(predictor) for predictor in self._predictors]
         self._windows: list[list[Observation]] = [[] for _ in range(n)]
         self._reports: list[Report] = []
+        self._cries: dict[int, Report] = {}
         self._launched, self._soonest, self._due = 0, 1, 1
 
     def ended(self, k: int, seen: tuple[Observation, ...]) -> None:
@@ -177,20 +178,25 @@ class _Ours:
             if lesson is not None:
                 self._predictors[place].absorb(lesson.learn())
             self._windows[place].append(one)
+        if self._cries:
+            self.decider.amend(k, self._cries)
         if self._reports:
             decision = self.decider.decide(k, self._launched, Table(self._reports))
             self._reports, self._soonest, self._due = [], decision.soonest, decision.next
             for forecaster in self._forecasters:
                 forecaster.hidden_s = self.decider.hidden_s
-        if any(forecaster.urgent for forecaster in self._forecasters):  # heard in the next iteration's exchange
-            self._due = min(self._due, max(k + 1, self._soonest))
         if k >= self._due:
             self._launched = k
             self._reports = [self._report(place) for place in range(len(seen))]
+            self._cries = {}
+        elif k + 1 >= self._soonest:  # heard in the next iteration's exchange
+            urgent = [place for place, forecaster in enumerate(self._forecasters) if forecaster.urgent]
+            self._cries = {place: self._report(place) for place in urgent if self.decider.amends}
+            self._due = min(self._due, k + 1) if urgent else self._due
 
     def _report(self, place: int) -> Report:
         window, self._windows[place] = self._windows[place], []
-        urgent = self._forecasters[place].urgent
+        urgent = self._forecasters[place].urgent or place in self._cries
         forecast = self._forecasters[place].tell()
         return Report(
             iteration=window[-1].iteration,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import le
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from uneven.balance.base import Balancer
 from uneven.balance.bounds import not_growing, still_held
 from uneven.balance.profile import Profile
 from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee, Verdict
+from uneven.control.reports import SILENT, Report
 from uneven.control.spacing import Spacing
 from uneven.control.table import Column, Table
 from uneven.core.apportion import proportional
@@ -52,6 +53,13 @@ class Decision:
     complaints: tuple[Complaint, ...]
     soonest: int
     next: int
+
+
+class Amendment(NamedTuple):
+    """What came of the reports of some; see :class:`Decision`."""
+
+    split: SplitRecord | None
+    complaints: tuple[Complaint, ...]
 
 
 class Decider:
@@ -97,6 +105,7 @@ class Decider:
         _rehearse(balancer, self._view(0, nothing, first.shares))
         self._splits = deque([(0, first.shares)], maxlen=_REMEMBERED)
         self.newest = first.shares
+        self._settled = self._predicted_per_s, self.newest  # as of the last reports of everybody
         self._reason = first.reason
 
     def _foresee(self, profiles: Mapping[int, Profile]) -> None:
@@ -119,6 +128,11 @@ class Decider:
     def adapts(self) -> bool:
         """Whether reports can change anything."""
         return self._balancer.adapts and len(self._members) > 1
+
+    @property
+    def amends(self) -> bool:
+        """Whether reports of some can change anything; see :meth:`amend`."""
+        return self._balancer.amends
 
     @property
     def hidden_s(self) -> float:
@@ -157,12 +171,34 @@ class Decider:
         if (hidden_s := table.hidden_s()) is not None:
             self._waits.append(hidden_s)
         table = table.without(self.hidden_s)
+        self._held = still_held(self._held, self.newest, table.column("memory"))
+        split, complaints = self._take_in(iteration, table)
+        predicted_per_s, shares = self._settled
+        self._settled = self._predicted_per_s, self.newest
+        sudden = _sudden(predicted_per_s, self._predicted_per_s)
+        gap = self._spacing.gap(table, changed=self.newest is not shares, sudden=sudden)
+        return Decision(split, complaints, launched + gap.least, launched + gap.most)
+
+    def amend(self, iteration: int, cries: Mapping[int, Report]) -> Amendment:
+        """Take in what only those told whose speed has left what they had foretold. The word of the others stands, and
+        when the next reports of everybody are due does not change.
+
+        Args:
+            iteration: the one that has just ended.
+            cries: position of a member → its report.
+
+        Raises:
+            ConflictError: another rank has decided another split before.
+        """
+        silent = SILENT._replace(split=self.fingerprint())
+        table = Table([cries.get(place, silent) for place in range(len(self._members))])
+        self._compare(table.column("split"))
+        return Amendment(*self._take_in(iteration, table.without(self.hidden_s)))
+
+    def _take_in(self, iteration: int, table: Table) -> tuple[SplitRecord | None, tuple[Complaint, ...]]:
         verdict = self._referee.judge(self._members, table, iteration=iteration)
-        before = self._predicted_per_s
         self._believe(table, verdict)
-        split = self._split(iteration, table, verdict)
-        gap = self._spacing.gap(table, changed=split is not None, sudden=_sudden(before, self._predicted_per_s))
-        return Decision(split, verdict.complaints, launched + gap.least, launched + gap.most)
+        return self._split(iteration, verdict), verdict.complaints
 
     def _believe(self, table: Table, verdict: Verdict) -> None:
         """Take over forecasts; a worker's speed serves where there is none, or one out of all proportion."""
@@ -172,8 +208,7 @@ class Decider:
         self._predicted_per_s = np.where(verdict.fresh, np.where(sound, told, speeds), self._predicted_per_s)
         self._doubts = np.where(verdict.fresh, np.where(sure, doubts, 0.0), self._doubts)
 
-    def _split(self, iteration: int, table: Table, verdict: Verdict) -> SplitRecord | None:
-        self._held = still_held(self._held, self.newest, table.column("memory"))
+    def _split(self, iteration: int, verdict: Verdict) -> SplitRecord | None:
         view = self._view(iteration, verdict.observed, self.newest)
         answer = self._balancer.split(view)
         if answer.shares == self.newest:
@@ -248,6 +283,7 @@ class Decider:
             self._waits.extend(state.get("waits", [0.0] * _AGREE))
             self._referee.load_state_dict(state["referee"])
             self._balancer.load_state_dict(state["balancer"])
+        self._settled = self._predicted_per_s, self.newest
         self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)
         return fits
 

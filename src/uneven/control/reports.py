@@ -53,6 +53,13 @@ class Report(NamedTuple):
         )
 
 
+SILENT = Report(
+    iteration=0, iterations=0, samples=0, local_s=0, exchange_s=0, transfer_s=0, control_s=0, cost_s=0, cpu=math.nan,
+    memory=math.nan, predicted_per_s=math.nan, doubt=math.nan, urgent=0, deaf=0, split=math.nan,
+)  # fmt: skip
+"""Of who says nothing: what was believed of it before stands."""
+
+
 def _whole(value: float) -> int:
     """A count; what is no number at all becomes −1, which the referee refuses."""
     return int(value) if math.isfinite(value) else -1

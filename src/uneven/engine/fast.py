@@ -24,6 +24,7 @@ from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.control.forecast import Forecast
+from uneven.control.reports import Report
 from uneven.core.actions import Payload, StepPlan
 from uneven.core.records import ForecastRecord, ProfileRecord, SplitRecord
 from uneven.core.views import Limits, SyncView
@@ -44,6 +45,7 @@ from uneven.sync import SyncPolicy, outlook
 from uneven.transport.base import Pending
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier
+from uneven.transport.rider import Heard, Rider
 from uneven.world import World
 
 _NONFINITE_EVERY = 50
@@ -114,6 +116,7 @@ class FastLoop:
                 on_nonfinite=lambda: self._nonfinite("gradient"),
                 weight=1.0 / group.size(),
                 group=group,
+                report_length=len(Report._fields),
             )
         return self.carrier
 
@@ -266,10 +269,15 @@ class FastLoop:
             group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
             self.carrier.begin(part.iteration, self._weight(part, group), exchanging=group is not None)
             self._calls = group is not None and len(group) == len(self._members)
-            if self.carrier.rider is not None and self._slow is not None:
-                self.carrier.rider.calling = self._slow.urgent
+            if self._calls and self.carrier.rider is not None and self._slow is not None:
+                self._call(self.carrier.rider, self._slow, part.iteration)
         self.books.control_s += time.perf_counter() - entered_s
         self.books.meter.begin(part.iteration)
+
+    def _call(self, rider: Rider, slow: SlowLoop, iteration: int) -> None:
+        row = slow.cry(iteration, self.books.use, self._exchange_cost_s)
+        if row is not None:
+            rider.call(row)
 
     def _plan(self) -> StepPlan:
         if self.agreement is not None:
@@ -293,26 +301,26 @@ class FastLoop:
         if part is None or self._slow is None:
             return
         self._steps += 1
-        called = self._called()
+        heard = self._heard()
         self.books.end(part)
-        due = self._slow.due(part.iteration, called)
+        due = self._slow.due(part.iteration, heard)
         if due or leaving or self._slow.watches or self.books.meter.ripe(self._slow.adapts):
             self.read()
         if due and not leaving:  # the loop was left: by all ranks, or by an error on this one
-            self._exchange(part.iteration, called, met)
+            self._exchange(part.iteration, heard, met)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
         self.books.control_s += time.perf_counter() - entered_s
 
-    def _called(self) -> bool | None:
+    def _heard(self) -> Heard | None:
         """See :meth:`SlowLoop.tick`. All must hear the same, so calls count only where all exchanged gradients."""
         rider = self.carrier.rider if self.carrier is not None and self._calls else None
         return rider.take() if rider is not None else None
 
-    def _exchange(self, iteration: int, called: bool | None, met: bool) -> None:
+    def _exchange(self, iteration: int, heard: Heard | None, met: bool) -> None:
         assert self._slow is not None
         entered_s = time.perf_counter()
-        reported = self._slow.tick(iteration, self.books.use, self._exchange_cost_s, called, met)
+        reported = self._slow.tick(iteration, self.books.use, self._exchange_cost_s, heard, met)
         spent_s = time.perf_counter() - entered_s
         self._exchange_cost_s = spent_s if reported else self._exchange_cost_s + spent_s
 

@@ -7,8 +7,9 @@ meet only every few steps, it is read after the next step in which they did. Eve
 rank decides the same, and no server is needed. A split that was decided after iteration k is in force from
 k + 1 + lookahead, where ``lookahead`` is how far ahead the loaders have drawn indices.
 
-A worker whose speed leaves what it foretold calls for reports: the call rides on the gradients, so everybody hears
-it in the same iteration. That is what lets reports be rare while nothing changes.
+A worker whose speed leaves what it foretold calls for reports, and its own rides on the gradients with the call. So
+everybody hears both in the same iteration, decides by it at once, and reports. That is what lets reports be rare while
+nothing changes.
 
 The loop has a budget. What it costs is part of the reports, so all ranks know the dearest one's cost and
 space the reports alike.
@@ -22,13 +23,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from uneven.control import Decider, Forecaster, Report, Table
+from uneven.control import Amendment, Decider, Decision, Forecaster, Report, Table
 from uneven.control.forecast import Forecast
 from uneven.core.records import SplitRecord
 from uneven.core.views import Observation
 from uneven.engine.tutor import Tutor
 from uneven.measure.meter import Timing
 from uneven.transport.base import Pending
+from uneven.transport.rider import Heard
 
 _PAST = 32
 """Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
@@ -100,7 +102,7 @@ class SlowLoop:
         self._pending: Pending | None = None
         self._next: int | None = None  # the first iteration, also after a resume, warms up and is not reported
         self._soonest = 0
-        self._warm = False
+        self._warm = self._cried = False
         self._launched = 0
 
     @property
@@ -122,17 +124,29 @@ class SlowLoop:
         """Whether the use of the machine is asked for on every step."""
         return self._forecaster.watches
 
-    @property
-    def urgent(self) -> bool:
-        """Whether this rank calls for reports."""
-        return self._forecaster.urgent
+    def cry(self, iteration: int, load: Load, cost_s: float) -> Report | tuple[()] | None:
+        """What this rank has to say with the exchange of ``iteration``, which is about to begin, if its speed has left
+        what it last told; else None. The others decide by it as soon as they have heard it, and report themselves.
 
-    def due(self, iteration: int, called: bool | None) -> bool:
+        Args:
+            cost_s: see :meth:`tick`.
+
+        Returns:
+            A row of no numbers where all can but report, as the balancer needs everybody's word.
+        """
+        if not self._forecaster.urgent or self._pending is not None or self._next is None or iteration < self._soonest:
+            return None
+        if not self._decider.amends:
+            return ()
+        self._cried = True
+        return self._report(iteration - 1, load, cost_s, deaf=False)
+
+    def due(self, iteration: int, heard: Heard | None) -> bool:
         """Whether the end of ``iteration`` is the moment for deciding or for a report; see :meth:`tick`."""
         if not self._decider.adapts:
             return False
         rested = self._pending is None and self._next is not None
-        return not rested or iteration >= (self._soonest if called else self._next or 0)
+        return not rested or iteration >= (self._soonest if heard is not None and heard.called else self._next or 0)
 
     def measured(self, timing: Timing, samples: int, control_s: float, load: Load) -> None:
         """One iteration's timing has become readable; padded batches and the first iteration do not count.
@@ -157,13 +171,13 @@ class SlowLoop:
                 )
                 self._tutor.turn(self._forecaster)
 
-    def tick(self, iteration: int, load: Load, cost_s: float, called: bool | None, met: bool = True) -> bool:
+    def tick(self, iteration: int, load: Load, cost_s: float, heard: Heard | None, met: bool = True) -> bool:
         """The end of ``iteration``; called on every rank alike.
 
         Args:
             met: whether all ranks have waited for each other in this iteration, so that what they sent before is there.
-            called: whether anybody has called for reports since the last turn, the same on every rank; None where
-                calls are not carried.
+            heard: who has called for reports since the last turn, the same on every rank; None where calls are not
+                carried.
             cost_s: what this rank's last exchange of reports cost the fast loop, from giving a report to deciding.
 
         Returns:
@@ -181,25 +195,34 @@ class SlowLoop:
             self._decide(iteration, Table(rows))
         if self._next is None:
             self._next = self._soonest = iteration + 1
-        if iteration >= self._next or (called and iteration >= self._soonest):
-            self._pending = self._give(self._report(iteration, load, cost_s, deaf=called is None))
-            self._launched = iteration
+        called = heard is not None and heard.called and iteration >= self._soonest
+        if heard is not None and called and heard.rows:
+            self._amend(iteration, heard.rows)
+        if called or iteration >= self._next:
+            self._pending = self._give(self._report(iteration, load, cost_s, deaf=heard is None))
+            self._launched, self._cried = iteration, False
             return True
         return False
+
+    def _amend(self, iteration: int, rows: dict[int, list[float]]) -> None:
+        self._announce(self._decider.amend(iteration, {rank: Report(*row) for rank, row in rows.items()}))
+
+    def _announce(self, outcome: Decision | Amendment) -> None:
+        for complaint in outcome.complaints:
+            self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
+        if outcome.split is not None:
+            self._on_split(outcome.split)
 
     def _decide(self, iteration: int, table: Table) -> None:
         self._past.append(table)
         decision = self._decider.decide(iteration, self._launched, table)
-        for complaint in decision.complaints:
-            self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
-        if decision.split is not None:
-            self._on_split(decision.split)
+        self._announce(decision)
         self._soonest, self._next = decision.soonest, decision.next
         self._forecaster.hidden_s = self._decider.hidden_s
 
     def _report(self, iteration: int, load: Load, cost_s: float, deaf: bool) -> Report:
         window, self._window = self._window, _Window()
-        urgent = self._forecaster.urgent
+        urgent = self._forecaster.urgent or self._cried
         forecast = self._forecaster.tell()
         if self._on_forecast is not None:
             self._on_forecast(iteration + 1, forecast)
@@ -231,7 +254,7 @@ class SlowLoop:
         """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh."""
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
             self._pending.result()
-        self._pending, self._next, self._window = None, None, _Window()
+        self._pending, self._next, self._window, self._cried = None, None, _Window(), False
         self._tutor.drop()
         self._forecaster = self._make_forecaster()
         self._past.clear()

@@ -1,7 +1,7 @@
 """How fast will each worker be next? Pure."""
 
 from uneven.predict.arima import ARIMA
-from uneven.predict.auto import Auto
+from uneven.predict.auto import Auto, Light
 from uneven.predict.base import Lesson, Predictor, predictors, study
 from uneven.predict.ema import EMA
 from uneven.predict.last import Last
@@ -17,6 +17,7 @@ predictors.register("rnn", RNN)
 predictors.register("lstm", LSTM)
 predictors.register("narx", NARX)
 predictors.register("auto", Auto)
+predictors.register("light", Light)
 
 __all__ = [
     "ARIMA",
@@ -27,6 +28,7 @@ __all__ = [
     "Auto",
     "Last",
     "Lesson",
+    "Light",
     "Predictor",
     "Steady",
     "predictors",

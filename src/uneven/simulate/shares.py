@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from uneven.balance.base import Balancer
-from uneven.control import Decider, Forecaster, Report, Table
+from uneven.control import Amendment, Decider, Decision, Forecaster, Report, Table
 from uneven.core.apportion import proportional
 from uneven.core.records import ForecastRecord, SplitRecord, StepRecord
 from uneven.core.views import Limits, Observation
@@ -52,6 +52,9 @@ class _Era:
     soonest: int  # the one from whose end on a worker may call for them
     reports: dict[int, Report] = field(default_factory=dict)
     launched: int = -1
+    cries: dict[int, Report] = field(default_factory=dict)  # by rank, heard with the exchange of the next iteration
+    cried: int = -1
+    callers: set[int] = field(default_factory=set)  # since everybody's last reports
     cuts: dict[int, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)  # iteration → shares, firsts
     fingerprint: tuple[tuple[int, ...], float] = ((), 0.0)
 
@@ -131,10 +134,17 @@ class Shares:
         if not era.decider.adapts or worker.rank not in era.seat.places:
             return
         self._ended = max(self._ended, iteration)
+        if era.cries and self._ended > era.cried:
+            self._amend(era, max(self._ended, newest))
         if len(era.reports) == len(era.seat.members) and self._ended > era.launched:
             self._decide(era, max(self._ended, newest))
-        if not era.reports and self._forecaster(worker.rank).urgent:  # heard in the next iteration's exchange
-            era.due = min(era.due, max(iteration + 1, era.soonest))
+        urgent = not era.reports and iteration + 1 >= era.soonest and self._forecaster(worker.rank).urgent
+        if urgent and iteration < era.due:  # heard in the next iteration's exchange
+            era.due = iteration + 1
+            if era.decider.amends:
+                era.cries[worker.rank] = self._report(era, worker, iteration)
+                era.callers.add(worker.rank)
+                era.cried = max(era.cried, iteration)
         if iteration >= era.due and worker.rank not in era.reports:
             era.reports[worker.rank] = self._report(era, worker, iteration)
             era.launched = max(era.launched, iteration)
@@ -184,21 +194,29 @@ class Shares:
             return state | told | {"shares": decider.newest}
         return state | told | {"shares": proportional(weights, self._terms.global_batch, self._limits(seat))}
 
+    def _amend(self, era: _Era, iteration: int) -> None:
+        cries, era.cries = era.cries, {}
+        self._announce(era, era.decider.amend(iteration, {era.seat.places[rank]: row for rank, row in cries.items()}))
+
     def _decide(self, era: _Era, iteration: int) -> None:
         table = Table([era.reports[rank] for rank in era.seat.members])
         decision = era.decider.decide(iteration, era.launched, table)
-        era.reports = {}
+        era.reports, era.callers = {}, set()
         era.soonest, era.due = decision.soonest, decision.next
         for rank in era.seat.members:
             self._forecaster(rank).hidden_s = era.decider.hidden_s
-        for complaint in decision.complaints:
+        self._announce(era, decision)
+
+    def _announce(self, era: _Era, outcome: Decision | Amendment) -> None:
+        for complaint in outcome.complaints:
             self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
-        if decision.split is not None:
-            self._on_split(_by_rank(decision.split, era.seat.members))
+        if outcome.split is not None:
+            self._on_split(_by_rank(outcome.split, era.seat.members))
 
     def _report(self, era: _Era, worker: Worker, iteration: int) -> Report:
         window, worker.window = worker.window, Window()
-        urgent, forecast = self._forecaster(worker.rank).urgent, self._forecaster(worker.rank).tell()
+        urgent = worker.rank in era.callers or self._forecaster(worker.rank).urgent
+        forecast = self._forecaster(worker.rank).tell()
         if self._on_forecast is not None:
             predicted_per_s, doubt = forecast
             self._on_forecast(

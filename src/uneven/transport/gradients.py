@@ -76,6 +76,7 @@ class GradientCarrier:
         weight: x_i / X of the batch in hand; set before its forward pass.
         iteration: for messages.
         group: the process group of those whose gradients are averaged; None is everybody's.
+        report_length: numbers in a row that a rank may send along.
         rider: carries calls and reports along with the gradients; None on an accelerator, where reading would wait.
         owner: kept alive as long as the model.
     """
@@ -86,6 +87,7 @@ class GradientCarrier:
     weight: float = 0.0
     iteration: int = 0
     group: Any = None
+    report_length: int = 0
     rider: Rider | None = None
     owner: object = None
     _ddp: DistributedDataParallel | None = None
@@ -128,7 +130,7 @@ class GradientCarrier:
         self._nonfinite = torch.zeros(1, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
-        self.rider = Rider(self._group.rank(), self._group.size()) if on_host else None
+        self.rider = Rider(self._group.rank(), self._group.size(), self.report_length) if on_host else None
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ModelHook(self._after_forward)),

@@ -22,6 +22,21 @@ _WIDE = (torch.float32, torch.float64)
 """Types of gradients in whose sum a number keeps its 24 bits."""
 
 
+class Heard(NamedTuple):
+    """What the others had to say of their own accord, the same on every rank.
+
+    Attributes:
+        called: whether anybody called.
+        rows: rank → the row that it called with; empty where rows cannot ride, or everybody's rode.
+    """
+
+    called: bool
+    rows: dict[int, list[float]]
+
+
+NOTHING = Heard(False, {})
+
+
 class Passenger:
     """A row of this rank's that rides with the next exchange, and in the end everybody's."""
 
@@ -55,40 +70,47 @@ class _Stage(NamedTuple):
 
 
 class Rider:
-    """Carries whether anybody calls, and now and then everybody's rows, on the smallest bucket of an exchange.
+    """Carries on the smallest bucket of an exchange whether anybody calls, with the callers' rows, and now and then
+    everybody's.
 
     For gradients in host memory, and in exchanges that are sums. Which bucket that is follows from the sizes of the
     last exchange, which are the same on every rank. A table of which each rank fills in its own row, and leaves the
     others zero, adds up to everybody's rows. Each number is carried as what its type holds of it and what is left of
-    that, so that 48 bits arrive.
+    that, so that 48 bits arrive. Nobody knows before whether somebody will call, so the table rides in every exchange:
+    a few hundred numbers.
 
     Args:
         rank, size: of the group whose gradients are added up.
+        length: of a row.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.calling = False
-        self.heard = False
-        self._rank, self._size = rank, size
+    def __init__(self, rank: int, size: int, length: int) -> None:
+        self.heard = NOTHING
+        self._call: npt.NDArray[np.float64] | None = None
+        self._rank, self._size, self._length = rank, size, length
         self._sizes: list[int] = []  # bytes of each bucket of this exchange, in order
         self._types: list[torch.dtype] = []
         self._index = -1  # the bucket of this exchange that is ridden on
         self._wide = False  # whether it can carry rows
         self._passenger: Passenger | None = None
         self._bucket: torch.Tensor | None = None  # the one that is ridden on now
-        self._stages: dict[tuple[int, int, torch.dtype], _Stage] = {}
         self._stage: _Stage | None = None
 
     def carry(self, row: Sequence[float]) -> Passenger | None:
-        """Take this rank's row along with the next exchange; every rank says so before it, with rows of one length.
+        """Take this rank's row along with the next exchange; every rank says so before it.
 
         Returns:
             What will hold everybody's rows; None where they cannot ride, which is the same on every rank.
         """
-        if not self._wide or self._index < 0 or self._size > _MOST_RANKS or self._passenger is not None:
+        if not self._seats() or self._index < 0 or self._passenger is not None:
             return None
         self._passenger = Passenger(row)
         return self._passenger
+
+    def call(self, row: Sequence[float]) -> None:
+        """Let everybody hear in the next exchange that this rank calls, and its row with that, which may be empty,
+        where rows can ride."""
+        self._call = np.array(row, np.float64)
 
     def mount(self, bucket: torch.Tensor) -> torch.Tensor:
         """What is to be summed up instead of ``bucket``: itself, or a copy with more numbers at its end."""
@@ -97,43 +119,60 @@ class Rider:
         self._types.append(bucket.dtype)
         if index != self._index:
             return bucket
-        stage = self._stage_for(bucket, 0 if self._passenger is None else len(self._passenger.row))
+        stage = self._stage_for(bucket)
         stage.room.copy_(bucket)
-        stage.call.fill_(float(self.calling))
-        if self._passenger is not None and stage.table is not None:
-            _sit(self._passenger.row, stage.table, self._rank)
-        self._bucket, self._stage = bucket, stage
+        stage.call.fill_(float(self._call is not None))
+        if stage.table is not None:
+            _sit(self._call if self._passenger is None else self._passenger.row, stage.table, self._rank)
+        self._call = None
+        self._bucket = bucket
         return stage.whole
 
-    def _stage_for(self, bucket: torch.Tensor, length: int) -> _Stage:
-        key = bucket.numel(), length, bucket.dtype
-        if key not in self._stages:
-            if len(self._stages) > 1:  # one without rows and one with them; buckets of other sizes are no more
-                self._stages.clear()
-            self._stages[key] = _Stage.of(bucket, self._size, length)
-        return self._stages[key]
+    def _seats(self) -> int:
+        """Numbers of a row that can ride."""
+        return self._length if self._wide and self._size <= _MOST_RANKS else 0
+
+    def _stage_for(self, bucket: torch.Tensor) -> _Stage:
+        stage = self._stage
+        if stage is None or stage.room.numel() != bucket.numel() or stage.room.dtype != bucket.dtype:
+            stage = self._stage = _Stage.of(bucket, self._size, self._seats())
+        return stage
 
     def dismount(self) -> None:
         """All sums are there: give the bucket its own, hear whether anybody called, and let a passenger off."""
         if self._bucket is not None and self._stage is not None:
             self._bucket.copy_(self._stage.room)
-            self.heard = self.heard or self._stage.call.item() > 0
-            if self._stage.table is not None and self._passenger is not None:
-                self._passenger.arrive(self._stage.table.sum(1, dtype=np.float64))
-                self._passenger = None
+            self._listen(self._stage)
         smallest = min(self._sizes)
         self._index = self._sizes.index(smallest) if smallest <= _LARGEST_BYTES else -1
         self._wide = self._types[self._index] in _WIDE
         self._sizes, self._types, self._bucket = [], [], None
 
-    def take(self) -> bool | None:
-        """Whether anybody has called since this was last asked, the same on every rank; None where nobody could."""
-        heard, self.heard = self.heard, False
+    def _listen(self, stage: _Stage) -> None:
+        called = stage.call.item() > 0
+        if self._passenger is not None and stage.table is not None:
+            self._passenger.arrive(stage.table.sum(1, dtype=np.float64))
+            self._passenger = None
+            self.heard = Heard(called or self.heard.called, {})  # what was said before has been said again
+        elif called:
+            rows = {} if stage.table is None else _said(stage.table.sum(1, dtype=np.float64))
+            self.heard = Heard(True, self.heard.rows | rows)
+
+    def take(self) -> Heard | None:
+        """What was heard since this was last asked, the same on every rank; None where nobody can call."""
+        heard, self.heard = self.heard, NOTHING
         return heard if self._index >= 0 else None
 
 
-def _sit(row: npt.NDArray[np.float64], table: npt.NDArray[np.floating], rank: int) -> None:
+def _said(rows: Rows) -> dict[int, list[float]]:
+    """Of those that are not all zeros, by rank."""
+    return {int(rank): rows[rank].tolist() for rank in np.flatnonzero(rows.any(axis=1))}
+
+
+def _sit(row: npt.NDArray[np.float64] | None, table: npt.NDArray[np.floating], rank: int) -> None:
     table[:] = 0.0
+    if row is None or not len(row):
+        return
     with np.errstate(over="ignore", invalid="ignore"):  # an absurd number arrives as one, and is judged there
         table[rank, 0] = row
         left = row - table[rank, 0]

@@ -13,6 +13,7 @@ from uneven.core.views import Limits
 from uneven.engine.slow import Load, SlowLoop
 from uneven.measure.meter import Timing
 from uneven.predict import predictors
+from uneven.transport.rider import Heard
 from uneven.transport.threads import Hub, ThreadTransport
 
 X = 120
@@ -85,13 +86,15 @@ class Crew:
             times = [share / speed for share, speed in zip(now, self.speeds, strict=True)]
             launched = []
             spent_s = self.cost_s if self.gathers[-1:] == [self.iteration - 1] else 0.0
-            called = any(loop.urgent for loop in self.loops)  # as the gradients carry it
+            cries = [loop.cry(self.iteration, Load(), self.cost_s) for loop in self.loops]
+            called = any(cry is not None for cry in cries)  # as the gradients carry it
+            heard = Heard(called, {rank: list(cry) for rank, cry in enumerate(cries) if cry})
             if called:
                 self.calls.append(self.iteration)
             for loop, share, time_s in zip(self.loops, now, times, strict=True):
                 timing = Timing(self.iteration, data_s=0.0, compute_s=time_s, exchange_s=max(times) - time_s)
                 loop.measured(timing, share, spent_s, Load())
-                loop.tick(self.iteration, Load(), self.cost_s, called)
+                loop.tick(self.iteration, Load(), self.cost_s, heard)
                 launched.append(loop._launched)
             assert len(set(launched)) == 1, "ranks disagree when to gather"
             if launched[0] == self.iteration:

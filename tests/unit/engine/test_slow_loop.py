@@ -255,6 +255,8 @@ def test_a_change_is_told_at_once_however_long_all_was_quiet() -> None:
     crew.run(8)
     assert crew.calls == [602]  # two iterations were measured, and in the third one everybody hears
     assert crew.gathers[-1] >= 602
+    assert crew.used[602] == (60, 40, 20)
+    assert crew.used[603] != (60, 40, 20), "all have decided by what they heard"
     assert crew.used[-1] == (20, 40, 60)
 
 
@@ -266,7 +268,7 @@ def test_calls_are_made_within_the_budget() -> None:
         crew.speeds = crew.speeds[::-1]
         crew.run(20)
     late = [iteration for iteration in crew.gathers if iteration >= 100]
-    assert len(crew.calls) > 100
+    assert len(crew.calls) > 60
     # An iteration takes at least a second: 120 samples at 120 a second.
     assert len(late) * crew.cost_s <= 0.005 * (crew.iteration - 100) * 1.5
 
