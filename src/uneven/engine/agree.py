@@ -109,8 +109,10 @@ class Agreement:
         """
         if self._showing:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
-        self._begin()
-        self._make_up()
+        if not self._begun:
+            self._begin()
+        if self._owed:
+            self._make_up()
 
     def _begin(self) -> None:
         if not self._begun and self._policy.evaluated is Evaluated.CENTRE:
@@ -142,9 +144,9 @@ class Agreement:
         self.clock += 1
         self._gap += 1
         self._iteration = part.iteration
-        self._fresh = [have + new for have, new in zip(self._fresh, part.shares, strict=True)]
+        for place, samples in enumerate(part.shares):
+            self._fresh[place] += samples
         self._equal = False
-        self._exchanges.write_down()
         self._exchanges.stepped()
         if leaving:
             self._exchanges.paused()

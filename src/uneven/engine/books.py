@@ -21,6 +21,10 @@ from uneven.measure.load import LoadMeter, nvml_uuid
 from uneven.measure.meter import Meter, Timing
 from uneven.measure.others import LEAST_S, Others, find
 
+_LONGEST = 10.0
+"""An iteration counts as so many times the shortest of late at most: its loop may have been paused with it in hand, and
+then not all of it was training."""
+
 _GLANCE_S = 1.0
 """How often it is read what others use where no predictor asks for it: for the journal."""
 
@@ -44,6 +48,7 @@ class Books:
         self.load = LoadMeter(rank, gpu_uuid=nvml_uuid(device), device=device)
         self._others = Others(find())
         self._ended: dict[int, tuple[Part, float]] = {}
+        self._shortest_s = math.inf
         self.use = Load()
         self.control_s = 0.0
 
@@ -56,7 +61,7 @@ class Books:
         self.control_s += self._scribe.take_spent_s()
         timings = self.meter.timings()
         if self._ended:
-            self._look(sum(timing.whole_s for timing in timings))
+            self._look(self._trained_s(timings))
         if slow.adapts:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
         for timing in timings:
@@ -65,6 +70,12 @@ class Books:
             if self._scribe.writing:
                 self._scribe.write(partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use))
             self.control_s = 0.0
+
+    def _trained_s(self, timings: list[Timing]) -> float:
+        shortest_s = min((timing.whole_s for timing in timings), default=self._shortest_s)
+        most_s = _LONGEST * min(shortest_s, self._shortest_s)
+        self._shortest_s = shortest_s
+        return sum(min(timing.whole_s, most_s) for timing in timings)
 
     def _look(self, trained_s: float) -> None:
         """Look at the machine, if it is time; and at its memory after a batch that was larger than any before."""

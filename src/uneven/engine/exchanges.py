@@ -98,8 +98,11 @@ class Exchanges:
         return self._shadow.free(exchange.load)
 
     def stepped(self) -> None:
-        """The training has taken a step."""
-        self._shadow.stepped()
+        """The training has taken a step; what has been noted of finished exchanges is handed over."""
+        if self._landed:
+            self.write_down()
+        if self.shadowed:
+            self._shadow.stepped()
 
     def paused(self) -> None:
         """What comes until the next step is none."""

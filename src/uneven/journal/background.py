@@ -56,7 +56,7 @@ class BackgroundWriter:
 
     def _drain(self) -> None:
         started_s = time.thread_time()
-        while self._records:
-            record = self._records.popleft()
-            self._writer.write(record() if callable(record) else record)
+        taken = [self._records.popleft() for _ in range(len(self._records))]
+        if taken:
+            self._writer.write(*(record() if callable(record) else record for record in taken))
         self._spent_s += time.thread_time() - started_s

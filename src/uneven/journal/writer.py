@@ -16,7 +16,7 @@ _log = logging.getLogger("uneven.journal")
 class Writer:
     """Appends records to one file.
 
-    A record is handed to the operating system before :meth:`write` returns, so killing the process loses
+    Records are handed to the operating system before :meth:`write` returns, so killing the process loses
     none; a crash of the machine loses what its kernel had not yet put on disk. There is no buffer and no
     timer: encoding costs about five times as much as the write, so a buffer would save little and lose
     what it holds when the process is killed in a long iteration.
@@ -49,26 +49,28 @@ class Writer:
                 f"with free space, or make this one writable"
             ) from error
 
-    def write(self, record: Record) -> None:
-        """Append one record.
+    def write(self, *records: Record) -> None:
+        """Append records, all at once.
 
         Raises:
             JournalError: the writer is closed.
         """
         if self._file is None:
             raise JournalError(f"the journal {self.path} is closed: open another Writer to append to it")
-        line = to_json(record).encode() + b"\n"
+        lines = "".join([to_json(record) + "\n" for record in records]).encode()
         if self._torn:  # somebody was stopped in mid-line; a reader skips that line if it ends here
-            line = b"\n" + line
+            lines = b"\n" + lines
         try:
-            self._torn = os.write(self._file, line) < len(line)
+            written = os.write(self._file, lines)
         except OSError as error:
-            self._lose(error.strerror or str(error))
+            self._lose(len(records), error.strerror or str(error))
         else:
-            if self._torn:
-                self._lose("only part of a record could be written")
+            if written:
+                self._torn = lines[written - 1 : written] != b"\n"
+            if missing := lines.count(b"\n", written):
+                self._lose(missing, "only part of the records could be written")
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, count: int, why: str) -> None:
         if not self.lost:
             _log.warning(
                 "the journal %s could not be written (%s); training goes on, records are missing from here "
@@ -76,7 +78,7 @@ class Writer:
                 self.path,
                 why,
             )
-        self.lost += 1
+        self.lost += count
 
     def close(self) -> None:
         """Close the file. Closing twice does nothing."""

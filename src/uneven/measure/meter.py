@@ -27,6 +27,10 @@ _MOST, _PATIENCE_S = 16, 0.5
 _USUAL = 0.8, 1.25
 """An iteration whose local time is between so many times that of the last one read can wait."""
 
+_KNOWN_EVERY = 8
+"""Where the training waits for no exchange, the processor time of one iteration in so many is asked for: for a process
+with a hundred threads the kernel takes as long for the answer as all other measuring does."""
+
 
 class Timing(NamedTuple):
     """Where the time of one iteration went, in seconds; a tuple, as one is made on every step.
@@ -36,7 +40,8 @@ class Timing(NamedTuple):
     sockets is work, and a worker with a tenth of a core needs ten times as long for it as one with a whole one.
 
     ``local_cpu_s`` and ``exchange_cpu_s`` are the processor time of this process, all threads, in the two parts of the
-    iteration; 0 where the clock cannot tell.
+    iteration; 0 where the clock cannot tell. Where the training waits for no exchange, the first is measured now and
+    then, and in between the same part of ``local_s`` as when it was measured last.
     """
 
     iteration: int
@@ -77,6 +82,7 @@ class Meter:
         self._ready: Mark = None
         self._closed: deque[_Marks] = deque()
         self._usual_s = math.nan
+        self._pace = 0.0  # processor time in a second of local time, where it was measured last
         self._exchanges = False  # whether the training has ever waited for an exchange
 
     def begin(self, iteration: int) -> None:
@@ -98,11 +104,15 @@ class Meter:
 
     def end(self) -> None:
         """The next batch is asked for: the iteration is over."""
-        now = self._clock.mark()
+        now = self._clock.mark() if self._known() else self._clock.glance()
         if self._open is not None:
             self._open.end = now
             self._closed.append(self._open)
         self._open, self._asked = None, now
+
+    def _known(self) -> bool:
+        """Whether to ask for the processor time at the end of this iteration: at both ends of one in so many."""
+        return self._exchanges or self._open is None or self._open.iteration % _KNOWN_EVERY <= 1
 
     def pause(self) -> None:
         """What comes now belongs to no iteration (the epoch is over; somebody evaluates)."""
@@ -150,5 +160,10 @@ class Meter:
         whole_s, worked_s = between(marks.begin, marks.end)
         compute_s, computed_s = whole_s - exchange_s, worked_s - moved_s  # NaN before there was any exchange
         transfer_s = min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0
+        local_s = data_s + compute_s
         local_cpu_s = between(marks.asked, marks.end)[1] - moved_s
+        if math.isnan(local_cpu_s):
+            local_cpu_s = self._pace * local_s
+        elif local_s > 0.0:
+            self._pace = local_cpu_s / local_s
         return Timing(marks.iteration, data_s, compute_s, exchange_s, transfer_s, local_cpu_s, moved_s)

@@ -53,9 +53,10 @@ class ShadowThread(Generic[Order]):
         Raises:
             TrainingError: an exchange has failed.
         """
-        with self._changed:
-            self._check()
-            return self._order is None
+        if self._ended:
+            with self._changed:
+                self._check()
+        return self._order is None  # asked after every step, so without the lock: only this side sets one
 
     @property
     def failed(self) -> bool:

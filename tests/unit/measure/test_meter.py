@@ -212,22 +212,25 @@ def test_sixteen_iterations_wait_and_a_device_that_is_behind_is_not_waited_for(m
     assert meter.ripe()
 
 
-def test_without_exchanges_the_processor_time_is_asked_for_once_an_iteration(meter: Meter, clock: Script) -> None:
+def test_without_exchanges_the_processor_time_is_asked_for_now_and_then(meter: Meter, clock: Script) -> None:
     meter.begin(0)
-    for iteration in range(1, 4):
-        clock.go(2.0, worked=1.0)
+    for iteration in range(1, 12):
+        clock.go(2.0, worked=1.0 if iteration < 8 else 0.5)
         meter.end()
         clock.go(0.5, worked=0.25)
         meter.begin(iteration)
-    assert clock.glances == 3
-    assert [timing.local_cpu_s for timing in meter.timings()] == [1.0, 1.25, 1.25]
+    assert clock.glances == 11 + 7, "at each beginning, and at the end of all but 0, 1, 8 and 9"
+    told = [timing.local_cpu_s for timing in meter.timings()]
+    assert told[:3] == [1.0, 1.25, 1.25]
+    assert told[3:] == pytest.approx([1.25] * 6 + [0.75] * 2), "between two, as when it was measured last"
+    clock.glances = 3
     backward(meter, clock, 2.0, 3.0)  # the first exchange of all: how long its own side takes is not known yet
     meter.end()
     clock.go(0.5)
-    meter.begin(4)
+    meter.begin(12)
     backward(meter, clock, 2.0, 3.0)
     meter.end()
     first, second = meter.timings()
-    assert (first.transfer_s, first.local_cpu_s, first.exchange_cpu_s) == (0.0, 2.25, 3.0)
+    assert (first.transfer_s, first.local_cpu_s, first.exchange_cpu_s) == (0.0, pytest.approx(0.75), 3.0)
     assert (second.transfer_s, second.local_cpu_s) == (3.0, 2.5)
     assert clock.glances == 3
