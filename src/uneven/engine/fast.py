@@ -303,8 +303,9 @@ class FastLoop:
         self._steps += 1
         heard = self._heard()
         self.books.end(part)
-        due = self._slow.due(part.iteration, heard)
-        if due or leaving or self._slow.watches or self.books.meter.ripe(self._slow.adapts):
+        adapts = self._slow.adapts
+        due = adapts and self._slow.due(part.iteration, heard)
+        if due or leaving or (adapts and self._slow.watches) or self.books.meter.ripe(adapts):
             self.read()
         if due and not leaving:  # the loop was left: by all ranks, or by an error on this one
             self._exchange(part.iteration, heard, met)

@@ -103,6 +103,7 @@ class SlowLoop:
         self._next: int | None = None  # the first iteration, also after a resume, warms up and is not reported
         self._soonest = 0
         self._warm = self._cried = False
+        self._adapts = True
         self._launched = 0
 
     @property
@@ -116,8 +117,9 @@ class SlowLoop:
 
     @property
     def adapts(self) -> bool:
-        """Whether what is measured can change anything."""
-        return self._decider.adapts
+        """Whether what is measured can change anything; what cannot any more never can, and is not asked again."""
+        self._adapts = self._adapts and self._decider.adapts
+        return self._adapts
 
     @property
     def watches(self) -> bool:
@@ -143,7 +145,7 @@ class SlowLoop:
 
     def due(self, iteration: int, heard: Heard | None) -> bool:
         """Whether the end of ``iteration`` is the moment for deciding or for a report; see :meth:`tick`."""
-        if not self._decider.adapts:
+        if not self.adapts:
             return False
         rested = self._pending is None and self._next is not None
         return not rested or iteration >= (self._soonest if heard is not None and heard.called else self._next or 0)
@@ -157,7 +159,7 @@ class SlowLoop:
         warm, self._warm = self._warm, True
         if samples > 0 and warm:
             self._window.add(timing, samples, control_s)
-            if self._decider.adapts:
+            if self.adapts:
                 self._forecaster.observe(
                     Observation(
                         iteration=timing.iteration,
@@ -183,7 +185,7 @@ class SlowLoop:
         Returns:
             Whether a report was given.
         """
-        if not self._decider.adapts:
+        if not self.adapts:
             return False
         if self._pending is not None:
             if not met:
@@ -259,6 +261,7 @@ class SlowLoop:
         self._forecaster = self._make_forecaster()
         self._past.clear()
         goes_on = self._decider.load_state_dict(state)
+        self._adapts = True
         self._forecaster.hidden_s = self._decider.hidden_s
         if not goes_on:
             return
