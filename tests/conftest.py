@@ -54,8 +54,8 @@ LISTED = Path("/proc/thread-self/children").exists()
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays to the end. To look through it for garbage over and over took an eighth
-    of the processor time of tests that run in this process."""
+    """What has been imported and collected stays to the end. To look through it for garbage over and over took an
+    eighth of the processor time of tests that run in this process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
