@@ -27,6 +27,7 @@ wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
 """
 
 
+@pytest.mark.slow
 def test_a_described_ensemble_is_trained(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(ENSEMBLE)
     command = ["-m", "uneven", "fleet", "two.toml", "--devices", "2", "--report", "two.html"]
