@@ -192,8 +192,8 @@ class Auto(Predictor):
 class Light(Auto):
     """:class:`Auto` of those experts that cost next to nothing (ours).
 
-    It needs a twentieth of the time of the whole mixture, and learns nothing beside the training. So it is what
-    balancers ask for by default, whose budget is half a percent of an iteration.
+    It needs a twentieth of the time of the whole mixture, and learns nothing beside the training. That is still more
+    than ``steady`` alone, which is the default for that reason.
 
     Args:
         rate, share: see :class:`Auto`.
