@@ -3,30 +3,21 @@
 ``make test`` runs several processes (pytest-xdist), two more than there are cores, for much of what tests take is
 waiting: for a time-out, for a process to end. On two cores four processes took 497 s where three took 549. A test
 marked ``alone`` measures or limits processor time, so another test beside it would be measured too: it waits until
-the other processes are between two tests. These tests come first and in one piece. The long ones begin two processes'
-pieces, and no more, for each of them is several processes itself; in one piece they were the last to end, for a
-piece's beginning is not taken over by others. In a single process nothing is locked.
-
-While somebody is alone, the short tests of other processes take what it leaves of the processors: half of them, for a
-minute and a half. The kernel has a class of scheduling for that, ``SCHED_IDLE``, whose processes run only where no
-other one wants to. Where it does not let them leave it again (it asks for ``CAP_SYS_NICE``), they wait. Long tests
-wait in any case, for their processes have time-outs.
+the other processes are between two tests and keeps them there. These tests come first and in one piece. The long ones
+begin two processes' pieces, and no more, for each of them is several processes itself; in one piece they were the
+last to end, for a piece's beginning is not taken over by others. In a single process nothing is locked.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import glob
 import os
-import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 
 KEY = pytest.StashKey["Room"]()
-ALONE, LONG, SHORT = range(3)
 
 
 class Room:
@@ -39,31 +30,15 @@ class Room:
         folder.mkdir(parents=True, exist_ok=True)
         self._door, self._room = ((folder / name).open("a") for name in ("door.lock", "room.lock"))
         self._alone = False
-        self._scheduled = Scheduled()
 
-    def enter(self, place: int) -> None:
-        """Wait for a place, or do with what is left by who is alone. Who is alone already stays so."""
-        if self._alone and place == ALONE:
+    def enter(self, alone: bool) -> None:
+        """Wait for a place. Who is alone already stays so."""
+        if self._alone and alone:
             return
-        if place == SHORT and self._scheduled.may_idle:
-            self._scheduled.be(idle=not self._got_in())
-            return
-        self._scheduled.be(idle=False)
         fcntl.flock(self._door, fcntl.LOCK_EX)
-        fcntl.flock(self._room, fcntl.LOCK_EX if place == ALONE else fcntl.LOCK_SH)
+        fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(self._door, fcntl.LOCK_UN)
-        self._alone = place == ALONE
-
-    def _got_in(self) -> bool:
-        """Whether there was a place, for nobody is alone, or waits to be."""
-        try:
-            for lock in (self._door, self._room):
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            fcntl.flock(self._door, fcntl.LOCK_UN)
-        return True
+        self._alone = alone
 
     def leave(self) -> None:
         """Let others in."""
@@ -76,59 +51,13 @@ class Room:
         self._room.close()
 
 
-class Scheduled:
-    """The class of scheduling of this process and all that it has started."""
-
-    def __init__(self) -> None:
-        self._idle = False
-        self.may_idle = hasattr(os, "SCHED_IDLE") and may_return()
-
-    def be(self, idle: bool) -> None:
-        """Run only where nobody else wants to, or like everybody."""
-        if idle != self._idle:
-            for pid in _family(os.getpid()):
-                for thread in glob.glob(f"/proc/{pid}/task/*"):
-                    with contextlib.suppress(ProcessLookupError):
-                        _set(int(Path(thread).name), idle)
-            self._idle = idle
-
-
-def _set(thread: int, idle: bool) -> None:
-    os.sched_setscheduler(thread, os.SCHED_IDLE if idle else os.SCHED_OTHER, os.sched_param(0))
-
-
-def may_return() -> bool:
-    """Tried in a thread, for each has a class of its own."""
-    found = []
-
-    def attempt() -> None:
-        with contextlib.suppress(PermissionError):
-            _set(0, True)
-            _set(0, False)
-            found.append(True)
-
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()
-    return bool(found)
-
-
-def _family(pid: int) -> Iterator[int]:
-    """A process, its children, theirs and so on."""
-    yield pid
-    for path in glob.glob(f"/proc/{pid}/task/*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for child in Path(path).read_text().split():
-                yield from _family(int(child))
-
-
 def is_alone(item: pytest.Item | None) -> bool:
     return item is not None and item.get_closest_marker("alone") is not None
 
 
 def place(item: pytest.Item) -> int:
-    """Where a test belongs: ``ALONE``, ``LONG`` or ``SHORT``."""
-    return ALONE if is_alone(item) else LONG if item.get_closest_marker("slow") else SHORT
+    """0 if alone, 1 if long, else 2."""
+    return 0 if is_alone(item) else 1 if item.get_closest_marker("slow") else 2
 
 
 def dealt(places: Sequence[int], processes: int) -> list[int]:
@@ -165,7 +94,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     room = item.config.stash.get(KEY, None)
     if room is None:
         return (yield)
-    room.enter(place(item))
+    room.enter(is_alone(item))
     try:
         return (yield)
     finally:

@@ -116,8 +116,8 @@ def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
         alive = stack.enter_context(started(tmp_path, nodes, "--", str(worker), run="alive"))
         assert until(lambda: all_there(tmp_path / "dead", "trains") and all_there(tmp_path / "alive", "trains"))
         (left,), (lives,) = owned_by(dead.pid), owned_by(alive.pid)
+        assert until(lambda: len(workers_of(alive.pid, worker)) == 6), "three, and a child of each"
         workers = workers_of(alive.pid, worker)
-        assert len(workers) == 6, "three, and a child of each"
         dead.kill()
         dead.wait()
         assert left_of([left], set(), ()) != set()  # the guard is needed
@@ -128,7 +128,7 @@ def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
         assert f"removed what was left of emulation {left}: {groups} control groups" in first.stdout
         assert left_of([left], set(), ()) == set()
         assert left_of([lives], set(), ()) != set()
-        assert workers_of(alive.pid, worker) == workers
+        assert workers_of(alive.pid, worker) >= workers
         assert alive.poll() is None
         second = subprocess.run(clean, capture_output=True, text=True, timeout=60)
         assert left not in second.stdout
