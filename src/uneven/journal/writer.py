@@ -18,8 +18,7 @@ class Writer:
 
     Records are handed to the operating system before :meth:`write` returns, so killing the process loses
     none; a crash of the machine loses what its kernel had not yet put on disk. There is no buffer and no
-    timer: encoding costs about five times as much as the write, so a buffer would save little and lose
-    what it holds when the process is killed in a long iteration.
+    timer here; who has several records hands them over at once (:class:`uneven.journal.BackgroundWriter`).
 
     A write that fails (full disk, lost file server) never stops the training: the first failure is logged
     as a warning by the logger ``uneven.journal``, :attr:`lost` counts the records, and every later record

@@ -140,6 +140,28 @@ def test_a_disk_that_fills_in_mid_line_costs_that_line(tmp_path: Path) -> None:
     assert journal.unfinished == 1
 
 
+def test_of_several_at_once_those_that_fit_are_kept_and_the_others_counted(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path = rank_path(tmp_path, 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with Writer(path) as writer:
+            writer.write(scalar(0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2 * path.stat().st_size + 20, hard))
+            writer.write(scalar(1), scalar(2), scalar(3))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert writer.lost == 2
+            writer.write(scalar(4), scalar(5))
+            assert writer.lost == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    journal = read(tmp_path)
+    assert journal.ranks[0] == (scalar(0), scalar(1), scalar(4), scalar(5))
+    assert journal.unfinished == 1
+
+
 def test_a_closed_writer_says_so(tmp_path: Path) -> None:
     writer = Writer(rank_path(tmp_path, 0))
     writer.close()
