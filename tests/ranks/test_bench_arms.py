@@ -143,7 +143,6 @@ def test_what_all_have_accumulated_is_the_mean_over_all_of_it(me: RankContext) -
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_case_from_its_description_to_its_keys(tmp_path: Path) -> None:
     case = Case(
         name="steady", about="two workers", workers=2, shares=((0.9, 0.7), (0.6, 0.9)), global_batch=16, block=2,

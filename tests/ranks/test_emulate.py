@@ -55,7 +55,7 @@ def test_every_node_is_a_machine_of_its_own(tmp_path: Path, monkeypatch: pytest.
 
 SHARE = """
 ready()
-say(share=busy(2.0))
+say(share=busy(1.2))
 """
 
 
@@ -73,8 +73,8 @@ def test_quotas_share_the_processor_as_described(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_a_trace_is_replayed_while_the_run_goes_on(tmp_path: Path) -> None:
-    node = '[[nodes]]\nname = "a"\nshare = { values = [0.1, 0.6], step_s = 20, speedup = 20 }\n'
-    steps = "ready()\nsay(shares=[busy(0.1) for _ in range(40)])\n"
+    node = '[[nodes]]\nname = "a"\nshare = { values = [0.1, 0.6], step_s = 20, speedup = 40 }\n'
+    steps = "ready()\nsay(shares=[busy(0.1) for _ in range(25)])\n"
     done = emulate(tmp_path, cluster(tmp_path, node), "--", str(script(tmp_path, steps)))
     assert done.returncode == 0, done.stderr
     (one,) = said(tmp_path / "run", 1)
@@ -82,10 +82,10 @@ def test_a_trace_is_replayed_while_the_run_goes_on(tmp_path: Path) -> None:
     assert isinstance(shares, list)
     low = [share for share in shares if share < 0.25]
     high = [share for share in shares if share > 0.35]
-    assert len(low) >= 8
-    assert len(high) >= 8
+    assert len(low) >= 5
+    assert len(high) >= 5
     turns = sum((a > 0.3) != (b > 0.3) for a, b in pairwise(shares))
-    assert turns >= 3  # four seconds of two values by turns
+    assert turns >= 3  # two and a half seconds of two values by turns, half a second each
 
 
 @pytest.mark.alone
@@ -253,11 +253,11 @@ def test_memory_is_limited_and_the_message_says_so(tmp_path: Path) -> None:
 @pytest.mark.alone
 def test_who_never_says_that_it_trains_is_limited_all_the_same(tmp_path: Path) -> None:
     node = '[[nodes]]\nname = "silent"\ncores = 0.2\n'
-    late = "before = busy(1.0)\ntime.sleep(3.0)\nsay(before=before, after=busy(1.0))\n"
+    late = "before = busy(0.6)\ntime.sleep(2.2)\nsay(before=before, after=busy(1.0))\n"
     worker = str(script(tmp_path, late))
-    done = emulate(tmp_path, cluster(tmp_path, node), "--ready-within", "2.5", "--", worker)
+    done = emulate(tmp_path, cluster(tmp_path, node), "--ready-within", "1.8", "--", worker)
     assert done.returncode == 0, done.stderr
-    assert "silent did not start training within 2.5 s" in done.stderr
+    assert "silent did not start training within 1.8 s" in done.stderr
     (one,) = said(tmp_path / "run", 1)
     assert float(str(one["after"])) < 0.26 < float(str(one["before"]))
 

@@ -61,14 +61,21 @@ def test_it_sees_what_a_real_one_sees(program: list[object], tmp_path: Path) -> 
     ["sys.exit(3)", "sys.exit('told why')", "sys.exit()", "os._exit(7)", "os.kill(os.getpid(), 9)", "1 / 0",
      "raise KeyboardInterrupt", "os.abort()", "sys.stdout.write('kept back')",
      "threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()",
-     "sys.excepthook = lambda *_: print('hooked'); 1 / 0"],
+     "sys.excepthook = lambda *_: print('hooked'); 1 / 0", "sys.exit(-1)", "sys.exit(True)", "sys.exit(257)",
+     "file = open('kept.txt', 'w'); file.write('kept back')", "os.close(1); print('nobody hears it')",
+     "import logging, logging.handlers as h; logging.root.addHandler(h.MemoryHandler(9, 99, logging.StreamHandler()));"
+     "logging.error('told at exit')"],
 )  # fmt: skip
 def test_it_ends_as_a_real_one(then: str, tmp_path: Path) -> None:
     program: list[object] = ["-c", f"import os, sys, threading, time\nprint('begun', flush=True)\n{then}"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    forked, plain = run_script(program, cwd=tmp_path, env=env), real(program, tmp_path, env)
+    plain, left = real(program, tmp_path, env), {path.name: path.read_text() for path in tmp_path.iterdir()}
+    for path in tmp_path.iterdir():
+        path.unlink()
+    forked = run_script(program, cwd=tmp_path, env=env)
     assert (forked.returncode, forked.stdout) == (plain.returncode, plain.stdout)
     assert forked.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == left
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -12,6 +12,7 @@ of them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -32,9 +33,13 @@ DOES: dict[str, Callable[[int], None]] = {"rank": rank_child.main, "script": scr
 
 def main(control: socket.socket) -> Callable[[], None] | None:
     """Serve; in a child, return what it is to do. None at the end."""
+    atexit.register(script_child.leave)  # before everything else, so after it
     import torch._dynamo  # making the first optimizer imports it
     import torch.distributed  # noqa: F401
 
+    import uneven
+
+    assert uneven.Session  # what most children use, and what it imports
     gc.freeze()  # a collection in a child would touch, and so copy, all of it
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
     signal.set_wakeup_fd(wake)

@@ -1,10 +1,13 @@
 """What a process of :mod:`uneven.testing.scripts` does: become the program that a fresh Python would run, and run it.
 
-What it raises is left to the interpreter, so hooks, exit codes, the end by Ctrl-C and what is done at exit are real.
+What it raises is left to the interpreter, so hooks and messages are real, and so is what is done at exit. Only then the
+interpreter is not taken apart: to free what torch has made takes as long as to import half of it, for all of it was
+shared with the process that this one was forked from.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import io
 import json
@@ -14,6 +17,9 @@ import signal
 import sys
 from types import CodeType, ModuleType
 from typing import Any
+
+_ended: list[BaseException | None] = []
+"""What the program has ended of, once it has: an exception, or None."""
 
 
 def main(task: int) -> None:
@@ -29,7 +35,38 @@ def main(task: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
-    exec(_program(told["program"], told["path"], module), vars(module))
+    try:
+        exec(_program(told["program"], told["path"], module), vars(module))
+        _ended.append(None)
+    except BaseException as error:
+        _ended.append(error)
+        raise
+
+
+def leave() -> None:
+    """End the process as the interpreter would after what is done at exit, of which this has to be the last."""
+    if not _ended:
+        return  # another kind of process
+    try:
+        for file in (*filter(_writes, gc.get_objects()), sys.stdout, sys.stderr):
+            file.flush()
+    except (OSError, ValueError):
+        return  # the interpreter will find the same, and say so
+    match _ended[0]:
+        case None:
+            os._exit(0)
+        case SystemExit(code=code):
+            os._exit(code & 0xFF if isinstance(code, int) else code is not None)
+        case KeyboardInterrupt():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        case _:
+            os._exit(1)
+
+
+def _writes(one: object) -> bool:
+    """Whether it is a file that was left open, in which something may wait to be written."""
+    return type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom) and not one.closed  # type: ignore[attr-defined]
 
 
 def _program(words: list[str], path: list[str], module: ModuleType) -> CodeType:
