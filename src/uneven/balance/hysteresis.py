@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import mul, truediv
 from typing import Any
-
-import numpy as np
 
 from uneven.balance.base import Balancer, standing
 from uneven.balance.profile import Profile
 from uneven.core.actions import Split
-from uneven.core.exact import column, exact_sum
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
@@ -94,8 +92,8 @@ class Hysteresis(Balancer):
 
 def iteration_s(shares: tuple[int, ...], view: BalanceView) -> float:
     """Predicted local time of the slowest worker, in seconds."""
-    with np.errstate(over="ignore"):  # at next to no speed it takes for ever
-        return float((column(shares) / column(view.predicted_per_s)).max())
+    times_s: Iterator[float] = map(truediv, shares, view.predicted_per_s)
+    return max(times_s)
 
 
 def chance_gain(view: BalanceView) -> float:
@@ -107,5 +105,4 @@ def chance_gain(view: BalanceView) -> float:
     n = len(view.doubts)
     if n < 2:
         return 0.0
-    doubts = column(view.doubts)
-    return math.sqrt(exact_sum(doubts * doubts) / n * 2.0 * math.log(n))
+    return math.sqrt(math.fsum(map(mul, view.doubts, view.doubts)) / n * 2.0 * math.log(n))

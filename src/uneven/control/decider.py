@@ -16,7 +16,7 @@ from uneven.balance.base import Balancer
 from uneven.balance.bounds import not_growing, still_held
 from uneven.balance.profile import Profile
 from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee, Verdict
-from uneven.control.reports import SILENT, Report
+from uneven.control.reports import Report
 from uneven.control.spacing import Spacing
 from uneven.control.table import Column, Table
 from uneven.core.apportion import proportional
@@ -190,10 +190,11 @@ class Decider:
         Raises:
             ConflictError: another rank has decided another split before.
         """
-        silent = SILENT._replace(split=self.fingerprint())
-        table = Table([cries.get(place, silent) for place in range(len(self._members))])
+        table = self._referee.standing(self._members)
+        table.column("split")[:] = self.fingerprint()
+        table.rows[list(cries)] = Table(list(cries.values())).without(self.hidden_s).rows
         self._compare(table.column("split"))
-        return Amendment(*self._take_in(iteration, table.without(self.hidden_s)))
+        return Amendment(*self._take_in(iteration, table))
 
     def _take_in(self, iteration: int, table: Table) -> tuple[SplitRecord | None, tuple[Complaint, ...]]:
         verdict = self._referee.judge(self._members, table, iteration=iteration)

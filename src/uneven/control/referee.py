@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uneven.control.reports import Report
+from uneven.control.reports import SILENT, Report
 from uneven.control.table import Column, Seen, Table
 
 ABSURD_FACTOR = 1e6
@@ -76,8 +76,11 @@ class Referee:
             iteration: goes into the complaints.
         """
         last, past = self._of(tuple(members))
-        faulty, speeds = ~table.sound(), table.speeds_per_s()
-        known = past > 0
+        speeds = table.speeds_per_s()
+        if table.plain and _alike(speeds, past):
+            self._last, self._speeds_per_s = table, speeds
+            return Verdict(Seen(table.rows, speeds > 0), table.differs(last), speeds, ())
+        faulty, known = ~table.sound(), past > 0
         standing = np.where(known, past, np.where(faulty, 0.0, speeds))
         low, high = _middles(standing)
         strange = ~faulty & (speeds > 0) & ~np.isnan(low)
@@ -92,6 +95,11 @@ class Referee:
             fault = _fault(table, place) if faulty[place] else _strangeness(speeds[place], low[place])
             complaints.append(Complaint(members[place], iteration, f"{fault}; {_substitute(seen, place)}"))
         return Verdict(seen, fresh, self._speeds_per_s, tuple(complaints))
+
+    def standing(self, members: Sequence[int]) -> Table:
+        """What is believed of each member, as if it told the same again; who never told anything, says nothing."""
+        last, past = self._of(tuple(members))
+        return Table(np.where(past[:, None] > 0.0, last.rows, SILENT))
 
     def _of(self, members: tuple[int, ...]) -> tuple[Table, Column]:
         """The last good report of each and its speed, NaN and 0 without one; who is no member is forgotten."""
@@ -112,6 +120,12 @@ class Referee:
         rows = [[math.nan if x is None else x for x in state["last"][str(rank)]] for rank in self._members]
         self._last = Table(np.reshape(np.array(rows, np.float64), (len(rows), len(_NOTHING))))
         self._speeds_per_s = self._last.speeds_per_s()
+
+
+def _alike(speeds: Column, past: Column) -> bool:
+    """Whether everybody had a speed before, and nobody's can be strange beside the middle of any of these."""
+    least, most = float(past.min()), float(past.max())
+    return least > 0.0 and speeds.min() >= most / ABSURD_FACTOR and speeds.max() <= least * ABSURD_FACTOR
 
 
 def _fault(table: Table, place: int) -> str:

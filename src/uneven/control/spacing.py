@@ -77,15 +77,16 @@ class Spacing:
             self._still = 1
         elif not urgent:  # who called and was heard to no effect will call again if need be
             self._still = min(2 * self._still, _DEAF_GAP if deaf else _IDLE_GAP)
-        told = table.believable() & (table.column("iterations") > 0)
-        costs_s = table.column("cost_s")
+        told = np.flatnonzero(table.believable() & (table.column("iterations") > 0))
+        heard = table if len(told) == len(table.rows) else Table(table.rows[told])
+        before_s, costs_s = self._cost_s[told], heard.column("cost_s")
         # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
-        weight = np.where(self._cost_s > 0.0, 0.2, 1.0)
-        self._cost_s = np.where(told, self._cost_s + weight * (costs_s - self._cost_s), self._cost_s)
+        now_s = before_s + np.where(before_s > 0.0, 0.2, 1.0) * (costs_s - before_s)
+        self._cost_s[told] = now_s
         self._free = (_AFTER_CHANGE if sudden else self._free) if changed else 0
-        if self._reports <= _WARM_UP or not told.any():
+        if self._reports <= _WARM_UP or not len(told):
             return Gap(1, 1)
-        price, owed = self._price(Table(table.rows[told]), self._cost_s[told])
+        price, owed = self._price(heard, now_s)
         if self._free and price * self._aim <= _CHEAP:
             self._free -= 1
             return Gap(1, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -24,6 +25,8 @@ _LEAST_WAIT = 0.25
 """Of the longest local time: from here on a wait of all is a link's; noise of a tenth makes far less. Ours."""
 
 _EVIDENCE = slice(0, _PLACES["transfer_s"] + 1)
+_MEASURED = slice(0, _PLACES["cost_s"] + 1)
+_SOME = [_PLACES[name] for name in ("iterations", "samples", "local_s")]
 _BELIEVABLE = [_PLACES[name] for name in ("iterations", "local_s", "exchange_s", "control_s", "cost_s")]
 
 
@@ -37,6 +40,17 @@ class Table:
     def __init__(self, rows: npt.ArrayLike) -> None:
         self.rows: npt.NDArray[np.float64] = np.asarray(rows, np.float64).reshape(-1, len(_PLACES))
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether each is of some samples in some time, with nothing missing, negative or infinite. That is so nearly
+        always, and then nobody's report has to be looked at by itself: right after a step of the training, what counts
+        is how many operations there are, not of how many numbers."""
+        measured = self.rows[:, _MEASURED]
+        if not measured.size:
+            return False
+        least = measured.min(axis=0).tolist()
+        return bool(measured.max() < math.inf) and min(least) >= 0.0 and all(least[place] > 0.0 for place in _SOME)
+
     def column(self, name: str) -> Column:
         """One field of all reports."""
         return self.rows[:, _PLACES[name]]
@@ -44,6 +58,8 @@ class Table:
     def speeds_per_s(self) -> Column:
         """As :attr:`Observation.speed_per_s`; 0 where there is nothing to divide."""
         samples, local_s = self.column("samples"), self.column("local_s")
+        if self.plain:
+            return np.divide(samples, local_s + self.column("transfer_s"))
         sound = (samples > 0) & (local_s > 0) & (self.column("iterations") > 0)
         return np.divide(samples, local_s + self.column("transfer_s"), out=np.zeros(len(samples)), where=sound)
 
@@ -59,10 +75,11 @@ class Table:
             Seconds an iteration; None where somebody says nothing, as after a padded batch.
         """
         iterations = self.column("iterations")
-        if not len(iterations) or not self.sound().all():
-            return 0.0
-        if not (iterations > 0).all():
-            return None
+        if not self.plain:
+            if not len(iterations) or not self.sound().all():
+                return 0.0
+            if not (iterations > 0).all():
+                return None
         waited, own, local = (self.column(name) / iterations for name in ("exchange_s", "transfer_s", "local_s"))
         found = float(waited.min() - own.max())
         return found if found >= _LEAST_WAIT * float(local.max()) else 0.0
@@ -78,12 +95,16 @@ class Table:
 
     def believable(self) -> npt.NDArray[np.bool_]:
         """As :attr:`Report.believable`."""
+        if self.plain:
+            return np.ones(len(self.rows), np.bool_)
         sound = self._finite(_BELIEVABLE)
         sound &= (self.column("local_s") > 0) | (self.column("iterations") == 0)
         return np.asarray(sound, np.bool_)
 
     def sound(self) -> npt.NDArray[np.bool_]:
         """Which reports can be an observation, taken by themselves; see :mod:`uneven.control.referee`."""
+        if self.plain:
+            return np.ones(len(self.rows), np.bool_)
         sound = self._finite(_COUNTS)
         sound &= np.isfinite(self.column("iteration")) & (self.column("local_s") > 0)
         return np.asarray(sound | (self.column("iterations") == 0), np.bool_)

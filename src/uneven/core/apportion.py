@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -221,24 +222,30 @@ def _known(weights: Floats) -> Floats:
     return np.where(scaled > 1 / _RANGE, scaled, 0.0)
 
 
+@lru_cache(maxsize=8)
 def _bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Floats]:
-    """Least and greatest share of each rank."""
+    """Least and greatest share of each rank, to be read only: they are the same for a whole run."""
     if workers == 0:
         raise ConfigError(f"a batch of {total} samples cannot be split over 0 workers: name at least one")
     if not 0 <= total <= MOST_SAMPLES:
         raise ConfigError(f"a batch of {total} samples cannot be split: it must be 0 … {MOST_SAMPLES}")
     if limits is None:
-        return np.zeros(workers), np.full(workers, float(total))
+        return _kept(np.zeros(workers)), _kept(np.full(workers, float(total)))
     if not len(limits.lower) == len(limits.upper) == workers:
         raise ConfigError(
             f"limits for {len(limits.lower)} (lower) and {len(limits.upper)} (upper) workers do not fit "
             f"{workers} workers: give one of each per worker"
         )
-    lower, upper = column(limits.lower), column(limits.upper)
+    lower, upper = _kept(column(limits.lower)), _kept(column(limits.upper))
     fit = sum(limits.lower) <= total <= sum(limits.upper)
     if not (fit and lower.min() >= 0.0 and (lower <= upper).all()):
         limits.check(total)  # says which
     return lower, upper
+
+
+def _kept(numbers: Floats) -> Floats:
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _check_costs(overhead_s: Floats, per_sample_s: Floats) -> None:

@@ -37,9 +37,7 @@ def main(control: socket.socket) -> Callable[[], None] | None:
     import torch._dynamo  # making the first optimizer imports it
     import torch.distributed  # noqa: F401
 
-    import uneven
-
-    assert uneven.Session  # what most children use, and what it imports
+    import uneven.session  # noqa: F401
     gc.freeze()  # a collection in a child would touch, and so copy, all of it
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
     signal.set_wakeup_fd(wake)
