@@ -60,6 +60,8 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
         assert heard[iteration] is not None
         rows = heard[iteration].rows
         assert rows == ({} if kind == "half precision" else {1: pytest.approx([float(iteration), *own], rel=2.0**-40)})
+    assert rider._stage is not None
+    assert not rider._stage._apart, "DDP's own bucket has been made longer"
     session.close()
 
 
@@ -132,14 +134,81 @@ def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
     session.close()
 
 
-def test_where_every_bucket_is_large_nothing_is_copied() -> None:
-    rider = Rider(0, 3, 1)
-    large = torch.zeros((1 << 18) + 1)
-    for _ in range(3):
-        rider.call([1.0])
-        assert rider.mount(large) is large
-        rider.dismount()
-        assert rider.take() is None
+def test_a_bucket_is_made_longer_and_everything_that_looks_at_it_follows() -> None:
+    riders, bucket = [Rider(0, 1, 2)], torch.arange(6.0)
+    gradient = bucket[2:4].view(1, 2)
+    _exchange(riders, bucket, then=None)
+    assert riders[0].mount(bucket).tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0]
+    gradient.fill_(7.0)
+    riders[0].dismount()
+    assert bucket.tolist() == [0, 1, 7, 7, 4, 5]
+    (carried,) = _exchange(riders, bucket, then=None)
+    assert carried.data_ptr() == bucket.data_ptr() == gradient.data_ptr() - 2 * bucket.element_size()
+    other = torch.arange(3.0)  # as when DDP makes its buckets anew
+    (carried,) = _exchange(riders, other, then=None)
+    assert (carried.tolist()[:3], carried.data_ptr()) == ([0, 1, 2], other.data_ptr())
+
+
+@pytest.mark.parametrize("part", ["looked at by an array", "a part of something longer"])
+def test_one_that_cannot_be_is_copied_and_everybody_hears_as_much(part: str) -> None:
+    riders, longer = [Rider(rank, 2, 1) for rank in range(2)], torch.arange(9.0)
+    if part == "a part of something longer":
+        buckets = [torch.ones(4), longer[:4]]
+    else:
+        buckets = [torch.ones(4), torch.arange(4.0)]
+        kept = buckets[1].numpy()
+    for turn in range(3):
+        if turn == 1:
+            riders[0].call([5.0])
+        carried = [rider.mount(bucket) for rider, bucket in zip(riders, buckets, strict=True)]
+        total = torch.stack(carried).sum(0)
+        for rider, one in zip(riders, carried, strict=True):
+            one.copy_(total)
+            rider.dismount()
+        assert buckets[1].tolist() == buckets[0].tolist()
+        heard = riders[1].take()
+        assert heard is not None
+        assert heard.rows == ({0: [5.0]} if turn == 1 else {})
+        buckets[0].fill_(1.0)
+        buckets[1].copy_(torch.arange(4.0))
+    assert carried[1].data_ptr() != buckets[1].data_ptr()
+    assert longer[4:].tolist() == [4.0, 5.0, 6.0, 7.0, 8.0]
+    if part == "looked at by an array":
+        assert kept.tolist() == [0.0, 1.0, 2.0, 3.0], "the user's array looks at the same numbers as before"
+
+
+def test_rows_of_nothing_but_zeros_arrive_too() -> None:
+    riders, bucket = [Rider(rank, 2, 2) for rank in range(2)], torch.ones(4)
+    _exchange(riders, bucket)
+    passengers = [rider.carry([0.0, 0.0]) for rider in riders]
+    _exchange(riders, bucket)
+    for passenger in passengers:
+        assert passenger is not None
+        rows = passenger.result()
+        assert rows is not None
+        assert not rows.any()
+
+
+@ranks(2)
+def test_gradients_that_the_user_looks_at_through_numpy_stay_right(me: RankContext) -> None:
+    session = uneven.Session(balance="even")
+    torch.manual_seed(1)
+    model = nn.Linear(8, 4)
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    inputs = torch.randn(48, 8)
+    seen = []
+    for (x,) in session.loader(torch.utils.data.TensorDataset(inputs), batch_size=12, shuffle=False):
+        model(x).square().mean().backward()
+        assert model.weight.grad is not None
+        if me.rank == 1:  # on one worker alone
+            seen.append((model.weight.grad.numpy(), model.weight.grad.numpy().copy(), model.weight.grad))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    for array, copy, gradient in seen:
+        assert array.base is not None or array.flags.owndata is False
+        assert copy.any()
+        np.testing.assert_array_equal(array, gradient.numpy())
+    session.close()
 
 
 def test_what_was_heard_is_told_once() -> None:
@@ -173,12 +242,13 @@ def test_of_who_calls_while_all_report_the_report_is_heard() -> None:
         assert rows.tolist() == [[7.0], [8.0]]
 
 
-def _exchange(riders: list[Rider], bucket: torch.Tensor) -> list[torch.Tensor]:
-    """What each carried, summed up."""
+def _exchange(riders: list[Rider], bucket: torch.Tensor, then: float | None = 1.0) -> list[torch.Tensor]:
+    """What each carried, summed up; ``then`` is what the bucket holds afterwards."""
     carried = [rider.mount(bucket) for rider in riders]
     total = torch.stack(carried).sum(0)
     for rider, one in zip(riders, carried, strict=True):
         one.copy_(total)
         rider.dismount()
-    bucket.fill_(1.0)
+    if then is not None:
+        bucket.fill_(then)
     return carried

@@ -30,14 +30,15 @@ from uneven.testing import rank_child, script_child
 DOES: dict[str, Callable[[int], None]] = {"rank": rank_child.main, "script": script_child.main}
 """What a child may be asked to do, with its fourth file."""
 
+IMPORTED = ("torch._dynamo", "torch.distributed", "uneven.session")
+"""What nearly every child uses; the first is imported when the first optimizer is made. Nothing here depends on it."""
+
 
 def main(control: socket.socket) -> Callable[[], None] | None:
     """Serve; in a child, return what it is to do. None at the end."""
     atexit.register(script_child.leave)  # before everything else, so after it
-    import torch._dynamo  # making the first optimizer imports it
-    import torch.distributed  # noqa: F401
-
-    import uneven.session  # noqa: F401
+    for name in IMPORTED:
+        importlib.import_module(name)
     gc.freeze()  # a collection in a child would touch, and so copy, all of it
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
     signal.set_wakeup_fd(wake)

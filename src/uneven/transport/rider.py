@@ -11,10 +11,6 @@ import torch
 
 from uneven.transport.base import Rows
 
-_LARGEST_BYTES = 1 << 20
-"""A bucket up to this size is copied to make room for the numbers; DDP's first bucket is never larger unless a single
-parameter is. Where all are larger, nothing rides."""
-
 _MOST_RANKS = 64
 """Of larger groups no rows ride: each adds a table of all to the sum, which is mostly zeros."""
 
@@ -53,24 +49,68 @@ class Passenger:
         return self._rows
 
 
-class _Stage(NamedTuple):
-    """A copy of a bucket with seats behind it."""
+class _Stage:
+    """A bucket with seats behind it: in the memory that is its own, which is made longer once, or in a copy where that
+    cannot be, because an array of the user's looks at it for instance. What is summed up is as long in either case.
 
-    whole: torch.Tensor
-    room: torch.Tensor
-    call: torch.Tensor  # shape (1,)
-    table: npt.NDArray[np.floating] | None  # the rows, shape (ranks, 2, length of a row), in the same memory
+    Args:
+        ranks: with a seat each, and one more for the call.
+        length: of a row; 0 where no rows can ride.
 
-    @classmethod
-    def of(cls, bucket: torch.Tensor, ranks: int, length: int) -> _Stage:
-        size = bucket.numel()
-        whole = torch.empty(size + 1 + 2 * ranks * length, dtype=bucket.dtype)
-        table = whole[size + 1 :].view(ranks, 2, length).numpy() if length else None
-        return cls(whole, whole[:size], whole[size : size + 1], table)
+    Attributes:
+        whole: what is summed up.
+        call: shape (1,).
+        table: the rows, shape (ranks, 2, length), in the same memory; None where there are none.
+    """
+
+    def __init__(self, bucket: torch.Tensor, ranks: int, length: int) -> None:
+        size, more = bucket.numel(), 1 + 2 * ranks * length
+        whole = _lengthened(bucket, more)
+        self._apart = whole is None
+        self.whole = torch.empty(size + more, dtype=bucket.dtype) if whole is None else whole
+        seats = self.whole[size:].zero_()
+        self._room, self.call = self.whole[:size], seats[:1]
+        self._seats = seats.numpy() if length else None
+        self.table = None if self._seats is None else self._seats[1:].reshape(ranks, 2, length)
+        self._bucket = bucket  # held, so that no other can come to lie where it is
+        self._where = bucket.data_ptr(), size
+        self._taken = False
+
+    def fits(self, bucket: torch.Tensor) -> bool:
+        """Whether it was made for this bucket."""
+        return (bucket.data_ptr(), bucket.numel()) == self._where
+
+    def fill(self, bucket: torch.Tensor, called: bool, row: npt.NDArray[np.float64] | None, rank: int) -> None:
+        """Before the exchange."""
+        if self._apart:
+            self._room.copy_(bucket)
+        if self._taken or called or row is not None:
+            self.call.fill_(float(called))
+            if self.table is not None:
+                _sit(row, self.table, rank)
+            self._taken = called or row is not None
+
+    def empty(self, bucket: torch.Tensor) -> bool:
+        """After the exchange; whether somebody called."""
+        if self._apart:
+            bucket.copy_(self._room)
+        called = (self.call.item() if self._seats is None else self._seats[0]) > 0
+        self._taken = self._taken or called  # by others
+        return bool(called)
+
+
+def _lengthened(bucket: torch.Tensor, more: int) -> torch.Tensor | None:
+    """The bucket and so many numbers behind it, in its own memory, which moves: every tensor that looks at it follows.
+    None where it cannot be made longer."""
+    memory = bucket.untyped_storage()
+    if memory.nbytes() != bucket.nbytes or not memory.resizable():
+        return None
+    memory.resize_(memory.nbytes() + more * bucket.element_size())
+    return torch.empty(0, dtype=bucket.dtype).set_(memory, 0, (bucket.numel() + more,))  # type: ignore[call-overload]
 
 
 class Rider:
-    """Carries on the smallest bucket of an exchange whether anybody calls, with the callers' rows, and now and then
+    """Carries behind the smallest bucket of an exchange whether anybody calls, with the callers' rows, and now and then
     everybody's.
 
     For gradients in host memory, and in exchanges that are sums. Which bucket that is follows from the sizes of the
@@ -88,8 +128,8 @@ class Rider:
         self.heard = NOTHING
         self._call: npt.NDArray[np.float64] | None = None
         self._rank, self._size, self._length = rank, size, length
-        self._sizes: list[int] = []  # bytes of each bucket of this exchange, in order
-        self._types: list[torch.dtype] = []
+        self._seen: list[tuple[int, torch.dtype]] = []  # bytes and type of each bucket of this exchange, in order
+        self._known: list[tuple[int, torch.dtype]] = []  # of the last one
         self._index = -1  # the bucket of this exchange that is ridden on
         self._wide = False  # whether it can carry rows
         self._passenger: Passenger | None = None
@@ -113,17 +153,16 @@ class Rider:
         self._call = np.array(row, np.float64)
 
     def mount(self, bucket: torch.Tensor) -> torch.Tensor:
-        """What is to be summed up instead of ``bucket``: itself, or a copy with more numbers at its end."""
-        index = len(self._sizes)
-        self._sizes.append(bucket.numel() * bucket.element_size())
-        self._types.append(bucket.dtype)
+        """What is to be summed up instead of ``bucket``: itself, or with more numbers at its end."""
+        index = len(self._seen)
+        self._seen.append((bucket.nbytes, bucket.dtype))
         if index != self._index:
             return bucket
-        stage = self._stage_for(bucket)
-        stage.room.copy_(bucket)
-        stage.call.fill_(float(self._call is not None))
-        if stage.table is not None:
-            _sit(self._call if self._passenger is None else self._passenger.row, stage.table, self._rank)
+        stage = self._stage
+        if stage is None or not stage.fits(bucket):
+            stage = self._stage = _Stage(bucket, self._size, self._seats())
+        row = self._call if self._passenger is None else self._passenger.row
+        stage.fill(bucket, self._call is not None, row, self._rank)
         self._call = None
         self._bucket = bucket
         return stage.whole
@@ -132,24 +171,19 @@ class Rider:
         """Numbers of a row that can ride."""
         return self._length if self._wide and self._size <= _MOST_RANKS else 0
 
-    def _stage_for(self, bucket: torch.Tensor) -> _Stage:
-        stage = self._stage
-        if stage is None or stage.room.numel() != bucket.numel() or stage.room.dtype != bucket.dtype:
-            stage = self._stage = _Stage.of(bucket, self._size, self._seats())
-        return stage
-
     def dismount(self) -> None:
         """All sums are there: give the bucket its own, hear whether anybody called, and let a passenger off."""
         if self._bucket is not None and self._stage is not None:
-            self._bucket.copy_(self._stage.room)
-            self._listen(self._stage)
-        smallest = min(self._sizes)
-        self._index = self._sizes.index(smallest) if smallest <= _LARGEST_BYTES else -1
-        self._wide = self._types[self._index] in _WIDE
-        self._sizes, self._types, self._bucket = [], [], None
+            called = self._stage.empty(self._bucket)
+            if called or self._passenger is not None:
+                self._listen(self._stage, called)
+        if self._seen != self._known:
+            self._known = self._seen
+            self._index = min(range(len(self._seen)), key=lambda index: self._seen[index][0])
+            self._wide = self._seen[self._index][1] in _WIDE
+        self._seen, self._bucket = [], None
 
-    def _listen(self, stage: _Stage) -> None:
-        called = stage.call.item() > 0
+    def _listen(self, stage: _Stage, called: bool) -> None:
         if self._passenger is not None and stage.table is not None:
             self._passenger.arrive(stage.table.sum(1, dtype=np.float64))
             self._passenger = None

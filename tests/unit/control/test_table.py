@@ -32,6 +32,8 @@ odd = st.sampled_from([0.0, -1.0, 1e-300, 1e300, math.inf, -math.inf, math.nan, 
 def field(name: str) -> st.SearchStrategy[float]:
     if name in ("iteration", "iterations", "samples"):
         return st.integers(1, 400).map(float)
+    if name == "local_s":  # as sound as any, but not to be believed beside the others
+        return usual | st.sampled_from([1e-9, 1e9])
     return usual
 
 
@@ -51,7 +53,7 @@ def test_what_is_judged_together_is_judged_the_same(rounds: list[list[list[float
             one = quick.judge(MEMBERS, Table(each), iteration=number)
             other = thorough.judge(MEMBERS, Scrutinised(each), iteration=number)
             assert one.complaints == other.complaints
-            assert one.observed == other.observed
+            np.testing.assert_equal(tuple(one.observed), tuple(other.observed))  # for which NaN is NaN
             assert one.fresh.tolist() == other.fresh.tolist()
             np.testing.assert_array_equal(one.speeds_per_s, other.speeds_per_s)
             np.testing.assert_equal(quick.state_dict(), thorough.state_dict())
