@@ -1,10 +1,11 @@
 """How fast will each worker be next? Pure."""
 
 from uneven.predict.arima import ARIMA
-from uneven.predict.auto import Auto, Light
+from uneven.predict.auto import Auto
 from uneven.predict.base import Lesson, Predictor, predictors, study
 from uneven.predict.ema import EMA
 from uneven.predict.last import Last
+from uneven.predict.light import Light
 from uneven.predict.narx import NARX
 from uneven.predict.recurrent import LSTM, RNN
 from uneven.predict.steady import Steady

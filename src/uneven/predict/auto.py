@@ -15,9 +15,6 @@ from uneven.predict.doubt import Doubt
 EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 """The paper's six and ours."""
 
-LIGHT = ("last", "ema", "steady")
-"""Those that take a few microseconds."""
-
 _MOST_LOSS = 50.0  # of one iteration, which is an error of ten times the usual one; a larger one counts as this
 _USUAL_WEIGHT = 0.005  # of the newest in the usual error, which is that of the long run
 _FIRST_ERROR = 0.1  # relative, as all errors here; assumed at first …
@@ -187,28 +184,6 @@ class Auto(Predictor):
         self._turn, self._seen = int(state["turn"]), int(state["seen"])
         for expert, learnt in zip(self._experts, state["experts"], strict=True):
             expert.load_state_dict(learnt)
-
-
-class Light(Auto):
-    """:class:`Auto` of those experts that cost next to nothing (ours).
-
-    It needs a twentieth of the time of the whole mixture, and learns nothing beside the training. That is still more
-    than ``steady`` alone, which is the default for that reason.
-
-    Args:
-        rate, share: see :class:`Auto`.
-
-    Raises:
-        ConfigError: an option out of range.
-    """
-
-    def __init__(self, *, rate: float | tuple[float, ...] = _RATES, share: float = 0.001) -> None:
-        super().__init__(experts=LIGHT, rate=rate, share=share)
-
-    def doubt(self) -> float:
-        """That of ``steady``, which can tell from its second iteration on. The record of a mixture takes a hundred, and
-        a balancer that is told of too much doubt meanwhile leaves unequal workers with equal shares."""
-        return self._experts[LIGHT.index("steady")].doubt()
 
 
 def _missed(told: float, came: float) -> float:

@@ -10,8 +10,8 @@ from shown import show
 
 from uneven.core.views import Observation
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.predict import EMA, Auto, Last, Light, Predictor, Steady, predictors
-from uneven.predict.auto import EXPERTS, LIGHT
+from uneven.predict import EMA, Auto, Last, Predictor, predictors
+from uneven.predict.auto import EXPERTS
 
 
 def missed(told: list[float], speeds: list[float]) -> float:
@@ -156,14 +156,3 @@ def test_options() -> None:
         Auto(rate=())
     with pytest.raises(UnknownNameError, match="did you mean 'ema'"):
         predictors.resolve("auto:experts=emma")
-
-
-def test_the_light_one_knows_its_doubt_from_the_second_iteration_on_and_learns_nothing_beside() -> None:
-    speeds = [100.0, 120.0] * 20
-    light, steady, auto = Light(), Steady(), Auto(experts=LIGHT)
-    for one in (light, steady, auto):
-        show(one, speeds[:2])
-    assert light.doubt() == steady.doubt() > 0.0
-    assert auto.doubt() == 0.0, "the record of a mixture tells nothing yet"
-    assert show(light, speeds[2:]) == show(auto, speeds[2:])
-    assert light.lesson() is None
