@@ -23,13 +23,13 @@ class Balancer(ABC):
     answer: no clock, no randomness. ``sum(split.shares) == view.global_batch`` and the limits hold, always.
 
     Attributes:
-        predictor: name of the predictor that fills ``view.predicted_per_s`` ("steady", "ema", "last", …).
+        predictor: name of the predictor that fills ``view.predicted_per_s`` ("light", "ema", "last", …).
         adapts: False if the split never changes once it is made; then nothing needs to be gathered.
         amends: True if it may also be asked when only those have reported whose speed has suddenly changed, and what
             the others told last stands; False if it reckons with reports of everybody.
     """
 
-    predictor: str = "steady"
+    predictor: str = "light"
     adapts: bool = True
     amends: bool = False
 

@@ -23,7 +23,7 @@ class Proportional(Balancer):
 
     amends = True
 
-    def __init__(self, *, predictor: str = "steady") -> None:
+    def __init__(self, *, predictor: str = "light") -> None:
         self.predictor = check_predictor(predictor)
 
     def split(self, view: BalanceView) -> Split:

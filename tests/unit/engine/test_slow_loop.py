@@ -246,7 +246,7 @@ def test_going_back_in_the_same_run_forgets_what_is_undone() -> None:
 
 
 def test_a_change_is_told_at_once_however_long_all_was_quiet() -> None:
-    crew = Crew([60, 40, 20], "lb-bsp:predictor=light", budget=0.05)
+    crew = Crew([60, 40, 20], "lb-bsp", budget=0.05)
     crew.run(600)
     quiet = [b - a for a, b in zip(crew.gathers[-3:], crew.gathers[-2:], strict=False)]
     assert min(quiet) > 20
