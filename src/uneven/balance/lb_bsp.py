@@ -12,7 +12,7 @@ class LbBsp(PresumeEqual):
 
     The rule is LB-BSP's (Chen et al., SoCC 2020) for CPU clusters, where the time is linear in the batch. The
     predictor and the thresholds are our defaults, not the paper's, which prefers a NARX network. In simulated
-    closed loops of unequal workers with 12 % noise (``uneven bench closed-loop``) "light" reached 0.979 of the best
+    closed loops of unequal workers with 12 % noise (``uneven bench closed-loop``) "light" reached 0.981 of the best
     fixed split, "steady" 0.972, "ema" 0.963, "last" 0.958.
 
     Args:
