@@ -80,9 +80,9 @@ class Books:
     def _look(self, trained_s: float) -> None:
         """Look at the machine, if it is time; and at its memory after a batch that was larger than any before."""
         parts = [part for part, _ in self._ended.values()]
-        load = self.load.sample(parts[-1].iteration, max(part.batch(self._rank) for part in parts), trained_s)
-        if load is not None:
-            self._scribe.write(load)
+        look = self.load.sample(parts[-1].iteration, max(part.batch(self._rank) for part in parts), trained_s)
+        if look is not None:
+            self._scribe.write(look)
 
     def close(self) -> None:
         """Let go of what was opened."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
@@ -27,7 +29,6 @@ class LoadMeter:
         device: where the worker computes, and whose memory a larger batch would fill.
 
     Attributes:
-        latest: the newest record.
         memory: part in use, 0 … 1, of the memory that a larger batch would fill; NaN before the first sample.
     """
 
@@ -40,14 +41,16 @@ class LoadMeter:
         self._gpu = _Gpu.open(gpu_uuid)
         self._left_s = 0.0
         self._process.cpu_percent()  # the first call only sets psutil's starting point
-        psutil.cpu_percent()
+        self._times_s = _times_s()
         self._device = torch.device("cpu") if device is None else device
         self._largest = 0
-        self.latest: LoadRecord | None = None
         self.memory = math.nan
 
-    def sample(self, iteration: int, batch: int, trained_s: float) -> LoadRecord | None:
-        """A record if one is due, else None; the first one is due at once.
+    def sample(self, iteration: int, batch: int, trained_s: float) -> Callable[[], LoadRecord] | None:
+        """What makes a record if one is due, else None; the first one is due at once.
+
+        To look takes a millisecond or two between two steps, so whoever writes the record does that, beside the
+        training: each within half a second, in order, and in one thread.
 
         Args:
             batch: samples of the iteration; after more than ever before, :attr:`memory` is read at once.
@@ -61,25 +64,36 @@ class LoadMeter:
         if not due:
             return None
         self._left_s = self._every_s
+        return partial(self._look, iteration, time.time())
+
+    def _look(self, iteration: int, at_s: float) -> LoadRecord:
         gpu, gpu_memory_bytes = self._gpu.read() if self._gpu else (None, None)
-        self.latest = LoadRecord(
+        (busy_s, all_s), before = _times_s(), self._times_s
+        self._times_s = busy_s, all_s
+        return LoadRecord(
             rank=self._rank,
             iteration=iteration,
-            at_s=time.time(),
-            machine_cpu=psutil.cpu_percent() / 100,
+            at_s=at_s,
+            machine_cpu=(busy_s - before[0]) / (all_s - before[1]) if all_s > before[1] else 0.0,
             machine_memory=psutil.virtual_memory().percent / 100,
             process_cpu=self._process.cpu_percent() / 100,
             process_memory_bytes=self._process.memory_info().rss,
             gpu=gpu,
             gpu_memory_bytes=gpu_memory_bytes,
         )
-        return self.latest
 
     def close(self) -> None:
         """Let go of NVML."""
         if self._gpu:
             self._gpu.close()
             self._gpu = None
+
+
+def _times_s() -> tuple[float, float]:
+    """Processor seconds of the machine so far: busy, and all. psutil's own share of them is kept for each thread."""
+    times = psutil.cpu_times()
+    all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # these are counted twice
+    return all_s - times.idle - getattr(times, "iowait", 0.0), all_s
 
 
 class _Gpu:

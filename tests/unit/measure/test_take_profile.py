@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import random
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -237,6 +239,28 @@ def test_the_machine_is_looked_at_by_the_time_of_the_training() -> None:
     told = [meter.sample(number, 4, trained_s=2.0) is not None for number in range(8)]
     meter.close()
     assert told == [True, False, False, True, False, False, True, False]
+
+
+def test_what_is_seen_of_the_machine_is_of_the_time_since_the_last_look() -> None:
+    meter = LoadMeter(3, every_s=0.0)
+    looks = []
+    for iteration in range(3):
+        end_s = time.process_time() + 0.3
+        while time.process_time() < end_s:
+            pass
+        look = meter.sample(iteration, 4, trained_s=0.1)
+        assert look is not None
+        thread = threading.Thread(target=lambda look=look: looks.append(look()))  # wherever records are made
+        thread.start()
+        thread.join()
+    meter.close()
+    assert [(one.rank, one.iteration) for one in looks] == [(3, 0), (3, 1), (3, 2)]
+    for one in looks:
+        assert 0.0 < one.machine_cpu <= 1.0
+        assert one.process_cpu > 0.1
+        assert 0.0 < one.machine_memory < 1.0
+        assert one.process_memory_bytes > 2**20
+    assert looks[0].at_s < looks[1].at_s < looks[2].at_s
 
 
 def test_this_machine_has_a_limit() -> None:
