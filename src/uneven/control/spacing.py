@@ -25,7 +25,7 @@ _IDLE_GAP = 32
 _DEAF_GAP = 8
 """… or so many times where nobody can call for one, and a change is only heard of at the next."""
 
-_AIM = 0.7
+_AIM = 0.6
 """Part of the budget that is spent: it is a bound, and what a short run measures scatters around the mean."""
 
 _SAVED = 1

@@ -24,8 +24,9 @@ from uneven.measure.clock import Clock, Mark
 _MOST, _PATIENCE_S = 16, 0.5
 """Iterations that may wait to be read, and for how long."""
 
-_USUAL = 0.8, 1.25
-"""An iteration whose local time is between so many times that of the last one read can wait."""
+_USUAL, _SPREADS, _NEWEST = 0.22, 2.5, 0.1
+"""An iteration whose local time differs by less than the first from that of the last one read can wait, or by less than
+so many times what is usual here, in which the newest counts so much; differences of logarithms."""
 
 _KNOWN_EVERY = 8
 """Where the training waits for no exchange, the processor time of one iteration in so many is asked for: for a process
@@ -82,6 +83,7 @@ class Meter:
         self._ready: Mark = None
         self._closed: deque[_Marks] = deque()
         self._usual_s = math.nan
+        self._spread = 0.0  # mean difference from it
         self._pace = 0.0  # processor time in a second of local time, where it was measured last
         self._exchanges = False  # whether the training has ever waited for an exchange
 
@@ -139,7 +141,17 @@ class Meter:
         local_s = between(newest.asked, newest.end)[0]
         for ready, done in newest.exchanges:
             local_s -= between(ready, done)[0]
-        return not _USUAL[0] * self._usual_s <= local_s <= _USUAL[1] * self._usual_s
+        return self._strange(local_s)
+
+    def _strange(self, local_s: float) -> bool:
+        """Whether an iteration is not as usual; nothing is before one has been read. Where noise is large, all of them
+        would be strange to somebody who expects little of it."""
+        if not (self._usual_s > 0.0 and local_s > 0.0):
+            return True
+        off = abs(math.log(local_s / self._usual_s))
+        usual = max(_USUAL, _SPREADS * self._spread)
+        self._spread += _NEWEST * (min(off, 2.0 * usual) - self._spread)
+        return off > usual
 
     def timings(self) -> list[Timing]:
         """Every iteration that ended since the last call and whose marks have passed, oldest first."""

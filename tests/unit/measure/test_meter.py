@@ -188,6 +188,19 @@ def test_what_is_as_usual_can_wait_and_what_is_not_cannot(meter: Meter, clock: S
     assert meter.ripe()  # half a second has passed
 
 
+def test_what_counts_as_usual_follows_the_noise(meter: Meter, clock: Script) -> None:
+    read = []
+    for number in range(40):
+        iteration(meter, clock, number, 0.012 if number % 2 else 0.008)
+        read.append(meter.ripe())
+        if read[-1]:
+            meter.timings()
+    assert all(read[:4])
+    assert sum(read[20:]) <= 2, "sixteen at once, or half a second"
+    iteration(meter, clock, 40, 0.05)
+    assert meter.ripe(), "a change is still one"
+
+
 def test_where_nothing_follows_from_a_change_it_can_wait_too(meter: Meter, clock: Script) -> None:
     for number, local_s in enumerate((0.1, 0.05, 0.2)):
         iteration(meter, clock, number, local_s)
