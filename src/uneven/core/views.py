@@ -44,6 +44,11 @@ class Limits:
     lower: tuple[int, ...]
     upper: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper"):  # a list would do, but what has been reckoned from limits is looked up by them
+            if not isinstance(given := getattr(self, name), tuple):
+                object.__setattr__(self, name, tuple(given))
+
     @classmethod
     def uniform(cls, workers: int, total: int, lower: int = 1, upper: int | None = None) -> Limits:
         """The same limits for all; without an upper one, nobody is held back."""

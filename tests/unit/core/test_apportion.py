@@ -272,3 +272,10 @@ def test_what_cannot_be_split_is_refused(weights: list[float], total: int, limit
 def test_costs_that_make_no_sense_are_refused(a: list[float], b: list[float], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         fastest_finish(a, b, 4)
+
+
+def test_limits_may_be_lists_and_are_those_that_hold_now() -> None:
+    lower = [1, 1]
+    assert proportional([1.0, 9.0], 10, Limits(lower=lower, upper=[9, 5])) == (5, 5)  # type: ignore[arg-type]
+    lower[0] = 7
+    assert proportional([1.0, 9.0], 10, Limits(lower=lower, upper=[9, 5])) == (7, 3)  # type: ignore[arg-type]

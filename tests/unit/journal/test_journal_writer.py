@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ RUN = RunRecord(run="r", rank=0, world_size=1, host="h", pid=1, started_at_s=1.0
 
 KILLED = """
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from uneven.core.records import EventRecord
 from uneven.journal import Writer
@@ -118,45 +121,43 @@ def test_full_disk_warns_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> N
     assert "training goes on" in caplog.text
 
 
-def test_a_disk_that_fills_in_mid_line_costs_that_line(tmp_path: Path) -> None:
+@contextmanager
+def room(path: Path, for_bytes: int) -> Iterator[None]:
+    """Inside, as much fits into the file and no more, as on a disk that fills."""
     resource = pytest.importorskip("resource")
-    path = rank_path(tmp_path, 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with Writer(path) as writer:
-            writer.write(scalar(0))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
-            writer.write(scalar(1))
-            writer.write(scalar(2))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            writer.write(scalar(3))
-            assert writer.lost == 2
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + for_bytes, hard))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_disk_that_fills_in_mid_line_costs_that_line(tmp_path: Path) -> None:
+    path = rank_path(tmp_path, 0)
+    with Writer(path) as writer:
+        writer.write(scalar(0))
+        with room(path, 20):
+            writer.write(scalar(1))
+            writer.write(scalar(2))
+        writer.write(scalar(3))
+        assert writer.lost == 2
     journal = read(tmp_path)
     assert journal.ranks[0] == (scalar(0), scalar(3))
     assert journal.unfinished == 1
 
 
 def test_of_several_at_once_those_that_fit_are_kept_and_the_others_counted(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
     path = rank_path(tmp_path, 0)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        with Writer(path) as writer:
-            writer.write(scalar(0))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2 * path.stat().st_size + 20, hard))
+    with Writer(path) as writer:
+        writer.write(scalar(0))
+        with room(path, path.stat().st_size + 20):
             writer.write(scalar(1), scalar(2), scalar(3))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            assert writer.lost == 2
-            writer.write(scalar(4), scalar(5))
-            assert writer.lost == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
+        assert writer.lost == 2
+        writer.write(scalar(4), scalar(5))
+        assert writer.lost == 2
     journal = read(tmp_path)
     assert journal.ranks[0] == (scalar(0), scalar(1), scalar(4), scalar(5))
     assert journal.unfinished == 1
