@@ -81,8 +81,10 @@ class Books:
         """Look at the machine, if it is time; and at its memory after a batch that was larger than any before."""
         parts = [part for part, _ in self._ended.values()]
         look = self.load.sample(parts[-1].iteration, max(part.batch(self._rank) for part in parts), trained_s)
-        if look is not None:
+        if look is not None and self._scribe.writing:
             self._scribe.write(look)
+        elif look is not None:
+            self.load.refresh()
 
     def close(self) -> None:
         """Let go of what was opened."""

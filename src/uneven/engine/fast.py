@@ -87,6 +87,8 @@ class FastLoop:
         self._steps = 0
         self._exchange_cost_s = 0.0
         self.carrier: GradientCarrier | None = None
+        self._planned: StepPlan | None = None  # for the last step in which gradients could be averaged …
+        self._group: tuple[int, ...] | None = None  # … and those among whom they were
         self._calls = False  # whether calls for reports have come along with gradients in this iteration
         self.agreement: Agreement | Served | None = None  # None where nothing is exchanged but everybody's gradients
         self.attached = False
@@ -266,7 +268,7 @@ class FastLoop:
         if self.agreement is not None:
             self.agreement.before(part, plan)
         if self.carrier is not None:
-            group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
+            group = self._averaging(plan)
             self.carrier.begin(part.iteration, self._weight(part, group), exchanging=group is not None)
             self._calls = group is not None and len(group) == len(self._members)
             if self._calls and self.carrier.rider is not None and self._slow is not None:
@@ -282,7 +284,16 @@ class FastLoop:
     def _plan(self) -> StepPlan:
         if self.agreement is not None:
             return self.agreement.plan()
+        if self._planned is not None and self._policy.constant:
+            return self._planned
         return self._policy.plan(SyncView(rank=self._rank, clock=self._steps, members=self._members))
+
+    def _averaging(self, plan: StepPlan) -> tuple[int, ...] | None:
+        """Those whose gradients are averaged in this step; most policies give the same plan again and again."""
+        if plan is not self._planned:
+            self._planned = plan
+            self._group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
+        return self._group
 
     def _weight(self, part: Part, group: tuple[int, ...] | None) -> float:
         """This worker's part of the samples of those whose gradients are averaged."""

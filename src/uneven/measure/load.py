@@ -50,23 +50,27 @@ class LoadMeter:
         """What makes a record if one is due, else None; the first one is due at once.
 
         To look takes a millisecond or two between two steps, so whoever writes the record does that, beside the
-        training: each within half a second, in order, and in one thread.
+        training: each within half a second, in order, and in one thread. Where nobody writes, see :meth:`refresh`.
 
         Args:
             batch: samples of the iteration; after more than ever before, :attr:`memory` is read at once.
             trained_s: seconds of training since the last call.
         """
         self._left_s -= trained_s
-        due, larger = self._left_s <= 0.0, batch > self._largest
-        if due or larger:
-            self._largest = max(self._largest, batch)
-            self.memory = memory.use(self._device)
-        if not due:
+        if batch > self._largest:
+            self._largest = batch
+            self.refresh()
+        if self._left_s > 0.0:
             return None
         self._left_s = self._every_s
         return partial(self._look, iteration, time.time())
 
+    def refresh(self) -> None:
+        """Read :attr:`memory`."""
+        self.memory = memory.use(self._device)
+
     def _look(self, iteration: int, at_s: float) -> LoadRecord:
+        self.refresh()
         gpu, gpu_memory_bytes = self._gpu.read() if self._gpu else (None, None)
         (busy_s, all_s), before = _times_s(), self._times_s
         self._times_s = busy_s, all_s

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from uneven.measure.clock import Clock, Mark
 
-_MOST, _PATIENCE_S = 16, 0.5
-"""Iterations that may wait to be read, and for how long."""
+_MOST, _PATIENCE_S = 32, 1.0
+"""Iterations that may wait to be read, and how long the training may go on meanwhile."""
 
 _USUAL, _SPREADS, _NEWEST = 0.22, 2.5, 0.1
 """An iteration whose local time differs by less than the first from that of the last one read can wait, or by less than
@@ -82,6 +82,7 @@ class Meter:
         self._open: _Marks | None = None
         self._ready: Mark = None
         self._closed: deque[_Marks] = deque()
+        self._since: Mark = None  # the training has gone on since then, with nothing read
         self._usual_s = math.nan
         self._spread = 0.0  # mean difference from it
         self._pace = 0.0  # processor time in a second of local time, where it was measured last
@@ -110,6 +111,7 @@ class Meter:
         if self._open is not None:
             self._open.end = now
             self._closed.append(self._open)
+            self._since = self._open.begin if self._since is None else self._since
         self._open, self._asked = None, now
 
     def _known(self) -> bool:
@@ -117,11 +119,12 @@ class Meter:
         return self._exchanges or self._open is None or self._open.iteration % _KNOWN_EVERY <= 1
 
     def pause(self) -> None:
-        """What comes now belongs to no iteration (the epoch is over; somebody evaluates)."""
-        self._asked = None
+        """What comes now belongs to no iteration (the epoch is over; somebody evaluates). After it Python is as cold as
+        it gets, which is no moment to begin with reading."""
+        self._asked = self._since = None
 
     def ripe(self, acts: bool = True) -> bool:
-        """Whether to read what has ended: after half a second, sixteen iterations, or one that was not as usual.
+        """Whether to read what has ended: after a second, thirty-two iterations, or one that was not as usual.
 
         Right after a step the caches hold the model, and reading one iteration takes as long as reading several. So
         those that are like the one before are read together, and nobody learns of a change later than otherwise.
@@ -131,11 +134,11 @@ class Meter:
         """
         if not self._closed or len(self._closed) >= _MOST:
             return bool(self._closed)
-        oldest, newest = self._closed[0], self._closed[-1]
+        newest = self._closed[-1]
         if not self._clock.passed(newest.end):
             return False
         between = self._clock.between
-        old = between(oldest.begin, newest.end)[0] >= _PATIENCE_S
+        old = self._since is not None and between(self._since, newest.end)[0] >= _PATIENCE_S
         if old or not acts:
             return old
         local_s = between(newest.asked, newest.end)[0]
@@ -159,6 +162,7 @@ class Meter:
         while self._closed and self._clock.passed(self._closed[0].end):
             found.append(self._read(self._closed.popleft()))
             self._usual_s = found[-1].local_s
+        self._since = self._closed[0].begin if self._closed else None
         return found
 
     def _read(self, marks: _Marks) -> Timing:

@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from uneven.core.actions import Payload, StepPlan
 from uneven.core.views import SyncView
@@ -67,9 +67,15 @@ class SyncPolicy(ABC):
 
     Attributes:
         evaluated: which model the session offers for evaluation and checkpoints.
+        constant: whether the plan follows from the members alone, so that nobody need ask for it before each step. Said
+            by each class for itself, as one that plans otherwise may build on one that does not.
     """
 
     evaluated: Evaluated = Evaluated.REPLICA
+    constant: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.constant = cls.__dict__.get("constant", False)
 
     @abstractmethod
     def plan(self, view: SyncView) -> StepPlan:

@@ -24,6 +24,8 @@ class BSP(SyncPolicy):
     Evaluated: any replica, they are equal bit for bit.
     """
 
+    constant = True
+
     def __init__(self) -> None:
         self._plan = Kept(bsp_plan)
 

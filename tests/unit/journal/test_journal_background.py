@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from uneven.core.records import EventRecord
@@ -45,8 +47,34 @@ def test_a_process_that_hangs_and_is_killed_has_written_what_came_before(tmp_pat
     with subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        deadline = time.monotonic() + 20.0
-        while path.read_bytes().count(b"\n") < 1000 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert _soon(partial(_has_lines, path, 1000))
         child.kill()
     assert len(read(tmp_path).ranks[0]) == 1000
+
+
+def test_it_rests_while_nothing_comes_and_wakes_up_when_something_does(tmp_path: Path) -> None:
+    path = rank_path(tmp_path, 0)
+    writer = BackgroundWriter(Writer(path), every_s=0.01)
+    for number in range(5):
+        writer.write(_event(number))
+        assert _soon(partial(_has_lines, path, number + 1))
+        assert _soon(partial(_nothing_spent_in_ten_looks, writer))
+    writer.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "uneven-journal"]
+
+
+def _has_lines(path: Path, lines: int) -> bool:
+    return path.read_bytes().count(b"\n") == lines
+
+
+def _nothing_spent_in_ten_looks(writer: BackgroundWriter) -> bool:
+    writer.take_spent_s()
+    time.sleep(0.1)
+    return writer.take_spent_s() == 0.0
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20.0
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return held

@@ -184,8 +184,33 @@ def test_what_is_as_usual_can_wait_and_what_is_not_cannot(meter: Meter, clock: S
     meter.timings()
     iteration(meter, clock, 6, 0.1, exchange_s=0.3)
     assert not meter.ripe()  # waiting for others is nothing of its own
-    iteration(meter, clock, 7, 0.1, exchange_s=0.1)
-    assert meter.ripe()  # half a second has passed
+    iteration(meter, clock, 7, 0.1, exchange_s=0.5)
+    assert meter.ripe()  # a second has passed
+
+
+def test_a_pause_wears_out_no_patience(meter: Meter, clock: Script) -> None:
+    iteration(meter, clock, 0, 0.1)
+    meter.timings()
+    iteration(meter, clock, 1, 0.1)
+    meter.pause()
+    clock.go(60.0)
+    for number in range(2, 6):
+        iteration(meter, clock, number, 0.1, exchange_s=0.1)
+        assert not meter.ripe()
+    iteration(meter, clock, 6, 0.1, exchange_s=0.1)
+    assert meter.ripe()  # a second of training has passed
+    assert [timing.iteration for timing in meter.timings()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_read_or_a_pause_within_an_iteration_begins_with_it_anew(meter: Meter, clock: Script) -> None:
+    for between in (meter.timings, meter.pause):
+        iteration(meter, clock, 0, 0.1)
+        meter.timings()
+        meter.begin(1)
+        clock.go(0.1)
+        between()
+        meter.end()
+        assert not meter.ripe()
 
 
 def test_what_counts_as_usual_follows_the_noise(meter: Meter, clock: Script) -> None:
@@ -196,7 +221,7 @@ def test_what_counts_as_usual_follows_the_noise(meter: Meter, clock: Script) -> 
         if read[-1]:
             meter.timings()
     assert all(read[:4])
-    assert sum(read[20:]) <= 2, "sixteen at once, or half a second"
+    assert sum(read[20:]) <= 2, "thirty-two at once, or a second"
     iteration(meter, clock, 40, 0.05)
     assert meter.ripe(), "a change is still one"
 
@@ -206,20 +231,20 @@ def test_where_nothing_follows_from_a_change_it_can_wait_too(meter: Meter, clock
         iteration(meter, clock, number, local_s)
         assert meter.ripe()
         assert not meter.ripe(acts=False)
-    iteration(meter, clock, 3, 0.2)
-    assert meter.ripe(acts=False)  # half a second has passed
+    iteration(meter, clock, 3, 0.7)
+    assert meter.ripe(acts=False)  # a second has passed
 
 
-def test_sixteen_iterations_wait_and_a_device_that_is_behind_is_not_waited_for(meter: Meter, clock: Script) -> None:
+def test_thirty_two_iterations_wait_and_a_device_that_is_behind_is_not_waited_for(meter: Meter, clock: Script) -> None:
     iteration(meter, clock, 0, 0.001)
     meter.timings()
-    for number in range(1, 16):
+    for number in range(1, 32):
         iteration(meter, clock, number, 0.001)
         assert not meter.ripe()
     clock.reached_s = clock.now_s
-    iteration(meter, clock, 16, 5.0)
+    iteration(meter, clock, 32, 5.0)
     assert meter.ripe()  # enough of them, whatever the last one took
-    assert len(meter.timings()) == 15
+    assert len(meter.timings()) == 31
     assert not meter.ripe()  # nobody can tell yet what it took
     clock.reached_s = float("inf")
     assert meter.ripe()

@@ -234,6 +234,21 @@ def test_a_larger_batch_than_ever_has_the_memory_looked_at() -> None:
     assert told == [True, False, False, False, False, False]  # the rest of a record can wait until one is due
 
 
+def test_whoever_looks_for_the_record_looks_at_the_memory_too() -> None:
+    meter = LoadMeter(0, every_s=0.0)
+    meter.sample(0, 4, trained_s=0.1)
+    meter.memory = math.nan
+    look = meter.sample(1, 4, trained_s=0.1)
+    assert math.isnan(meter.memory)
+    assert look is not None
+    look()
+    assert 0.0 < meter.memory <= 1.0
+    meter.memory = math.nan
+    meter.refresh()  # where nobody looks
+    assert 0.0 < meter.memory <= 1.0
+    meter.close()
+
+
 def test_the_machine_is_looked_at_by_the_time_of_the_training() -> None:
     meter = LoadMeter(0, every_s=5.0)
     told = [meter.sample(number, 4, trained_s=2.0) is not None for number in range(8)]

@@ -243,6 +243,22 @@ def test_a_plan_of_many_workers_is_made_once() -> None:
     assert len(first.exchanges[0].members) == 100
 
 
+def test_a_plan_that_is_said_to_be_constant_is() -> None:
+    asked = [view(rank, clock, members) for members in (FOUR, FOUR[1:]) for rank in members for clock in (0, 1, 7, 64)]
+    constant = [name for name in policies if type(policies.resolve(name)).constant]
+    assert "bsp" in constant
+    for name in constant:
+        policy = policies.resolve(name)
+        assert len({(one.members, policy.plan(one)) for one in asked}) == 2, name
+
+
+def test_that_a_plan_is_constant_is_not_inherited() -> None:
+    class Now(BSP):
+        """Plans otherwise."""
+
+    assert not Now.constant
+
+
 def test_what_is_kept_for_quick_answers_stays_small() -> None:
     policy = Shuffle("ma", RandomGroups(size=2, seed=1))
     for clock in range(4000):
