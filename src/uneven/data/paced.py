@@ -131,7 +131,7 @@ class PacedSampler:
         order = self._order_of(epoch=self._cursor.epoch)[self._positions(self._cursor.epoch)]
         while (part := self._next()) is not None:
             self.drawn.append(part)
-            yield order[part.positions(self._rank)].tolist()
+            yield order[part.start : part.end].tolist()
 
     def more(self) -> bool:
         """Whether this worker has another batch in the epoch; one that is not drawn yet is taken for it now."""
@@ -168,19 +168,23 @@ class PacedSampler:
             return self._left[1]
         return np.arange(self.usable, dtype=np.int64)
 
+    def _length(self, epoch: int) -> int:
+        """Positions in the list, which is not made for that: a whole epoch's is as long as the data set."""
+        left = self._left
+        return len(left[1]) if left is not None and left[0] == epoch else self.usable
+
     def _next(self) -> Part | None:
         reserved, self._reserved = self._reserved, None
         return reserved if reserved is not None else self._take()
 
     def _take(self) -> Part | None:
         """The next batch, as large as this worker's share; a smaller one or none at the end."""
-        length = len(self._positions(self._cursor.epoch))
         shares = tuple(self._shares_for(self._cursor.iteration))
         if not shares[self._rank]:
             self._exhausted = True
             return None
         start = self._hand_out.take(self._cursor.epoch, shares[self._rank])
-        left = length - start
+        left = self._length(self._cursor.epoch) - start
         if left <= 0 or (start > 0 and left < self._lower):  # a rest that went with the batch before
             self._exhausted = True
             return None
