@@ -20,6 +20,9 @@ GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := -m pip install --quiet --no-compile
 
+# What every process of the tests imports, compiled once by one instead of by all of them at the same time.
+COMMON := import torch._dynamo, torch.distributed, hypothesis, pytest, uneven.session, xdist
+
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
 .PHONY: .venv demo test check bench clean
@@ -40,6 +43,7 @@ INSTALL := -m pip install --quiet --no-compile
 .venv/.stamp-test: .venv/.stamp-made pyproject.toml
 	@$(BIN)/python -c '$(GROUPS)' test > .venv/test.txt
 	$(BIN)/python $(INSTALL) --editable . --requirement .venv/test.txt
+	@$(BIN)/python -c '$(COMMON)'
 	@touch .venv/.stamp-installed $@
 
 # Types are checked with what the tests need, too.

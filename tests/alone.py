@@ -4,18 +4,22 @@
 waiting: for a time-out, for a process to end. On two cores four processes took 497 s where three took 549. A test
 marked ``alone`` measures or limits processor time, so another test beside it would be measured too: it waits until
 the other processes are between two tests and keeps them there. These tests come first and in one piece. The long ones
-begin two processes' pieces, and no more, for each of them is several processes itself; in one piece they were the
-last to end, for a piece's beginning is not taken over by others. In a single process nothing is locked.
+begin two processes' pieces, the longest first, and no more, for each of them is several processes itself; in one piece
+they were the last to end, for a piece's beginning is not taken over by others. In a single process nothing is locked.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
+
+LONG_S = 10.0
+"""A test marked ``slow`` takes about so long, where the mark says nothing else."""
 
 KEY = pytest.StashKey["Room"]()
 
@@ -55,18 +59,21 @@ def is_alone(item: pytest.Item | None) -> bool:
     return item is not None and item.get_closest_marker("alone") is not None
 
 
-def place(item: pytest.Item) -> int:
-    """0 if alone, 1 if long, else 2."""
-    return 0 if is_alone(item) else 1 if item.get_closest_marker("slow") else 2
+def length_s(item: pytest.Item) -> float:
+    """About how long a test takes: 0 if not long, infinite if it has to be alone."""
+    slow = item.get_closest_marker("slow")
+    return math.inf if is_alone(item) else 0.0 if slow is None else float(slow.args[0] if slow.args else LONG_S)
 
 
-def dealt(places: Sequence[int], processes: int) -> list[int]:
-    """The order of tests with these places; xdist cuts it into pieces of one length, one for each process."""
-    alone, long, rest = ([test for test, one in enumerate(places) if one == kind] for kind in range(3))
-    half = len(long) // 2 if processes > 1 else len(long)
-    first = alone + long[:half]
-    room = max(len(places) // processes - len(first), 0)
-    return first + rest[:room] + long[half:] + rest[room:]
+def dealt(lengths_s: Sequence[float], processes: int) -> list[int]:
+    """The order of tests of these lengths; xdist cuts it into pieces of one size, one for each process."""
+    alone = [test for test, one in enumerate(lengths_s) if math.isinf(one)]
+    rest = [test for test, one in enumerate(lengths_s) if not one]
+    long = sorted(set(range(len(lengths_s))) - {*alone, *rest}, key=lambda test: (-lengths_s[test], test))
+    halves = (long[::2], long[1::2]) if processes > 1 else (long, [])
+    first = alone + halves[0]
+    room = max(len(lengths_s) // processes - len(first), 0)
+    return first + rest[:room] + halves[1] + rest[room:]
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -76,7 +83,7 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(trylast=True)  # after -k and -m have left out what is not wanted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     processes = config.workerinput["workercount"] if hasattr(config, "workerinput") else 1
-    items[:] = [items[test] for test in dealt([place(item) for item in items], processes)]
+    items[:] = [items[test] for test in dealt([length_s(item) for item in items], processes)]
 
 
 def pytest_configure(config: pytest.Config) -> None:

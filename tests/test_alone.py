@@ -1,5 +1,6 @@
 """Tests marked ``alone`` have the machine to themselves, seen in two processes; and what is seen without the lock."""
 
+import math
 import os
 import re
 import subprocess
@@ -54,9 +55,9 @@ def test_nobody_is_beside_a_test_that_is_alone(tmp_path: Path, locked: bool, res
 
 
 def test_two_processes_begin_with_long_tests() -> None:
-    places = [2, 1, 2, 0, 1, 2, 1, 2, 2, 0, 1, 2]  # alone: 3, 9; long: 1, 4, 6, 10
-    assert dealt(places, 1) == [3, 9, 1, 4, 6, 10, 0, 2, 5, 7, 8, 11]
-    assert dealt(places, 2) == [3, 9, 1, 4, 0, 2, 6, 10, 5, 7, 8, 11]
-    assert dealt(places, 4) == [3, 9, 1, 4, 6, 10, 0, 2, 5, 7, 8, 11], "pieces of three have no room"
-    assert dealt([1, 1, 2, 2], 2) == [0, 2, 1, 3]
-    assert dealt([2, 2, 1], 3) == [0, 2, 1]
+    lengths_s = [0, 5, 0, math.inf, 30, 0, 5, 0, 0, math.inf, 10, 0]
+    assert dealt(lengths_s, 1) == [3, 9, 4, 10, 1, 6, 0, 2, 5, 7, 8, 11]
+    assert dealt(lengths_s, 2) == [3, 9, 4, 1, 0, 2, 10, 6, 5, 7, 8, 11]
+    assert dealt(lengths_s, 4) == [3, 9, 4, 1, 10, 6, 0, 2, 5, 7, 8, 11], "pieces of three have no room"
+    assert dealt([5, 5, 0, 0], 2) == [0, 2, 1, 3]
+    assert dealt([0, 0, 5], 3) == [2, 0, 1]

@@ -83,13 +83,13 @@ def test_balanced_alone(tmp_path: Path) -> None:
     assert accuracy > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 def test_balanced_under_torchrun(tmp_path: Path) -> None:
     (accuracy,) = accuracies(forked(*TORCHRUN, BALANCED, directory=tmp_path))
     assert accuracy > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.slow(20)
 def test_balanced_under_uneven_run(tmp_path: Path) -> None:
     run = ["-m", "uneven", "run", "--nproc", 2, "--run-dir", tmp_path / "run"]
     printed = python(*run, BALANCED, "--epochs", 10, directory=tmp_path)
@@ -98,7 +98,7 @@ def test_balanced_under_uneven_run(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 def test_fleet(tmp_path: Path) -> None:
     printed = forked(FLEET, "--epochs", 4, directory=tmp_path)
     assert len(re.findall(r"^ +[1-4] \w+ +0\.\d+ +4 ", printed, re.MULTILINE)) == 4
@@ -114,7 +114,7 @@ def test_threads(tmp_path: Path) -> None:
     assert accuracy > 0.5  # after half as many epochs 0.23 was seen, where threads race on a busy machine; now 0.93
 
 
-@pytest.mark.slow
+@pytest.mark.slow(55)
 @pytest.mark.timeout(240)  # Ray alone takes a quarter of a minute to start, a minute on a busy machine
 @pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'"

@@ -176,6 +176,7 @@ session.close()
 """
 
 
+@pytest.mark.slow(25)
 def test_a_session_trains_is_balanced_and_sees_events_come_at_their_iteration(tmp_path: Path) -> None:
     text = """
 [[nodes]]

@@ -14,7 +14,7 @@ from uneven.bench.worlds_compare import BALANCERS, summarize
 from uneven.cluster.spec import ClusterSpec, Node, Workload
 from uneven.core.records import RunRecord, StepRecord
 
-pytestmark = [pytest.mark.slow, needs_root]  # not alone: how well both agree is for the bench to say
+pytestmark = [pytest.mark.slow(30), needs_root]  # not alone: how well both agree is for the bench to say
 
 TINY = ClusterSpec(
     name="tiny",

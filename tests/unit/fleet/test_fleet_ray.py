@@ -65,7 +65,7 @@ def newest(directory: Path, name: str) -> dict[str, Any]:
     return saved
 
 
-@pytest.mark.slow
+@pytest.mark.slow(45)
 @pytest.mark.timeout(600)  # one for Ray and for all who import torch; several on a busy machine
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'")
 def test_a_cluster_trains_what_one_machine_does_and_outlives_a_node(tmp_path: Path) -> None:
