@@ -21,6 +21,7 @@ SHIPPED = (
     "local:every=5,warmup=4",
     "diloco:every=6",
     "easgd:alpha=0.3,every=3",
+    "ma:every=1",
     "ma:every=2",
     "bmuf:every=4,nesterov=true",
     "shuffle",
@@ -60,7 +61,7 @@ class TestInherited(SyncPolicyContract):
 
 def test_no_shipped_policy_is_left_out() -> None:
     assert {spec.split(":")[0] for spec in SHIPPED} == set(policies)
-    assert len([name for name in vars(SyncPolicyContract) if name.startswith("test_")]) == 8
+    assert len([name for name in vars(SyncPolicyContract) if name.startswith("test_")]) == 9
 
 
 @pytest.mark.parametrize("name", list(policies))
@@ -121,6 +122,12 @@ class _WrongPayload(ASP):
         return dataclasses.replace(super().facts, payloads=(Payload.PARAMETERS,))
 
 
+class _WronglyConstant(MA):
+    @property
+    def constant(self) -> bool:
+        return True
+
+
 class _Nameless(BSP):
     __repr__ = object.__repr__
 
@@ -140,6 +147,7 @@ def _with_members(plan: StepPlan, members: tuple[int, ...]) -> StepPlan:
         (_WaitsForTheFuture, "test_nobody_waits_for_a_clock_that_cannot_come"),
         (_WrongFacts, "test_its_facts_are_true"),
         (_WrongPayload, "test_its_facts_are_true"),
+        (_WronglyConstant, "test_a_plan_that_is_said_to_be_constant_is"),
         (_Nameless, "test_it_is_told_apart_by_its_repr"),
     ],
 )

@@ -49,6 +49,7 @@ class Agreement:
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
+        self._constant: StepPlan | None = None  # that of every step
         self._after: tuple[Exchange, ...] = ()  # the plan's, after the step
         self._beside: tuple[Exchange, ...] = ()  # and in the background
         self._waits_for_all = False
@@ -80,6 +81,14 @@ class Agreement:
         return plan
 
     def _planned(self, clock: int) -> StepPlan:
+        if self._constant is not None:
+            return self._constant
+        plan = self._asked(clock)
+        if self._policy.constant:
+            self._constant = plan
+        return plan
+
+    def _asked(self, clock: int) -> StepPlan:
         return self._policy.plan(SyncView(rank=self._rank, clock=clock, members=self._members, sites=self._sites))
 
     def before(self, part: Part, plan: StepPlan) -> None:

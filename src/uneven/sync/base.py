@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 from uneven.core.actions import Payload, StepPlan
 from uneven.core.views import SyncView
@@ -67,15 +67,22 @@ class SyncPolicy(ABC):
 
     Attributes:
         evaluated: which model the session offers for evaluation and checkpoints.
-        constant: whether the plan follows from the members alone, so that nobody need ask for it before each step. Said
-            by each class for itself, as one that plans otherwise may build on one that does not.
     """
 
     evaluated: Evaluated = Evaluated.REPLICA
-    constant: ClassVar[bool] = False
+
+    @property
+    def constant(self) -> bool:
+        """Whether a worker's plan is the same at every step as long as members and sites are, so that it need not be
+        asked for before each.
+
+        A class with a ``plan`` of its own says so anew, as it may build on one that plans otherwise.
+        """
+        return False
 
     def __init_subclass__(cls) -> None:
-        cls.constant = cls.__dict__.get("constant", False)
+        if "plan" in vars(cls) and "constant" not in vars(cls):
+            cls.constant = SyncPolicy.constant  # type: ignore[method-assign]
 
     @abstractmethod
     def plan(self, view: SyncView) -> StepPlan:

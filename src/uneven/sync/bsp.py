@@ -24,14 +24,17 @@ class BSP(SyncPolicy):
     Evaluated: any replica, they are equal bit for bit.
     """
 
-    constant = True
-
     def __init__(self) -> None:
         self._plan = Kept(bsp_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
         """One exchange that overlaps the backward pass."""
         return self._plan(view.members)
+
+    @property
+    def constant(self) -> bool:
+        """Always."""
+        return True
 
     @property
     def facts(self) -> Facts:

@@ -43,6 +43,11 @@ class EASGD(SyncPolicy):
         return NOTHING if (view.clock + 1) % self.every else self._plan(view.members)
 
     @property
+    def constant(self) -> bool:
+        """Where there is an exchange after every step."""
+        return self.every == 1
+
+    @property
     def facts(self) -> Facts:
         """Nobody waits, unless all meet together; replicas may differ for ever."""
         if self.together:

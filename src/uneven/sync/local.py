@@ -26,6 +26,11 @@ class Blocks(SyncPolicy):
         return NOTHING if (view.clock + 1) % self.every else self._plan(view.members)
 
     @property
+    def constant(self) -> bool:
+        """Where there is an exchange after every step."""
+        return self.every == 1
+
+    @property
     def facts(self) -> Facts:
         """Nobody waits inside a block."""
         return Facts(

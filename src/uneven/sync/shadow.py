@@ -77,6 +77,11 @@ class Shadow(SyncPolicy):
         return last[1]
 
     @property
+    def constant(self) -> bool:
+        """As that of ``inner``."""
+        return self.inner.constant
+
+    @property
     def facts(self) -> Facts | None:
         """Those of ``inner``, but nobody waits."""
         inner = self.inner.facts

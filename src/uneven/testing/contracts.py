@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from uneven.balance import Balancer
 from uneven.balance.profile import Profile
-from uneven.core.actions import Moment, Payload, Via
+from uneven.core.actions import Moment, Payload, StepPlan, Via
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.predict import Predictor, predictors, study
 from uneven.sync import Pace, SyncPolicy
@@ -326,6 +326,14 @@ class SyncPolicyContract(ABC):
         asked = self.make()
         for view in [*views, *reversed(views), *views[::7]]:
             assert asked.plan(view) == self.make().plan(view._replace(members=(*view.members,)))
+
+    def test_a_plan_that_is_said_to_be_constant_is(self) -> None:
+        """Or steps would be taken by the plan of the first one."""
+        for run in self.runs():
+            policy, first = self.make(), dict[int, StepPlan]()
+            for view in run if policy.constant else ():
+                plan = policy.plan(view)
+                assert first.setdefault(view.rank, plan) == plan, f"at clock {view.clock} another one than at 0"
 
     def test_a_worker_talks_only_to_the_living_and_is_one_of_them(self) -> None:
         for run in self.runs():

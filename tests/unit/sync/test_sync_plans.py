@@ -14,6 +14,7 @@ from uneven.core.actions import (
     Mean,
     Moment,
     Payload,
+    StepPlan,
     Via,
     Wait,
 )
@@ -243,20 +244,27 @@ def test_a_plan_of_many_workers_is_made_once() -> None:
     assert len(first.exchanges[0].members) == 100
 
 
-def test_a_plan_that_is_said_to_be_constant_is() -> None:
-    asked = [view(rank, clock, members) for members in (FOUR, FOUR[1:]) for rank in members for clock in (0, 1, 7, 64)]
-    constant = [name for name in policies if type(policies.resolve(name)).constant]
-    assert "bsp" in constant
-    for name in constant:
-        policy = policies.resolve(name)
-        assert len({(one.members, policy.plan(one)) for one in asked}) == 2, name
+def test_who_says_that_the_plan_is_constant() -> None:
+    wrapped = [f"shadow:{name}" for name in ("ma", "bmuf", "easgd", "diloco", "local", "ma:every=2", "asp")]
+    specs = (*policies, "ma:every=1", "local:every=1,warmup=3", *wrapped)
+    found = {spec for spec in specs if policies.resolve(spec).constant}
+    assert found == {"bsp", "ma:every=1", "shadow"} | {f"shadow:{name}" for name in ("ma", "bmuf", "easgd", "diloco")}
 
 
-def test_that_a_plan_is_constant_is_not_inherited() -> None:
+def test_who_plans_otherwise_is_not_taken_for_constant() -> None:
+    class Named(BSP):
+        """Plans as it does."""
+
     class Now(BSP):
-        """Plans otherwise."""
+        def plan(self, view: SyncView) -> StepPlan:
+            return super().plan(view) if view.clock % 2 else StepPlan()
 
-    assert not Now.constant
+    class Always(Now):
+        @property
+        def constant(self) -> bool:
+            return True
+
+    assert [one().constant for one in (Named, Now, Always)] == [True, False, True]
 
 
 def test_what_is_kept_for_quick_answers_stays_small() -> None:
