@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from uneven import journal
-from uneven.bench.lb_bsp_cases import LIMIT, OURS, SHARES, Case, Table, cases, quick
+from uneven.bench.lb_bsp_cases import AGAIN, LIMIT, OURS, SHARES, Case, Table, cases, quick
 from uneven.bench.lb_bsp_page import tables
 from uneven.bench.lb_bsp_stage import play
 from uneven.bench.lb_bsp_table import Spread, ratios, summarize, wait_share, walls
@@ -156,8 +156,10 @@ def steady_keys(case: Case, result: dict[str, Any]) -> dict[str, Any]:
 def equal_keys(_: Case, result: dict[str, Any]) -> dict[str, Any]:
     """The keys that come from the case of equal workers."""
     wall = walls(result)
-    against_ddp = ratios(wall[OURS], wall["ddp"])
+    both = {number: (seconds + wall[AGAIN][number]) / 2 for number, seconds in wall["ddp"].items()}
+    against_ddp = ratios(wall[OURS], both)
     return {
+        "equal_workers_ddp_ratio": statistics.median(ratios(wall[AGAIN], wall["ddp"])),
         "equal_workers_ratio": statistics.median(against_ddp),
         "equal_workers_spread": Spread.of(against_ddp).pair,
         "equal_workers_iteration_s": {name: statistics.median(seconds.values()) for name, seconds in wall.items()},

@@ -20,6 +20,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     costs.add_column("measured", justify="right")
     if "equal_workers_ratio" in result:
         low, high = result["equal_workers_spread"]
+        costs.add_row("equal workers, DDP ÷ DDP once more", f"{result['equal_workers_ddp_ratio']:.3f}")
         costs.add_row("equal workers, ours ÷ DDP", f"{result['equal_workers_ratio']:.3f} \\[{low:.3f} … {high:.3f}]")
     for kind, key in (("unequal", "control_share"), ("equal", "equal_workers_control_share")):
         if key in result:

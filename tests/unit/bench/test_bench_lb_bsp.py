@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from uneven.bench import lb_bsp
-from uneven.bench.lb_bsp_cases import FULL, LIMIT, MOST, OURS, RIVALS, Case, cases, oracle_costs, quick, traces
+from uneven.bench.lb_bsp_cases import AGAIN, FULL, LIMIT, MOST, OURS, RIVALS, Case, cases, oracle_costs, quick, traces
 from uneven.bench.lb_bsp_page import tables
 from uneven.bench.lb_bsp_table import Spread, of, reached, summarize, wait_share
 from uneven.bench.lb_bsp_worker import read_task, write_task
@@ -165,3 +165,17 @@ def test_the_stand_ins_and_the_models_fit_each_other(monkeypatch: pytest.MonkeyP
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert all(torch.isfinite(gradient).all() for gradient in gradients)
     workload.cache_clear()
+
+
+def test_on_equal_workers_ours_is_compared_with_the_mean_of_two_arms_with_ddp() -> None:
+    seconds = {"ddp": (1.0, 2.0), OURS: (1.2, 2.4), AGAIN: (1.4, 2.8)}
+    assert list(quick()[1].arms) == list(seconds)
+    blocks = {
+        name: [{str(number): {"wall_s": wall_s, "samples": 2.0} for number, wall_s in enumerate(each)}]
+        for name, each in seconds.items()
+    }
+    found = lb_bsp.equal_keys(quick()[1], {"blocks": blocks, "split": {OURS: (3, 1)}, "control": (0.1, 0.5)})
+    assert found["equal_workers_ratio"] == pytest.approx(1.0)
+    assert found["equal_workers_ddp_ratio"] == pytest.approx(1.4)
+    assert found["equal_workers_iteration_s"] == pytest.approx({"ddp": 0.75, OURS: 0.9, AGAIN: 1.05})
+    assert found["equal_workers_control_share"] == pytest.approx(0.2)
