@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.core.views import SyncView
 from uneven.data.order import Part
 from uneven.engine.exchanges import Exchanges, Order
+from uneven.engine.plans import Plans
 from uneven.engine.replica import Replica
 from uneven.errors import CheckpointError, ConfigError, PeerError, TrainingError
 from uneven.sync import Evaluated, Pace, SyncPolicy, refused
@@ -41,7 +41,8 @@ class Agreement:
         sites: dict[int, str],
         replica: Replica,
     ) -> None:
-        self._policy, self._rank, self._members, self._sites = policy, rank, members, sites
+        self._policy, self._rank, self._members = policy, rank, members
+        self._plans = Plans(policy, rank, members, sites)
         self._replica = replica
         self._exchanges: Exchanges
         self.clock = 0  # steps taken
@@ -49,7 +50,6 @@ class Agreement:
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
-        self._constant: StepPlan | None = None  # that of every step
         self._after: tuple[Exchange, ...] = ()  # the plan's, after the step
         self._beside: tuple[Exchange, ...] = ()  # and in the background
         self._waits_for_all = False
@@ -75,21 +75,10 @@ class Agreement:
         Raises:
             ConfigError: something that is not carried.
         """
-        plan = self._planned(self.clock + ahead)
+        plan = self._plans.at(self.clock + ahead)
         if plan is not self._plan and (why := refused(plan, copy=False)):
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
         return plan
-
-    def _planned(self, clock: int) -> StepPlan:
-        if self._constant is not None:
-            return self._constant
-        plan = self._asked(clock)
-        if self._policy.constant:
-            self._constant = plan
-        return plan
-
-    def _asked(self, clock: int) -> StepPlan:
-        return self._policy.plan(SyncView(rank=self._rank, clock=clock, members=self._members, sites=self._sites))
 
     def before(self, part: Part, plan: StepPlan) -> None:
         """A step is about to begin."""
@@ -242,7 +231,7 @@ class Agreement:
             return
         found: list[Exchange] = []
         for clock in range(self.clock, self.clock + _AHEAD):
-            if found := list(_of(self._planned(clock), Moment.BACKGROUND)):
+            if found := list(_of(self._plans.at(clock), Moment.BACKGROUND)):
                 break
         for exchange in found:
             self._exchanges.rest(self._order(exchange))
@@ -252,7 +241,7 @@ class Agreement:
         """Numbers and vectors. ``parts`` are the batches in hand, which count as used: their steps have been taken."""
         hand = len(parts)
         fresh = [sum(samples) for samples in zip(self._fresh, *(part.shares for part in parts), strict=True)]
-        owed = _of(self._planned(self.clock + hand - 1), Moment.STEP) if parts else self._owed
+        owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if parts else self._owed
         numbers = {
             "policy": repr(self._policy),
             "own": self._policy.state_dict(),
@@ -284,7 +273,7 @@ class Agreement:
         self._policy.load_state_dict(numbers["own"])
         self._replica.load_state_dict(vectors)
         if numbers["owed"]:
-            self._owed = _of(self._planned(self.clock - 1), Moment.STEP)
+            self._owed = _of(self._plans.at(self.clock - 1), Moment.STEP)
 
     def leave(self, failed: bool) -> None:
         """The end of the run: others may still need this worker's shadow, unless something has gone wrong.

@@ -27,13 +27,14 @@ from uneven.control.forecast import Forecast
 from uneven.control.reports import Report
 from uneven.core.actions import Payload, StepPlan
 from uneven.core.records import ForecastRecord, ProfileRecord, SplitRecord
-from uneven.core.views import Limits, SyncView
+from uneven.core.views import Limits
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
 from uneven.engine.partake import Terms, agree, hand_out_for, serve
+from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_together
 from uneven.engine.scribe import Scribe
 from uneven.engine.served import Served
@@ -77,6 +78,7 @@ class FastLoop:
         self._rank = connection.transport.rank
         self._members = tuple(range(connection.transport.size))
         self._world = world
+        self._plans = Plans(policy, self._rank, self._members, sites)
         self.hand_out = hand_out_for(policy, self._rank, self._members, sites)
         self.books = Books(self._rank, scribe, torch.device("cpu"))
         self._agreed: _Agreed | None = None
@@ -282,11 +284,7 @@ class FastLoop:
             rider.call(row)
 
     def _plan(self) -> StepPlan:
-        if self.agreement is not None:
-            return self.agreement.plan()
-        if self._planned is not None and self._policy.constant:
-            return self._planned
-        return self._policy.plan(SyncView(rank=self._rank, clock=self._steps, members=self._members))
+        return self._plans.at(self._steps) if self.agreement is None else self.agreement.plan()
 
     def _averaging(self, plan: StepPlan) -> tuple[int, ...] | None:
         """Those whose gradients are averaged in this step; most policies give the same plan again and again."""

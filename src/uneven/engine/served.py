@@ -27,12 +27,12 @@ from torch import Tensor
 
 from uneven.core.actions import Elastic, Exchange, Moment, Payload, StepPlan
 from uneven.core.records import ExchangeRecord
-from uneven.core.views import SyncView
 from uneven.data.order import Part
 from uneven.engine.copy import SharedCopy, Values
 from uneven.engine.exchanges import Observer, Order
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.home import Home
+from uneven.engine.plans import Plans
 from uneven.engine.replica import Replica
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
 from uneven.sync import SyncPolicy, refused
@@ -66,7 +66,8 @@ class Served:
         on_lost: Callable[[int], None],
         on_nonfinite: Callable[[], None],
     ) -> None:
-        self._policy, self._members, self._sites, self._replica = policy, members, sites, replica
+        self._policy, self._members, self._replica = policy, members, replica
+        self._plans = Plans(policy, hand_out.rank, members, sites)
         self._home, self._hand_out, self._timeout_s = home, hand_out, timeout_s
         self._rank = hand_out.rank
         self.copy = SharedCopy(replica, self._rank, home, timeout_s)
@@ -93,17 +94,14 @@ class Served:
         Raises:
             ConfigError: something that is not carried.
         """
-        plan = self._planned(self.clock)
+        plan = self._plans.at(self.clock)
         if plan is not self._plan and (why := refused(plan, copy=True)):
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
         return plan
 
-    def _planned(self, clock: int) -> StepPlan:
-        return self._policy.plan(SyncView(rank=self._rank, clock=clock, members=self._members, sites=self._sites))
-
     def _due(self) -> int:
         """Steps that everybody must have finished before this worker's next one."""
-        return max((one.clock for one in self._planned(self.clock).waits), default=0)
+        return max((one.clock for one in self._plans.at(self.clock).waits), default=0)
 
     def before(self, part: Part, plan: StepPlan) -> None:
         """A step is about to begin.

@@ -193,6 +193,7 @@ def test_a_pause_wears_out_no_patience(meter: Meter, clock: Script) -> None:
     meter.timings()
     iteration(meter, clock, 1, 0.1)
     meter.pause()
+    assert not meter.ripe()
     clock.go(60.0)
     for number in range(2, 6):
         iteration(meter, clock, number, 0.1, exchange_s=0.1)
