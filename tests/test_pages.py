@@ -136,7 +136,7 @@ def test_every_key_of_the_benchmark_is_explained() -> None:
     bench = ROOT / "src" / "uneven" / "bench"
     of_all, of_a_case = {"cases", "left_out", "methods", "best_rival", "gain_over_best_rival"}, set()
     for node in ast.parse((bench / "lb_bsp.py").read_text()).body:
-        if isinstance(node, ast.FunctionDef) and node.name in ("steady_keys", "equal_keys"):
+        if isinstance(node, ast.FunctionDef) and node.name in ("steady_keys", "pair_keys"):
             (result,) = (line.value for line in node.body if isinstance(line, ast.Return))
             of_all |= written(result)
     for node in ast.parse((bench / "lb_bsp_table.py").read_text()).body:

@@ -77,7 +77,7 @@ def test_works_outlive_gloos_hold_on_them(me: RankContext) -> None:
             F.cross_entropy(model(x), y).backward()
             carrier = session._loop.carrier
             held.append(len(carrier._landed))
-            assert all(flight.work.is_completed() for flights in carrier._landed for flight in flights)
+            assert all(work.is_completed() for works in carrier._landed for work in works)
     assert held == list(range(1, len(held) + 1))
 
 

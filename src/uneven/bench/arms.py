@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,6 +24,9 @@ import uneven
 from uneven.balance import Balancer
 from uneven.bench.workload import Workload, stretch
 from uneven.data.order import epoch_order
+
+_FILLERS, _FILLER_BYTES = 20, 1 << 20
+"""Pieces of memory that are taken before a block, and how large they are at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Arm(ABC):
         self.blocks = 0
         self.data, self.loading = stretch(work, block * total)
         self.mark = ReadyMark(model)
+        self._rng = np.random.default_rng()
 
     @abstractmethod
     def train(self) -> tuple[float, ...]:
@@ -79,11 +84,19 @@ class Arm(ABC):
         """Train for one block. All ranks start together; it ends when the last of them is through."""
         self.data.turn(self.blocks)
         self.blocks += 1
+        _fillers = self._filled()
         dist.barrier()
         started_s = time.perf_counter()
         exposed_s = self.train()
         dist.barrier()
         return Block((time.perf_counter() - started_s) / self.iterations, exposed_s)
+
+    def _filled(self) -> list[torch.Tensor]:
+        """Memory with holes of random sizes, to be held while a block is trained, so that its activations lie elsewhere
+        than those of the last one. Where they lie makes a per cent or two of an arm's time, which is luck, and would be
+        the same luck in every round (Curtsinger and Berger: Stabilizer, ASPLOS 2013)."""
+        fillers = [torch.empty(size, dtype=torch.uint8) for size in self._rng.integers(64, _FILLER_BYTES, _FILLERS)]
+        return fillers[::2]
 
     @property
     def settles(self) -> bool:

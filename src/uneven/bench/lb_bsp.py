@@ -153,8 +153,8 @@ def steady_keys(case: Case, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def equal_keys(_: Case, result: dict[str, Any]) -> dict[str, Any]:
-    """The keys that come from the case of equal workers."""
+def pair_keys(_: Case, result: dict[str, Any]) -> dict[str, Any]:
+    """The keys that come from ours beside DDP on equal workers."""
     wall = walls(result)
     both = {number: (seconds + wall[AGAIN][number]) / 2 for number, seconds in wall["ddp"].items()}
     against_ddp = ratios(wall[OURS], both)
@@ -169,5 +169,5 @@ def equal_keys(_: Case, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_MORE_KEYS = {"steady": steady_keys, "equal": equal_keys}
+_MORE_KEYS = {"steady": steady_keys, "pair": pair_keys}
 """Cases that give keys of their own to the whole result."""

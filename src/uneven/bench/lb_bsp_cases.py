@@ -29,8 +29,8 @@ BASE = {"ddp": "ddp", "even": "even", "static": "static:profile=4"}
 OUR_ARMS = {OURS: "lb-bsp", "model": "model"}
 SINGLES = {"last": "lb-bsp:predictor=last", "ema": "lb-bsp:predictor=ema"}
 AGAIN = "ddp-again"
-"""DDP with another copy of the model: where in memory an arm lies is worth a per cent or two. Where that counts, ours
-is compared with the mean of both, which are played before it and after it."""
+"""DDP with another copy of the model, elsewhere in memory. Where a per cent counts, ours is compared with the mean of
+both, which are played before it and after it."""
 
 PAIR = {"ddp": "ddp", OURS: "lb-bsp", AGAIN: "ddp"}
 RIVALS = ("ddp", "static", *RULES, *INSIDE)
@@ -143,8 +143,13 @@ def cases(jobs: Table | None) -> dict[str, Case]:
         Case(
             name="equal",
             about="four workers that nobody slows down",
-            arms={name: who for name, who in {**PAIR, **FULL}.items() if name != LIMIT}, settling=3, seconds=200.0,
+            arms={name: who for name, who in FULL.items() if name != LIMIT}, settling=3, seconds=120.0,
             profile_s=0.0, catch_up=True,
+        ),
+        Case(
+            name="pair",
+            about="the workers of `equal` with DDP and ours alone, as often as it takes to tell them apart",
+            arms=PAIR, settling=3, rounds=400, seconds=240.0, profile_s=0.0, look=0,
         ),
         Case(
             name="cut",
@@ -169,16 +174,16 @@ def cases(jobs: Table | None) -> dict[str, Case]:
 
 
 def quick() -> tuple[Case, Case]:
-    """The steady case and the equal one within ninety seconds, without the rivals."""
+    """The steady case and ours beside DDP on equal workers within ninety seconds, without the rivals."""
     steady = Case(
         name="steady", about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core", shares=(SHARES,), arms=ARMS, block=4,
         settling=3, rounds=40, seconds=16.0, rare_every=3, profile_s=2.0, look=0, catch_up=True,
     )  # fmt: skip
-    equal = Case(
-        name="equal", about="four workers that nobody slows down", arms=PAIR, settling=2,
+    pair = Case(
+        name="pair", about="four workers that nobody slows down", arms=PAIR, settling=2,
         rounds=80, seconds=8.0, profile_s=0.0, look=0,
     )  # fmt: skip
-    return steady, equal
+    return steady, pair
 
 
 def traces(jobs: Table | None, rounds: int) -> tuple[tuple[float, ...], ...]:

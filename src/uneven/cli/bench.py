@@ -18,6 +18,7 @@ BENCHES = {
     "overhead": "uneven.bench.overhead",
     "split": "uneven.bench.micro_split",
     "threads": "uneven.bench.threads",
+    "heap": "uneven.bench.heap",
     "worlds": "uneven.bench.worlds",
     "server": "uneven.bench.server",
     "sync": "uneven.bench.sync",
@@ -61,10 +62,11 @@ def bench(
     lb-bsp       real workers on shares of a core, and every way to deal with
                  them: DDP, static shares, DBS, OmniLearn, LBB, FlexRR, backup
                  workers, accumulation, ours, and an oracle that knows the next
-                 shares. Cases: steady, step, traces, eight, equal, cut (as
-                 root), svm, resnet; real data where UNEVEN_DATA has it. Forty-
-                 five minutes, --case NAME nine at most; --quick, which measures
-                 steady and equal without the rivals, a minute and a half.
+                 shares. Cases: steady, step, traces, eight, equal, pair (equal
+                 workers, DDP and ours alone), cut (as root), svm, resnet; real
+                 data where UNEVEN_DATA has it. Fifty minutes, --case NAME nine at
+                 most; --quick, which measures steady and pair without the
+                 rivals, a minute and a half.
     closed-loop  predictors compared in virtual time, where the truth is known.
                  Seconds.
     predictors   predictors compared on traces, made-up workers and, as root,
@@ -83,6 +85,8 @@ def bench(
     split        how long deciding takes for 10,000 workers. Seconds.
     threads      one worker's replica trained by one thread or by two, without a
                  lock: samples/s, and the loss. Five minutes, --quick half a one.
+    heap         what it brings to keep the memory that a step frees for the next
+                 one. Two minutes, --quick one.
     worlds       described clusters, emulated with real processes and simulated:
                  do both say the same? As root, with links. Twenty minutes,
                  --quick ten.

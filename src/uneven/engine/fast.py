@@ -33,6 +33,7 @@ from uneven.data.order import Part
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
+from uneven.engine.heap import keep_freed_memory
 from uneven.engine.partake import Terms, agree, hand_out_for, serve
 from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_together
@@ -93,6 +94,7 @@ class FastLoop:
         self._group: tuple[int, ...] | None = None  # … and those among whom they were
         self._calls = False  # whether calls for reports have come along with gradients in this iteration
         self.agreement: Agreement | Served | None = None  # None where nothing is exchanged but everybody's gradients
+        self._give_back: Callable[[], object] | None = None  # memory that is kept between steps
         self.attached = False
 
     def attach(self, model: nn.Module, find_unused_parameters: bool) -> GradientCarrier | None:
@@ -106,6 +108,7 @@ class FastLoop:
         said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
         compare(self._connection.transport, said, "session.setup")
         self.attached = True
+        self._give_back = keep_freed_memory(self) if device.type == "cpu" else None
         self.books = Books(self._rank, self._scribe, device)
         if self.hand_out is not None:
             self.agreement = serve(self._terms(), model, self.hand_out, self._world)
@@ -402,6 +405,8 @@ class FastLoop:
         if self._slow is not None:
             self._slow.close()
         self.books.close()
+        if self._give_back is not None:
+            self._give_back()
 
 
 def _tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> None:

@@ -2,10 +2,11 @@
 
 g = Σ_i (x_i / X) ḡ_i, the gradient of one process on the union batch (LB-BSP, specification §1.9).
 
-DDP's reducer fills buckets in the order in which gradients become ready. Our hook scales a bucket by x_i / X,
-starts an asynchronous all-reduce and returns a future that is not yet complete. When autograd is through, one
-callback waits for the all-reduces and completes the futures. No Python runs on gloo's threads (a ``then`` on
-the work's own future would), and the callback is where the exchange's exposed time is measured.
+DDP's reducer fills buckets in the order in which gradients become ready. Our hook scales a bucket by x_i / X and
+starts an asynchronous all-reduce. When autograd is through, one callback waits for the all-reduces. It is queued
+before DDP's own, which is the first to look at what the hook returned; so that may be a future that has been complete
+all along, and is made once. No Python runs on gloo's threads (a ``then`` on the work's own future would), and the
+callback is where the exchange's exposed time is measured.
 """
 
 # No "from __future__ import annotations" here: DDP compares the hook's annotations with the types themselves.
@@ -57,10 +58,13 @@ class ExchangeObserver(Protocol):
 
 
 @dataclass(slots=True)
-class _Flight:
-    work: dist.Work
-    future: torch.futures.Future[torch.Tensor]
+class _Lane:
+    """One of DDP's buckets for as long as DDP keeps it, with what needs not be made in every exchange."""
+
     bucket: torch.Tensor
+    alone: list[torch.Tensor]  # the bucket, as operators want it
+    last: bool
+    result: torch.futures.Future[torch.Tensor]  # complete: holds the bucket
 
 
 @dataclass(kw_only=True)
@@ -93,8 +97,9 @@ class GradientCarrier:
     _ddp: DistributedDataParallel | None = None
     _parameters: list[nn.Parameter] = field(default_factory=list)
     _statistics: BatchStatistics | None = None
-    _flights: list[_Flight] = field(default_factory=list)
-    _landed: deque[list[_Flight]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _lanes: list[_Lane] = field(default_factory=list)
+    _works: list[dist.Work] = field(default_factory=list)  # under way, one for each lane so far
+    _landed: deque[list[dist.Work]] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _group: Any = None
     _weight_on_device: tuple[float, torch.Tensor] | None = None
     _nonfinite: torch.Tensor | None = None
@@ -232,31 +237,39 @@ class GradientCarrier:
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of one bucket whose gradients are ready."""
-        if bucket.is_last():
+        lane = self._lane(bucket)
+        if lane.last:
             self.observer.ready()
-        gradients = bucket.buffer()
-        self._scale(gradients)
-        devices = [gradients.device] if gradients.is_cuda else []
-        flight = _Flight(self._reduce(gradients), torch.futures.Future(devices=devices), gradients)
-        self._flights.append(flight)
-        if bucket.is_last():
+        self._scale(lane)
+        self._works.append(self._reduce(lane))
+        if lane.last:
             torch.autograd.Variable._execution_engine.queue_callback(self._land)
-        return flight.future
+        return lane.result
 
-    def _reduce(self, gradients: torch.Tensor) -> dist.Work:
+    def _lane(self, bucket: Any) -> _Lane:
+        """Of this bucket: the one that had its place in the last exchange, unless DDP has made its buckets anew."""
+        gradients, place = bucket.buffer(), len(self._works)
+        if place >= len(self._lanes) or self._lanes[place].bucket is not gradients:
+            result = torch.futures.Future[torch.Tensor](devices=[gradients.device] if gradients.is_cuda else [])
+            result.set_result(gradients)
+            self._lanes[place:] = [_Lane(gradients, [gradients], bucket.is_last(), result)]
+        return self._lanes[place]
+
+    def _reduce(self, lane: _Lane) -> dist.Work:
         try:
             # The group's own method: dist.all_reduce around it takes as long again, and this runs for every bucket.
-            return self._group.allreduce([gradients if self.rider is None else self.rider.mount(gradients)])
+            return self._group.allreduce(lane.alone if self.rider is None else [self.rider.mount(lane.bucket)])
         except RuntimeError as error:
             raise self._failure(error) from error
 
-    def _scale(self, gradients: torch.Tensor) -> None:
+    def _scale(self, lane: _Lane) -> None:
+        gradients = lane.bucket
         if self.weight == 0.0:
             gradients.zero_()  # a padded batch; zero even where its gradient is not finite
         elif gradients.dtype == torch.float32:
             # One pass that scales and looks for NaN and infinity, without waiting for the device.
             assert self._nonfinite is not None
-            torch._amp_foreach_non_finite_check_and_unscale_([gradients], self._nonfinite, self._scale_by(gradients))
+            torch._amp_foreach_non_finite_check_and_unscale_(lane.alone, self._nonfinite, self._scale_by(gradients))
         else:
             gradients.mul_(self.weight)
             # The sum of finite float16 gradients may leave their range, so it is taken in a wider one.
@@ -270,16 +283,14 @@ class GradientCarrier:
         return self._weight_on_device[1]
 
     def _land(self) -> None:
-        flights, self._flights = self._flights, []
-        self._landed.append(flights)
+        works, self._works = self._works, []
+        self._landed.append(works)
         self.roll.waiting = True
         try:
-            for flight in flights:
-                flight.work.wait()
+            for work in works:
+                work.wait()
             if self.rider is not None:
                 self.rider.dismount()
-            for flight in flights:
-                flight.future.set_result(flight.bucket)
             if self._statistics is not None:
                 self._statistics.finish()
         except RuntimeError as error:

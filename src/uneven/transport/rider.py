@@ -58,6 +58,7 @@ class _Stage:
         length: of a row; 0 where no rows can ride.
 
     Attributes:
+        bucket: that it was made for.
         whole: what is summed up.
         call: shape (1,).
         table: the rows, shape (ranks, 2, length), in the same memory; None where there are none.
@@ -72,28 +73,23 @@ class _Stage:
         self._room, self.call = self.whole[:size], seats[:1]
         self._seats = seats.numpy() if length else None
         self.table = None if self._seats is None else self._seats[1:].reshape(ranks, 2, length)
-        self._bucket = bucket  # held, so that no other can come to lie where it is
-        self._where = bucket.data_ptr(), size
+        self.bucket = bucket
         self._taken = False
 
-    def fits(self, bucket: torch.Tensor) -> bool:
-        """Whether it was made for this bucket."""
-        return (bucket.data_ptr(), bucket.numel()) == self._where
-
-    def fill(self, bucket: torch.Tensor, called: bool, row: npt.NDArray[np.float64] | None, rank: int) -> None:
+    def fill(self, called: bool, row: npt.NDArray[np.float64] | None, rank: int) -> None:
         """Before the exchange."""
         if self._apart:
-            self._room.copy_(bucket)
+            self._room.copy_(self.bucket)
         if self._taken or called or row is not None:
             self.call.fill_(float(called))
             if self.table is not None:
                 _sit(row, self.table, rank)
             self._taken = called or row is not None
 
-    def empty(self, bucket: torch.Tensor) -> bool:
+    def empty(self) -> bool:
         """After the exchange; whether somebody called."""
         if self._apart:
-            bucket.copy_(self._room)
+            self.bucket.copy_(self._room)
         called = (self.call.item() if self._seats is None else self._seats[0]) > 0
         self._taken = self._taken or called  # by others
         return bool(called)
@@ -128,13 +124,14 @@ class Rider:
         self.heard = NOTHING
         self._call: npt.NDArray[np.float64] | None = None
         self._rank, self._size, self._length = rank, size, length
-        self._seen: list[tuple[int, torch.dtype]] = []  # bytes and type of each bucket of this exchange, in order
-        self._known: list[tuple[int, torch.dtype]] = []  # of the last one
-        self._index = -1  # the bucket of this exchange that is ridden on
+        self._buckets: list[torch.Tensor] = []  # of the last exchange, in order, those of this one in their places
+        self._place = 0  # of the next bucket of this exchange
+        self._changed = False  # whether one of them was another in the last exchange
+        self._index = -1  # the place of the one that is ridden on
         self._wide = False  # whether it can carry rows
         self._passenger: Passenger | None = None
-        self._bucket: torch.Tensor | None = None  # the one that is ridden on now
         self._stage: _Stage | None = None
+        self._mounted = False
 
     def carry(self, row: Sequence[float]) -> Passenger | None:
         """Take this rank's row along with the next exchange; every rank says so before it.
@@ -154,17 +151,17 @@ class Rider:
 
     def mount(self, bucket: torch.Tensor) -> torch.Tensor:
         """What is to be summed up instead of ``bucket``: itself, or with more numbers at its end."""
-        index = len(self._seen)
-        self._seen.append((bucket.nbytes, bucket.dtype))
-        if index != self._index:
+        place, self._place = self._place, self._place + 1
+        if place >= len(self._buckets) or self._buckets[place] is not bucket:
+            self._buckets[place:], self._changed = [bucket], True
+        if place != self._index:
             return bucket
         stage = self._stage
-        if stage is None or not stage.fits(bucket):
+        if stage is None or stage.bucket is not bucket:
             stage = self._stage = _Stage(bucket, self._size, self._seats())
         row = self._call if self._passenger is None else self._passenger.row
-        stage.fill(bucket, self._call is not None, row, self._rank)
-        self._call = None
-        self._bucket = bucket
+        stage.fill(self._call is not None, row, self._rank)
+        self._call, self._mounted = None, True
         return stage.whole
 
     def _seats(self) -> int:
@@ -173,15 +170,15 @@ class Rider:
 
     def dismount(self) -> None:
         """All sums are there: give the bucket its own, hear whether anybody called, and let a passenger off."""
-        if self._bucket is not None and self._stage is not None:
-            called = self._stage.empty(self._bucket)
+        if self._mounted and self._stage is not None:
+            called = self._stage.empty()
             if called or self._passenger is not None:
                 self._listen(self._stage, called)
-        if self._seen != self._known:
-            self._known = self._seen
-            self._index = min(range(len(self._seen)), key=lambda index: self._seen[index][0])
-            self._wide = self._seen[self._index][1] in _WIDE
-        self._seen, self._bucket = [], None
+        if self._changed or self._place != len(self._buckets):
+            del self._buckets[self._place :]
+            self._index = min(range(self._place), key=lambda place: self._buckets[place].nbytes)
+            self._wide = self._buckets[self._index].dtype in _WIDE
+        self._place, self._changed, self._mounted = 0, False, False
 
     def _listen(self, stage: _Stage, called: bool) -> None:
         if self._passenger is not None and stage.table is not None:

@@ -174,7 +174,7 @@ def test_on_equal_workers_ours_is_compared_with_the_mean_of_two_arms_with_ddp() 
         name: [{str(number): {"wall_s": wall_s, "samples": 2.0} for number, wall_s in enumerate(each)}]
         for name, each in seconds.items()
     }
-    found = lb_bsp.equal_keys(quick()[1], {"blocks": blocks, "split": {OURS: (3, 1)}, "control": (0.1, 0.5)})
+    found = lb_bsp.pair_keys(quick()[1], {"blocks": blocks, "split": {OURS: (3, 1)}, "control": (0.1, 0.5)})
     assert found["equal_workers_ratio"] == pytest.approx(1.0)
     assert found["equal_workers_ddp_ratio"] == pytest.approx(1.4)
     assert found["equal_workers_iteration_s"] == pytest.approx({"ddp": 0.75, OURS: 0.9, AGAIN: 1.05})
