@@ -29,6 +29,16 @@ _FILLERS, _FILLER_BYTES = 20, 1 << 20
 """Pieces of memory that are taken before a block, and how large they are at most."""
 
 
+def fillers(rng: np.random.Generator) -> list[torch.Tensor]:
+    """Memory with holes of random sizes, to be held while a block is trained, so that its activations lie elsewhere
+    than those of the last one.
+
+    Where they lie makes a per cent or two of an arm's time, which is luck, and would be the same luck in every round
+    (Curtsinger and Berger: Stabilizer, ASPLOS 2013).
+    """
+    return [torch.empty(size, dtype=torch.uint8) for size in rng.integers(64, _FILLER_BYTES, _FILLERS)][::2]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Seconds of one block of iterations on one rank.
@@ -84,19 +94,14 @@ class Arm(ABC):
         """Train for one block. All ranks start together; it ends when the last of them is through."""
         self.data.turn(self.blocks)
         self.blocks += 1
-        _fillers = self._filled()
+        held = fillers(self._rng)
         dist.barrier()
         started_s = time.perf_counter()
         exposed_s = self.train()
         dist.barrier()
-        return Block((time.perf_counter() - started_s) / self.iterations, exposed_s)
-
-    def _filled(self) -> list[torch.Tensor]:
-        """Memory with holes of random sizes, to be held while a block is trained, so that its activations lie elsewhere
-        than those of the last one. Where they lie makes a per cent or two of an arm's time, which is luck, and would be
-        the same luck in every round (Curtsinger and Berger: Stabilizer, ASPLOS 2013)."""
-        fillers = [torch.empty(size, dtype=torch.uint8) for size in self._rng.integers(64, _FILLER_BYTES, _FILLERS)]
-        return fillers[::2]
+        took_s = time.perf_counter() - started_s
+        del held
+        return Block(took_s / self.iterations, exposed_s)
 
     @property
     def settles(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import uneven
+from uneven.bench.arms import fillers
 from uneven.bench.sync_cases import TORCHFT
 from uneven.bench.workload import whole
 from uneven.data.order import epoch_order
@@ -115,6 +117,7 @@ class SyncArm(ABC):
         self.net: nn.Module = model  # what is called in a step
         self.batches: Batches
         self._hand: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._rng = np.random.default_rng()
 
     def step(self) -> int:
         """One step; how many samples it took. The batch of the next one is in hand then, and what is due is done."""
@@ -127,6 +130,7 @@ class SyncArm(ABC):
 
     def train(self, *, seconds: float, steps: int) -> Block:
         """A stretch of training: for so long at one's own pace, else for so many steps. All begin together."""
+        held = fillers(self._rng)
         dist.barrier()
         sent, taken, samples = sent_bytes(), 0, 0
         started_s = time.perf_counter()
@@ -135,6 +139,7 @@ class SyncArm(ABC):
             taken += 1
         took_s = time.perf_counter() - started_s
         dist.barrier()
+        del held
         return Block(took_s, taken, samples, sent_bytes() - sent)
 
     @abstractmethod

@@ -25,8 +25,8 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     # Pieces of vectors come and go. By its defaults glibc gives the memory of each back to the kernel, and gets it page
-    # by page for the next.
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    # by page for the next. Older ones refuse more than 32 MiB here.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
 }
 

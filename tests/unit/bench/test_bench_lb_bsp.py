@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from uneven.bench import lb_bsp
+from uneven.bench.arms import fillers
 from uneven.bench.lb_bsp_cases import AGAIN, FULL, LIMIT, MOST, OURS, RIVALS, Case, cases, oracle_costs, quick, traces
 from uneven.bench.lb_bsp_page import tables
 from uneven.bench.lb_bsp_table import Spread, of, reached, summarize, wait_share
@@ -179,3 +180,11 @@ def test_on_equal_workers_ours_is_compared_with_the_mean_of_two_arms_with_ddp() 
     assert found["equal_workers_ddp_ratio"] == pytest.approx(1.4)
     assert found["equal_workers_iteration_s"] == pytest.approx({"ddp": 0.75, OURS: 0.9, AGAIN: 1.05})
     assert found["equal_workers_control_share"] == pytest.approx(0.2)
+
+
+def test_memory_before_a_block_has_holes_of_sizes_that_differ_from_block_to_block() -> None:
+    rng = np.random.default_rng(1)
+    first, second = ([len(piece) for piece in fillers(rng)] for _ in range(2))
+    assert first != second
+    assert len(set(first)) == len(first) >= 8
+    assert max(first + second) < 1 << 20
