@@ -81,6 +81,8 @@ def _run(command: dict[str, Any]) -> Any:
     random.seed(0)
     if command["join"]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
+        # Who is connected on its own side may be through with the body, and gone, while others still connect to it.
+        dist.barrier()
     found = getattr(importlib.import_module(command["module"]), command["name"])
     body = getattr(found, "rank_body", found)
     result = body(RankContext(command["rank"], command["size"]), *command["args"], **command["kwargs"])
