@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ WAYS = ("plain", "kept")
 BATCHES = (16, 64, 256, 1024)
 _ROUNDS, _QUICK_ROUNDS = 13, 5
 _SAMPLES = 2048  # in a turn
+_LONGEST_S = 300.0  # that a turn may take
 
 Progress = Callable[[str, str, float], None]
 
@@ -38,7 +40,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
         quartile of the time of ``kept`` over that of ``plain`` in the same round)), ``rounds``.
 
     Raises:
-        LaunchError: a process that trains has died.
+        LaunchError: a process that trains has died, or is silent for five minutes.
     """
     rounds = _QUICK_ROUNDS if quick else _ROUNDS
     found: dict[int, dict[str, list[dict[str, float]]]] = {batch: {way: [] for way in WAYS} for batch in BATCHES}
@@ -60,17 +62,23 @@ def _child(way: str, batch: int, data: str) -> Iterator[Callable[[], dict[str, f
     """A process; what is called lets it train for one turn, and returns seconds and faults per step."""
     command = [sys.executable, "-m", _CHILD, way, str(batch), str(max(_SAMPLES // batch, 2)), data]
     environment = {**left_to_us(os.environ), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        process_group=0,  # Ctrl-C is for this process, which ends that one
+    )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
     sent, heard = process.stdin, process.stdout
+    who = f"the process that trains {way!r} with batches of {batch}"
 
     def turn() -> dict[str, float]:
         try:
             print(file=sent, flush=True)
+            if not select.select([heard], [], [], _LONGEST_S)[0]:
+                raise LaunchError(f"{who} has said nothing for {_LONGEST_S:g} s: is it stopped?")
             told: dict[str, float] = json.loads(heard.readline())
         except (BrokenPipeError, json.JSONDecodeError) as error:
-            raise LaunchError(f"the process that trains {way!r} with batches of {batch} has died") from error
+            raise LaunchError(f"{who} has died") from error
         return told
 
     try:

@@ -147,6 +147,7 @@ class GradientCarrier:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._lanes.clear()
         if self._ddp is not None:
             self._ddp._remove_autograd_hooks()
         self._ddp = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import psutil
 import pytest
 
@@ -16,6 +18,11 @@ def test_a_process_trains_a_turn_at_a_time_and_its_death_is_told(monkeypatch: py
         assert first["step_s"] > 0.0
         assert min(one["faults"] for one in others) < 50, "memory of the first turn serves the others"
         (child,) = (one for one in psutil.Process().children() if heap._CHILD in one.cmdline())
+        assert os.getpgid(child.pid) != os.getpgrp(), "it would hear a Ctrl-C that is for the bench"
+        child.suspend()
+        monkeypatch.setattr(heap, "_LONGEST_S", 0.3)
+        with pytest.raises(LaunchError, match=r"batches of 64 has said nothing for 0\.3 s"):
+            turn()
         child.kill()
         with pytest.raises(LaunchError, match="that trains 'kept' with batches of 64 has died"):
             turn()
