@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 INSTALL := -m pip install --quiet --no-compile
 
 # What every process of the tests imports, compiled once by one instead of by all of them at the same time.
-COMMON := import torch._dynamo, torch.distributed, hypothesis, pytest, uneven.session, xdist
+COMMON := import gc; gc.disable(); import torch._dynamo, torch.distributed, hypothesis, pytest, uneven.session, xdist
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:

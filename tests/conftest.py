@@ -24,6 +24,11 @@ pytest_plugins = ["alone"]
 # processes run than there are cores that is most of the time: the tests of a predictor took twice what they take so.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Processes that tests start, and the processes of pytest-xdist, start and end sooner; see the file in that folder.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "interpreter"), os.environ.get("PYTHONPATH")])
+)
+
 # A shell that starts this in the background lets it, and all that it starts, ignore Ctrl-C, which tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
