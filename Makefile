@@ -20,8 +20,11 @@ GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := -m pip install --quiet --no-compile
 
-# What every process of the tests imports, compiled once by one instead of by all of them at the same time.
-COMMON := import gc; gc.disable(); import torch._dynamo, torch.distributed, hypothesis, pytest, uneven.session, xdist
+# What every process of the tests imports, compiled once by one instead of by all of them at the same time. What comes
+# with the package itself is so while pip, which uses one core, fetches what only the tests need.
+COMPILE := import gc; gc.disable(); import
+OURS := torch._dynamo, torch.distributed, uneven.session
+TESTS := hypothesis, pytest, xdist
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
@@ -39,12 +42,11 @@ COMMON := import gc; gc.disable(); import torch._dynamo, torch.distributed, hypo
 	$(BIN)/python $(INSTALL) --editable .
 	@touch $@
 
-# Together with the package itself, for pip takes seconds to begin and to look through what is there.
-.venv/.stamp-test: .venv/.stamp-made pyproject.toml
+.venv/.stamp-test: .venv/.stamp-installed pyproject.toml
 	@$(BIN)/python -c '$(GROUPS)' test > .venv/test.txt
-	$(BIN)/python $(INSTALL) --editable . --requirement .venv/test.txt
-	@$(BIN)/python -c '$(COMMON)'
-	@touch .venv/.stamp-installed $@
+	$(BIN)/python -c '$(COMPILE) $(OURS)' & $(BIN)/python $(INSTALL) --requirement .venv/test.txt && wait $$!
+	@$(BIN)/python -c '$(COMPILE) $(TESTS)'
+	@touch $@
 
 # Types are checked with what the tests need, too.
 .venv/.stamp-check: .venv/.stamp-test

@@ -8,6 +8,8 @@ import gc
 import glob
 import os
 import signal
+import socket
+import stat
 import sys
 import threading
 import time
@@ -116,11 +118,22 @@ def _new_processes(before: frozenset[int]) -> set[str]:
     return found
 
 
+def _sockets() -> Iterator[socket.socket]:
+    """Those that this process has open, each as a copy."""
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # closed by now
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    yield one
+
+
 def _ports() -> set[str]:
+    """Each socket is asked itself: to read the kernel's table of all connections of the machine, twice for each test,
+    took a tenth of the processor time of all tests."""
     return {
-        f"listening port {connection.laddr.port}"
-        for connection in psutil.Process().net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
+        f"listening port {one.getsockname()[1]}"
+        for one in _sockets()
+        if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     }
 
 

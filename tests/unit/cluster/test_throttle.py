@@ -17,8 +17,6 @@ from uneven.cluster.processes import Process, descendants
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
 
-pytestmark = pytest.mark.alone
-
 BUSY = "print('on', flush=True)\nwhile True: pass"
 # pbkdf2 gives the interpreter lock away while it works, so two threads really use two cores
 TWO_THREADS = """
@@ -93,6 +91,7 @@ def waited_s(pid: int) -> float:
     return sum(int(told.read_text().split()[1]) for told in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", [BUSY, TWO_THREADS])
 def test_the_share_is_met_within_five_percent_over_two_seconds(start: Start, code: str) -> None:
     share = 0.3
@@ -123,6 +122,7 @@ def look_s(processes: list[Process]) -> float:
     return (time.thread_time() - before_s) / 100
 
 
+@pytest.mark.alone
 def test_the_throttle_itself_costs_little(start: Start) -> None:
     """In looks, not in seconds: a core that is slow or shared makes both dearer."""
     children = [start(BUSY) for _ in range(4)]
@@ -308,6 +308,7 @@ except PermissionError:
     assert done.stdout == "refused\n", done.stderr
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere CPU times are as coarse as the system makes them")
 def test_the_clock_of_a_busy_process_is_exact_between_two_ticks() -> None:
     """Its own account, read when it stops for good, is the truth; the clock must not lag behind it by a tick."""
