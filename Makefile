@@ -20,11 +20,9 @@ GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := -m pip install --quiet --no-compile
 
-# What every process of the tests imports, compiled once by one instead of by all of them at the same time. What comes
-# with the package itself is so while pip, which uses one core, fetches what only the tests need.
-COMPILE := import gc; gc.disable(); import
-OURS := torch._dynamo, torch.distributed, uneven.session
-TESTS := hypothesis, pytest, xdist
+# Compiles what every process of the tests imports, and the tests; else all of them would, at the same time. What goes
+# wrong here goes wrong when they are run, too, and is told then.
+COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet"])
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
@@ -42,10 +40,15 @@ TESTS := hypothesis, pytest, xdist
 	$(BIN)/python $(INSTALL) --editable .
 	@touch $@
 
-.venv/.stamp-test: .venv/.stamp-installed pyproject.toml
+# The package together with pytest, for pip takes seconds to begin. It uses one core, so while it fetches the rest, the
+# other core compiles.
+.venv/.stamp-test: .venv/.stamp-made pyproject.toml
 	@$(BIN)/python -c '$(GROUPS)' test > .venv/test.txt
-	$(BIN)/python -c '$(COMPILE) $(OURS)' & $(BIN)/python $(INSTALL) --requirement .venv/test.txt && wait $$!
-	@$(BIN)/python -c '$(COMPILE) $(TESTS)'
+	@$(BIN)/python -c '$(GROUPS)' test-with > .venv/test-with.txt
+	$(BIN)/python $(INSTALL) --editable . --requirement .venv/test.txt
+	@touch .venv/.stamp-installed
+	@$(BIN)/python -c '$(COMPILE)' > .venv/compiled.txt 2>&1 & \
+	$(BIN)/python $(INSTALL) --requirement .venv/test-with.txt && wait $$!
 	@touch $@
 
 # Types are checked with what the tests need, too.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,9 @@ import pytest
 
 LONG_S = 10.0
 """A test marked ``slow`` takes about so long, where the mark says nothing else."""
+
+HEAD_START_S = 0.3
+"""By so much the others begin later, so that the tests that are alone do not wait for the first, the longest ones."""
 
 KEY = pytest.StashKey["Room"]()
 
@@ -32,6 +36,7 @@ class Room:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._new = True
         self._door, self._room = ((folder / name).open("a") for name in ("door.lock", "room.lock"))
         self._alone = False
 
@@ -39,6 +44,9 @@ class Room:
         """Wait for a place. Who is alone already stays so."""
         if self._alone and alone:
             return
+        if self._new and not alone:
+            time.sleep(HEAD_START_S)
+        self._new = False
         fcntl.flock(self._door, fcntl.LOCK_EX)
         fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(self._door, fcntl.LOCK_UN)

@@ -122,6 +122,7 @@ def test_threads(tmp_path: Path) -> None:
 def test_balanced_inside_ray_train(tmp_path: Path) -> None:
     # Ray keeps a token in the home directory and reports its use to its makers unless told not to.
     environment = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
-    environment |= dict.fromkeys(("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver"), "0")
+    unneeded = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER")
+    environment |= dict.fromkeys(unneeded, "0")  # each of them is a process that imports Ray
     printed = python(RAY, directory=tmp_path, limit_s=200, **environment)
     assert accuracies(printed)[0] > 0.9
