@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import stat
 import threading
@@ -90,13 +91,12 @@ def between(directory: Path, shard: ShardHost, hear: Callable[[bytes, bool], obj
     ended = threading.Event()
 
     def relay(source: socket.socket, target: socket.socket, shards: bool) -> None:
-        source.settimeout(0.05)
         with contextlib.suppress(ConnectionError):  # the worker or the shard has closed its end
             while not ended.is_set():
-                try:
-                    data = source.recv(65536)
-                except TimeoutError:
+                # No time-out of the socket: the other way sends by it, which takes long on a busy machine.
+                if not select.select([source], [], [], 0.05)[0]:
                     continue
+                data = source.recv(65536)
                 if not data:
                     return
                 hear(data, shards)
