@@ -47,7 +47,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 	@$(BIN)/python -c '$(GROUPS)' test-with > .venv/test-with.txt
 	$(BIN)/python $(INSTALL) --editable . --requirement .venv/test.txt
 	@touch .venv/.stamp-installed
-	@$(BIN)/python -c '$(COMPILE)' > .venv/compiled.txt 2>&1 & \
+	@PYTHONPATH=tests/interpreter $(BIN)/python -c '$(COMPILE)' > .venv/compiled.txt 2>&1 & \
 	$(BIN)/python $(INSTALL) --requirement .venv/test-with.txt && wait $$!
 	@touch $@
 
