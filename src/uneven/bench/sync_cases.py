@@ -132,7 +132,8 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
 
 
 def cases() -> dict[str, Case]:
-    """All of them, by name: ``fast-2`` … ``both-8``; then ``twins-4``, whose losses are of several seeds."""
+    """All of them, by name: ``fast-2`` … ``both-8``; each with its shadows alone, ``fast-2-shadows`` and so on; and
+    ``twins-4``, whose losses are of several seeds."""
     found = {}
     for workers in SIZES:
         even, slow = _even(workers), _one_slow(workers)
@@ -148,6 +149,7 @@ def cases() -> dict[str, Case]:
                 name=f"{name}-{workers}", about=f"{workers} workers, one of them {SLOW} times slower, on {speed}",
                 shares=slow, mbit_per_s=mbit, arms=arms(workers, straggler=True),
             )  # fmt: skip
+    found |= {one.name: one for one in map(_shadows_alone, list(found.values()))}
     found["twins-4"] = replace(
         found["100mbit-4"], name="twins-4", about=f"as 100mbit-4: shadows and their twins, {SEEDS} seeds",
         arms=_compared(SEEDS, 4), rounds_s=_TWINS_ROUNDS_S,
@@ -177,7 +179,7 @@ def short() -> dict[str, Case]:
     """Every case in a form of six minutes or so, with fewer arms and rounds."""
     found = {}
     for name, case in cases().items():
-        if case.rounds_s == _TWINS_ROUNDS_S:
+        if case.rounds_s in (_TWINS_ROUNDS_S, _SHADOWS_ROUNDS_S):
             found[name] = case
             continue
         few = {arm: who for arm, who in case.arms.items() if arm.partition("@")[0] not in _LEFT}
@@ -190,6 +192,17 @@ _SHORT_ROUNDS_S = (1.5,) * 10
 
 _TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
 """Twins stop only at an exchange, some seconds apart; and losses fall steeply at first."""
+
+
+_SHADOWS_ROUNDS_S = (2.0,) * 30
+"""Of a share among twenty arms the standard error is 0.02, which tells little of the 0.03 that a shadow may cost."""
+
+
+def _shadows_alone(case: Case) -> Case:
+    """As a user has it, without the threads and the memory of twenty others in the process."""
+    few = {name: case.arms[name] for name in (YARDSTICK, *SHADOWS, AGAIN)}
+    name, about = f"{case.name}-shadows", f"{case.about}: shadows alone"
+    return replace(case, name=name, about=about, arms=few, rounds_s=_SHADOWS_ROUNDS_S, equal_steps=0)
 
 
 def _short(case: Case) -> Case:

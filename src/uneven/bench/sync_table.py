@@ -110,7 +110,7 @@ def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
         "policies": arms,
         "equal_samples": samples,
         "equal_time_s": seconds,
-        "target_loss": target,
+        "target_loss": target if DDP in under else None,
         "twins_every": result["every"],
         "exchanges": {name: exchanged(result["exchanges"], name) for name in result["exchanges"]},
         "left_out": result["left_out"],

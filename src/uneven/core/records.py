@@ -182,8 +182,15 @@ _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS
 _FLOATS = {
     cls: {f.name for f in dataclasses.fields(cls) if "float" in str(f.type)} for cls in _KINDS.values()
 }
+_NUMBERS = {"int", "float", "int | None", "float | None"}
 _VALUES = {cls: attrgetter(*names) for cls, names in _FIELDS.items()}
 _NON_FINITE = frozenset(("nan", "inf", "-inf"))
+# A record of nothing but numbers, of which one is written in every iteration, takes a third of the encoder's time so.
+_TEMPLATES = {
+    cls: "{" + "".join(f'"{name}":%s,' for name in names) + f'"kind":"{kind}"}}'
+    for kind, cls in _KINDS.items()
+    if (names := _FIELDS[cls]) and {str(f.type) for f in dataclasses.fields(cls)} <= _NUMBERS
+}
 # json.dumps would make an encoder per call
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -191,6 +198,10 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 def to_json(record: Record) -> str:
     """One line, without the line break. Non-finite floats are written as strings, as JSON has none."""
     cls = type(record)
+    if (template := _TEMPLATES.get(cls)) is not None:
+        line = template % _VALUES[cls](record)
+        if "nan" not in line and "inf" not in line:
+            return line.replace("None", "null")
     row: dict[str, Any] = dict(zip(_FIELDS[cls], _VALUES[cls](record), strict=True))
     row["kind"] = record.kind
     try:

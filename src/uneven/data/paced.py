@@ -8,6 +8,10 @@ handed out; a worker that wants a batch moves the counter on and takes what it h
 
 So every sample is handed out exactly once an epoch, whoever is fast. What was left when a state was saved is a list of
 positions; the counter then runs over that list.
+
+To move the counter on is a question to another process, maybe on another machine. So while much is left a worker takes
+several batches with one question, and fewer the less is left, as guided self-scheduling does (Polychronopoulos and
+Kuck, 1987): none holds many at the end, when others have nothing to do any more.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.data.order import Cursor, Part, SplitSource
+
+_AT_ONCE, _ROUNDS = 8, 4
+"""Batches taken with one question at most; and by how many such rounds of all workers what is left has to last."""
 
 Positions = npt.NDArray[np.int64]
 Interval = tuple[int, int]
@@ -114,11 +121,12 @@ class PacedSampler:
         self._cursor = Cursor()
         self._left: tuple[int, Positions] | None = None  # epoch, and what is left of it
         self._reserved: Part | None = None
+        self._run: Interval = (0, 0)  # taken from the counter, and not made into batches yet
         self._exhausted = False
 
     def start(self, cursor: Cursor) -> None:
         """Forget what was drawn; the next pass is over the epoch of ``cursor``."""
-        self._cursor, self._reserved, self._exhausted = cursor, None, False
+        self._cursor, self._reserved, self._run, self._exhausted = cursor, None, (0, 0), False
         self.drawn.clear()
 
     @property
@@ -141,9 +149,10 @@ class PacedSampler:
 
     def undone(self) -> list[Interval]:
         """What this worker has taken and not handed to the user, as positions of the epoch."""
-        held = [*self.drawn, *([] if self._reserved is None else [self._reserved])]
+        parts = [*self.drawn, *([] if self._reserved is None else [self._reserved])]
         positions = self._positions(self._cursor.epoch)
-        return [run for part in held for run in intervals(positions[part.start : part.end].tolist())]
+        held = [*((part.start, part.end) for part in parts), self._run]
+        return [run for first, end in held for run in intervals(positions[first:end].tolist())]
 
     def place(self, epoch: int) -> dict[str, Any]:
         """What is left of an epoch, for the loader's state."""
@@ -183,14 +192,14 @@ class PacedSampler:
         if not shares[self._rank]:
             self._exhausted = True
             return None
-        start = self._hand_out.take(self._cursor.epoch, shares[self._rank])
-        left = self._length(self._cursor.epoch) - start
-        if left <= 0 or (start > 0 and left < self._lower):  # a rest that went with the batch before
+        start, end = self._run if self._run[0] < self._run[1] else self._ask(shares)
+        if start >= end:
             self._exhausted = True
             return None
-        size = min(shares[self._rank], left)
-        if 0 < left - size < self._lower:
-            size = left
+        size = min(shares[self._rank], end - start)
+        if end - start - size < self._lower:
+            size = end - start
+        self._run = (start + size, end)
         own = (*shares[: self._rank], size, *shares[self._rank + 1 :])
         part = OwnPart(
             iteration=self._cursor.iteration,
@@ -202,3 +211,15 @@ class PacedSampler:
         )
         self._cursor = self._cursor.after(part)
         return part
+
+    def _ask(self, shares: tuple[int, ...]) -> Interval:
+        """What the counter gives: whole batches, but at the end of the list; nothing where there is nothing left."""
+        epoch, share = self._cursor.epoch, shares[self._rank]
+        length = self._length(epoch)
+        rounds = (length - self._run[1]) // (_ROUNDS * len(shares) * share)  # as of the last answer
+        samples = share * max(1, min(_AT_ONCE, rounds))
+        start = self._hand_out.take(epoch, samples)
+        if start > 0 and length - start < self._lower:  # a rest that went with the batch before
+            return (length, length)
+        end = min(start + samples, length)
+        return (start, length if length - end < self._lower else end)

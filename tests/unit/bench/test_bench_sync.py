@@ -88,15 +88,21 @@ RESULT: dict[str, Any] = {
 
 def test_every_case_has_what_it_compares_and_room_on_two_cores() -> None:
     known = cases()
-    assert len(known) == 16
+    assert len(known) == 31
     for case in (*known.values(), *quick().values(), *short().values()):
         assert {YARDSTICK, *SHADOWS, GAUGE} <= set(case.arms)
-        assert case.name == "twins-4" or {BARE, DDP} <= set(case.arms)
+        assert case.name.startswith("twins") or case.name.endswith("-shadows") or {BARE, DDP} <= set(case.arms)
         assert sum(case.shares) <= CORES + 0.01
         for who in case.arms.values():
             if " " in who:
                 policies.resolve(who.split(" ")[1].replace(EVERY, "8"))
-    for case in known.values():
+    for name, case in known.items():
+        if name.endswith("-shadows"):
+            whole = known[name.removesuffix("-shadows")]
+            assert set(case.arms) == {YARDSTICK, AGAIN, *SHADOWS}
+            assert case.arms.items() <= whole.arms.items()
+            assert (case.shares, case.mbit_per_s) == (whole.shares, whole.mbit_per_s)
+            continue
         assert set(TWINS.values()) <= set(case.arms)
         assert ("bsp-balanced" in case.arms) == (max(case.shares) == pytest.approx(SLOW * min(case.shares), rel=0.01))
     assert set(quick()) < set(known) == set(short())

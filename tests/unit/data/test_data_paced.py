@@ -22,10 +22,12 @@ class Counters:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[int, int]] = Counter()
+        self.asked: list[int] = []
         self.lives = 0
         self.samplers: list[PacedSampler] = []
 
     def take(self, epoch: int, samples: int) -> int:
+        self.asked.append(samples)
         self.counts[self.lives, epoch] += samples
         return self.counts[self.lives, epoch] - samples
 
@@ -78,6 +80,22 @@ def test_the_order_is_that_of_the_epoch() -> None:
     first, second = iter(one), iter(other)
     seen = [next(stream)[0].tolist() for stream in (first, second, second, first)]
     assert [x for batch in seen for x in batch] == epoch_order(length=20, seed=3, epoch=0)[:10].tolist()
+
+
+def test_several_batches_are_taken_with_one_question_and_fewer_towards_the_end() -> None:
+    counters = Counters()
+    crew = loaders(1000, (5, 5), counters)
+    assert sorted(turns([iter(one) for one in crew], Random(0))) == list(range(1000))
+    asked = [samples // 5 for samples in counters.asked]
+    assert asked[:10] == [8] * 10
+    assert asked[-3:] == [1] * 3
+    assert sum(asked) <= 202, "two asked once more, in vain"
+    assert len(asked) < 60
+    counters = Counters()
+    stream = iter(loaders(1000, (5, 5), counters)[0])
+    next(stream)
+    counters.counts[0, 0] = 995  # the other one has been much faster meanwhile
+    assert sum(len(batch[0]) for batch in stream) == 7 * 5 + 5
 
 
 def test_the_last_samples_are_left_out_or_go_with_the_batch_before() -> None:
