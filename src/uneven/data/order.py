@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -86,9 +87,9 @@ class Part:
         return range(first, first + self.shares[rank])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
-    """How far a run has come: ``start`` samples of ``epoch`` and ``iteration`` iterations are behind it."""
+class Cursor(NamedTuple):
+    """How far a run has come: ``start`` samples of ``epoch`` and ``iteration`` iterations are behind it; a tuple, as one
+    is made on every step."""
 
     epoch: int = 0
     start: int = 0
@@ -96,7 +97,7 @@ class Cursor:
 
     def after(self, part: Part) -> Cursor:
         """Behind ``part``."""
-        return Cursor(epoch=part.epoch, start=part.end, iteration=part.iteration + 1)
+        return Cursor(part.epoch, part.end, part.iteration + 1)
 
     def next_epoch(self) -> Cursor:
         """At the beginning of the epoch after this one."""

@@ -24,6 +24,10 @@ from uneven.sync import Evaluated, Pace, SyncPolicy, refused
 _AHEAD = 4096
 """Steps within which a policy that exchanges in the background is taken to plan an exchange."""
 
+_LOOK_EVERY = 4
+"""Steps after which it is asked whether a shadow can afford an exchange, where that seldom changes. Right after a step
+the caches hold the model, and to ask costs as much as all else that is done for a policy then."""
+
 
 class Agreement:
     """One worker's part in the exchanges of parameters.
@@ -56,7 +60,11 @@ class Agreement:
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
         self._epoch = -1
-        self._fresh = [0] * len(members)  # samples of each rank since its last exchange
+        self._fresh = [0] * len(members)  # samples of each rank since its last exchange, but for …
+        self._shares: tuple[int, ...] = ()  # … those of the newest steps, …
+        self._alike = 0  # … of which there are so many with these shares
+        self._unlooked = 0  # steps since the shadow was looked after
+        self._look_every = 1
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
         self._equal = True  # whether all replicas are known to be the same
@@ -85,7 +93,7 @@ class Agreement:
         self.open()
         if part.epoch != self._epoch:
             self._epoch = part.epoch
-            self._exchanges.paused()
+            self._pause()
         self._take(plan)
         self._padded = part.batch(self._rank) == 0
         self._held = self._replica.gradients() if self._padded else {}
@@ -98,6 +106,8 @@ class Agreement:
         self._after, self._beside = _of(plan, Moment.STEP), _of(plan, Moment.BACKGROUND)
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
         self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
+        seldom = not self._after and self._plans.constant and all(one.load < 1.0 for one in self._beside)
+        self._look_every = _LOOK_EVERY if self._beside and seldom else 1
 
     def open(self) -> None:
         """What comes before any step: the first one's beginning, and what is owed.
@@ -142,22 +152,45 @@ class Agreement:
         self.clock += 1
         self._gap += 1
         self._iteration = part.iteration
-        for place, samples in enumerate(part.shares):
-            self._fresh[place] += samples
+        if part.shares is not self._shares:
+            self._tally()
+            self._shares = part.shares
+        self._alike += 1
+        self._unlooked += 1
         self._equal = False
-        self._exchanges.stepped()
         if leaving:
-            self._exchanges.paused()
+            self._pause()
+            self._exchanges.write_down()
             self._owed = self._after
             return False
+        if self._unlooked >= self._look_every:
+            self._look()
+        return self._all_met()
+
+    def _look(self) -> None:
+        """Carry out what is due after a step."""
+        steps, self._unlooked = self._unlooked, 0
+        self._exchanges.stepped(steps)
         for exchange in self._after:
             self._meet(exchange)
         for exchange in self._beside:
+            self._dropped += steps - 1
             if self._exchanges.free_for(exchange):
                 self._exchanges.begin(self._order(exchange))
             else:
                 self._dropped += 1
-        return self._all_met()
+
+    def _pause(self) -> None:
+        """What comes until the next step is none."""
+        self._dropped += self._unlooked * len(self._beside)
+        self._unlooked = 0
+        self._exchanges.paused()
+
+    def _tally(self) -> None:
+        """Count the samples of the newest steps."""
+        if self._alike:
+            self._fresh = [before + self._alike * own for before, own in zip(self._fresh, self._shares, strict=True)]
+        self._alike = 0
 
     def over(self, part: Part) -> None:
         """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
@@ -180,6 +213,7 @@ class Agreement:
         self._equal = len(exchange.members) == len(self._members)
 
     def _order(self, exchange: Exchange) -> Order:
+        self._tally()
         party = next((party for party in exchange.parties if self._rank in party), (self._rank,))
         order = Order(
             exchange,
@@ -201,7 +235,7 @@ class Agreement:
         """Inside, the model is the one that the policy names. All workers enter it; see ``Session.evaluated``."""
         self._begin()
         self._make_up()
-        self._exchanges.paused()
+        self._pause()
         self._settle()
         shown = self._shown()
         if shown is None:
@@ -240,6 +274,7 @@ class Agreement:
     def state_dict(self, parts: tuple[Part, ...]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Numbers and vectors. ``parts`` are the batches in hand, which count as used: their steps have been taken."""
         hand = len(parts)
+        self._tally()
         fresh = [sum(samples) for samples in zip(self._fresh, *(part.shares for part in parts), strict=True)]
         owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if parts else self._owed
         numbers = {
@@ -258,7 +293,7 @@ class Agreement:
         Raises:
             CheckpointError: the vectors do not fit the model.
         """
-        self._equal, self._owed, self._dropped = False, (), 0
+        self._equal, self._owed, self._dropped, self._alike, self._unlooked = False, (), 0, 0, 0
         if numbers.get("policy") != repr(self._policy):
             return
         flat = self._replica.flat

@@ -97,12 +97,12 @@ class Exchanges:
         """
         return self._shadow.free(exchange.load)
 
-    def stepped(self) -> None:
-        """The training has taken a step; what has been noted of finished exchanges is handed over."""
+    def stepped(self, steps: int = 1) -> None:
+        """The training has taken a step, or several; what has been noted of finished exchanges is handed over."""
         if self._landed:
             self.write_down()
         if self.shadowed:
-            self._shadow.stepped()
+            self._shadow.stepped(steps)
 
     def paused(self) -> None:
         """What comes until the next step is none."""

@@ -64,11 +64,12 @@ class ShadowThread(Generic[Order]):
         with self._changed:
             return self._ended and not self._leaving
 
-    def stepped(self) -> None:
-        """The training has taken a step; how long it took says what exchanges cost."""
+    def stepped(self, steps: int = 1) -> None:
+        """The training has taken a step, or several; how long they took says what exchanges cost."""
         now_s = time.perf_counter()
         if self._stepped_s is not None:
-            self._toll.stepped(now_s - self._stepped_s, 0.0 if self._disturbing else now_s - self._through_s)
+            quiet_s = 0.0 if self._disturbing else now_s - self._through_s
+            self._toll.stepped(now_s - self._stepped_s, quiet_s, steps)
         self._stepped_s = now_s
 
     def paused(self) -> None:

@@ -84,9 +84,9 @@ class _Heard(Toll):
         super().__init__()
         self.quiet: list[bool] = []
 
-    def stepped(self, took_s: float, quiet_s: float) -> None:
+    def stepped(self, took_s: float, quiet_s: float, steps: int = 1) -> None:
         self.quiet.append(quiet_s > 0.0)
-        super().stepped(took_s, quiet_s)
+        super().stepped(took_s, quiet_s, steps)
 
 
 def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
