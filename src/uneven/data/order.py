@@ -88,8 +88,10 @@ class Part:
 
 
 class Cursor(NamedTuple):
-    """How far a run has come: ``start`` samples of ``epoch`` and ``iteration`` iterations are behind it; a tuple, as one
-    is made on every step."""
+    """How far a run has come: ``start`` samples of ``epoch`` and ``iteration`` iterations are behind it.
+
+    A tuple, as one is made on every step.
+    """
 
     epoch: int = 0
     start: int = 0
