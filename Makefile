@@ -48,7 +48,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 	$(BIN)/python $(INSTALL) --editable . --requirement .venv/test.txt
 	@touch .venv/.stamp-installed
 	@PYTHONPATH=tests/interpreter $(BIN)/python -c '$(COMPILE)' > .venv/compiled.txt 2>&1 & \
-	$(BIN)/python $(INSTALL) --requirement .venv/test-with.txt && wait $$!
+	$(BIN)/python $(INSTALL) --requirement .venv/test-with.txt && { wait $$! || true; }
 	@touch $@
 
 # Types are checked with what the tests need, too.

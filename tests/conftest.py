@@ -27,9 +27,9 @@ pytest_plugins = ["alone"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Processes that tests start, and the processes of pytest-xdist, start and end sooner; see the file in that folder.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parent / "interpreter"), os.environ.get("PYTHONPATH")])
-)
+STARTS = str(Path(__file__).parent / "interpreter")
+if STARTS not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTS, os.environ.get("PYTHONPATH")]))
 
 # A shell that starts this in the background lets it, and all that it starts, ignore Ctrl-C, which tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
