@@ -7,6 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from uneven.bench.sync_cases import TWINS
 from uneven.bench.sync_table import OURS_NOT
 
 
@@ -21,20 +22,20 @@ def tables(result: dict[str, Any]) -> list[Table]:
 def _case(name: str, case: dict[str, Any]) -> Table:
     shown = Table(
         title=f"{name}: {case['about']}; losses after {case['equal_samples']:,.0f} samples and after "
-        f"{case['equal_time_s']:.1f} s; fr- is every {case['twins_every']} steps",
+        f"{case['equal_time_s']:.1f} s"
+        + (f"; fr- is every {case['twins_every']} steps" if set(case["policies"]) & set(TWINS.values()) else ""),
         caption="per s: samples; share: of the unsynchronised, with the middle half of the rounds; bare: beside gloo's "
         "sums of zeros; n samples, t seconds"
         + "".join(f"; left out: {name}, {why.partition(':')[0]}" for name, why in case["left_out"].items()),
         box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
     )  # fmt: skip
     shown.add_column("", no_wrap=True)
-    for heading in ("per s", "share", "", "of bare", "loss at n", "loss at t", "DDP's loss", "sync gap", "kB a step"):
-        shown.add_column(heading, justify="right", no_wrap=not heading)
+    headings = ["per s", "share", "", "of bare", "loss at n", "loss at t", "DDP's loss", "sync gap", "kB a step"]
+    rows = {}
     for policy, row in case["policies"].items():
         low, high = row["of_unsynchronised_spread"]
         target_s, gap = row["time_to_target_s"], row["sync_gap"]
-        shown.add_row(
-            policy if policy in OURS_NOT else f"[bold]{policy}[/bold]",
+        rows[policy if policy in OURS_NOT else f"[bold]{policy}[/bold]"] = (
             f"{row['samples_per_s']:,.0f}",
             f"{row['of_unsynchronised']:.3f}",
             f"{low:.2f}…{high:.2f}",
@@ -45,6 +46,11 @@ def _case(name: str, case: dict[str, Any]) -> Table:
             "" if gap is None else f"{gap:.1f}",
             f"{row['bytes'] / 1e3:.0f}",
         )
+    told = [place for place in range(len(headings)) if any(cells[place] for cells in rows.values())]
+    for place in told:  # without DDP and the bare sums, say, what is compared with them is left out
+        shown.add_column(headings[place], justify="right", no_wrap=place < 3)
+    for policy, cells in rows.items():
+        shown.add_row(policy, *(cells[place] for place in told))
     return shown
 
 

@@ -189,14 +189,12 @@ class PacedSampler:
     def _take(self) -> Part | None:
         """The next batch, as large as this worker's share; a smaller one or none at the end."""
         shares = tuple(self._shares_for(self._cursor.iteration))
-        if not shares[self._rank]:
-            self._exhausted = True
-            return None
-        start, end = self._run if self._run[0] < self._run[1] else self._ask(shares)
+        share = shares[self._rank]
+        start, end = self._run if self._run[0] < self._run[1] or not share else self._ask(shares)
         if start >= end:
             self._exhausted = True
             return None
-        size = min(shares[self._rank], end - start)
+        size = min(share or end - start, end - start)  # who is to have no more still uses what it has taken
         if end - start - size < self._lower:
             size = end - start
         self._run = (start + size, end)

@@ -198,6 +198,18 @@ def test_the_keys_of_a_case_and_of_the_whole() -> None:
     assert "left out" in console.export_text()
 
 
+def test_where_shadows_are_alone_nothing_is_said_of_ddp_and_twins() -> None:
+    alone = summarize(CASE, {**RESULT, "arms": {name: RESULT["arms"][name] for name in (YARDSTICK, "shadow:ma")}})
+    told = json.loads(json.dumps({"cases": {"fast-2-shadows": alone}, **overall({"fast-2-shadows": alone})}))
+    assert told["cases"]["fast-2-shadows"]["target_loss"] is None
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(sync.tables(told)[0])
+    printed = console.export_text()
+    assert "0.950" in printed
+    assert "DDP" not in printed
+    assert "fr-" not in printed
+
+
 def test_pairs_of_one_seed_are_compared() -> None:
     losses = {"shadow:ma": 1.0, "fr-ma": 0.5, seeded("shadow:ma", 1): 0.7, seeded("fr-ma", 1): 0.8, "shadow:bmuf": 9.0}
     found = _against_twins({name: {"loss_equal_samples": loss} for name, loss in losses.items()})

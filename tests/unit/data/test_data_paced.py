@@ -98,6 +98,18 @@ def test_several_batches_are_taken_with_one_question_and_fewer_towards_the_end()
     assert sum(len(batch[0]) for batch in stream) == 7 * 5 + 5
 
 
+def test_who_is_to_have_no_more_uses_what_it_has_taken() -> None:
+    shares, counters = [(5, 5)], Counters()
+    (one, _) = loaders(1000, (5, 5), counters)
+    assert one.paced is not None
+    one.paced._shares_for = lambda iteration: shares[0]
+    stream = iter(one)
+    next(stream)
+    shares[0] = (0, 10)
+    assert [len(batch[0]) for batch in stream] == [35]
+    assert counters.asked == [40]
+
+
 def test_the_last_samples_are_left_out_or_go_with_the_batch_before() -> None:
     random = Random(0)
     dropping = loaders(25, (3, 3), Counters(), drop_last=True)
