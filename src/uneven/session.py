@@ -140,6 +140,11 @@ class Session(ThreadedTraining):
         return self._loop.newest_shares()
 
     @property
+    def exchanging(self) -> bool:
+        """Whether a shadow exchanges beside the training now, and does not wait for others: steps take longer then."""
+        return self._loop.agreement is not None and self._loop.agreement.exchanging
+
+    @property
     def device(self) -> torch.device:
         """The device that belongs to this worker: its CUDA device, or the CPU."""
         if torch.cuda.is_available():
@@ -235,8 +240,8 @@ class Session(ThreadedTraining):
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._end, over=self._loop.read, hand_out=self._loop.hand_out,
-            **dataloader,
+            lower=min_batch, begin=self._begin, end=self._end, over=self._loop.over, hand_out=self._loop.hand_out,
+            settled=self._loop.settled, **dataloader,
         )  # fmt: skip
         self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
         if epochs is not None:
@@ -375,8 +380,11 @@ class Session(ThreadedTraining):
 
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
     def _begin(self, part: Part) -> None:
-        self._threads.check_one("a loop over session.loader is one thread's: give it to session.train as a function")
-        self._say_ready()
+        if self._threads.count > 1 or self._awaited:
+            self._threads.check_one(
+                "a loop over session.loader is one thread's: give it to session.train as a function"
+            )
+            self._say_ready()
         self._loop.begin(part)
 
     def _end(self) -> None:

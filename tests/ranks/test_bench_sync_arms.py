@@ -67,5 +67,9 @@ def test_arms_learn_what_they_should_and_show_the_model_that_counts(me: RankCont
     torch.testing.assert_close(shown["bsp"], shown["ddp"])
     assert all(spread(shown[name]) == 0.0 for name in (*TOGETHER, *SHARED, "shadow"))
     assert all(spread(shown[name]) > 0.01 * RATE for name in ("alone", "bare"))
+    for name in ("alone", "shadow"):
+        for _ in range(2):  # by turns: each stretch begins with a batch that it has asked for itself
+            assert arms[name].train(seconds=0.05, steps=0, through=True).steps > 0
+        assert arms[name]._hand is None, "nothing is in hand while others train"
     for arm in arms.values():
         arm.close()

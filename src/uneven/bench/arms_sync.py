@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,12 @@ class Block:
     steps: int
     samples: int
     sent_bytes: int
+
+    @classmethod
+    def of(cls, turns: Sequence[Block]) -> Block:
+        """Several stretches, taken for one."""
+        columns = zip(*map(astuple, turns), strict=True)
+        return cls(*(sum(column) for column in columns))
 
 
 class Images(Dataset[Any]):
@@ -119,28 +125,55 @@ class SyncArm(ABC):
         self._hand: tuple[torch.Tensor, torch.Tensor] | None = None
         self._rng = np.random.default_rng()
 
-    def step(self) -> int:
-        """One step; how many samples it took. The batch of the next one is in hand then, and what is due is done."""
-        x, y = self._hand if self._hand is not None else next(self.batches)
+    def _step(self) -> int:
+        """On the batch in hand; how many samples it took."""
+        assert self._hand is not None
+        x, y = self._hand
         F.cross_entropy(self.net(x), y).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._hand = next(self.batches)
         return len(y)
 
-    def train(self, *, seconds: float, steps: int) -> Block:
-        """A stretch of training: for so long at one's own pace, else for so many steps. All begin together."""
+    def _fetch(self) -> None:
+        """Ask for the next batch, before which what is due after a step is done."""
+        self._hand = next(self.batches)
+
+    def train(self, *, seconds: float, steps: int, through: bool = False) -> Block:
+        """A stretch of training: for so long at one's own pace, else for so many steps. All begin together.
+
+        Args:
+            through: go on until nothing is exchanged any more, and leave the loop then: what comes until the next
+                stretch is another arm's, and must not pay for this one's exchange, nor be taken for a step of it.
+        """
         held = fillers(self._rng)
         dist.barrier()
-        sent, taken, samples = sent_bytes(), 0, 0
+        if self._hand is None:
+            self._fetch()
+        sent, taken, samples, going_on = sent_bytes(), 0, 0, True
         started_s = time.perf_counter()
-        while time.perf_counter() - started_s < seconds if self.own_pace else taken < steps:
-            samples += self.step()
+        while going_on:
+            samples += self._step()
             taken += 1
+            self._hand = None
+            going_on = self._goes_on(started_s + seconds, steps - taken) or (through and self.exchanging())
+            if going_on or not through:
+                self._fetch()
         took_s = time.perf_counter() - started_s
+        if through:
+            self.leave()
         dist.barrier()
         del held
         return Block(took_s, taken, samples, sent_bytes() - sent)
+
+    def _goes_on(self, until_s: float, missing: int) -> bool:
+        return time.perf_counter() < until_s if self.own_pace else missing > 0
+
+    def exchanging(self) -> bool:
+        """Whether something is exchanged beside the training."""
+        return False
+
+    def leave(self) -> None:  # noqa: B027 - of most arms' loops nobody takes the time
+        """Leave the loop, where that makes a difference."""
 
     @abstractmethod
     def counted(self) -> AbstractContextManager[Any]:
@@ -176,12 +209,11 @@ class Bare(Alone):
         self._group: Any = dist.new_group()
         self._shadow: ShadowThread[int] = ShadowThread(self._meet)
 
-    def step(self) -> int:
-        """A step; if nothing is under way then, a sum is begun."""
-        samples = super().step()
+    def _fetch(self) -> None:
+        """If nothing is under way then, a sum is begun."""
+        super()._fetch()
         if self._shadow.idle:
             self._shadow.offer(0)
-        return samples
 
     def _meet(self, order: int, resting: bool) -> bool:
         self._zeros[-1] = float(resting)
@@ -214,8 +246,21 @@ class Ours(SyncArm):
         self.session = uneven.Session(balance=balance, sync=sync, seed=seed, journal=journal)
         self.net, self.optimizer = self.session.setup(model, self.optimizer)
         total = batch * dist.get_world_size()
-        loader = self.session.loader(Images(data), batch_size=total, drop_last=True, collate_fn=whole)
-        self.batches = _for_ever(loader)
+        self._loader = self.session.loader(Images(data), batch_size=total, drop_last=True, collate_fn=whole)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._epochs = _for_ever(self._loader)
+        self.batches = self._epochs
+
+    def exchanging(self) -> bool:
+        """As the session says."""
+        return self.session.exchanging
+
+    def leave(self) -> None:
+        """The last step is over, and nothing is taken for one until the next batch is asked for, of a new epoch."""
+        self._epochs.close()
+        self._begin()
 
     def counted(self) -> AbstractContextManager[Any]:
         """What the policy says is the one."""
@@ -270,6 +315,6 @@ def loader_of(data: TensorDataset, batch: int, seed: int) -> DataLoader[Any]:
     return DataLoader(Images(data), batch_sampler=sampler, collate_fn=whole)
 
 
-def _for_ever(loader: Any) -> Batches:
+def _for_ever(loader: Any) -> Generator[Any, None, None]:
     while True:
         yield from loader

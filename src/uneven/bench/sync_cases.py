@@ -54,6 +54,7 @@ class Case:
         arms: name → who; see ``uneven.bench.arms_sync.make``.
         batch: samples of each worker in a step.
         rounds_s: how long the arms train in each round that counts, seconds.
+        turns: stretches in which they do so, each arm its first, each its second, and so on.
         settling_s: and in the round before, which does not count for the speed.
         gauge_s: how long the gauge trains before its bytes are believed.
         equal_steps: every arm is trained for at least so many steps of everybody in the end.
@@ -66,6 +67,7 @@ class Case:
     arms: Mapping[str, str] = field(default_factory=dict)
     batch: int = 64
     rounds_s: tuple[float, ...] = (2.0,) * 15
+    turns: int = 1
     settling_s: float = 1.0
     gauge_s: float = 18.0
     equal_steps: int = 720
@@ -176,11 +178,14 @@ _LEFT = (
 
 
 def short() -> dict[str, Case]:
-    """Every case in a form of six minutes or so, with fewer arms and rounds."""
+    """Every case in a form of four to six minutes, with fewer arms and rounds."""
     found = {}
     for name, case in cases().items():
-        if case.rounds_s in (_TWINS_ROUNDS_S, _SHADOWS_ROUNDS_S):
+        if case.rounds_s == _TWINS_ROUNDS_S:
             found[name] = case
+            continue
+        if case.rounds_s == _SHADOWS_ROUNDS_S:
+            found[name] = replace(case, rounds_s=case.rounds_s[: len(case.rounds_s) // 2])
             continue
         few = {arm: who for arm, who in case.arms.items() if arm.partition("@")[0] not in _LEFT}
         found[name] = _short(replace(case, arms=few))
@@ -194,15 +199,20 @@ _TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
 """Twins stop only at an exchange, some seconds apart; and losses fall steeply at first."""
 
 
-_SHADOWS_ROUNDS_S = (2.0,) * 30
-"""Of a share among twenty arms the standard error is 0.02, which tells little of the 0.03 that a shadow may cost."""
+_SHADOWS_ROUNDS_S, _SHADOWS_TURNS = (3.0,) * 20, 10
+"""Of a share among twenty arms the standard error is 0.02, which tells little of the 0.03 that a shadow may cost. On a
+shared machine two stretches that follow each other differ by about as much when they are short as when they are long
+(0.05 to 0.07 in thread time, between 0.05 and 8 s), so what counts is how many there are."""
 
 
 def _shadows_alone(case: Case) -> Case:
     """As a user has it, without the threads and the memory of twenty others in the process."""
     few = {name: case.arms[name] for name in (YARDSTICK, *SHADOWS, AGAIN)}
     name, about = f"{case.name}-shadows", f"{case.about}: shadows alone"
-    return replace(case, name=name, about=about, arms=few, rounds_s=_SHADOWS_ROUNDS_S, equal_steps=0)
+    return replace(
+        case, name=name, about=about, arms=few, rounds_s=_SHADOWS_ROUNDS_S, turns=_SHADOWS_TURNS,
+        equal_steps=0,
+    )  # fmt: skip
 
 
 def _short(case: Case) -> Case:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -78,6 +79,7 @@ class _Run:
         self._arms: dict[str, SyncArm] = {}
         self._blocks: dict[str, list[list[Block]]] = {name: [] for name in case.arms}  # of all ranks
         self._losses: dict[str, list[float]] = {name: [] for name in case.arms}
+        self._orders = np.random.default_rng(0)  # the same on all ranks
         self._done = 0.0
 
     # ---------------------------------------------------------------- the course of a case
@@ -92,9 +94,13 @@ class _Run:
         exchanged = sweep(self._line, self._connection.roll, _TIMEOUT_S)
         every = self._settle(exchanged[EVERYBODY])
         for number, seconds in enumerate(case.rounds_s):
+            done, part = 0.2 + 0.6 * number / len(case.rounds_s), 0.6 / len(case.rounds_s)
+            if case.turns > 1:
+                self._by_turns(seconds, done, part)
+                continue
             names = list(case.arms)
             for place, name in enumerate(names[number % len(names) :] + names[: number % len(names)]):
-                self._say(name, 0.2 + 0.6 * (number + place / len(names)) / len(case.rounds_s))
+                self._say(name, done + part * place / len(names))
                 self._round(name, seconds)
         limited = {name: len(blocks) for name, blocks in self._blocks.items()}
         self._free()
@@ -147,13 +153,32 @@ class _Run:
     def _arm(self, name: str, who: str, directory: Path) -> SyncArm:
         seed = seed_of(name)
         model = mlp(self._inputs, self._classes, seed)
-        return make(who, model, self._train, self._case.batch, directory, seed)
+        # By turns an arm would find the images in the processor's cache that another one has just used.
+        order = list(self._case.arms).index(name) if self._case.turns > 1 else seed
+        return make(who, model, self._train, self._case.batch, directory, order)
 
     def _round(self, name: str, seconds: float) -> None:
         """One stretch of an arm, then a look at its model, on free links and processors."""
         arm = self._arms[name]
         block = arm.train(seconds=seconds, steps=self._steps(name, seconds))
         self._note(name, block)
+
+    def _by_turns(self, seconds: float, done: float, part: float) -> None:
+        """A round in short stretches, so that the arms find the same machine, then a look at all models."""
+        turns, names = self._case.turns, list(self._case.arms)
+        blocks: dict[str, list[Block]] = {name: [] for name in names}
+        for turn in range(turns):
+            self._say("the arms by turns", done + part * turn / turns)
+            for place in self._orders.permutation(len(names)):
+                name = names[place]
+                steps = self._steps(name, seconds / turns)
+                blocks[name].append(self._arms[name].train(seconds=seconds / turns, steps=steps, through=True))
+        for name in names:
+            self._blocks[name].append([Block(**told) for told in self._gather(asdict(Block.of(blocks[name])))])
+        self._free()
+        for name in names:
+            self._losses[name].append(self._loss(name))
+        self._limit()
 
     def _note(self, name: str, block: Block) -> None:
         self._blocks[name].append([Block(**told) for told in self._gather(asdict(block))])

@@ -99,7 +99,8 @@ def bench(
                  samples/s, losses, sync gap, bytes. Cases: fast, 100mbit, 20mbit,
                  straggler, both; each with -2, -4, -8 workers, and then with
                  -shadows, which are alone there; twins-4. Hours, --case NAME
-                 twenty minutes, with --quick or -shadows eight; --quick six.
+                 twenty minutes, -shadows eight, with --quick eight and four;
+                 --quick six.
     fleet        six networks trained on shared data under FLEET, and in the ways
                  without it: one pipeline each, random subsets, one after the
                  other, trials of Ray Tune, TensorSocket, both where installed.

@@ -94,9 +94,11 @@ class PlannedSampler:
         self.drawn.clear()
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._order_of(epoch=self._cursor.epoch)
+        order, shares, offset, own = self._order_of(epoch=self._cursor.epoch), None, 0, 0
         for part in self._plan.walk(self._cursor, self._length):
             self.drawn.append(part)
-            span = part.span(self._rank)  # a slice is cut several times as fast as so many positions are looked up
-            mine = order[span.start : span.stop] if span else order[part.positions(self._rank, self._plan.lower)]
+            if part.shares is not shares:
+                shares, offset, own = part.shares, part.offset(self._rank), part.batch(self._rank)
+            start = part.start + offset  # a slice is cut several times as fast as so many positions are looked up
+            mine = order[start : start + own] if own else order[part.positions(self._rank, self._plan.lower)]
             yield mine.tolist()

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
-from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order
+from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order, never
 from uneven.data.paced import HandOut, PacedSampler
 from uneven.data.state import read_left, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
@@ -40,7 +40,8 @@ class BalancedLoader:
     **When a split takes effect.** With reader processes, torch draws indices ``lookahead`` batches ahead:
     while the user has the batch of iteration k, those up to ``k + lookahead`` are drawn. So a split decided
     when iteration k ends can take effect at iteration ``k + 1 + lookahead``. ``split_for(iteration)`` is
-    asked once each time that an iteration's indices are drawn, and must give the same answer on every rank.
+    asked each time that an iteration's indices are drawn, or some iterations before where no split will be decided any
+    more, and must give the same answer on every rank.
     Iterations that were drawn but never handed out (the loop was left early) are drawn again, and asked for
     again, in the next epoch.
 
@@ -63,6 +64,7 @@ class BalancedLoader:
             the loop is left. Each ``begin`` gets exactly one ``end``.
         over: called when the epoch has no more batches.
         hand_out: the counter of all ranks, where each streams at its own pace.
+        settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
         stream_sharded: see above.
         dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
             ``pin_memory``, ``prefetch_factor``, …), except ``sampler``, ``batch_sampler`` and ``in_order``.
@@ -78,19 +80,22 @@ class BalancedLoader:
         shuffle: bool = True, drop_last: bool = False, lower: int = 1,
         begin: Callable[[Part], None] | None = None, end: Callable[[], None] | None = None,
         over: Callable[[], None] | None = None,
-        hand_out: HandOut | None = None, stream_sharded: bool = False, **dataloader: Any,
+        hand_out: HandOut | None = None, settled: Callable[[], bool] = never,
+        stream_sharded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
         _check_keywords(dataloader)
         _check_sizes(batch_size, world_size, lower)
         plan = Plan(
-            batch_size=batch_size, workers=world_size, split_for=split_for, lower=lower, drop_last=drop_last
-        )
+            batch_size=batch_size, workers=world_size, split_for=split_for, lower=lower, drop_last=drop_last,
+            settled=settled,
+        )  # fmt: skip
         self.dataset = dataset
         self.batch_size = batch_size
         self._begin: Callable[[Part], None] = begin or _nothing
         self._end: Callable[[], None] = end or _nothing
         self._over: Callable[[], None] = over or _nothing
-        self._cursor = Cursor()
+        self._before = Cursor()
+        self._handed: Part | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
         self._closed = False
         self._running: weakref.ref[Generator[Any, None, bool]] | None = None
@@ -132,6 +137,15 @@ class BalancedLoader:
     def samples(self) -> int | None:
         """Samples in an epoch; None for a stream."""
         return self._length
+
+    @property
+    def _cursor(self) -> Cursor:
+        """Behind what was handed out last."""
+        return self._before if self._handed is None else self._before.after(self._handed)
+
+    @_cursor.setter
+    def _cursor(self, cursor: Cursor) -> None:
+        self._before, self._handed = cursor, None
 
     @property
     def epoch(self) -> int:
@@ -217,7 +231,7 @@ class BalancedLoader:
         with closing(self._source.pairs(self._cursor)) as pairs:
             for part, batch in pairs:
                 served = True
-                self._cursor = self._cursor.after(part)
+                self._handed = part
                 if not told:
                     yield part, batch
                     continue

@@ -106,6 +106,16 @@ class Cursor(NamedTuple):
         return Cursor(epoch=self.epoch + 1, iteration=self.iteration)
 
 
+_AT_ONCE = 16
+"""Parts that are cut together where the split stays as it is: one by one each would cost several times as much, for
+right after a step the caches hold the model."""
+
+
+def never() -> bool:
+    """Of what may still change."""
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Cuts an epoch into parts.
@@ -114,6 +124,7 @@ class Plan:
         batch_size: the global batch X.
         lower: least samples of a rank that has any, where the last part allows it.
         drop_last: leave out a last part smaller than the global batch.
+        settled: whether no split will be decided any more, so that those of later iterations are known.
     """
 
     batch_size: int
@@ -121,15 +132,36 @@ class Plan:
     split_for: SplitSource
     lower: int = 1
     drop_last: bool = False
+    settled: Callable[[], bool] = never
 
     def walk(self, cursor: Cursor, length: int) -> Iterator[Part]:
         """The parts from ``cursor`` to the end of an epoch of ``length`` samples.
 
-        ``split_for`` is asked once for each part, when that part is drawn and not before.
+        ``split_for`` is asked once for each part, when that part is drawn and not before, unless it is settled.
         """
         while (part := self.part(cursor, length - cursor.start)) is not None:
             yield part
             cursor = cursor.after(part)
+            for later in self._alike(part, length):
+                yield later
+                cursor = cursor.after(later)
+
+    def _alike(self, part: Part, length: int) -> list[Part]:
+        """The next parts, where they are known to be split as this one is."""
+        count = min(_AT_ONCE, (length - part.end) // self.batch_size)
+        last = part.iteration + count
+        if count == 0 or part.size < self.batch_size or not self.settled() or self.split_for(last) != part.shares:
+            return []
+        return [
+            Part(
+                iteration=part.iteration + number,
+                epoch=part.epoch,
+                start=part.start + number * self.batch_size,
+                size=part.size,
+                shares=part.shares,
+            )
+            for number in range(1, count + 1)
+        ]
 
     def part(self, cursor: Cursor, available: int) -> Part | None:
         """The part at ``cursor`` with ``available`` samples left in the epoch; None if there is none.

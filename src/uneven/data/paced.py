@@ -198,7 +198,7 @@ class PacedSampler:
         if end - start - size < self._lower:
             size = end - start
         self._run = (start + size, end)
-        own = (*shares[: self._rank], size, *shares[self._rank + 1 :])
+        own = shares if size == share else (*shares[: self._rank], size, *shares[self._rank + 1 :])
         part = OwnPart(
             iteration=self._cursor.iteration,
             epoch=self._cursor.epoch,

@@ -6,7 +6,7 @@ backward pass. Exchanges of parameters are ordered here, when the step is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,10 +24,6 @@ from uneven.sync import Evaluated, Pace, SyncPolicy, refused
 _AHEAD = 4096
 """Steps within which a policy that exchanges in the background is taken to plan an exchange."""
 
-_LOOK_EVERY = 4
-"""Steps after which it is asked whether a shadow can afford an exchange, where that seldom changes. Right after a step
-the caches hold the model, and to ask costs as much as all else that is done for a policy then."""
-
 
 class Agreement:
     """One worker's part in the exchanges of parameters.
@@ -35,6 +31,13 @@ class Agreement:
     Args:
         policy: whose plans are carried out; also names the model to evaluate.
         sites: where each rank is.
+
+    Attributes:
+        clock: steps that were taken in.
+        waiting: as long as there are steps that were taken, and not taken in.
+        threads: that take them side by side.
+        strides: whether several may be taken in together, as all that the policy wants is done beside the training
+            when it can afford it.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class Agreement:
         self._plans = Plans(policy, rank, members, sites)
         self._replica = replica
         self._exchanges: Exchanges
-        self.clock = 0  # steps taken
-        self.threads = 1  # that take them side by side
+        self.clock = 0
+        self.waiting: Sized = ()
+        self.threads = 1
+        self.strides = False
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
@@ -63,15 +68,17 @@ class Agreement:
         self._fresh = [0] * len(members)  # samples of each rank since its last exchange, but for …
         self._shares: tuple[int, ...] = ()  # … those of the newest steps, …
         self._alike = 0  # … of which there are so many with these shares
-        self._unlooked = 0  # steps since the shadow was looked after
-        self._look_every = 1
+        self._untold = 0  # steps that the shadow has not been told of
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
         self._equal = True  # whether all replicas are known to be the same
 
     def carry_by(self, **lines: Any) -> None:
         """Make the lines; every rank does so at the same time. See :class:`Exchanges`, which takes the arguments."""
-        self._exchanges = Exchanges(self._replica, rank=self._rank, clock=lambda: self.clock, **lines)
+        self._exchanges = Exchanges(self._replica, rank=self._rank, clock=self._now, **lines)
+
+    def _now(self) -> int:
+        return self.clock + len(self.waiting)
 
     # ---------------------------------------------------------------- around a step
     def plan(self, ahead: int = 0) -> StepPlan:
@@ -94,6 +101,7 @@ class Agreement:
         if part.epoch != self._epoch:
             self._epoch = part.epoch
             self._pause()
+        self._exchanges.resumed()
         self._take(plan)
         self._padded = part.batch(self._rank) == 0
         self._held = self._replica.gradients() if self._padded else {}
@@ -106,8 +114,8 @@ class Agreement:
         self._after, self._beside = _of(plan, Moment.STEP), _of(plan, Moment.BACKGROUND)
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
         self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
-        seldom = not self._after and self._plans.constant and all(one.load < 1.0 for one in self._beside)
-        self._look_every = _LOOK_EVERY if self._beside and seldom else 1
+        seldom = self._plans.constant and all(one.load < 1.0 for one in self._beside)
+        self.strides = 0 < len(self._beside) == len(plan.exchanges) and seldom
 
     def open(self) -> None:
         """What comes before any step: the first one's beginning, and what is owed.
@@ -139,6 +147,23 @@ class Agreement:
                 elif parameter.grad is not None:
                     parameter.grad.zero_()
 
+    def took(self, parts: Iterable[Part]) -> None:
+        """So many steps are over, and nothing is to be done for it."""
+        for part in parts:
+            self._count(part)
+            self._dropped += len(self._beside)
+
+    def _count(self, part: Part) -> None:
+        self.clock += 1
+        self._gap += 1
+        self._iteration = part.iteration
+        if part.shares is not self._shares:
+            self._tally()
+            self._shares = part.shares
+        self._alike += 1
+        self._untold += 1
+        self._equal = False
+
     def after(self, part: Part, leaving: bool) -> bool:
         """A step is over.
 
@@ -149,41 +174,40 @@ class Agreement:
         Returns:
             Whether everybody has waited for everybody, or in groups for some.
         """
-        self.clock += 1
-        self._gap += 1
-        self._iteration = part.iteration
-        if part.shares is not self._shares:
-            self._tally()
-            self._shares = part.shares
-        self._alike += 1
-        self._unlooked += 1
-        self._equal = False
+        self._count(part)
+        self._tell()
         if leaving:
+            self._dropped += len(self._beside)
             self._pause()
-            self._exchanges.write_down()
             self._owed = self._after
             return False
-        if self._unlooked >= self._look_every:
-            self._look()
+        self._look()
         return self._all_met()
 
     def _look(self) -> None:
         """Carry out what is due after a step."""
-        steps, self._unlooked = self._unlooked, 0
-        self._exchanges.stepped(steps)
         for exchange in self._after:
             self._meet(exchange)
         for exchange in self._beside:
-            self._dropped += steps - 1
             if self._exchanges.free_for(exchange):
                 self._exchanges.begin(self._order(exchange))
             else:
                 self._dropped += 1
 
+    def _tell(self) -> None:
+        """Tell the shadow of the newest steps."""
+        steps, self._untold = self._untold, 0
+        if steps:
+            self._exchanges.stepped(steps)
+
+    def paused(self) -> None:
+        """The newest step has just ended, and what comes until the next one is none."""
+        self._tell()
+        self._pause()
+
     def _pause(self) -> None:
         """What comes until the next step is none."""
-        self._dropped += self._unlooked * len(self._beside)
-        self._unlooked = 0
+        self._untold = 0
         self._exchanges.paused()
 
     def _tally(self) -> None:
@@ -196,6 +220,16 @@ class Agreement:
         """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
         self._take(self.plan())
         self.after(part, leaving=False)
+
+    @property
+    def showing(self) -> bool:
+        """Whether the model is the one to evaluate."""
+        return self._showing
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an exchange is under way beside the training."""
+        return self._exchanges.exchanging
 
     def _all_met(self) -> bool:
         """The same on every worker, also on one that is alone in its group of the moment and exchanges nothing."""
@@ -293,7 +327,8 @@ class Agreement:
         Raises:
             CheckpointError: the vectors do not fit the model.
         """
-        self._equal, self._owed, self._dropped, self._alike, self._unlooked = False, (), 0, 0, 0
+        self._equal, self._owed, self._dropped, self._alike = False, (), 0, 0
+        self._untold = 0
         if numbers.get("policy") != repr(self._policy):
             return
         flat = self._replica.flat

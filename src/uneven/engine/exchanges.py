@@ -108,6 +108,15 @@ class Exchanges:
         """What comes until the next step is none."""
         self._shadow.paused()
 
+    def resumed(self) -> None:
+        """A step begins."""
+        self._shadow.resumed()
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an exchange in the background is under way on all workers."""
+        return self._shadow.exchanging
+
     @property
     def failed(self) -> bool:
         """Whether an exchange in the background has failed."""

@@ -1,7 +1,8 @@
 """The fast loop: what happens around each of the user's iterations.
 
 It marks time, hands weights to the carrier, writes a record and gives the slow loop its turn. Everything here
-runs on every step, so everything here is counted into ``control_s``.
+runs on every step, so everything here is counted into ``control_s``, but for marks in time. Where a shadow exchanges
+beside the training and shares stay as they are, most steps leave nothing but those, and are taken in together.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from uneven.control import Decider, Forecaster
 from uneven.control.forecast import Forecast
 from uneven.control.reports import Report
 from uneven.core.actions import Payload, StepPlan
-from uneven.core.records import ForecastRecord, ProfileRecord, SplitRecord
+from uneven.core.records import ForecastRecord, SplitRecord
 from uneven.core.views import Limits
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
@@ -36,11 +37,12 @@ from uneven.engine.connect import Connection, compare, gradient_group
 from uneven.engine.heap import keep_freed_memory
 from uneven.engine.partake import Terms, agree, hand_out_for, serve
 from uneven.engine.plans import Plans
-from uneven.engine.profiling import profile_together
-from uneven.engine.scribe import Scribe
+from uneven.engine.profiling import profile_record, profile_together
+from uneven.engine.scribe import Scribe, tell_nonfinite
 from uneven.engine.served import Served
 from uneven.engine.slow import SlowLoop
-from uneven.errors import ConfigError, NonFiniteError
+from uneven.engine.stride import Pace, Stride
+from uneven.errors import ConfigError
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
 from uneven.sync import SyncPolicy, outlook
@@ -86,6 +88,8 @@ class FastLoop:
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._part: Part | None = None
+        self._stride, self._pace = Stride(), Pace()
+        self._spent_s = time.thread_time  # computing, which sets the pace
         self._epoch = -1
         self._steps = 0
         self._exchange_cost_s = 0.0
@@ -109,13 +113,17 @@ class FastLoop:
         compare(self._connection.transport, said, "session.setup")
         self.attached = True
         self._give_back = keep_freed_memory(self) if device.type == "cpu" else None
+        # Where a device computes, this thread's own time tells nothing of how long a step takes.
+        self._spent_s = time.thread_time if device.type == "cpu" else time.perf_counter
         self.books = Books(self._rank, self._scribe, device)
         if self.hand_out is not None:
             self.agreement = serve(self._terms(), model, self.hand_out, self._world)
+            self.agreement.waiting = self._stride.over
             return None
         out = outlook(self._policy, self._members, self._sites)
         if not out.gradients_of_all(self._members):
             self.agreement = agree(self._terms(), model, out)
+            self.agreement.waiting = self._stride.over
         if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
             self.carrier = GradientCarrier(
                 observer=self.books.meter,
@@ -132,7 +140,7 @@ class FastLoop:
             policy=self._policy, rank=self._rank, members=self._members, sites=self._sites,
             connection=self._connection, config=self._config, scribe=self._scribe, observer=self.books.meter,
             # Not a method: the connection outlives the session, which a carrier of gradients would lead back to.
-            tell_nonfinite=partial(partial, _tell_nonfinite, self._scribe, self._config, self._rank),
+            tell_nonfinite=partial(partial, tell_nonfinite, self._scribe, self._config, self._rank),
         )  # fmt: skip
 
     def start(
@@ -214,19 +222,8 @@ class FastLoop:
                 within_s=within_s,
             )
         limits = profiled_limits(limits, profiles, total)
-        own = profiles[self._rank]
-        self._scribe.write(
-            ProfileRecord(
-                rank=self._rank,
-                at_s=time.time(),
-                sizes=own.sizes,
-                seconds=own.seconds,
-                saturation=own.saturation,
-                most=limits.upper[self._rank],
-                failed=own.failed,
-                took_s=time.perf_counter() - began_s,
-            )
-        )
+        took_s = time.perf_counter() - began_s
+        self._scribe.write(profile_record(self._rank, profiles[self._rank], limits.upper[self._rank], took_s))
         self._agreed = replace(self._agreed, limits=limits)
         self._agreed.balancer.profiled(profiles)
         self._slow = self._slow_loop(self._agreed, profiles)
@@ -244,6 +241,10 @@ class FastLoop:
         assert self._slow is not None
         return self._slow.shares(iteration)
 
+    def settled(self) -> bool:
+        """Whether no split will be decided any more."""
+        return self._slow is not None and not self._slow.adapts
+
     def current_shares(self) -> tuple[int, ...]:
         """The split of the batch in the user's hands, else the newest one."""
         return self._part.shares if self._part is not None else self.newest_shares()
@@ -258,6 +259,13 @@ class FastLoop:
         Raises:
             ConfigError: several workers, and no model whose gradients are exchanged.
         """
+        stride = self._stride
+        if stride.left and part.epoch == self._epoch and part.shares is stride.shares:
+            stride.began = self.books.meter.glance()
+            self._part = part
+            self._scribe.iteration = part.iteration
+            return
+        self._take_in()
         entered_s = time.perf_counter()
         if not self.attached and len(self._members) > 1:
             raise ConfigError(
@@ -266,12 +274,14 @@ class FastLoop:
             )
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self.books.meter.pause()
-        self._epoch = part.epoch
+        self._epoch, stride.shares = part.epoch, part.shares
         self._part = part
         self._scribe.iteration = part.iteration
         plan = self._plan()
         if self.agreement is not None:
             self.agreement.before(part, plan)
+            if self.agreement.strides:
+                self._pace.start(self._steps, self._spent_s(), time.perf_counter())
         if self.carrier is not None:
             group = self._averaging(plan)
             self.carrier.begin(part.iteration, self._weight(part, group), exchanging=group is not None)
@@ -304,17 +314,24 @@ class FastLoop:
 
     def end(self) -> None:
         """The iteration is over: the user asks for the next batch, or leaves the loop."""
-        leaving, met = sys.exc_info()[0] is GeneratorExit, True
-        if self.agreement is not None and self._part is not None:
-            met = self.agreement.after(self._part, leaving)
+        part, leaving, met = self._part, sys.exc_info()[0] is GeneratorExit, True
+        stride = self._stride
+        if stride.left > 1 and part is not None and not leaving:
+            stride.over.append((part, stride.began, self.books.meter.glance(), time.time()))
+            stride.left -= 1
+            self._part = stride.began = None
+            return
+        self._take_in()
+        if self.agreement is not None and part is not None:
+            met = self.agreement.after(part, leaving)
         self.books.meter.end()
         entered_s = time.perf_counter()
-        part, self._part = self._part, None
+        self._part = None
         if part is None or self._slow is None:
             return
         self._steps += 1
         heard = self._heard()
-        self.books.end(part)
+        self.books.end(part, time.time())
         adapts = self._slow.adapts
         due = adapts and self._slow.due(part.iteration, heard)
         if due or leaving or (adapts and self._slow.watches) or self.books.meter.ripe(adapts):
@@ -323,7 +340,24 @@ class FastLoop:
             self._exchange(part.iteration, heard, met)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
+        agreed = self.agreement
+        if agreed is not None and agreed.strides and not (adapts or leaving or agreed.showing):
+            stride.left = self._pace.next(self._steps, self._spent_s(), time.perf_counter())
         self.books.control_s += time.perf_counter() - entered_s
+
+    def _take_in(self) -> None:
+        """The steps of a stride; none joins it any more."""
+        if self._stride.left:
+            entered_s = time.perf_counter()
+            self._steps += self._stride.end(self.books, self.agreement, self._part)
+            self.books.control_s += time.perf_counter() - entered_s
+
+    def over(self) -> None:
+        """The epoch has no more batches; its last step has just ended."""
+        self._take_in()
+        if self.agreement is not None:
+            self.agreement.paused()
+        self.read()
 
     def _heard(self) -> Heard | None:
         """See :meth:`SlowLoop.tick`. All must hear the same, so calls count only where all exchanged gradients."""
@@ -339,6 +373,7 @@ class FastLoop:
 
     def read(self) -> None:
         """Take in what has been measured and not been read."""
+        self._take_in()
         if self._slow is not None:
             self.books.read(self._slow)
 
@@ -355,7 +390,7 @@ class FastLoop:
                 self._nonfinite(name)
 
     def _nonfinite(self, what: str) -> None:
-        _tell_nonfinite(self._scribe, self._config, self._rank, what)
+        tell_nonfinite(self._scribe, self._config, self._rank, what)
 
     def _split(self, record: SplitRecord) -> None:
         if self._rank == 0:
@@ -373,15 +408,19 @@ class FastLoop:
 
     def evaluated(self) -> AbstractContextManager[None]:
         """See :meth:`uneven.Session.evaluated`."""
+        self._take_in()
+        self.books.meter.interrupted()
         return self.agreement.evaluated() if self.agreement is not None else nullcontext()
 
     def load_agreement(self, numbers: dict[str, Any], vectors: dict[str, torch.Tensor]) -> None:
         """Inverse of :meth:`agreement_state`."""
+        self._take_in()
         if self.agreement is not None and numbers:
             self.agreement.load_state_dict(numbers, vectors)
 
     def agreement_state(self, parts: tuple[Part, ...] = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the policy and its merges keep: numbers and vectors. ``parts`` are in the hands of several threads."""
+        self._take_in()
         hand = parts if self._part is None else (self._part,)
         return self.agreement.state_dict(hand) if self.agreement is not None else ({}, {})
 
@@ -407,11 +446,3 @@ class FastLoop:
         self.books.close()
         if self._give_back is not None:
             self._give_back()
-
-
-def _tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> None:
-    error = NonFiniteError(what, (rank,), scribe.iteration)
-    raising = config.nonfinite == "raise"
-    scribe.event("non-finite", str(error), warn=not raising)
-    if raising:
-        raise error

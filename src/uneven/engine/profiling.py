@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from uneven.balance.profile import Profile
+from uneven.core.records import ProfileRecord
 from uneven.engine.connect import compare
 from uneven.errors import ConfigError, TrainingError
 from uneven.measure.profile import take_profile
@@ -70,6 +72,24 @@ def profile_together(
         if "error" in row:
             raise TrainingError(f"session.profile: rank {rank} failed: {row['error']}")
     return {rank: _read(row) for rank, row in enumerate(rows)}
+
+
+def profile_record(rank: int, own: Profile, most: int, took_s: float) -> ProfileRecord:
+    """What the journal keeps of a worker's profile.
+
+    Args:
+        most: samples that the worker may be given.
+    """
+    return ProfileRecord(
+        rank=rank,
+        at_s=time.time(),
+        sizes=own.sizes,
+        seconds=own.seconds,
+        saturation=own.saturation,
+        most=most,
+        failed=own.failed,
+        took_s=took_s,
+    )
 
 
 def steps_on(

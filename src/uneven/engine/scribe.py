@@ -12,6 +12,7 @@ from pathlib import Path
 
 from uneven.config import RunConfig
 from uneven.core.records import EventRecord, Record, RunRecord, ScalarRecord
+from uneven.errors import NonFiniteError
 from uneven.journal import END, PLAN, BackgroundWriter, Writer, plan_message, rank_path
 from uneven.world import World
 
@@ -110,3 +111,16 @@ class Scribe:
             self.event(FAILED, f"{type(error).__name__}: {error}")
         self._writer.close()
         self._writer = None
+
+
+def tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> None:
+    """Write down that this rank has met a NaN or an infinity.
+
+    Raises:
+        NonFiniteError: that is what the settings say.
+    """
+    error = NonFiniteError(what, (rank,), scribe.iteration)
+    raising = config.nonfinite == "raise"
+    scribe.event("non-finite", str(error), warn=not raising)
+    if raising:
+        raise error

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -49,6 +49,9 @@ class Served:
         on_record: told of every exchange.
         on_lost: told once of each rank that has not come to a meeting.
         on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
+
+    Attributes:
+        strides, waiting: see ``Agreement``.
     """
 
     def __init__(
@@ -77,10 +80,13 @@ class Served:
         self._landed: deque[ExchangeRecord] = deque()  # of the shadow
         self._refused = False  # an update of the shadow's
         self._loaded: Values | None = None  # the copy to begin with
-        self.clock = 0  # steps taken
+        self.clock = 0  # steps taken in
         self._epoch = -1
         self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
+        self._untold = 0  # steps that the shadow has not been told of
         self._plan = StepPlan()
+        self.strides = False
+        self.waiting: Sized = ()
         self._owed = False  # what the plan says of the last step
         self._in_hand = False  # a batch
         self._following = False  # the replica is the copy, as of the last pull
@@ -114,13 +120,17 @@ class Served:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
         self.copy.begin(self._loaded, self.clock)
         self._make_up()
-        self._plan = plan
+        if plan is not self._plan:
+            self._plan = plan
+            seldom = self._plans.constant and all(one.load < 1.0 for one in plan.exchanges)
+            self.strides = 0 < len(_of(plan, Moment.BACKGROUND)) == len(plan.exchanges) and seldom and not plan.waits
         if self._epoch != part.epoch:
             self._epoch = part.epoch
-            self._shadow.paused()
+            self._pause()
             self._through(part.epoch)  # perhaps without a sample of the one before
             # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
             self._following &= all(one.quorum is None for one in plan.exchanges)
+        self._shadow.resumed()
         moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
         due = self._due()
         known = self.copy.base is not None and (self._following or bool(_of(plan, Moment.BACKGROUND)))
@@ -131,6 +141,20 @@ class Served:
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Before a step of the optimizer: every batch counts here."""
 
+    def took(self, parts: Iterable[Part]) -> None:
+        """So many steps are over, and nothing is to be done for it: nobody waits for a clock in strides."""
+        for part in parts:
+            self._count(part)
+            self._dropped += len(self._plan.exchanges)
+
+    def _count(self, part: Part) -> None:
+        self._in_hand = False
+        self.clock += 1
+        self._gap += 1
+        self._samples += part.batch(self._rank)
+        self._iteration = part.iteration
+        self._untold += 1
+
     def after(self, part: Part, leaving: bool) -> bool:
         """A step is over.
 
@@ -140,15 +164,11 @@ class Served:
         Returns:
             False: nobody has waited for everybody.
         """
-        self._in_hand = False
-        self.clock += 1
-        self._gap += 1
-        self._samples += part.batch(self._rank)
-        self._iteration = part.iteration
+        self._count(part)
         self._write_down()
-        self._shadow.stepped()
+        self._tell()
         if leaving:
-            self._shadow.paused()
+            self._pause()
             self._owed, self._following = True, False
             self._through(part.epoch + 1)
             return False
@@ -158,6 +178,32 @@ class Served:
         if not more:
             self._through(part.epoch + 1)
         return False
+
+    def _tell(self) -> None:
+        """Tell the shadow of the newest steps."""
+        steps, self._untold = self._untold, 0
+        if steps:
+            self._shadow.stepped(steps)
+
+    def paused(self) -> None:
+        """The newest step has just ended, and what comes until the next one is none."""
+        self._tell()
+        self._pause()
+
+    def _pause(self) -> None:
+        """What comes until the next step is none."""
+        self._untold = 0
+        self._shadow.paused()
+
+    @property
+    def showing(self) -> bool:
+        """Whether the model is the one to evaluate."""
+        return self._shown is not None
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an exchange is under way beside the training."""
+        return self._shadow.exchanging
 
     def _carry(self, due: int) -> None:
         for exchange in (*_of(self._plan, Moment.BACKWARD), *_of(self._plan, Moment.STEP)):
@@ -221,7 +267,8 @@ class Served:
             self._refused = True
             self.copy.follow(0)
             return False
-        self._landed.append(self._record(order, own, outcome, late, began_s, self.clock - order.clock))
+        meanwhile = self.clock + len(self.waiting) - order.clock
+        self._landed.append(self._record(order, own, outcome, late, began_s, meanwhile))
         self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
         return False
 
@@ -293,7 +340,7 @@ class Served:
 
     def _settle(self) -> None:
         """Let nothing be under way beside the training."""
-        self._shadow.paused()
+        self._pause()
         exchange = next(iter(_of(self._plan, Moment.BACKGROUND)), None)
         if exchange is not None:
             self._shadow.rest(Order(exchange, self.clock, self._iteration, 0, 0, 1.0))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from uneven.measure.clock import Clock, Mark
@@ -29,7 +29,7 @@ _USUAL, _SPREADS, _NEWEST = 0.22, 2.5, 0.1
 so many times what is usual here, in which the newest counts so much; differences of logarithms."""
 
 _KNOWN_EVERY = 8
-"""Where the training waits for no exchange, the processor time of one iteration in so many is asked for: for a process
+"""Where the training waits for no exchange, the processor time is asked for after so many iterations: for a process
 with a hundred threads the kernel takes as long for the answer as all other measuring does."""
 
 
@@ -41,8 +41,8 @@ class Timing(NamedTuple):
     sockets is work, and a worker with a tenth of a core needs ten times as long for it as one with a whole one.
 
     ``local_cpu_s`` and ``exchange_cpu_s`` are the processor time of this process, all threads, in the two parts of the
-    iteration; 0 where the clock cannot tell. Where the training waits for no exchange, the first is measured now and
-    then, and in between the same part of ``local_s`` as when it was measured last.
+    iteration; 0 where the clock cannot tell. Where the training waits for no exchange, the first is measured for
+    several iterations together, and is the same part of ``local_s`` as when it was measured last.
     """
 
     iteration: int
@@ -69,8 +69,9 @@ class _Marks:
     iteration: int
     asked: Mark  # when the batch was asked for
     begin: Mark
-    exchanges: list[tuple[Mark, Mark]] = field(default_factory=list)
+    exchanges: tuple[tuple[Mark, Mark], ...] = ()
     end: Mark = None
+    worked: Mark = None  # the processor time between here and the end is known, too
 
 
 class Meter:
@@ -85,14 +86,34 @@ class Meter:
         self._since: Mark = None  # the training has gone on since then, with nothing read
         self._usual_s = math.nan
         self._spread = 0.0  # mean difference from it
-        self._pace = 0.0  # processor time in a second of local time, where it was measured last
+        self._pace = 0.0  # processor time in a second of training without exchanges, where it was measured last
+        self._worked: Mark = None  # where the processor time was asked for last, with no pause since
+        self._unknown = _KNOWN_EVERY  # iterations since then; so many as if, before the first one
         self._exchanges = False  # whether the training has ever waited for an exchange
 
     def begin(self, iteration: int) -> None:
         """A batch is about to be handed over."""
-        now = self._clock.mark() if self._exchanges or self._asked is None else self._clock.glance()
-        self._open = _Marks(iteration, now if self._asked is None else self._asked, now)
+        now = self._clock.mark() if self._exchanges or self._worked is None else self._clock.glance()
+        self._worked = now if self._worked is None else self._worked
+        self._open_at(iteration, now)
+
+    def _open_at(self, iteration: int, begin: Mark) -> None:
+        self._open = _Marks(iteration, begin if self._asked is None else self._asked, begin)
         self._asked = self._ready = None
+
+    def glance(self) -> Mark:
+        """This moment, for :meth:`took` and :meth:`began`."""
+        return self._clock.glance()
+
+    def took(self, iteration: int, begin: Mark, end: Mark) -> None:
+        """An iteration in which nothing was exchanged, from glance to glance; instead of :meth:`begin` and :meth:`end`,
+        and before anything of a later one."""
+        self._open_at(iteration, begin)
+        self._close(end)
+
+    def began(self, iteration: int, begin: Mark) -> None:
+        """An iteration that began at an earlier glance is still under way; instead of :meth:`begin`."""
+        self._open_at(iteration, begin)
 
     def ready(self) -> None:
         """The last bucket of gradients is ready: compute ends."""
@@ -101,27 +122,35 @@ class Meter:
     def done(self) -> None:
         """The exchange is over: compute goes on."""
         if self._open is not None and self._ready is not None:
-            self._open.exchanges.append((self._ready, self._clock.mark()))
+            self._open.exchanges += ((self._ready, self._clock.mark()),)
             self._exchanges = True
         self._ready = None
 
     def end(self) -> None:
         """The next batch is asked for: the iteration is over."""
-        now = self._clock.mark() if self._known() else self._clock.glance()
+        known = self._exchanges or self._unknown + 1 >= _KNOWN_EVERY
+        now = self._clock.mark() if known else self._clock.glance()
+        if known and self._open is not None:
+            self._open.worked = self._worked
+            self._worked, self._unknown = now, -1
+        self._close(now)
+
+    def _close(self, end: Mark) -> None:
         if self._open is not None:
-            self._open.end = now
+            self._open.end = end
             self._closed.append(self._open)
             self._since = self._open.begin if self._since is None else self._since
-        self._open, self._asked = None, now
-
-    def _known(self) -> bool:
-        """Whether to ask for the processor time at the end of this iteration: at both ends of one in so many."""
-        return self._exchanges or self._open is None or self._open.iteration % _KNOWN_EVERY <= 1
+            self._unknown += 1
+        self._open, self._asked = None, end
 
     def pause(self) -> None:
         """What comes now belongs to no iteration (the epoch is over; somebody evaluates). After it Python is as cold as
         it gets, which is no moment to begin with reading."""
-        self._asked = self._since = None
+        self._asked = self._since = self._worked = None
+
+    def interrupted(self) -> None:
+        """What comes until the end of the iteration is not all training; its processor time tells nothing."""
+        self._worked = None
 
     def ripe(self, acts: bool = True) -> bool:
         """Whether to read what has ended: after a second, thirty-two iterations, or one that was not as usual.
@@ -178,8 +207,9 @@ class Meter:
         transfer_s = min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0
         local_s = data_s + compute_s
         local_cpu_s = between(marks.asked, marks.end)[1] - moved_s
+        if marks.worked is not None and not marks.exchanges:
+            went_on_s, used_s = between(marks.worked, marks.end)
+            self._pace = used_s / went_on_s if went_on_s > 0.0 else 0.0
         if math.isnan(local_cpu_s):
             local_cpu_s = self._pace * local_s
-        elif local_s > 0.0:
-            self._pace = local_cpu_s / local_s
         return Timing(marks.iteration, data_s, compute_s, exchange_s, transfer_s, local_cpu_s, moved_s)

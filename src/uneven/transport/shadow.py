@@ -59,6 +59,11 @@ class ShadowThread(Generic[Order]):
         return self._order is None  # asked after every step, so without the lock: only this side sets one
 
     @property
+    def exchanging(self) -> bool:
+        """Whether an exchange is under way that all others have begun as well, where they have to."""
+        return self._disturbing
+
+    @property
     def failed(self) -> bool:
         """Whether an exchange has failed."""
         with self._changed:
@@ -75,6 +80,11 @@ class ShadowThread(Generic[Order]):
     def paused(self) -> None:
         """What comes until the next step is none: the epoch is over, or somebody evaluates."""
         self._stepped_s = None
+
+    def resumed(self) -> None:
+        """A step begins; after a pause, steps are timed from now on."""
+        if self._stepped_s is None:
+            self._stepped_s = time.perf_counter()
 
     def free(self, load: float) -> bool:
         """Whether an exchange can begin: nothing is under way, and the training can afford it; never waits for anybody.

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from uneven.bench import sync
-from uneven.bench.arms_sync import EvenSampler, mlp
+from uneven.bench.arms_sync import Block, EvenSampler, mlp
 from uneven.bench.sync_cases import (
     AGAIN,
     BARE,
@@ -115,6 +115,10 @@ def test_a_task_comes_back_as_it_was_written(tmp_path: Path) -> None:
     for case in cases().values():
         write_task(tmp_path, case, "digits")
         assert read_task(tmp_path) == (case, "digits")
+
+
+def test_short_stretches_add_up_to_a_round() -> None:
+    assert Block.of([Block(1.5, 2, 20, 7), Block(0.25, 1, 10, 0)]) == Block(1.75, 3, 30, 7)
 
 
 def test_who_waits_for_nobody_counts_by_its_own_time() -> None:

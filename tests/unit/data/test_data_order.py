@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -118,6 +119,18 @@ def test_walk_asks_for_a_split_once_and_only_when_a_part_is_drawn() -> None:
     assert asked == [7]
     assert [part.size for part in walk] == [4, 2]
     assert asked == [7, 8, 9]
+
+
+@pytest.mark.parametrize("length", [3, 4, 67, 68, 69, 200])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_parts_that_are_cut_together_are_those_that_are_cut_one_by_one(length: int, drop_last: bool) -> None:
+    changed_at = 30  # decided long ago, but in force from here on only
+    plan = Plan(
+        batch_size=4, workers=2, split_for=lambda it: (3, 1) if it < changed_at else (1, 3), drop_last=drop_last
+    )
+    settled = replace(plan, settled=lambda: True)
+    for cursor in (Cursor(), Cursor(epoch=2, start=5, iteration=17)):
+        assert list(settled.walk(cursor, length)) == list(plan.walk(cursor, length))
 
 
 def test_drop_last_leaves_the_rest_out() -> None:

@@ -195,22 +195,29 @@ def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(l
     assert len(said) == exchanges
 
 
-@pytest.mark.parametrize(("load", "begun_at"), [(1.0, [1, 3, 7]), (0.5, [4, 8])])
-def test_where_exchanges_are_rare_it_is_asked_every_fourth_step_and_nothing_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, load: float, begun_at: list[int]
+@pytest.mark.parametrize(("load", "stride", "begun_at"), [(1.0, 1, [1, 3, 7]), (0.5, 4, [4, 8])])
+def test_where_exchanges_are_rare_several_steps_are_taken_in_together_and_nothing_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, load: float, stride: int, begun_at: list[int]
 ) -> None:
     model, optimizer = linear()
     one = Agreement(Shadow("ma", load=load), 0, (0,), {}, Replica(model))
     one.carry_by(roll=None, timeout_s=1.0, shadowed=True, observer=Nobody(), on_record=lambda record: None,
                  on_nonfinite=lambda: None)  # fmt: skip
     begun: list[Any] = []
+    told: list[int] = []
     monkeypatch.setattr(one._exchanges, "free_for", lambda exchange: one.clock in begun_at)
+    monkeypatch.setattr(one._exchanges, "stepped", told.append)
     monkeypatch.setattr(one._exchanges, "begin", begun.append)
     for iteration in range(9):
         now = part(iteration, 4 if iteration < 3 else 5)
         step(one, now, model, optimizer)
-        one.after(now, leaving=False)
+        assert one.strides == (load < 1.0)
+        if iteration % stride < stride - 1:
+            one.took([now])
+        else:
+            one.after(now, leaving=False)
     one.leave(failed=True)
+    assert told == [stride] * (9 // stride)
     before = [0, *begun_at]
     assert [order.clock for order in begun] == begun_at
     assert [order.gap for order in begun] == [clock - last for last, clock in pairwise(before)]

@@ -258,10 +258,10 @@ def test_without_exchanges_the_processor_time_is_asked_for_now_and_then(meter: M
         meter.end()
         clock.go(0.5, worked=0.25)
         meter.begin(iteration)
-    assert clock.glances == 11 + 7, "at each beginning, and at the end of all but 0, 1, 8 and 9"
+    assert clock.glances == 11 + 9, "at each beginning but the first, and at the end of all but 0 and 8"
     told = [timing.local_cpu_s for timing in meter.timings()]
-    assert told[:3] == [1.0, 1.25, 1.25]
-    assert told[3:] == pytest.approx([1.25] * 6 + [0.75] * 2), "between two, as when it was measured last"
+    assert told[:8] == pytest.approx([1.0] + [1.25] * 7), "as when it was measured last"
+    assert told[8:] == pytest.approx([2.5 * 9.0 / 20] * 3), "of the eight up to then"
     clock.glances = 3
     backward(meter, clock, 2.0, 3.0)  # the first exchange of all: how long its own side takes is not known yet
     meter.end()
@@ -270,6 +270,38 @@ def test_without_exchanges_the_processor_time_is_asked_for_now_and_then(meter: M
     backward(meter, clock, 2.0, 3.0)
     meter.end()
     first, second = meter.timings()
-    assert (first.transfer_s, first.local_cpu_s, first.exchange_cpu_s) == (0.0, pytest.approx(0.75), 3.0)
+    assert (first.transfer_s, first.local_cpu_s, first.exchange_cpu_s) == (0.0, pytest.approx(1.125), 3.0)
     assert (second.transfer_s, second.local_cpu_s) == (3.0, 2.5)
     assert clock.glances == 3
+
+
+def test_iterations_that_somebody_else_has_marked_are_like_all_others(meter: Meter, clock: Script) -> None:
+    meter.begin(0)
+    clock.go(1.0)
+    meter.end()
+    for number in range(1, 4):
+        clock.go(0.25)
+        begin = meter.glance()
+        clock.go(1.0)
+        meter.took(number, begin, meter.glance())
+    clock.go(0.25)
+    begin = meter.glance()
+    clock.go(0.5)
+    meter.began(4, begin)
+    clock.go(0.5)
+    meter.end()
+    found = meter.timings()
+    assert [one.iteration for one in found] == [0, 1, 2, 3, 4]
+    assert [(one.data_s, one.compute_s) for one in found] == [(0.0, 1.0)] + [(0.25, 1.0)] * 4
+
+
+def test_what_came_within_an_iteration_tells_nothing_of_the_processor_time(meter: Meter, clock: Script) -> None:
+    for number in range(20):
+        meter.begin(number)
+        if number == 5:
+            meter.interrupted()
+            clock.go(100.0, worked=0.0)  # others were waited for
+        clock.go(1.0, worked=0.5)
+        meter.end()
+    told = [one.local_cpu_s for one in meter.timings()]
+    assert told[:5] + told[6:] == pytest.approx([0.5] * 19)

@@ -113,6 +113,23 @@ def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch)
     assert heard.quiet == [True, False, True]
 
 
+def test_steps_are_timed_from_when_the_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, told = [100.0], []
+    monkeypatch.setattr("uneven.transport.shadow.time.perf_counter", lambda: now_s[0])
+    shadow: ShadowThread[str] = ShadowThread(lambda order, resting: True)
+    monkeypatch.setattr(shadow._toll, "stepped", lambda took_s, quiet_s, steps: told.append((took_s, steps)))
+    shadow.stepped(3)  # nobody knows how long these took
+    now_s[0] += 1.0
+    shadow.stepped(4)
+    shadow.paused()
+    now_s[0] += 60.0
+    shadow.resumed()
+    now_s[0] += 0.5
+    shadow.stepped(2)
+    assert told == [(1.0, 4), (0.5, 2)]
+    shadow.close()
+
+
 def test_what_goes_wrong_in_it_is_raised_where_the_training_is() -> None:
     def fail(order: str, resting: bool) -> bool:
         raise PeerError("rank 1 is gone")
