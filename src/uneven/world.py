@@ -44,6 +44,7 @@ class World:
         kind: "real" or "emulated".
         site: where it is, among the sites of a policy that looks at them: UNEVEN_SITE, or the host.
         meeting: the address of rank 0's machine, as the launcher says.
+        port: where the ranks meet there; 0 where nobody says.
     """
 
     rank: int = 0
@@ -56,6 +57,7 @@ class World:
     kind: str = "real"
     site: str = "localhost"
     meeting: str = "127.0.0.1"
+    port: int = 0
 
     @property
     def alone(self) -> bool:
@@ -83,6 +85,7 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         awaited=env.get(READY_VARIABLE) == "1",
         kind=env.get(WORLD_VARIABLE) or "real",
         meeting=env.get("MASTER_ADDR") or "127.0.0.1",
+        port=_integer(env, "MASTER_PORT", 0),
     )
     if not 0 <= world.rank < world.size:
         raise ConfigError(

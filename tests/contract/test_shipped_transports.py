@@ -11,6 +11,7 @@ from uneven.errors import PeerError
 from uneven.testing.contracts import check_transport
 from uneven.testing.ranks import RankContext, ranks
 from uneven.transport.collective import CollectiveTransport
+from uneven.transport.meeting import MeetingPlace
 from uneven.transport.rollcall import RollCall
 from uneven.transport.threads import Hub
 
@@ -31,5 +32,5 @@ def test_threads_say_who_was_missing() -> None:
 
 @ranks(3)
 def test_processes(me: RankContext) -> None:
-    roll = RollCall(c10d._get_default_store(), me.rank, me.size, 20.0)
+    roll = RollCall(MeetingPlace(c10d._get_default_store()), "uneven", me.rank, me.size, 20.0)
     check_transport(CollectiveTransport(20.0, roll))

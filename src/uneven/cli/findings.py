@@ -9,6 +9,9 @@ from enum import Enum
 MIB = 1024**2
 GIB = 1024**3
 
+LOOKUP_S = 0.5
+"""Our choice. Workers connect a few times each; a name server that answers does so within milliseconds."""
+
 
 class Level(Enum):
     """How much a finding matters."""
@@ -91,6 +94,7 @@ class Facts:
     gpu_error: str
     torch: TorchFacts
     interface: Interface
+    lookup_s: float  # until the name of its address is known, or that it has none
     data: DataFolder | None
     root: bool
     throttle_error: str  # "" if a child could be stopped, continued and its CPU time read
@@ -111,6 +115,7 @@ def findings(facts: Facts) -> list[Finding]:
         _gpus(facts),
         _nccl(facts),
         _interface(facts.interface),
+        _names(facts.lookup_s, facts.interface.address),
         _throttle(facts),
         *_emulator(facts),
         _data(facts.data),
@@ -216,6 +221,17 @@ def _interface(chosen: Interface) -> Finding:
         cure = "fine on one machine; across machines set GLOO_SOCKET_IFNAME to the interface between them"
         return Finding("interface", GOOD, text, cure)
     return Finding("interface", GOOD, text, "gloo takes it; GLOO_SOCKET_IFNAME chooses another one")
+
+
+def _names(lookup_s: float, address: str) -> Finding:
+    if lookup_s <= LOOKUP_S:
+        return Finding("names", GOOD, f"an address is looked up in {1e3 * lookup_s:.1f} ms", "workers meet at once")
+    address = address or "127.0.0.1"
+    cure = (
+        "torch looks up each worker that connects, all wait meanwhile, and short time-outs run out; "
+        f"add '::ffff:{address} NAME' to /etc/hosts, or mend the name server"
+    )
+    return Finding("names", NOTE, f"to look up an address takes {lookup_s:.1f} s or more", cure)
 
 
 def _throttle(facts: Facts) -> Finding:

@@ -27,8 +27,10 @@ from uneven.cli.findings import DataFolder, Facts, Gpu, Interface, TorchFacts
 from uneven.cli.limits import Limit, control_group_limit
 from uneven.cluster.processes import Process
 from uneven.emulate import probe
+from uneven.transport.patience import within
 
 TRIAL_LIMIT_S = 60.0
+LOOKUP_LIMIT_S = 3.0
 OPTIONAL = ("ray", "tensorboard")
 
 
@@ -40,6 +42,7 @@ def gather(environment: Mapping[str, str] = os.environ) -> Facts:
     cores = os.cpu_count() or 1
     isolation_error = probe.why_not_isolated()
     able = probe.able(isolated=isolation_error)
+    interface = choose_interface(environment.get("GLOO_SOCKET_IFNAME", ""))
     return Facts(
         system=platform.system(),
         python=sys.version_info[:3],
@@ -54,7 +57,8 @@ def gather(environment: Mapping[str, str] = os.environ) -> Facts:
         gpus=gpus,
         gpu_error=gpu_error,
         torch=try_torch(environment),
-        interface=choose_interface(environment.get("GLOO_SOCKET_IFNAME", "")),
+        interface=interface,
+        lookup_s=time_lookup(interface.address),
         data=look_at(environment["UNEVEN_DATA"]) if environment.get("UNEVEN_DATA") else None,
         root=hasattr(os, "geteuid") and os.geteuid() == 0,
         throttle_error=try_throttling(),
@@ -151,6 +155,16 @@ def _own_address() -> str:
             trial.bind(address)
             return str(address[0])
     return "127.0.0.1"
+
+
+def time_lookup(address: str, limit_s: float = LOOKUP_LIMIT_S) -> float:
+    """Seconds until it is known what an address is called, in the form in which torch's store asks, or that it has
+    no name; ``limit_s`` if nobody knows by then."""
+    asked = address if ":" in address else f"::ffff:{address or '127.0.0.1'}"
+    start_s = time.monotonic()
+    with contextlib.suppress(OSError):  # TimeoutError, or a name server that cannot be reached
+        within(limit_s, lambda: socket.getnameinfo((asked, 0), 0))
+    return time.monotonic() - start_s
 
 
 def look_at(path: str) -> DataFolder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -23,6 +24,7 @@ from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
+from uneven.transport.meeting import MeetingPlace
 from uneven.transport.patience import within
 from uneven.transport.rollcall import RollCall
 from uneven.transport.threads import Hub
@@ -32,17 +34,56 @@ _LINGER_S = 2.0
 
 
 class _OwnGroup:
-    """The default process group where a session made it; the last session that uses it destroys it."""
+    """The default process group where a session made it; the last session that uses it destroys it.
 
-    users = 0
+    The store that the ranks met at is kept for the sessions that follow. It may be rank 0 that keeps it for all, and
+    if it ended with the session, who is the first to join again could reach the one that is just ending.
+    """
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._where: tuple[str, int, int] | None = None
+        self._place: MeetingPlace | None = None
+        self._meeting = ""
+
+    def meet(self, world: World, timeout_s: float) -> c10d.Store:
+        """A part of the store for this meeting: a group is not to be found at the addresses of the one before.
+
+        Raises:
+            RuntimeError, ValueError, OSError: the store cannot be reached within ``timeout_s``.
+        """
+        where = (world.meeting, world.port, world.rank)
+        if self._place is not None and self._where == where:
+            with contextlib.suppress(RuntimeError):  # it has ended with who kept it, and another may come
+                return self._enter(self._place, world.rank, timeout_s)
+        # Size 1: the store is not to wait for the others, we do, and can say who is missing.
+        first = rendezvous("env://", world.rank, 1, timeout=timedelta(seconds=timeout_s))
+        self._place, self._where = MeetingPlace(within(timeout_s, lambda: next(first))[0]), where
+        return self._enter(self._place, world.rank, timeout_s)
+
+    def _enter(self, place: MeetingPlace, rank: int, timeout_s: float) -> c10d.Store:
+        self._meeting = f"uneven/{within(timeout_s, lambda: place.store.add(f'uneven/joins/{rank}', 1))}"
+        return c10d.PrefixStore(self._meeting, place.store)
+
+    def roll(self, world: World, timeout_s: float) -> RollCall:
+        """The roll of those who have met, here or in a group that the user has made."""
+        if self.users and self._place is not None:
+            return RollCall(self._place, self._meeting, world.rank, world.size, timeout_s)
+        return RollCall(MeetingPlace(c10d._get_default_store()), "uneven", world.rank, world.size, timeout_s)
+
+    def forget(self) -> None:
+        """Something has failed: the next to meet do so at a new store."""
+        self._place = None
 
     def enter(self) -> None:
         self.users += 1
 
-    def leave(self) -> None:
+    def leave(self, failed: bool = False) -> None:
         self.users -= 1
         if self.users == 0 and dist.is_initialized():
             dist.destroy_process_group()
+        if failed:
+            self.forget()
 
 
 _own = _OwnGroup()
@@ -75,7 +116,7 @@ class Connection:
                 self.roll.close(everybody=self.transport.rank == 0 and not failed)
             self.transport.close()
             if self.own_group is not None:
-                self.own_group.leave()
+                self.own_group.leave(failed)
             self.roll = self.own_group = None
 
 
@@ -121,13 +162,13 @@ def connect(world: World, timeout_s: float) -> Connection:
             )
     if own is not None:
         own.enter()
-    roll = RollCall(c10d._get_default_store(), world.rank, world.size, timeout_s)
+    roll = _own.roll(world, timeout_s)
     try:
         transport = CollectiveTransport(timeout_s, roll)
     except PeerError:
         roll.close()
         if own is not None:
-            own.leave()
+            own.leave(failed=True)
         raise
     return Connection(transport, roll, own)
 
@@ -136,13 +177,11 @@ def _join(world: World, timeout_s: float) -> None:
     limit = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
-        # Size 1: the store is not to wait for the others, we do, and can say who is missing.
-        store, _, _ = within(timeout_s, lambda: next(rendezvous("env://", world.rank, 1, timeout=limit)))
-        # The store may outlive a group: the next one must not meet at the addresses of the one before.
-        store = c10d.PrefixStore(f"uneven/{store.add(f'uneven/joins/{world.rank}', 1)}", store)
+        store = _own.meet(world, timeout_s)
         _await_all(store, world, limit)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:
+        _own.forget()
         if isinstance(error, PeerError):
             raise
         raise PeerError(

@@ -17,6 +17,7 @@ from datetime import timedelta
 from torch.distributed import distributed_c10d as c10d
 
 from uneven.errors import PeerError
+from uneven.transport.meeting import MeetingPlace
 from uneven.transport.patience import within
 
 _GRACE_S = 6.0
@@ -38,18 +39,21 @@ class RollCall:
     """One worker's line to the roll call.
 
     Args:
-        store: the key-value store that the ranks met at; asleep while all goes well.
+        place: the key-value store that the ranks met at; asleep while all goes well.
+        meeting: what begins the keys of this meeting there.
         timeout_s: the time-out of the exchanges, for the message.
 
     Attributes:
         waiting: whether this worker waits in an exchange now; set by those who carry them.
     """
 
-    def __init__(self, store: c10d.Store, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, place: MeetingPlace, meeting: str, rank: int, size: int, timeout_s: float) -> None:
         self.waiting = False
         self._verdict: dict[int, str] | None = None
-        count = store.add(f"uneven/roll-calls/{rank}", 1)  # tells apart the sessions that use one store
-        self._store = c10d.PrefixStore(f"uneven/roll-call/{count}", store)
+        count = place.store.add(f"{meeting}/roll-calls/{rank}", 1)  # tells apart the sessions of one process group
+        self._prefix = f"{meeting}/roll-call/{count}"
+        self._store = c10d.PrefixStore(self._prefix, place.store)
+        self._place = place
         self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
@@ -98,9 +102,9 @@ class RollCall:
         self._thread.join(1.0)
 
     def _answer(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the store has ended: there is nobody to answer
-            # A connection of its own, for a wait keeps it busy. Made here, as it may take torch seconds.
-            store = self._store.clone()  # type: ignore[attr-defined] # not in torch's stubs
+        # The store may have ended: nobody needs an answer then. Connected here, for that may take torch seconds.
+        with contextlib.suppress(RuntimeError), self._place.aside() as connection:
+            store = c10d.PrefixStore(self._prefix, connection)
             store.wait([f"call/{self._rank}"], _ASLEEP)
             if store.get(f"call/{self._rank}") == _LEAVE.encode():
                 return

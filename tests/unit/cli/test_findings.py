@@ -25,7 +25,7 @@ GOOD = Facts(
     system="Linux", python=(3, 11, 7), uneven="0.1.0", cores=8, usable_cores=8, quota_cores=None,
     memory_bytes=16 * GIB, available_bytes=12 * GIB, memory_limit_bytes=None, shared_memory_bytes=8 * GIB,
     gpus=(), gpu_error="NVML: no driver", torch=TORCH,
-    interface=Interface(name="eth0", address="192.0.2.7", forced=False), data=None, root=False,
+    interface=Interface(name="eth0", address="192.0.2.7", forced=False), lookup_s=0.001, data=None, root=False,
     throttle_error="", isolation_error="", bandwidth_error="", latency_error="",
     packages={"ray": "2.60.0", "tensorboard": ""},
 )  # fmt: skip
@@ -43,7 +43,7 @@ def test_a_good_machine_works_and_every_line_has_a_consequence() -> None:
     assert all(finding.found and finding.consequence for finding in found)
     topics = [finding.topic for finding in found]
     assert len(set(topics)) == len(topics)
-    assert {"python", "torch", "gloo", "cores", "memory", "gpus", "nccl", "interface", "throttling",
+    assert {"python", "torch", "gloo", "cores", "memory", "gpus", "nccl", "interface", "names", "throttling",
             "emulation", "latency", "data", "ray", "tensorboard"} <= set(topics)  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def test_the_reason_for_a_failed_trial_is_shown() -> None:
         ({"memory_limit_bytes": GIB}, "memory", "about 2 small workers"),
         ({"shared_memory_bytes": 64 * MIB}, "shared memory", "--shm-size"),
         ({"gpus": (Gpu(name="A", memory_bytes=GIB),)}, "gpus", "CPU build"),
+        ({"lookup_s": 3.0}, "names", "add '::ffff:192.0.2.7 NAME' to /etc/hosts"),
         ({"throttle_error": "no SIGSTOP"}, "throttling", "training is not affected"),
         ({"isolation_error": "only root may"}, "emulation", "shares of processor time only"),
         ({"bandwidth_error": "no tbf"}, "emulation", "refuses bandwidth limits"),

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from uneven.cli.machine import (
     gather,
     installed_version,
     look_at,
+    time_lookup,
     torch_facts,
     try_throttling,
     try_torch,
@@ -150,3 +152,24 @@ def test_gather_fills_everything(tmp_path: Path) -> None:
     assert 0 < facts.available_bytes <= facts.memory_bytes
     assert facts.data is not None
     assert not facts.data.exists
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's own function stands for one: which server the machine asks is not a test's to change."""
+    asked, answers = [], threading.Event()
+
+    def look_up(address: tuple[str, int], flags: int) -> None:
+        asked.append(address[0])
+        answers.wait(10)
+
+    monkeypatch.setattr(socket, "getnameinfo", look_up)
+    try:
+        assert 0.05 <= time_lookup("192.0.2.7", limit_s=0.05) < 5
+        assert time_lookup("fe80::1", limit_s=0.05) >= 0.05
+    finally:
+        answers.set()
+    assert asked == ["::ffff:192.0.2.7", "fe80::1"]
+
+
+def test_an_address_without_a_name_is_an_answer() -> None:
+    assert time_lookup("127.0.0.1") >= 0

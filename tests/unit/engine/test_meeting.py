@@ -1,0 +1,77 @@
+"""The store that the ranks meet at is used again, and another is found where it has ended. With real stores."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from torch import distributed as dist
+
+from uneven.emulate.ports import quiet_ports
+from uneven.engine.connect import _OwnGroup
+from uneven.transport.meeting import MeetingPlace
+from uneven.transport.rollcall import RollCall
+from uneven.world import World
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    (port,) = quiet_ports(1)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    yield World(rank=1, size=2, port=port)
+    gc.collect()
+
+
+def server(world: World) -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", world.port, is_master=True, wait_for_workers=False)
+
+
+def connections(world: World) -> set[int]:
+    """The local ports of this process's connections to the store."""
+    mine = psutil.Process(os.getpid()).net_connections("tcp")
+    return {one.laddr.port for one in mine if one.raddr and one.raddr.port == world.port}
+
+
+def test_who_meets_again_needs_no_new_connection(world: World) -> None:
+    keeper = server(world)
+    own = _OwnGroup()
+    made = []
+    for time in (1, 2, 3):
+        own.meet(world, 20.0)
+        own.enter()
+        roll = own.roll(world, 20.0)
+        assert keeper.check([f"uneven/{time}/roll-calls/1"])
+        roll.close()
+        made.append(connections(world))
+        own.leave()
+    assert len(made[0]) == 3, "the keeper's own, one to ask and one to wait"
+    assert made[0] == made[1] == made[2]
+
+
+def test_a_store_that_has_ended_is_left_for_the_next_one(world: World) -> None:
+    own = _OwnGroup()
+    keeper = server(world)
+    own.meet(world, 20.0)
+    own.meet(world, 20.0)
+    assert keeper.add("uneven/joins/1", 0) == 2
+    del keeper
+    gc.collect()
+    keeper = server(world)
+    own.meet(world, 20.0)
+    assert keeper.add("uneven/joins/1", 0) == 1
+
+
+def test_two_who_wait_have_a_connection_each(world: World) -> None:
+    keeper = server(world)
+    place = MeetingPlace(keeper)
+    rolls = [RollCall(place, f"uneven/{which}", 0, 1, 20.0) for which in range(2)]
+    for roll in rolls:
+        roll.close()
+    with place.aside() as first, place.aside() as second:
+        assert first is not second
+        first.set("key", "value")
+        assert second.get("key") == b"value"
