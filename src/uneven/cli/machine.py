@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import fields
@@ -27,7 +28,6 @@ from uneven.cli.findings import DataFolder, Facts, Gpu, Interface, TorchFacts
 from uneven.cli.limits import Limit, control_group_limit
 from uneven.cluster.processes import Process
 from uneven.emulate import probe
-from uneven.transport.patience import within
 
 TRIAL_LIMIT_S = 60.0
 LOOKUP_LIMIT_S = 3.0
@@ -161,9 +161,15 @@ def time_lookup(address: str, limit_s: float = LOOKUP_LIMIT_S) -> float:
     """Seconds until it is known what an address is called, in the form in which torch's store asks, or that it has
     no name; ``limit_s`` if nobody knows by then."""
     asked = address if ":" in address else f"::ffff:{address or '127.0.0.1'}"
+
+    def look_up() -> None:
+        with contextlib.suppress(OSError):  # a name server that cannot be reached
+            socket.getnameinfo((asked, 0), 0)
+
     start_s = time.monotonic()
-    with contextlib.suppress(OSError):  # TimeoutError, or a name server that cannot be reached
-        within(limit_s, lambda: socket.getnameinfo((asked, 0), 0))
+    thread = threading.Thread(target=look_up, name="uneven-look-up", daemon=True)  # left behind where it hangs
+    thread.start()
+    thread.join(limit_s)
     return time.monotonic() - start_s
 
 
