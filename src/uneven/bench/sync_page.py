@@ -7,7 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.bench.sync_cases import TWINS
+from uneven.bench.sync_cases import BARE, TWINS
 from uneven.bench.sync_table import OURS_NOT
 
 
@@ -24,8 +24,8 @@ def _case(name: str, case: dict[str, Any]) -> Table:
         title=f"{name}: {case['about']}; losses after {case['equal_samples']:,.0f} samples and after "
         f"{case['equal_time_s']:.1f} s"
         + (f"; fr- is every {case['twins_every']} steps" if set(case["policies"]) & set(TWINS.values()) else ""),
-        caption="per s: samples; share: of the unsynchronised, with the middle half of the rounds; bare: beside gloo's "
-        "sums of zeros; n samples, t seconds"
+        caption="per s: samples; share: of the unsynchronised, with the middle half of the rounds; n samples, t seconds"
+        + ("; bare: beside gloo's sums of zeros" if BARE in case["policies"] else "")
         + "".join(f"; left out: {name}, {why.partition(':')[0]}" for name, why in case["left_out"].items()),
         box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
     )  # fmt: skip

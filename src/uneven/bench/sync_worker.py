@@ -50,6 +50,7 @@ def main(directory: Path) -> None:
     """Run the case that lies in ``directory``."""
     report_failures()
     torch.set_num_threads(1)
+    _count_tiny_numbers_as_zero()
     case, data = read_task(directory)
     rank = discover().rank
     os.environ[SITE_VARIABLE] = f"site{rank * 2 // case.workers}"
@@ -64,6 +65,16 @@ def main(directory: Path) -> None:
     run.close()
     connection.close()
     stage.close()
+
+
+def _count_tiny_numbers_as_zero() -> None:
+    """In every arm, as a user would: where units of a network die, their momentum decays to numbers below 1.2e-38.
+
+    Those cost a processor a hundred times as much. A block momentum of 0.875 was seen to let three units in four of
+    this network die; their momentum made a step three times as long, and left the loss as it was.
+    """
+    if not torch.set_flush_denormal(True):
+        sys.stderr.write("this processor keeps numbers below 1.2e-38: arms that come to have such ones are slower\n")
 
 
 class _Run:

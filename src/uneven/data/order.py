@@ -150,7 +150,7 @@ class Plan:
         """The next parts, where they are known to be split as this one is."""
         count = min(_AT_ONCE, (length - part.end) // self.batch_size)
         last = part.iteration + count
-        if count == 0 or part.size < self.batch_size or not self.settled() or self.split_for(last) != part.shares:
+        if count == 0 or not self.settled() or self.split_for(last) != part.shares:
             return []
         return [
             Part(

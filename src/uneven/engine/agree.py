@@ -68,7 +68,6 @@ class Agreement:
         self._fresh = [0] * len(members)  # samples of each rank since its last exchange, but for …
         self._shares: tuple[int, ...] = ()  # … those of the newest steps, …
         self._alike = 0  # … of which there are so many with these shares
-        self._untold = 0  # steps that the shadow has not been told of
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
         self._equal = True  # whether all replicas are known to be the same
@@ -100,7 +99,7 @@ class Agreement:
         self.open()
         if part.epoch != self._epoch:
             self._epoch = part.epoch
-            self._pause()
+            self._exchanges.paused()
         self._exchanges.resumed()
         self._take(plan)
         self._padded = part.batch(self._rank) == 0
@@ -161,7 +160,7 @@ class Agreement:
             self._tally()
             self._shares = part.shares
         self._alike += 1
-        self._untold += 1
+        self._exchanges.counted()
         self._equal = False
 
     def after(self, part: Part, leaving: bool) -> bool:
@@ -175,10 +174,10 @@ class Agreement:
             Whether everybody has waited for everybody, or in groups for some.
         """
         self._count(part)
-        self._tell()
+        self._exchanges.stepped()
         if leaving:
             self._dropped += len(self._beside)
-            self._pause()
+            self._exchanges.paused()
             self._owed = self._after
             return False
         self._look()
@@ -194,20 +193,9 @@ class Agreement:
             else:
                 self._dropped += 1
 
-    def _tell(self) -> None:
-        """Tell the shadow of the newest steps."""
-        steps, self._untold = self._untold, 0
-        if steps:
-            self._exchanges.stepped(steps)
-
     def paused(self) -> None:
         """The newest step has just ended, and what comes until the next one is none."""
-        self._tell()
-        self._pause()
-
-    def _pause(self) -> None:
-        """What comes until the next step is none."""
-        self._untold = 0
+        self._exchanges.stepped()
         self._exchanges.paused()
 
     def _tally(self) -> None:
@@ -269,7 +257,7 @@ class Agreement:
         """Inside, the model is the one that the policy names. All workers enter it; see ``Session.evaluated``."""
         self._begin()
         self._make_up()
-        self._pause()
+        self._exchanges.paused()
         self._settle()
         shown = self._shown()
         if shown is None:
@@ -328,7 +316,7 @@ class Agreement:
             CheckpointError: the vectors do not fit the model.
         """
         self._equal, self._owed, self._dropped, self._alike = False, (), 0, 0
-        self._untold = 0
+        self._exchanges.paused()
         if numbers.get("policy") != repr(self._policy):
             return
         flat = self._replica.flat

@@ -97,12 +97,16 @@ class Exchanges:
         """
         return self._shadow.free(exchange.load)
 
-    def stepped(self, steps: int = 1) -> None:
-        """The training has taken a step, or several; what has been noted of finished exchanges is handed over."""
+    def counted(self) -> None:
+        """The training has taken a step."""
+        self._shadow.counted()
+
+    def stepped(self) -> None:
+        """The last of the steps that were counted has just ended; what has been noted of exchanges is handed over."""
         if self._landed:
             self.write_down()
         if self.shadowed:
-            self._shadow.stepped(steps)
+            self._shadow.stepped()
 
     def paused(self) -> None:
         """What comes until the next step is none."""

@@ -83,7 +83,6 @@ class Served:
         self.clock = 0  # steps taken in
         self._epoch = -1
         self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
-        self._untold = 0  # steps that the shadow has not been told of
         self._plan = StepPlan()
         self.strides = False
         self.waiting: Sized = ()
@@ -126,7 +125,7 @@ class Served:
             self.strides = 0 < len(_of(plan, Moment.BACKGROUND)) == len(plan.exchanges) and seldom and not plan.waits
         if self._epoch != part.epoch:
             self._epoch = part.epoch
-            self._pause()
+            self._shadow.paused()
             self._through(part.epoch)  # perhaps without a sample of the one before
             # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
             self._following &= all(one.quorum is None for one in plan.exchanges)
@@ -153,7 +152,7 @@ class Served:
         self._gap += 1
         self._samples += part.batch(self._rank)
         self._iteration = part.iteration
-        self._untold += 1
+        self._shadow.counted()
 
     def after(self, part: Part, leaving: bool) -> bool:
         """A step is over.
@@ -166,9 +165,9 @@ class Served:
         """
         self._count(part)
         self._write_down()
-        self._tell()
+        self._shadow.stepped()
         if leaving:
-            self._pause()
+            self._shadow.paused()
             self._owed, self._following = True, False
             self._through(part.epoch + 1)
             return False
@@ -179,20 +178,9 @@ class Served:
             self._through(part.epoch + 1)
         return False
 
-    def _tell(self) -> None:
-        """Tell the shadow of the newest steps."""
-        steps, self._untold = self._untold, 0
-        if steps:
-            self._shadow.stepped(steps)
-
     def paused(self) -> None:
         """The newest step has just ended, and what comes until the next one is none."""
-        self._tell()
-        self._pause()
-
-    def _pause(self) -> None:
-        """What comes until the next step is none."""
-        self._untold = 0
+        self._shadow.stepped()
         self._shadow.paused()
 
     @property
@@ -340,7 +328,7 @@ class Served:
 
     def _settle(self) -> None:
         """Let nothing be under way beside the training."""
-        self._pause()
+        self._shadow.paused()
         exchange = next(iter(_of(self._plan, Moment.BACKGROUND)), None)
         if exchange is not None:
             self._shadow.rest(Order(exchange, self.clock, self._iteration, 0, 0, 1.0))

@@ -34,6 +34,11 @@ class ASP(SyncPolicy):
         return self._plan(view.members)
 
     @property
+    def constant(self) -> bool:
+        """Always."""
+        return True
+
+    @property
     def facts(self) -> Facts:
         """Nobody waits; staleness has no bound."""
         return Facts(

@@ -45,6 +45,7 @@ class ShadowThread(Generic[Order]):
         self._toll = Toll(patience_s)
         self._through_s = -math.inf  # when the last one was through that the training went on beside
         self._stepped_s: float | None = None
+        self._untold = 0  # steps that the toll has not been told of
 
     @property
     def idle(self) -> bool:
@@ -69,8 +70,15 @@ class ShadowThread(Generic[Order]):
         with self._changed:
             return self._ended and not self._leaving
 
-    def stepped(self, steps: int = 1) -> None:
-        """The training has taken a step, or several; how long they took says what exchanges cost."""
+    def counted(self) -> None:
+        """The training has taken a step, which :meth:`stepped` will speak of."""
+        self._untold += 1
+
+    def stepped(self) -> None:
+        """The last of the steps that were counted has just ended; how long they took says what exchanges cost."""
+        steps, self._untold = self._untold, 0
+        if not steps:
+            return
         now_s = time.perf_counter()
         if self._stepped_s is not None:
             quiet_s = 0.0 if self._disturbing else now_s - self._through_s
@@ -79,7 +87,7 @@ class ShadowThread(Generic[Order]):
 
     def paused(self) -> None:
         """What comes until the next step is none: the epoch is over, or somebody evaluates."""
-        self._stepped_s = None
+        self._untold, self._stepped_s = 0, None
 
     def resumed(self) -> None:
         """A step begins; after a pause, steps are timed from now on."""

@@ -206,7 +206,7 @@ def test_where_exchanges_are_rare_several_steps_are_taken_in_together_and_nothin
     begun: list[Any] = []
     told: list[int] = []
     monkeypatch.setattr(one._exchanges, "free_for", lambda exchange: one.clock in begun_at)
-    monkeypatch.setattr(one._exchanges, "stepped", told.append)
+    monkeypatch.setattr(one._exchanges._shadow._toll, "stepped", lambda took_s, quiet_s, steps: told.append(steps))
     monkeypatch.setattr(one._exchanges, "begin", begun.append)
     for iteration in range(9):
         now = part(iteration, 4 if iteration < 3 else 5)

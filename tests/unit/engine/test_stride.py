@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 import uneven
 from uneven import journal
 from uneven.core.records import StepRecord
+from uneven.engine.agree import Agreement
 from uneven.engine.state import unpack
 from uneven.engine.stride import Pace
 from uneven.errors import TrainingError
@@ -52,6 +53,8 @@ class Trained:
             self.looks.append(steps)
             return 8
 
+        assert self.session._loop.agreement is not None
+        self.agreement = self.session._loop.agreement
         self.session._loop._pace.next = long  # type: ignore[method-assign] # as long as they get
 
     def epoch(self, at: int = -1, do: Any = None, leave: int = -1) -> None:
@@ -105,18 +108,16 @@ def test_a_state_in_the_midst_of_a_stride_is_that_of_one_who_takes_steps_one_by_
 @among_workers_and_through_a_copy
 def test_to_evaluate_or_to_leave_ends_a_stride(tmp_path: Path, of: str) -> None:
     trained = Trained(f"shadow:{of}", tmp_path)
-    agreement = trained.session._loop.agreement
-    assert agreement is not None
     clocks = []
 
     def evaluate() -> None:
         with trained.session.evaluated():
-            clocks.append(agreement.clock)
+            clocks.append(trained.agreement.clock)
 
     trained.epoch(at=11, do=evaluate, leave=13)
-    assert (clocks, agreement.clock) == ([11], 14)
+    assert (clocks, trained.agreement.clock) == ([11], 14)
     trained.epoch()
-    assert agreement.clock == 14 + STEPS, "the end of an epoch ends a stride"
+    assert trained.agreement.clock == 14 + STEPS, "the end of an epoch ends a stride"
     assert trained.loader.iteration == 14 + STEPS
     assert [one.iteration for one in trained.records()] == list(range(14 + STEPS))
 
@@ -124,10 +125,8 @@ def test_to_evaluate_or_to_leave_ends_a_stride(tmp_path: Path, of: str) -> None:
 @among_workers_and_through_a_copy
 def test_how_late_an_exchange_was_counts_the_steps_that_wait(tmp_path: Path, of: str) -> None:
     trained = Trained(f"shadow:{of}", tmp_path)
-    agreement = trained.session._loop.agreement
-    assert agreement is not None
-    now = []
-    trained.epoch(at=12, do=lambda: now.append((agreement.clock, agreement.clock + len(agreement.waiting))))
+    one, now = trained.agreement, []
+    trained.epoch(at=12, do=lambda: now.append((one.clock, one.clock + len(one.waiting))))
     ((taken_in, told),) = now
     assert taken_in < told == 12
     trained.session.close()
@@ -147,8 +146,15 @@ def test_nothing_is_trained_inside_evaluated_by_a_loop_that_was_begun_outside(tm
 def test_the_shadow_hears_of_every_step_of_short_epochs(tmp_path: Path) -> None:
     trained = Trained("shadow:ma", tmp_path)
     told: list[int] = []
-    exchanges = trained.session._loop.agreement._exchanges  # type: ignore[union-attr]
-    exchanges.stepped = told.append  # type: ignore[method-assign, assignment]
+    assert isinstance(trained.agreement, Agreement)
+    shadow = trained.agreement._exchanges._shadow
+    stepped = shadow.stepped
+
+    def hear() -> None:
+        told.append(shadow._untold)
+        stepped()
+
+    shadow.stepped = hear  # type: ignore[method-assign]
     for leave in (-1, 4, -1):
         trained.epoch(leave=leave)
     assert sum(told) == STEPS + 5 + STEPS

@@ -77,6 +77,12 @@ def test_who_is_through_serves_the_others_until_the_last_one_is() -> None:
         shadow.close()
 
 
+def step(shadow: ShadowThread[str], count: int = 1) -> None:
+    for _ in range(count):
+        shadow.counted()
+    shadow.stepped()
+
+
 class _Heard(Toll):
     """Keeps what it is told."""
 
@@ -99,16 +105,16 @@ def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch)
         return over.wait()
 
     shadow: ShadowThread[str] = ShadowThread(meet, lambda order: come.wait())
-    shadow.stepped()
+    step(shadow)
     shadow.offer("a")
-    shadow.stepped()
+    step(shadow)
     come.set()
     met.wait()
-    shadow.stepped()
+    step(shadow)
     over.set()
     while not shadow.idle:
         pass
-    shadow.stepped()
+    step(shadow)
     shadow.close()
     assert heard.quiet == [True, False, True]
 
@@ -118,14 +124,14 @@ def test_steps_are_timed_from_when_the_training_goes_on(monkeypatch: pytest.Monk
     monkeypatch.setattr("uneven.transport.shadow.time.perf_counter", lambda: now_s[0])
     shadow: ShadowThread[str] = ShadowThread(lambda order, resting: True)
     monkeypatch.setattr(shadow._toll, "stepped", lambda took_s, quiet_s, steps: told.append((took_s, steps)))
-    shadow.stepped(3)  # nobody knows how long these took
+    step(shadow, 3)  # nobody knows how long these took
     now_s[0] += 1.0
-    shadow.stepped(4)
+    step(shadow, 4)
     shadow.paused()
     now_s[0] += 60.0
     shadow.resumed()
     now_s[0] += 0.5
-    shadow.stepped(2)
+    step(shadow, 2)
     assert told == [(1.0, 4), (0.5, 2)]
     shadow.close()
 
