@@ -113,7 +113,7 @@ def cases(jobs: Table | None) -> dict[str, Case]:
     Args:
         jobs: mini-batch times of a recorded job, shape (records, workers); None where there is none.
     """
-    traced = traces(jobs, 8)
+    traced = traces(jobs, 24)
     step = (*((0.55, 0.4, 0.25, 0.12),) * 3, *((0.22, 0.4, 0.25, 0.12),) * 5)
     wide = (150.0,) * 4
     narrow = (150.0, 40.0, 150.0, 150.0)
@@ -133,7 +133,7 @@ def cases(jobs: Table | None) -> dict[str, Case]:
             name="traces",
             about="four workers slowed down as those of "
             + ("a recorded job on shared GPUs (Alibaba 2020, job 4)" if jobs is not None else "a made-up job"),
-            shares=traced, block=10, settling=2, rounds=len(traced), rare_every=2,
+            shares=traced, block=10, settling=2, rounds=len(traced), rare_every=4, look=2,
         ),
         Case(
             name="eight",
