@@ -72,6 +72,11 @@ class BlockMomentum:
     G is the mean, weighted by samples, of the replicas less the point where the block started. With ``nesterov``
     the next block starts at x̃ + μ Δ instead. The starting points are then those of SGD with momentum μ, rate η and
     gradient −G as torch defines it, Nesterov or not. Δ starts at zero.
+
+    What is done with blocks of unlike length, as those of a shadow, is ours. Δ is of S samples; a block of s takes the
+    part r = min(1, s / S) of it: x̃ += A with A = μ r Δ + η G. Where s < S, the speed Δ / S goes the part r of the way
+    to A / s, and S the part r to s; else Δ = A and S = s. So a short block is not carried on as far as a long one
+    before it went, and an exchange without a step before it moves nothing.
     """
 
     momentum: float

@@ -122,7 +122,7 @@ class Replica:
         if exchange.moment is Moment.BACKGROUND and isinstance(exchange.merge, Mean) and not back.lerp:
             self.flat.add(away, -back.alpha)
         else:
-            outcome = self._merged(exchange, own, vector, room.more)
+            outcome = self._merged(exchange, own, vector, samples, room.more)
             self._write(exchange, own, outcome)
         return Met(sent_bytes, distance, finite, resting_in(vector))
 
@@ -131,7 +131,7 @@ class Replica:
             self._rooms[moment] = _Room(self.flat)
         return self._rooms[moment]
 
-    def _merged(self, exchange: Exchange, own: Tensor, total: Tensor, room: Tensor) -> Tensor:
+    def _merged(self, exchange: Exchange, own: Tensor, total: Tensor, samples: float, room: Tensor) -> Tensor:
         count, middle = weight_in(total), average(total)
         if isinstance(exchange.merge, Mean):
             return middle
@@ -142,7 +142,9 @@ class Replica:
                 return elastic(own, self.centre, middle, count, exchange.merge.alpha, room)
             assert isinstance(exchange.merge, BlockMomentum), "refused before it came here"
             trained = self.flat.trained
-            self._spare, self.block = self.block, self.block.after(middle[:trained], exchange.merge, self._spare)
+            taken = samples if len(exchange.members) == 1 else count  # who is alone has weight 1
+            following = self.block.after(middle[:trained], exchange.merge, taken, self._spare)
+            self._spare, self.block = self.block, following
             self.centre[:trained] = self.block.start
             self.centre[trained:] = middle[trained:]
             return self.centre
@@ -171,11 +173,16 @@ class Replica:
             kept = {"copy": block.copy, "delta": block.delta, "start": block.start, "centre": centre}
             return {key: value.clone() for key, value in kept.items()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    @property
+    def block_samples(self) -> float:
+        """Those of a block of everybody; 0 before the first one has ended. Belongs to :meth:`state_dict`."""
+        return 0.0 if self.block is None else self.block.samples
+
+    def load_state_dict(self, state: dict[str, Tensor], block_samples: float) -> None:
         """Inverse of :meth:`state_dict`."""
         if state:
             kept = {key: value.to(self.flat.device, self.flat.dtype, copy=True) for key, value in state.items()}
-            self.block = Block(kept["copy"], kept["delta"], kept["start"])
+            self.block = Block(kept["copy"], kept["delta"], kept["start"], block_samples)
             self.centre = kept["centre"]
 
 

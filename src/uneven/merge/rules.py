@@ -56,27 +56,37 @@ class Block:
         copy: x̃.
         delta: Δ.
         start: where the block that is running started.
+        samples: S, what a block of everybody has; 0 before the first one has ended.
     """
 
     copy: Tensor
     delta: Tensor
     start: Tensor
+    samples: float = 0.0
 
     @classmethod
     def first(cls, parameters: Tensor) -> Block:
         """Before the first block has ended: Δ is zero."""
         return cls(parameters, torch.zeros_like(parameters), parameters)
 
-    def after(self, average: Tensor, rule: BlockMomentum, into: Block | None = None) -> Block:
+    def after(self, average: Tensor, rule: BlockMomentum, samples: float, into: Block | None = None) -> Block:
         """The block that follows, where ``average`` is the mean of the replicas at the end of this one.
 
         Args:
+            samples: of everybody in this block.
             into: a block that is over, whose memory is used again; None for new memory.
         """
+        part = min(1.0, samples / self.samples) if self.samples else 1.0
         old = None if into is None else into.delta
-        delta = torch.sub(average, self.start, out=old).mul_(rule.learning_rate).add_(self.delta, alpha=rule.momentum)
+        delta = torch.sub(average, self.start, out=old).mul_(rule.learning_rate)
+        delta.add_(self.delta, alpha=rule.momentum * part)
         copy = torch.add(self.copy, delta, out=None if into is None else into.copy)
+        usual = float(samples)
+        if part < 1.0:  # the speed, Δ / S, goes this part of the way to that of this block, and so does S
+            fewer = 1.0 - part + part * part
+            usual = fewer * self.samples
+            delta.add_(self.delta, alpha=1.0 - part).mul_(fewer)
         if not rule.nesterov:
-            return Block(copy, delta, copy)
+            return Block(copy, delta, copy, usual)
         old = None if into is None or into.start is into.copy else into.start
-        return Block(copy, delta, torch.add(copy, delta, alpha=rule.momentum, out=old))
+        return Block(copy, delta, torch.add(copy, delta, alpha=rule.momentum, out=old), usual)

@@ -200,7 +200,7 @@ class Training(Arithmetic):
                 self._each(party, lambda state, change=change: _moved(state, change))  # type: ignore[misc]
             return
         if isinstance(merge, BlockMomentum):
-            block = self._replicas[ranks[0]].block.after(average, merge)
+            block = self._replicas[ranks[0]].block.after(average, merge, _taken(sent))
             for rank in ranks:
                 self._replicas[rank].block = block
             average = block.start
@@ -236,7 +236,7 @@ class Training(Arithmetic):
             if exchange.payload is Payload.DELTA:
                 self._centre = self._centre + average
             elif isinstance(merge, BlockMomentum):
-                self._block = self._block.after(average, merge)
+                self._block = self._block.after(average, merge, _taken(sent))
                 self._centre = self._block.start
             else:
                 self._centre = average
@@ -299,6 +299,11 @@ class Training(Arithmetic):
             if id(before) not in changed:
                 changed[id(before)] = before, change(before)
             replica.state = changed[id(before)][1]
+
+
+def _taken(sent: dict[int, Sent]) -> int:
+    """Samples of all of them."""
+    return sum(one.samples for one in sent.values())
 
 
 def _moved(state: State, change: Tensor) -> State:

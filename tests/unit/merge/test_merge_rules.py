@@ -40,7 +40,32 @@ def test_block_momentum_starts_its_blocks_where_torchs_sgd_is(nesterov: bool) ->
     optimizer = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=nesterov)
     block, before = Block.first(start), None
     for move in moves:
-        before, block = block, block.after(block.start + move, BlockMomentum(0.9, 0.7, nesterov), before)
+        before, block = block, block.after(block.start + move, BlockMomentum(0.9, 0.7, nesterov), 64, before)
         weights.grad = -move
         optimizer.step()
         assert torch.allclose(block.start, weights.detach(), atol=1e-12)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_an_exchange_without_a_step_before_it_moves_nothing_and_forgets_nothing(nesterov: bool) -> None:
+    rule, move = BlockMomentum(0.75, 0.5, nesterov), torch.tensor([1.0, -2.0], dtype=F64)
+    block = Block.first(torch.zeros(2, dtype=F64)).after(move, rule, 100)
+    idle = block.after(block.start, rule, 0)
+    for name in ("copy", "delta", "start", "samples"):
+        assert torch.equal(torch.as_tensor(getattr(idle, name)), torch.as_tensor(getattr(block, name)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "least"),
+    [((100,) * 60, 3.9), ((100, *(10,) * 590), 3.9), ((100, *(3, 97) * 59), 3.6), ((10, *(50, 1, 149) * 30), 2.2)],
+)
+def test_blocks_of_any_length_reach_the_same_speed_and_never_more(lengths: tuple[int, ...], least: float) -> None:
+    rule, room = BlockMomentum(0.75), None  # with which every sample moves it by 1 / (1 − 0.75) in the end
+    block = Block.first(torch.zeros(1, dtype=F64))
+    speeds = []
+    for samples in lengths:
+        before = float(block.copy)
+        room, block = block, block.after(block.start + samples, rule, samples, room)
+        speeds.append((float(block.copy) - before) / samples)
+    assert max(speeds) < 4.01
+    assert speeds[-1] > least, "who is longer than usual has less of the momentum"
