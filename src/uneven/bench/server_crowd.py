@@ -26,8 +26,11 @@ PACE_S = 0.1
 
 LEAD = 5
 SAMPLES = 50
+WATCHED = 0.9
+"""Part of the time in which they are taken."""
+
 PARTS = 10
-"""Of the time, in which what is used is told."""
+"""Of that time, in which what is used is told."""
 
 WHAT = ("memory_bytes", "descriptors", "threads")
 
@@ -54,10 +57,11 @@ def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
         seen: dict[str, list[tuple[int, int, int]]] = {name: [] for name in groups}
         for number in range(SAMPLES):
             say(f"{WORKERS} workers", number / SAMPLES)
-            time.sleep(0.9 * seconds / SAMPLES)  # the workers are still at work at the last one
+            time.sleep(WATCHED * seconds / SAMPLES)  # the workers are still at work at the last one
             for name, pids in groups.items():
                 seen[name].append(_use(pids))
-        wait_for(lambda: len(list(directory.glob("held-*"))) == PROCESSES, "the workers' last pull", 60.0)
+        left_s = (1 - WATCHED) * seconds
+        wait_for(lambda: len(list(directory.glob("held-*"))) == PROCESSES, "the workers' last pull", left_s + 60.0)
         steps = sum(int(path.read_text()) for path in directory.glob("steps-*"))
         held = {float(path.read_text()) for path in directory.glob("held-*")}
     return {
