@@ -240,8 +240,8 @@ class Session(ThreadedTraining):
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._end, over=self._loop.over, hand_out=self._loop.hand_out,
-            settled=self._loop.settled, **dataloader,
+            lower=min_batch, begin=self._begin, end=self._end, over=self._loop.over,
+            hand_out=self._loop.hand_out(dataset), settled=self._loop.settled, **dataloader,
         )  # fmt: skip
         self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
         if epochs is not None:

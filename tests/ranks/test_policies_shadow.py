@@ -13,7 +13,7 @@ from policy_runs import Run, everybodys, flat, idle, same
 from session_parts import N
 from session_parts import everybodys as all_of
 
-from uneven.errors import PeerError
+from uneven.errors import PeerError, TrainingError
 from uneven.testing.ranks import RankContext, ranks
 
 
@@ -24,29 +24,82 @@ def until(path: Path) -> None:
 
 @ranks(2)
 def test_nobody_waits_for_who_comes_late_and_who_is_early_serves(me: RankContext, tmp_path: str) -> None:
-    """Rank 0 takes its first step when rank 1 has taken its last one of the epoch: waiting would never end."""
+    """Rank 0 comes when rank 1 has taken all samples of the epoch, whose they then are: waiting would never end."""
     through = Path(tmp_path, "through")
     run = Run("shadow:load=1:ma:every=1")
     if me.rank == 0:
         until(through)
     seen = run.epoch()
     if me.rank == 1:
-        assert run.agreement.clock == 5
-        assert run.agreement._dropped == 4, "the exchange after the first step is still under way"
+        assert run.agreement.clock == 9, "six samples at a time"
+        assert run.agreement._dropped == 8, "the exchange after the first step is still under way"
         assert run.exchanges == []
         through.touch()
     shown = run.shown()
     assert (everybodys(shown) == shown).all()
     assert sorted(all_of(seen)) == list(range(N))
     if me.rank == 1:
-        assert run.exchanges[0].late == 4
+        assert run.exchanges[0].late == 8
         assert (run.exchanges[0].gap, run.exchanges[0].samples, run.exchanges[0].moment) == (1, 6, "background")
     else:
-        assert len(run.exchanges) >= 1
+        assert seen == []
     for _ in range(2):  # and on, each at its own pace; the end of the session lets the last one be met too
         run.epoch()
     run.session.close()
     assert flat(run.model).isfinite().all()
+
+
+@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf:momentum=0.5", "shadow:easgd:together=true"])
+@ranks(3)
+def test_a_slow_worker_takes_fewer_samples_and_all_come_once_an_epoch(me: RankContext, sync: str) -> None:
+    run = Run(sync)
+    for _ in range(3):
+        seen: list[int] = []
+        for x, y, index in run.loader:
+            run.step(x, y)
+            time.sleep(0.3 if me.rank == 0 else 0.03)
+            seen += index.tolist()
+        run.shown()
+        assert sorted(all_of(seen)) == list(range(N))
+    counts = everybodys(torch.tensor([run.agreement.clock])).flatten()
+    assert counts[0] < counts[1:].min(), "it is ten times as slow"
+    run.session.close()
+
+
+@ranks(2)
+def test_a_state_that_is_taken_where_all_are_holds_what_nobody_has_trained_on(me: RankContext) -> None:
+    for sync in ("shadow:ma", "shadow:bmuf:momentum=0.5"):
+        run = Run(sync)
+        seen = run.epoch(most=1 + me.rank)
+        with run.session.evaluated():
+            state = all_of([run.session.state_dict()])[0]
+        run.session.close()
+        again = Run(sync)
+        again.session.load_state_dict(state)
+        rest = again.epoch()
+        assert sorted(all_of(seen + rest)) == list(range(N))
+        assert sorted(all_of(again.epoch())) == list(range(N)), "and the epoch after it is whole"
+        again.shown()
+        again.session.close()
+
+
+@ranks(2)
+def test_workers_that_want_batches_of_different_least_size_leave_no_sample_out(me: RankContext) -> None:
+    for sync in ("shadow:ma", "asp"):
+        run = Run(sync, min_batch=4 if me.rank == 0 else 1)
+        for _ in range(3):
+            assert sorted(all_of(run.epoch())) == list(range(N)), sync
+            run.shown()
+        run.session.close()
+
+
+def test_a_worker_that_is_alone_gets_no_batch_where_it_evaluates() -> None:
+    run = Run("shadow:ma")
+    run.epoch(most=1)
+    with run.session.evaluated(), pytest.raises(TrainingError, match=r"inside session\.evaluated"):
+        next(iter(run.loader))
+    assert len(run.epoch()) == N
+    run.session.close()
 
 
 @ranks(3)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json as json_module
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +34,9 @@ SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 RECORDERS = ("predictors",)
 REPORTERS = ("fleet-plan",)
 WITH_CASES = ("lb-bsp", "sync")
+
+_WIDTH = 112
+"""Of what is printed to no terminal; the widest table takes 104."""
 
 
 def bench(
@@ -147,6 +154,8 @@ def bench(
     from rich.console import Console
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
     for table in module.tables(result):
         console.print(table)
     if json:
@@ -159,7 +168,7 @@ def _run(module: Any, quick: bool, data: str, more: dict[str, Any]) -> dict[str,
 
     state = TextColumn("{task.fields[state]}")
     columns = (TextColumn("{task.description}"), BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with _ended_when_told(), Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
         def progress(phase: str, state: str, done: float) -> None:
@@ -169,3 +178,17 @@ def _run(module: Any, quick: bool, data: str, more: dict[str, Any]) -> dict[str,
 
         result: dict[str, Any] = module.run(quick, data, progress, **more)
         return result
+
+
+@contextmanager
+def _ended_when_told() -> Iterator[None]:
+    """Inside, SIGTERM ends what a bench has started with it, as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

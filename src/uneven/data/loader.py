@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -13,9 +14,10 @@ from torch.utils.data import DataLoader
 
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
 from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order, never
-from uneven.data.paced import HandOut, PacedSampler
+from uneven.data.paced import PacedSampler
 from uneven.data.state import read_left, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
+from uneven.data.supply import HandOut
 from uneven.errors import CheckpointError, DataError, UnknownNameError
 
 # What the loader decides itself. Batches out of order could not be told from one another.
@@ -120,8 +122,9 @@ class BalancedLoader:
             if hand_out is not None:
                 usable = self._length - self._length % batch_size if drop_last else self._length
                 sampler = self.paced = PacedSampler(
-                    rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower, hand_out=hand_out
-                )
+                    rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower, hand_out=hand_out,
+                    workers=world_size, now=time.perf_counter,
+                )  # fmt: skip
             self._source = IndexedSource(dataset, sampler=sampler, options=dataloader)
 
     def __len__(self) -> int:

@@ -8,10 +8,6 @@ handed out; a worker that wants a batch moves the counter on and takes what it h
 
 So every sample is handed out exactly once an epoch, whoever is fast. What was left when a state was saved is a list of
 positions; the counter then runs over that list.
-
-To move the counter on is a question to another process, maybe on another machine. So while much is left a worker takes
-several batches with one question, and fewer the less is left, as guided self-scheduling does (Polychronopoulos and
-Kuck, 1987): none holds many at the end, when others have nothing to do any more.
 """
 
 from __future__ import annotations
@@ -19,39 +15,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from uneven.data.order import Cursor, Part, SplitSource
+from uneven.data.supply import HandOut, Interval, Supply
 
-_AT_ONCE, _ROUNDS = 8, 4
-"""Batches taken with one question at most; and by how many such rounds of all workers what is left has to last."""
+_AT_ONCE = 8
+"""Batches made at once, at most."""
 
 Positions = npt.NDArray[np.int64]
-Interval = tuple[int, int]
-"""Positions from the first up to, not including, the second."""
-
-
-class HandOut(Protocol):
-    """The counters that all workers share, one for each epoch, and what they have told each other of the rest."""
-
-    def take(self, epoch: int, samples: int) -> int:
-        """Move the counter of an epoch on by so many; where it was before."""
-        ...
-
-    def anew(self) -> None:
-        """Count from 0 again; every worker says so, after it has loaded a state."""
-        ...
-
-    def told(self, epoch: int, own: list[Interval]) -> tuple[int, list[Interval]]:
-        """Where the counter of an epoch is, and what has been handed out by it and not been trained on.
-
-        Args:
-            own: of this worker, for a time at which nothing is known of the others.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +66,17 @@ def positions_of(runs: Iterable[Sequence[int]]) -> Positions:
     return np.concatenate([np.arange(0, dtype=np.int64), *(np.arange(a, b, dtype=np.int64) for a, b in runs)])
 
 
+def merged(runs: Iterable[Interval]) -> list[Interval]:
+    """The same positions in ascending order, in as few runs as there can be; empty ones are left out."""
+    found: list[Interval] = []
+    for first, end in sorted(run for run in runs if run[0] < run[1]):
+        if found and found[-1][1] == first:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((first, end))
+    return found
+
+
 class PacedSampler:
     """The indices of one worker's batches, for torch's ``DataLoader``. It knows nothing of the loader.
 
@@ -99,6 +85,8 @@ class PacedSampler:
         order_of: epoch → index of the sample at every position.
         usable: positions of a whole epoch that are handed out; less than its samples where the last are left out.
         lower: least samples in a batch. A rest that is smaller goes with the batch before it.
+        workers: that take from the same counter.
+        now: time in seconds, by which it is seen how far ahead to ask.
 
     Attributes:
         drawn: drawn by torch, not yet handed out.
@@ -114,19 +102,30 @@ class PacedSampler:
         usable: int,
         lower: int,
         hand_out: HandOut,
+        workers: int,
+        now: Callable[[], float],
     ) -> None:
         self.drawn: deque[Part] = deque()
         self._rank, self._shares_for, self._order_of = rank, shares_for, order_of
-        self.usable, self._lower, self._hand_out = usable, lower, hand_out
+        self.usable, self._hand_out = usable, hand_out
+        self._supply = Supply(hand_out, workers, lower, self._length, now)
         self._cursor = Cursor()
         self._left: tuple[int, Positions] | None = None  # epoch, and what is left of it
-        self._reserved: Part | None = None
-        self._run: Interval = (0, 0)  # taken from the counter, and not made into batches yet
+        self._cut: deque[Part] = deque()  # made into batches, and not drawn yet
         self._exhausted = False
+        self._begun: int | None = None  # the newest epoch of which this worker has taken a batch
+
+    def at_least(self, lower: int) -> None:
+        """No batch is to be smaller. The same on all workers, for the rest that one leaves another one has to take."""
+        self._supply.lower = lower
 
     def start(self, cursor: Cursor) -> None:
         """Forget what was drawn; the next pass is over the epoch of ``cursor``."""
-        self._cursor, self._reserved, self._run, self._exhausted = cursor, None, (0, 0), False
+        if cursor.epoch == self._cursor.epoch:
+            self._supply.give_back(cursor.epoch, ((part.start, part.end) for part in (*self.drawn, *self._cut)))
+        self._cursor, self._exhausted = cursor, False
+        self._supply.begin(cursor.epoch)
+        self._cut.clear()
         self.drawn.clear()
 
     @property
@@ -136,88 +135,108 @@ class PacedSampler:
         return self._cursor.epoch + int(over)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._order_of(epoch=self._cursor.epoch)[self._positions(self._cursor.epoch)]
-        while (part := self._next()) is not None:
+        order = self._order_of(epoch=self._cursor.epoch)
+        if (left := self._left_of(self._cursor.epoch)) is not None:
+            order = order[left]
+        while self._cut or self._take():
+            part = self._cut.popleft()
             self.drawn.append(part)
             yield order[part.start : part.end].tolist()
 
     def more(self) -> bool:
         """Whether this worker has another batch in the epoch; one that is not drawn yet is taken for it now."""
-        if not self.drawn and self._reserved is None:
-            self._reserved = self._take()
-        return bool(self.drawn) or self._reserved is not None
+        return bool(self.drawn or self._cut) or self._take()
 
-    def undone(self) -> list[Interval]:
-        """What this worker has taken and not handed to the user, as positions of the epoch."""
-        parts = [*self.drawn, *([] if self._reserved is None else [self._reserved])]
-        positions = self._positions(self._cursor.epoch)
-        held = [*((part.start, part.end) for part in parts), self._run]
-        return [run for first, end in held for run in intervals(positions[first:end].tolist())]
+    def undone(self, epoch: int) -> list[Interval]:
+        """What this worker has taken of an epoch and not handed to the user, as positions of it.
+
+        Raises:
+            PeerError: what it has asked for last is not answered.
+        """
+        parts = (*self.drawn, *self._cut)
+        held = [(part.start, part.end) for part in parts if part.epoch == epoch] + self._supply.held(epoch)
+        left = self._left_of(epoch)
+        if left is None:
+            return held
+        return [run for first, end in held for run in intervals(left[first:end].tolist())]
 
     def place(self, epoch: int) -> dict[str, Any]:
-        """What is left of an epoch, for the loader's state."""
-        own = self.undone() if epoch == self._cursor.epoch else []
-        counter, undone = self._hand_out.told(epoch, own)
-        positions = self._positions(epoch)
-        counter = min(counter, len(positions))
-        left = [*undone, *intervals(positions[counter:].tolist())]
-        reached = int(positions[counter - 1]) + 1 if counter else self.usable - len(positions)
-        return {"cursor": reached, "left": [list(run) for run in left]}
+        """What is left of an epoch, for the loader's state.
+
+        In a meeting at which workers are in different epochs it is the first of them: what has been trained on of later
+        ones will be again. Outside of a meeting it is what this worker knows: the others may have some in hand, or have
+        begun already.
+        """
+        if (least := self._hand_out.least) is not None:
+            epoch = min(epoch, least)
+        told = self._hand_out.told(epoch)
+        if told is not None:
+            counter, undone = told
+        elif self._begun == epoch:
+            undone = self.undone(epoch)
+            counter = self._hand_out.take(epoch, 0).result()
+        else:
+            counter, undone = 0, []
+        order = self._left_of(epoch)
+        rest = [(counter, self.usable)] if order is None else intervals(order[counter:].tolist())
+        left = merged([*undone, *rest])
+        return {"epoch": epoch, "cursor": left[0][0] if left else self.usable, "left": [list(run) for run in left]}
 
     def resume(self, epoch: int, left: Iterable[Sequence[int]]) -> bool:
         """The epoch has only these positions left; whether there are any."""
         self._hand_out.anew()
+        self._supply.anew()
+        self.drawn.clear()
+        self._cut.clear()
         positions = positions_of(left)
-        self._left = (epoch, positions)
+        self._left, self._begun = (epoch, positions), None
         self.start(Cursor(epoch=epoch))
         return len(positions) > 0
 
-    def _positions(self, epoch: int) -> Positions:
-        if self._left is not None and self._left[0] == epoch:
-            return self._left[1]
-        return np.arange(self.usable, dtype=np.int64)
+    def _left_of(self, epoch: int) -> Positions | None:
+        """None where that is all."""
+        return self._left[1] if self._left is not None and self._left[0] == epoch else None
 
     def _length(self, epoch: int) -> int:
         """Positions in the list, which is not made for that: a whole epoch's is as long as the data set."""
-        left = self._left
-        return len(left[1]) if left is not None and left[0] == epoch else self.usable
+        left = self._left_of(epoch)
+        return self.usable if left is None else len(left)
 
-    def _next(self) -> Part | None:
-        reserved, self._reserved = self._reserved, None
-        return reserved if reserved is not None else self._take()
+    def _take(self) -> bool:
+        """Make the next batches, as large as this worker's share; a smaller one or none at the end.
 
-    def _take(self) -> Part | None:
-        """The next batch, as large as this worker's share; a smaller one or none at the end."""
+        Several at once where they are taken ahead anyway: right after a step, when the caches hold the model, to make
+        one costs as much as to make eight.
+        """
         shares = tuple(self._shares_for(self._cursor.iteration))
         share = shares[self._rank]
-        start, end = self._run if self._run[0] < self._run[1] or not share else self._ask(shares)
-        if start >= end:
+        kept, lower = len(self.drawn), self._supply.lower
+        front = self._supply.front(self._cursor.epoch, share, kept)
+        if front is None:
             self._exhausted = True
-            return None
-        size = min(share or end - start, end - start)  # who is to have no more still uses what it has taken
-        if end - start - size < self._lower:
-            size = end - start
-        self._run = (start + size, end)
+            return False
+        length = front[1] - front[0]
+        size = min(share or length, length)  # who is to have no more still uses what it has taken
+        if length - size < lower:
+            size = length
+        count = 1
+        if self._hand_out.ahead and size == share:
+            count = max(1, min(_AT_ONCE, (length - lower) // size))
         own = shares if size == share else (*shares[: self._rank], size, *shares[self._rank + 1 :])
+        for number in range(count):
+            self._add(front[0] + number * size, own)
+        self._supply.use(size, count, share, kept)
+        self._begun = self._cursor.epoch
+        return True
+
+    def _add(self, start: int, shares: tuple[int, ...]) -> None:
         part = OwnPart(
             iteration=self._cursor.iteration,
             epoch=self._cursor.epoch,
             start=start,
-            size=sum(own),
-            shares=own,
+            size=sum(shares),
+            shares=shares,
             rank=self._rank,
         )
         self._cursor = self._cursor.after(part)
-        return part
-
-    def _ask(self, shares: tuple[int, ...]) -> Interval:
-        """What the counter gives: whole batches, but at the end of the list; nothing where there is nothing left."""
-        epoch, share = self._cursor.epoch, shares[self._rank]
-        length = self._length(epoch)
-        rounds = (length - self._run[1]) // (_ROUNDS * len(shares) * share)  # as of the last answer
-        samples = share * max(1, min(_AT_ONCE, rounds))
-        start = self._hand_out.take(epoch, samples)
-        if start > 0 and length - start < self._lower:  # a rest that went with the batch before
-            return (length, length)
-        end = min(start + samples, length)
-        return (start, length if length - end < self._lower else end)
+        self._cut.append(part)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.data.order import Part
 from uneven.engine.exchanges import Exchanges, Order
+from uneven.engine.handout import StoredHandOut
 from uneven.engine.plans import Plans
 from uneven.engine.replica import Replica
 from uneven.errors import CheckpointError, ConfigError, PeerError, TrainingError
@@ -31,6 +32,7 @@ class Agreement:
     Args:
         policy: whose plans are carried out; also names the model to evaluate.
         sites: where each rank is.
+        hand_out: of the samples, where each worker takes them at its own pace.
 
     Attributes:
         clock: steps that were taken in.
@@ -47,7 +49,9 @@ class Agreement:
         members: tuple[int, ...],
         sites: dict[int, str],
         replica: Replica,
+        hand_out: StoredHandOut | None = None,
     ) -> None:
+        self._hand_out, self._meetings, self._met_all = hand_out, 0, True
         self._policy, self._rank, self._members = policy, rank, members
         self._plans = Plans(policy, rank, members, sites)
         self._replica = replica
@@ -258,25 +262,48 @@ class Agreement:
         self._begin()
         self._make_up()
         self._exchanges.paused()
-        self._settle()
-        shown = self._shown()
-        if shown is None:
+        with self._met():
+            shown = self._shown()
+            if shown is None:
+                yield
+                return
+            own = self._replica.flat.read()
+            self._replica.flat.write(shown)
+            self._showing = True
+            try:
+                yield
+            finally:
+                self._showing = False
+                self._replica.flat.write(own)
+
+    @contextmanager
+    def _met(self) -> Iterator[None]:
+        """Inside, nothing is under way beside the training, and all know what is left of the samples."""
+        hand_out = self._hand_out
+        if hand_out is None:
+            self._settle()
             yield
             return
-        own = self._replica.flat.read()
-        self._replica.flat.write(shown)
-        self._showing = True
+        self._meetings += 1
+        self._met_all = False
+        hand_out.come(self._meetings)
+        self._settle()
+        hand_out.wait_for_words(self._meetings)
+        hand_out.meet(self._meetings)
+        self._met_all = self._showing = True
         try:
             yield
         finally:
             self._showing = False
-            self._replica.flat.write(own)
+            hand_out.part()
 
     def _shown(self) -> Tensor | None:
         """None where the replica is the one."""
         if self._policy.evaluated is Evaluated.CENTRE:
             return self._replica.centre
-        if self._policy.evaluated is Evaluated.REPLICA or self._equal or len(self._members) == 1:
+        # At their own pace others may have taken steps where this worker has not.
+        equal = self._equal and self._hand_out is None
+        if self._policy.evaluated is Evaluated.REPLICA or equal or len(self._members) == 1:
             return None
         everybody = Exchange(payload=Payload.PARAMETERS, members=self._members, merge=Mean(), moment=Moment.STEP)
         return self._exchanges.mean(everybody)
@@ -340,7 +367,8 @@ class Agreement:
         Raises:
             PeerError: somebody is gone.
         """
-        failed = failed or self._exchanges.failed  # what has been raised where it was trained is not raised again
+        # What has been raised where it was trained or evaluated is not raised again.
+        failed = failed or self._exchanges.failed or not self._met_all
         try:
             if self._begun and not failed:
                 self._settle()

@@ -24,18 +24,19 @@ from uneven.balance.bounds import profiled_limits
 from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
-from uneven.control.forecast import Forecast
 from uneven.control.reports import Report
 from uneven.core.actions import Payload, StepPlan
-from uneven.core.records import ForecastRecord, SplitRecord
+from uneven.core.records import SplitRecord
 from uneven.core.views import Limits
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
+from uneven.data.stream import is_stream
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
+from uneven.engine.handout import StoredHandOut
 from uneven.engine.heap import keep_freed_memory
-from uneven.engine.partake import Terms, agree, hand_out_for, serve
+from uneven.engine.partake import Terms, agree, by_copy, hand_out_for, serve
 from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_record, profile_together
 from uneven.engine.scribe import Scribe, tell_nonfinite
@@ -82,7 +83,8 @@ class FastLoop:
         self._members = tuple(range(connection.transport.size))
         self._world = world
         self._plans = Plans(policy, self._rank, self._members, sites)
-        self.hand_out = hand_out_for(policy, self._rank, self._members, sites)
+        self._copied = by_copy(policy, self._members, sites)
+        self._hand_out = hand_out_for(policy, self._rank, self._members, self._copied, config.timeout_s)
         self.books = Books(self._rank, scribe, torch.device("cpu"))
         self._agreed: _Agreed | None = None
         self._slow: SlowLoop | None = None
@@ -116,13 +118,13 @@ class FastLoop:
         # Where a device computes, this thread's own time tells nothing of how long a step takes.
         self._spent_s = time.thread_time if device.type == "cpu" else time.perf_counter
         self.books = Books(self._rank, self._scribe, device)
-        if self.hand_out is not None:
-            self.agreement = serve(self._terms(), model, self.hand_out, self._world)
+        if self._copied and self._hand_out is not None:
+            self.agreement = serve(self._terms(), model, self._hand_out, self._world)
             self.agreement.waiting = self._stride.over
             return None
         out = outlook(self._policy, self._members, self._sites)
         if not out.gradients_of_all(self._members):
-            self.agreement = agree(self._terms(), model, out)
+            self.agreement = agree(self._terms(), model, out, self._hand_out)
             self.agreement.waiting = self._stride.over
         if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
             self.carrier = GradientCarrier(
@@ -151,8 +153,6 @@ class FastLoop:
         Args:
             same: what else must be the same everywhere.
         """
-        if self.hand_out is not None:
-            self.hand_out.sampler = loader.paced
         upper = loader.batch_size if max_batch is None else max_batch
         said = compare(
             self._connection.transport,
@@ -171,6 +171,8 @@ class FastLoop:
             upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
         )
         limits.check(loader.batch_size)
+        if self._hand_out is not None:
+            self._hand_out.begin(loader.paced, max(limits.lower))
         self._agreed = _Agreed(balancer, limits, loader.batch_size, max(one["_lookahead"] for one in said))
         self._slow = self._slow_loop(self._agreed, {})
 
@@ -193,7 +195,7 @@ class FastLoop:
             lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
             on_split=self._split,
             on_complaint=self._complain,
-            on_forecast=self._foretold,
+            on_forecast=self._scribe.forecast,
         )
 
     def _give(self, row: Sequence[float]) -> Pending:
@@ -230,6 +232,10 @@ class FastLoop:
         if self._loaded:
             self._slow.load_state_dict(self._loaded)
         return profiles
+
+    def hand_out(self, dataset: Any) -> StoredHandOut | None:
+        """By which samples of a data set are taken; a stream's can be taken in equal parts where there is no copy."""
+        return None if is_stream(dataset) and not self._copied else self._hand_out
 
     @property
     def begun(self) -> bool:
@@ -396,12 +402,6 @@ class FastLoop:
         if self._rank == 0:
             self._scribe.write(record)
 
-    def _foretold(self, iteration: int, forecast: Forecast) -> None:
-        predicted_per_s, doubt = forecast
-        self._scribe.write(
-            ForecastRecord(rank=self._rank, iteration=iteration, predicted_per_s=predicted_per_s, doubt=doubt)
-        )
-
     def _complain(self, rank: int, iteration: int, text: str) -> None:
         if self._rank == 0:
             self._scribe.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
@@ -444,5 +444,7 @@ class FastLoop:
         if self._slow is not None:
             self._slow.close()
         self.books.close()
+        if self._hand_out is not None:
+            self._hand_out.stop()
         if self._give_back is not None:
             self._give_back()

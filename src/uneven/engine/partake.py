@@ -18,7 +18,7 @@ from uneven.engine.replica import Replica, broadcast_from_first, refuse_synchron
 from uneven.engine.scribe import Scribe
 from uneven.engine.served import Served
 from uneven.errors import ConfigError
-from uneven.sync import Outlook, SyncPolicy, carried, first_plans, refused, served
+from uneven.sync import Outlook, Pace, SyncPolicy, carried, first_plans, refused, served
 from uneven.world import World
 
 Members = tuple[int, ...]
@@ -58,21 +58,31 @@ def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -
             raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")
 
 
-def hand_out_for(policy: SyncPolicy, rank: int, members: Members, sites: dict[int, str]) -> StoredHandOut | None:
-    """The counters of the samples, where each worker streams at its own pace; None where all take the same steps."""
-    if any(served(plan) for plan in first_plans(policy, members, sites)):
-        return StoredHandOut(rank, len(members))
-    return None
+def by_copy(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
+    """Whether exchanges go through a shared copy."""
+    return any(served(plan) for plan in first_plans(policy, members, sites))
 
 
-def agree(terms: Terms, model: nn.Module, out: Outlook) -> Agreement:
+def hand_out_for(
+    policy: SyncPolicy, rank: int, members: Members, copied: bool, timeout_s: float
+) -> StoredHandOut | None:
+    """The counters of the samples, where each worker streams at its own pace; None where all take the same steps.
+
+    Args:
+        copied: see :func:`by_copy`.
+    """
+    own = policy.facts is not None and policy.facts.pace is Pace.OWN
+    return StoredHandOut(rank, len(members), timeout_s, ahead=own) if copied or own else None
+
+
+def agree(terms: Terms, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None) -> Agreement:
     """Exchanges among workers; every rank calls it at the same time.
 
     Raises:
         ConfigError: the model has layers that meet everybody.
     """
     replica = _replica(terms, model)
-    agreement = Agreement(terms.policy, terms.rank, terms.members, terms.sites, replica)
+    agreement = Agreement(terms.policy, terms.rank, terms.members, terms.sites, replica, hand_out)
     agreement.carry_by(
         roll=terms.connection.roll,
         timeout_s=terms.config.timeout_s,
@@ -94,7 +104,7 @@ def serve(terms: Terms, model: nn.Module, hand_out: StoredHandOut, world: World)
     scribe, timeout_s = terms.scribe, terms.config.timeout_s
 
     def lost(rank: int) -> None:
-        text = f"rank {rank} is gone; nobody trains on the samples that it had taken and not finished in this epoch"
+        text = f"rank {rank} is gone; nobody trains on the samples that it had taken and not finished"
         scribe.event("lost", text, warn=True, rank=rank)
 
     replica = _replica(terms, model)

@@ -316,8 +316,7 @@ class Served:
     def _met(self) -> Values:
         """The copy, when all who are left have come here with all that they had to give."""
         self._meetings += 1
-        sampler = self._hand_out.sampler
-        self._hand_out.come(self._meetings, -1 if sampler is None else sampler.epoch)
+        self._hand_out.come(self._meetings)
         values = self.copy.read()
         self.copy.client.meet(self._meetings).into([values])
         for rank in self._hand_out.meet(self._meetings):

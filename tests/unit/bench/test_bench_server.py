@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
 from rich.console import Console
 
 from uneven.bench import server, server_restart
@@ -44,3 +51,22 @@ def test_the_tables_show_every_figure() -> None:
     printed = console.export_text()
     for words in ("0.40 × [0.30 … 0.50]", "0.80 × [0.70 … 0.90]", "12,345", " 101", "91.0%", "2.0e-06", "1,000"):
         assert words in printed
+
+
+@pytest.mark.slow
+def test_a_bench_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "uneven", "bench", "server", "--quick"]
+    bench = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL)
+    try:
+        me, children = psutil.Process(bench.pid), []
+        limit_s = time.monotonic() + 60.0
+        while not children and time.monotonic() < limit_s:
+            time.sleep(0.05)
+            children = me.children(recursive=True)
+        assert children, "it has started something"
+        bench.terminate()
+        assert bench.wait(20.0) == 128 + signal.SIGTERM
+    finally:
+        bench.kill()
+    assert psutil.wait_procs(children, 10.0)[1] == []
+    assert list(tmp_path.iterdir()) == []

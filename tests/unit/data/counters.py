@@ -1,0 +1,71 @@
+"""The counters of some samplers in one process, for tests of workers that stream at their own pace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from uneven.data.loader import BalancedLoader
+from uneven.data.paced import PacedSampler
+from uneven.data.supply import Interval
+
+
+class Known:
+    """An answer that is here at once."""
+
+    took_s = 0.0
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> int:
+        return self._value
+
+
+class Counters:
+    """The counters of some samplers in one process; at a meeting it knows what all of them hold."""
+
+    ahead = True
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[int, int]] = Counter()
+        self.asked: list[tuple[int, int]] = []
+        self.meeting = True
+        self.lives = 0
+        self.samplers: list[PacedSampler] = []
+
+    @property
+    def least(self) -> int | None:
+        return min(one.epoch for one in self.samplers) if self.meeting else None
+
+    def take(self, epoch: int, samples: int) -> Known:
+        if samples:
+            self.asked.append((epoch, samples))
+        self.counts[self.lives, epoch] += samples
+        return Known(self.counts[self.lives, epoch] - samples)
+
+    def anew(self) -> None:
+        self.lives += 1
+
+    def told(self, epoch: int) -> tuple[int, list[Interval]] | None:
+        held = [run for one in self.samplers for run in one.undone(epoch)]
+        return (self.counts[self.lives, epoch], held) if self.meeting else None
+
+
+def loaders(length: int, shares: tuple[int, ...], counters: Counters, **options: Any) -> list[BalancedLoader]:
+    data = TensorDataset(torch.arange(length))
+    found = [
+        BalancedLoader(
+            dataset=data, batch_size=sum(shares), rank=rank, world_size=len(shares), seed=3,
+            split_for=lambda iteration: shares, hand_out=counters, **options,
+        )
+        for rank in range(len(shares))
+    ]  # fmt: skip
+    counters.samplers = [one.paced for one in found if one.paced is not None]
+    return found
