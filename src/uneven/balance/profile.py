@@ -132,11 +132,11 @@ def fits(base_bytes: int, peaks: tuple[tuple[int, int], ...], size: int, limit_b
         base_bytes: in use before the first batch.
         peaks: (size, most bytes in use while it was computed) of those tried.
         size: the next one.
-        limit_bytes: that may be in use; None where nobody knows.
+        limit_bytes: that may be in use, what is in use before the first batch with it; None where nobody knows.
     """
     if limit_bytes is None or not peaks:
         return True
     x, peak = peaks[-1]
     x_before, peak_before = peaks[-2] if len(peaks) > 1 else (0, base_bytes)
     per_sample = max(0.0, (peak - peak_before) / (x - x_before))
-    return peak + per_sample * (size - x) <= MARGIN * limit_bytes
+    return peak + per_sample * (size - x) - base_bytes <= MARGIN * (limit_bytes - base_bytes)

@@ -74,8 +74,10 @@ def test_a_batch_that_might_not_end_in_time_is_not_begun() -> None:
 
 
 def test_memory_is_extrapolated_from_the_last_two() -> None:
-    assert fits(100, ((1, 300), (2, 310)), 4, 400)  # 330 of 360: what is there once does not grow
+    assert fits(100, ((1, 300), (2, 310)), 4, 400)  # 330 of 370: what is there once does not grow
     assert not fits(100, ((1, 300), (2, 340)), 4, 400)  # 420
+    assert fits(10_000, ((1, 10_010),), 8, 10_100)  # 80 of the 100 that are left, however much was in use before
+    assert not fits(10_000, ((1, 10_010),), 10, 10_100)
     assert fits(100, ((1, 300),), 2, None)
     assert fits(100, (), 1, 50), "nothing is known before the first"
     assert not fits(100, ((1, 300),), 2, 500)  # one size alone: all of it might grow
