@@ -340,7 +340,8 @@ class Session(ThreadedTraining):
     def state_dict(self) -> dict[str, Any]:
         """Where this run is, to be saved beside the model's state: plain data.
 
-        Any rank's serves all; only what a rank's own predictor has learnt differs from rank to rank. Between two
+        Any rank's serves all; only what a rank's own predictor has learnt differs from rank to rank, and, where workers
+        take samples at their own pace, outside of :meth:`evaluated`, which samples they know to be left. Between two
         exchanges of a policy that lets replicas differ, models and optimizers differ too: save them on every rank to
         go on exactly, or the model that :meth:`evaluated` shows, to go on from that.
 

@@ -250,8 +250,8 @@ class BalancedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, JSON-able: what was handed out counts, what was only read ahead does not.
 
-        The same on every rank that is in the same iteration. Taken inside the loop, the batch in the user's
-        hands counts as used.
+        The same on every rank that is in the same iteration; where workers take samples at their own pace, on every
+        rank in a meeting of all. Taken inside the loop, the batch in the user's hands counts as used.
         """
         state = write_state(
             self._cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
