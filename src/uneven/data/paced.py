@@ -50,15 +50,12 @@ class OwnPart(Part):
         return 0
 
 
-def intervals(positions: Iterable[int]) -> list[Interval]:
+def intervals(positions: npt.ArrayLike) -> list[Interval]:
     """The same positions in the same order, as runs."""
-    found: list[Interval] = []
-    for one in positions:
-        if found and found[-1][1] == one:
-            found[-1] = (found[-1][0], one + 1)
-        else:
-            found.append((one, one + 1))
-    return found
+    every = np.asarray(positions, dtype=np.int64)
+    begins = np.diff(every, prepend=-2) != 1  # no position is below 0
+    ends = np.roll(begins, -1)  # a run ends where another begins behind it, or nothing is
+    return list(zip(every[begins].tolist(), (every[ends] + 1).tolist(), strict=True))
 
 
 def positions_of(runs: Iterable[Sequence[int]]) -> Positions:
@@ -158,7 +155,7 @@ class PacedSampler:
         left = self._left_of(epoch)
         if left is None:
             return held
-        return [run for first, end in held for run in intervals(left[first:end].tolist())]
+        return [run for first, end in held for run in intervals(left[first:end])]
 
     def place(self, epoch: int) -> dict[str, Any]:
         """What is left of an epoch, for the loader's state.
@@ -178,7 +175,7 @@ class PacedSampler:
         else:
             counter, undone = 0, []
         order = self._left_of(epoch)
-        rest = [(counter, self.usable)] if order is None else intervals(order[counter:].tolist())
+        rest = [(counter, self.usable)] if order is None else intervals(order[counter:])
         left = merged([*undone, *rest])
         return {"epoch": epoch, "cursor": left[0][0] if left else self.usable, "left": [list(run) for run in left]}
 
