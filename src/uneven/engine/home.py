@@ -6,14 +6,13 @@ when all others need it no more.
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from uneven.engine.connect import compare
+from uneven.engine.folder import TemporaryFolder
 from uneven.engine.handout import StoredHandOut
 from uneven.errors import ConfigError
 from uneven.rundir import say_loss, unsay_loss
@@ -37,6 +36,7 @@ class Home:
             owner can open; not where machines are only played by namespaces.
         world: this worker.
         host: the shard in this process, if it is the one.
+        own: the directory, if it was made for that shard.
     """
 
     directory: Path
@@ -44,6 +44,7 @@ class Home:
     local: bool
     world: World
     host: ShardHost | None = None
+    own: TemporaryFolder | None = None
 
     def begun(self) -> None:
         """Training through the shards begins: tell the launcher that the others go on if this worker dies, or why not.
@@ -65,18 +66,30 @@ class Home:
         Raises:
             PeerError: the store that the workers met at does not answer.
         """
-        host, self.host = self.host, None
         try:
             if not failed:
                 hand_out.close()
-            if host is not None and not failed:
-                _wait(host, hand_out, timeout_s)
+            if self.host is not None and not failed:
+                _wait(self.host, hand_out, timeout_s)
             if not failed and self.world.run_directory is not None:
                 unsay_loss(self.world.run_directory, self.world.rank)
         finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """End the shard that is here, if one is. Calling it twice is fine.
+
+        Raises:
+            PeerError: it had ended by itself before, with an error.
+        """
+        host, self.host = self.host, None
+        own, self.own = self.own, None
+        try:
             if host is not None:
                 host.close()
-                shutil.rmtree(self.directory, ignore_errors=True)
+        finally:
+            if own is not None:
+                own.remove()
 
 
 def _wait(host: ShardHost, hand_out: StoredHandOut, timeout_s: float) -> None:
@@ -115,8 +128,8 @@ def find_home(transport: Transport, world: World, timeout_s: float) -> Home:
     try:
         client_keys(directory)
     except ConfigError as error:
-        if home is not None and home.host is not None:
-            home.host.close()
+        if home is not None:
+            home.leave()
         raise ConfigError(
             f"rank {world.rank} on {world.host} cannot read the keys of the shared copy: {error}. On several "
             f"machines it needs a run directory on a disk that all reach (uneven run --run-dir)"
@@ -134,14 +147,13 @@ def _made(world: World, timeout_s: float, *, near: bool) -> Home:
     """
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
         return Home(world.run_directory / SERVER, shards, local=True, world=world)
-    place = None if world.run_directory is None or near else world.run_directory
-    directory = Path(tempfile.mkdtemp(prefix="uneven-copy-", dir=place)).absolute()
-    make_keys(directory)
-    bind = LOOPBACK if near else f"tcp://{socket.gethostbyname(world.meeting)}"
-    patience = Patience(join_s=timeout_s, silence_s=min(_SILENCE_S, timeout_s))
+    folder = TemporaryFolder("uneven-copy-", None if near else world.run_directory)
     try:
-        host = ShardHost(directory, 0, world.size, bind=bind, patience=patience)
+        make_keys(folder.path)
+        bind = LOOPBACK if near else f"tcp://{socket.gethostbyname(world.meeting)}"
+        patience = Patience(join_s=timeout_s, silence_s=min(_SILENCE_S, timeout_s))
+        host = ShardHost(folder.path, 0, world.size, bind=bind, patience=patience)
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        folder.remove()
         raise
-    return Home(directory, 1, True, world, host)
+    return Home(folder.path, 1, True, world, host, folder)
