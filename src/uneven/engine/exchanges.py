@@ -176,10 +176,10 @@ class Exchanges:
         """In the shadow's thread: one exchange; whether everybody rests."""
         began_s = time.perf_counter()
         met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
+        if order.weight or not resting:
+            self._land(order, met, began_s)
         if resting:
             order.weight = 0.0  # what it had to say is said
-        else:
-            self._land(order, met, began_s)
         return met.resting == len(order.exchange.members)
 
     def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
