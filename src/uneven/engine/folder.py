@@ -32,7 +32,11 @@ class TemporaryFolder:
         for folder in place.glob(f"{prefix}*"):
             _remove_if_left(folder)
         made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=place))  # by another name until it is held
-        self._held = os.open(made / _HELD, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            self._held = os.open(made / _HELD, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError:
+            made.rmdir()
+            raise
         with suppress(OSError):  # a disk without locks: it stays there if its maker is killed
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.path = made.rename(place / made.name.removeprefix("."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -47,3 +48,18 @@ def test_what_a_killed_process_left_goes_and_what_is_in_use_stays(
 def test_where_there_is_no_room_it_is_told(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="none"):
         TemporaryFolder("copy-", tmp_path / "none")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+def test_on_a_full_disk_nothing_is_left(tmp_path: Path) -> None:
+    """Of three inodes the root and the folder take one each, and a file has the third."""
+    mount = ["mount", "-t", "tmpfs", "-o", "nr_inodes=3", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError, match="No space left"):
+            TemporaryFolder("copy-", tmp_path)
+        assert names(tmp_path) == ["file"]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
