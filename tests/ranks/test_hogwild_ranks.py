@@ -75,7 +75,8 @@ def test_threads_of_several_workers_meet_as_planned(me: RankContext) -> None:
     assert sorted(all_of(beside.epochs(3))) == sorted([*range(N)] * 3)
     shown = beside.shown()
     assert (everybodys(shown) == shown).all()
-    assert {one.moment for one in beside.exchanges} == {"background"}
+    assert {one.moment for one in beside.exchanges} <= {"background"}  # at its own pace one may get no sample at all
+    assert sum(all_of([one.gap for one in beside.exchanges])) >= 24
     assert sum(one.gap for one in beside.exchanges) == beside.agreement.clock, "every step is in one exchange"
     beside.session.close()
 
