@@ -240,7 +240,7 @@ class Session(ThreadedTraining):
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._end, over=self._loop.over,
+            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._loop.over,
             hand_out=self._loop.hand_out(dataset), settled=self._loop.settled, **dataloader,
         )  # fmt: skip
         self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
@@ -387,9 +387,6 @@ class Session(ThreadedTraining):
             )
             self._say_ready()
         self._loop.begin(part)
-
-    def _end(self) -> None:
-        self._loop.end()
 
     def close(self) -> None:
         """End the run: the last records are written, groups and files let go of. Twice is fine.

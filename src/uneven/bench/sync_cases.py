@@ -54,7 +54,8 @@ class Case:
         arms: name → who; see ``uneven.bench.arms_sync.make``.
         batch: samples of each worker in a step.
         rounds_s: how long the arms train in each round that counts, seconds.
-        turns: stretches in which they do so, each arm its first, each its second, and so on.
+        turns: stretches in which yardsticks and shadows do so, each its first, each its second, and so on; the other
+            arms have one.
         settling_s: and in the round before, which does not count for the speed.
         gauge_s: how long the gauge trains before its bytes are believed.
         equal_steps: every arm is trained for at least so many steps of everybody in the end.
@@ -66,8 +67,8 @@ class Case:
     mbit_per_s: float
     arms: Mapping[str, str] = field(default_factory=dict)
     batch: int = 64
-    rounds_s: tuple[float, ...] = (2.0,) * 15
-    turns: int = 1
+    rounds_s: tuple[float, ...] = (2.1,) * 15
+    turns: int = 7
     settling_s: float = 1.0
     gauge_s: float = 18.0
     equal_steps: int = 720
@@ -78,9 +79,9 @@ class Case:
         return len(self.shares)
 
     @property
-    def gauged(self) -> bool:
-        """Whether some arm wants to know what the gauge's bytes allow."""
-        return any(EVERY in who for who in self.arms.values())
+    def by_turns(self) -> list[str]:
+        """The arms that train in several stretches, as their shares are told apart to a per cent."""
+        return [name for name in self.arms if name in (YARDSTICK, AGAIN, *SHADOWS)] if self.turns > 1 else []
 
 
 def seeded(name: str, seed: int) -> str:
@@ -154,7 +155,7 @@ def cases() -> dict[str, Case]:
     found |= {one.name: one for one in map(_shadows_alone, list(found.values()))}
     found["twins-4"] = replace(
         found["100mbit-4"], name="twins-4", about=f"as 100mbit-4: shadows and their twins, {SEEDS} seeds",
-        arms=_compared(SEEDS, 4), rounds_s=_TWINS_ROUNDS_S,
+        arms=_compared(SEEDS, 4), rounds_s=_TWINS_ROUNDS_S, turns=1,
     )  # fmt: skip
     return found
 
@@ -199,10 +200,12 @@ _TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
 """Twins stop only at an exchange, some seconds apart; and losses fall steeply at first."""
 
 
-_SHADOWS_ROUNDS_S, _SHADOWS_TURNS = (3.0,) * 20, 10
-"""Of a share among twenty arms the standard error is 0.02, which tells little of the 0.03 that a shadow may cost. On a
-shared machine two stretches that follow each other differ by about as much when they are short as when they are long
-(0.05 to 0.07 in thread time, between 0.05 and 8 s), so what counts is how many there are."""
+_TURN_S = 0.3
+"""On a shared machine two stretches that follow each other differ by about as much when they are short as when they are
+long (0.05 to 0.07 in thread time, between 0.05 and 8 s), so what counts is how many there are. In stretches of 1.5 s the
+standard error of a share is 0.02, which tells little of the 0.03 that a shadow may cost."""
+
+_SHADOWS_ROUNDS_S = (3.0,) * 20
 
 
 def _shadows_alone(case: Case) -> Case:
@@ -210,13 +213,17 @@ def _shadows_alone(case: Case) -> Case:
     few = {name: case.arms[name] for name in (YARDSTICK, *SHADOWS, AGAIN)}
     name, about = f"{case.name}-shadows", f"{case.about}: shadows alone"
     return replace(
-        case, name=name, about=about, arms=few, rounds_s=_SHADOWS_ROUNDS_S, turns=_SHADOWS_TURNS,
+        case, name=name, about=about, arms=few, rounds_s=_SHADOWS_ROUNDS_S, turns=_turns(_SHADOWS_ROUNDS_S),
         equal_steps=0,
     )  # fmt: skip
 
 
+def _turns(rounds_s: tuple[float, ...]) -> int:
+    return round(rounds_s[0] / _TURN_S)
+
+
 def _short(case: Case) -> Case:
-    return replace(case, rounds_s=_SHORT_ROUNDS_S, settling_s=0.7, equal_steps=360)
+    return replace(case, rounds_s=_SHORT_ROUNDS_S, turns=_turns(_SHORT_ROUNDS_S), settling_s=0.7, equal_steps=360)
 
 
 def _compared(seeds: int, workers: int) -> dict[str, str]:

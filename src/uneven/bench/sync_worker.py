@@ -106,12 +106,12 @@ class _Run:
         every = self._settle(exchanged[EVERYBODY])
         for number, seconds in enumerate(case.rounds_s):
             done, part = 0.2 + 0.6 * number / len(case.rounds_s), 0.6 / len(case.rounds_s)
-            if case.turns > 1:
-                self._by_turns(seconds, done, part)
-                continue
-            names = list(case.arms)
-            for place, name in enumerate(names[number % len(names) :] + names[: number % len(names)]):
-                self._say(name, done + part * place / len(names))
+            one_by_one = [name for name in case.arms if name not in case.by_turns]
+            turned = part * len(case.by_turns) / len(case.arms)
+            self._by_turns(case.by_turns, seconds, done, turned)
+            first = number % max(1, len(one_by_one))
+            for place, name in enumerate(one_by_one[first:] + one_by_one[:first]):
+                self._say(name, done + turned + (part - turned) * place / len(one_by_one))
                 self._round(name, seconds)
         limited = {name: len(blocks) for name, blocks in self._blocks.items()}
         self._free()
@@ -165,7 +165,7 @@ class _Run:
         seed = seed_of(name)
         model = mlp(self._inputs, self._classes, seed)
         # By turns an arm would find the images in the processor's cache that another one has just used.
-        order = list(self._case.arms).index(name) if self._case.turns > 1 else seed
+        order = list(self._case.arms).index(name) if name in self._case.by_turns else seed
         return make(who, model, self._train, self._case.batch, directory, order)
 
     def _round(self, name: str, seconds: float) -> None:
@@ -174,9 +174,9 @@ class _Run:
         block = arm.train(seconds=seconds, steps=self._steps(name, seconds))
         self._note(name, block)
 
-    def _by_turns(self, seconds: float, done: float, part: float) -> None:
-        """A round in short stretches, so that the arms find the same machine, then a look at all models."""
-        turns, names = self._case.turns, list(self._case.arms)
+    def _by_turns(self, names: list[str], seconds: float, done: float, part: float) -> None:
+        """A round in short stretches, so that these arms find the same machine, then a look at their models."""
+        turns = self._case.turns if names else 0
         blocks: dict[str, list[Block]] = {name: [] for name in names}
         for turn in range(turns):
             self._say("the arms by turns", done + part * turn / turns)
@@ -186,10 +186,11 @@ class _Run:
                 blocks[name].append(self._arms[name].train(seconds=seconds / turns, steps=steps, through=True))
         for name in names:
             self._blocks[name].append([Block(**told) for told in self._gather(asdict(Block.of(blocks[name])))])
-        self._free()
-        for name in names:
-            self._losses[name].append(self._loss(name))
-        self._limit()
+        if names:
+            self._free()
+            for name in names:
+                self._losses[name].append(self._loss(name))
+            self._limit()
 
     def _note(self, name: str, block: Block) -> None:
         self._blocks[name].append([Block(**told) for told in self._gather(asdict(block))])

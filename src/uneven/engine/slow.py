@@ -157,21 +157,20 @@ class SlowLoop:
             control_s: what measuring and deciding cost in it.
         """
         warm, self._warm = self._warm, True
-        if samples > 0 and warm:
+        if samples > 0 and warm and self.adapts:
             self._window.add(timing, samples, control_s)
-            if self.adapts:
-                self._forecaster.observe(
-                    Observation(
-                        iteration=timing.iteration,
-                        samples=samples,
-                        local_s=timing.local_s,
-                        exchange_s=timing.exchange_s,
-                        transfer_s=timing.transfer_s,
-                        cpu=load.cpu,
-                        memory=load.memory,
-                    )
+            self._forecaster.observe(
+                Observation(
+                    iteration=timing.iteration,
+                    samples=samples,
+                    local_s=timing.local_s,
+                    exchange_s=timing.exchange_s,
+                    transfer_s=timing.transfer_s,
+                    cpu=load.cpu,
+                    memory=load.memory,
                 )
-                self._tutor.turn(self._forecaster)
+            )
+            self._tutor.turn(self._forecaster)
 
     def tick(self, iteration: int, load: Load, cost_s: float, heard: Heard | None, met: bool = True) -> bool:
         """The end of ``iteration``; called on every rank alike.

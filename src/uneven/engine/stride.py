@@ -12,7 +12,7 @@ from uneven.engine.books import Books
 from uneven.engine.served import Served
 from uneven.measure.clock import Mark
 
-_MOST = 8
+_MOST = 16
 """Steps in one stride at most."""
 
 _LASTS_S = 0.07

@@ -75,10 +75,15 @@ class _Marks:
 
 
 class Meter:
-    """Marks go in as the loop runs; timings come out as soon as they can be read without waiting."""
+    """Marks go in as the loop runs; timings come out as soon as they can be read without waiting.
+
+    Attributes:
+        glance: this moment, for :meth:`took` and :meth:`began`.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.glance = clock.glance  # the method itself, as each call counts where this is asked in every step
         self._asked: Mark = None
         self._open: _Marks | None = None
         self._ready: Mark = None
@@ -100,10 +105,6 @@ class Meter:
     def _open_at(self, iteration: int, begin: Mark) -> None:
         self._open = _Marks(iteration, begin if self._asked is None else self._asked, begin)
         self._asked = self._ready = None
-
-    def glance(self) -> Mark:
-        """This moment, for :meth:`took` and :meth:`began`."""
-        return self._clock.glance()
 
     def took(self, iteration: int, begin: Mark, end: Mark) -> None:
         """An iteration in which nothing was exchanged, from glance to glance; instead of :meth:`begin` and :meth:`end`,

@@ -14,7 +14,7 @@ _ALPHA = {"delta": 1.0, "lerp": 0.5}
 """The ways to write back, with our default of α for each."""
 
 
-LOAD = 0.01
+LOAD = 0.005
 """Our default: a shadow is for those who do not want the training to be held up."""
 
 

@@ -23,11 +23,11 @@ SAMPLES, BATCH = 48, 2
 STEPS = SAMPLES // BATCH
 
 
-def test_a_stride_has_eight_steps_at_most_and_takes_less_than_a_tenth_of_a_second_of_the_processor() -> None:
+def test_a_stride_has_sixteen_steps_at_most_and_takes_less_than_a_tenth_of_a_second_of_the_processor() -> None:
     pace = Pace()
     pace.start(100, 5.0, 50.0)
     assert pace.next(102, 5.02, 50.1) == 7  # a hundredth of a second each
-    assert pace.next(109, 5.021, 50.2) == 8
+    assert pace.next(109, 5.021, 50.2) == 16
     assert pace.next(117, 5.821, 51.2) == 1  # a tenth each
     pace.start(118, 9.0, 60.0)  # whatever came in between
     assert pace.next(119, 9.02, 60.03) == 3

@@ -48,23 +48,23 @@ from uneven.sync import (
         ("ssp:staleness=3", "SSP(staleness=3, scale=None)"),
         (
             "shadow",
-            "Shadow(inner=EASGD(alpha=None, every=1, together=False), write_back='delta', alpha=1.0, load=0.01)",
+            "Shadow(inner=EASGD(alpha=None, every=1, together=False), write_back='delta', alpha=1.0, load=0.005)",
         ),
         (
             "shadow:easgd:alpha=0.3",
-            "Shadow(inner=EASGD(alpha=0.3, every=1, together=False), write_back='delta', alpha=1.0, load=0.01)",
+            "Shadow(inner=EASGD(alpha=0.3, every=1, together=False), write_back='delta', alpha=1.0, load=0.005)",
         ),
         (
             " shadow : easgd : alpha = 0.3 , every = 2 ",
-            "Shadow(inner=EASGD(alpha=0.3, every=2, together=False), write_back='delta', alpha=1.0, load=0.01)",
+            "Shadow(inner=EASGD(alpha=0.3, every=2, together=False), write_back='delta', alpha=1.0, load=0.005)",
         ),
         (
             "shadow:write-back=lerp:diloco:outer-lr=0.5",
-            "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9), write_back='lerp', alpha=0.5, load=0.01)",
+            "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9), write_back='lerp', alpha=0.5, load=0.005)",
         ),
         (
             "shadow:alpha=0.2:ma",
-            "Shadow(inner=MA(every=1, by_samples=True), write_back='delta', alpha=0.2, load=0.01)",
+            "Shadow(inner=MA(every=1, by_samples=True), write_back='delta', alpha=0.2, load=0.005)",
         ),
         ("shuffle:columns=3", "Shuffle(inner=MA(every=1, by_samples=True), groups=Grid(columns=3))"),
         ("shuffle:local:every=4", "Shuffle(inner=LocalSGD(every=4, warmup=0), groups=Grid(columns=None))"),
