@@ -202,8 +202,8 @@ _TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
 
 _TURN_S = 0.3
 """On a shared machine two stretches that follow each other differ by about as much when they are short as when they are
-long (0.05 to 0.07 in thread time, between 0.05 and 8 s), so what counts is how many there are. In stretches of 1.5 s the
-standard error of a share is 0.02, which tells little of the 0.03 that a shadow may cost."""
+long (0.05 to 0.07 in thread time, between 0.05 and 8 s), so what counts is how many there are. In stretches of 1.5 s
+the standard error of a share is 0.02, which tells little of the 0.03 that a shadow may cost."""
 
 _SHADOWS_ROUNDS_S = (3.0,) * 20
 
