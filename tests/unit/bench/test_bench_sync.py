@@ -245,3 +245,12 @@ def test_workers_without_a_session_take_the_parts_that_a_session_gives() -> None
     assert [place for step in seen[:2] for part in step for place in part] == first[:24].tolist()
     assert seen[2][0] == epoch_order(length=25, seed=0, epoch=1)[:3].tolist()
     assert asdict(CASE)["batch"] == 64
+
+
+def test_yardsticks_and_shadows_take_short_turns_where_their_shares_are_the_question() -> None:
+    told_apart = {YARDSTICK, AGAIN, *SHADOWS}
+    for of in (cases(), short(), quick()):
+        for name, case in of.items():
+            assert set(case.by_turns) == (set() if name == "twins-4" else told_apart), name
+            if case.by_turns:
+                assert case.rounds_s[0] / case.turns == pytest.approx(0.3)
