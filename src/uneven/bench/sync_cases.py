@@ -43,6 +43,9 @@ CORES = 1.6
 SLOW = 4
 """How many times slower the straggler is."""
 
+BATCH = 64
+_WARM_UP_STEPS = 500
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -66,7 +69,7 @@ class Case:
     shares: tuple[float, ...]
     mbit_per_s: float
     arms: Mapping[str, str] = field(default_factory=dict)
-    batch: int = 64
+    batch: int = BATCH
     rounds_s: tuple[float, ...] = (2.1,) * 15
     turns: int = 7
     settling_s: float = 1.0
@@ -100,7 +103,8 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
     Args:
         straggler: whether one is slower than the others, so that balanced shares are worth comparing.
     """
-    momentum = f"momentum={1 - 1 / workers:g}"  # the rule of thumb, 1 − 1/n; foreground and shadow alike
+    # The rule of thumb for the momentum, 1 − 1/n, and fairseq's warm-up, 500 steps; foreground and shadow alike.
+    momentum = f"momentum={1 - 1 / workers:g},warmup_samples={_WARM_UP_STEPS * BATCH * workers}"
     found = {
         YARDSTICK: "none",
         BARE: "bare",

@@ -97,7 +97,7 @@ class Decider:
         self._waits = deque([0.0] * _AGREE, maxlen=_AGREE)  # of the newest tables, see Table.hidden_s
         self._fingerprint: tuple[tuple[int, ...], float] = ((), 0.0)
         self._referee = Referee()
-        self._spacing = Spacing(len(members), budget)
+        self._spacing = Spacing(len(members), budget, limits.lower)
         nothing = (None,) * len(members)
         if profiles:
             self._foresee(profiles)

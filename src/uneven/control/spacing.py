@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,8 @@ class Spacing:
 
     What counts is what the group loses. The time that a worker spends on deciding is missing for its samples, and
     the balance hands these to the others: so costs are weighed by samples. On a worker with a tenth of a core a
-    gather takes ten times as long as elsewhere, but that worker has few of the samples.
+    gather takes ten times as long as elsewhere, but that worker has few of the samples. One that has no sample to hand
+    over, and that all wait for, costs the group what deciding costs it.
 
     The share is met over time, as a throttle meets its own: what measuring and deciding took beyond the budget is
     owed, and the next report waits until it is paid back. One that is called for waits for its own price alone: most of
@@ -54,10 +56,12 @@ class Spacing:
     Args:
         size: number of workers.
         budget: share of the iteration time.
+        least: samples that each worker has at least.
     """
 
-    def __init__(self, size: int, budget: float) -> None:
+    def __init__(self, size: int, budget: float, least: Sequence[int] | None = None) -> None:
         self._aim = _AIM * budget
+        self._least = np.zeros(size) if least is None else np.array(least, np.float64)
         self._cost_s = np.zeros(size)
         self._owed_s = 0.0
         self._reports = 0
@@ -90,6 +94,7 @@ class Spacing:
         if self._free and price * self._aim <= _CHEAP:
             self._free -= 1
             return Gap(1, 1)
+        price = max(price, self._price_of_last(heard, now_s, self._least[told]))
         most = _whole(price + owed) * self._still
         return Gap(min(_whole(price), most), most)
 
@@ -105,6 +110,15 @@ class Spacing:
         if self._reports > _WARM_UP + 1:  # the first report after it still covers iterations of the warm-up
             self._owed_s = min(max(self._owed_s + over_s, -_SAVED * cost_s), _OWED * cost_s)
         return (cost_s / allowed_s, self._owed_s / allowed_s) if allowed_s > 0 else (1.0, 0.0)
+
+    def _price_of_last(self, table: Table, costs_s: Column, least: Column) -> float:
+        """The price of a report on the worker that takes longest, where it has no sample to hand over; else 0."""
+        iterations, local_s = table.column("iterations"), table.column("local_s")
+        last = int(np.argmax((local_s + table.column("transfer_s")) / iterations))
+        if table.column("samples")[last] > least[last] * iterations[last]:
+            return 0.0
+        allowed_s = self._aim * (local_s[last] + table.column("exchange_s")[last]) / iterations[last]
+        return float(costs_s[last] / allowed_s) if allowed_s > 0.0 else 0.0
 
 
 def _whole(iterations: float) -> int:

@@ -77,11 +77,15 @@ class BlockMomentum:
     part r = min(1, s / S) of it: x̃ += A with A = μ r Δ + η G. Where s < S, the speed Δ / S goes the part r of the way
     to A / s, and S the part r to s; else Δ = A and S = s. So a short block is not carried on as far as a long one
     before it went, and an exchange without a step before it moves nothing.
+
+    While all together have taken fewer than ``warmup_samples``, a block that ends leaves Δ at zero: at the start of a
+    training, movement is fast and wears off, and what is carried on of it overshoots.
     """
 
     momentum: float
     learning_rate: float = 1.0
     nesterov: bool = False
+    warmup_samples: int = 0
 
 
 Merge = Mean | Add | Elastic | BlockMomentum

@@ -333,6 +333,7 @@ class Agreement:
             "gap": self._gap + hand,
             "fresh": fresh,
             "block": self._replica.block_samples,
+            "seen": self._replica.seen_samples,
             "owed": bool(owed),
         }
         return numbers, self._replica.state_dict() if self._policy.evaluated is Evaluated.CENTRE else {}
@@ -357,7 +358,7 @@ class Agreement:
         same = len(numbers["fresh"]) == len(self._members)
         self._fresh = list(numbers["fresh"]) if same else [0] * len(self._members)
         self._policy.load_state_dict(numbers["own"])
-        self._replica.load_state_dict(vectors, numbers.get("block", 0.0))
+        self._replica.load_state_dict(vectors, numbers.get("block", 0.0), numbers.get("seen", 0.0))
         if numbers["owed"]:
             self._owed = _of(self._plans.at(self.clock - 1), Moment.STEP)
 

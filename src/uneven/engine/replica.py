@@ -178,11 +178,16 @@ class Replica:
         """Those of a block of everybody; 0 before the first one has ended. Belongs to :meth:`state_dict`."""
         return 0.0 if self.block is None else self.block.samples
 
-    def load_state_dict(self, state: dict[str, Tensor], block_samples: float) -> None:
+    @property
+    def seen_samples(self) -> float:
+        """Those of all blocks that have ended. Belongs to :meth:`state_dict`."""
+        return 0.0 if self.block is None else self.block.seen
+
+    def load_state_dict(self, state: dict[str, Tensor], block_samples: float, seen_samples: float) -> None:
         """Inverse of :meth:`state_dict`."""
         if state:
             kept = {key: value.to(self.flat.device, self.flat.dtype, copy=True) for key, value in state.items()}
-            self.block = Block(kept["copy"], kept["delta"], kept["start"], block_samples)
+            self.block = Block(kept["copy"], kept["delta"], kept["start"], block_samples, seen_samples)
             self.centre = kept["centre"]
 
 

@@ -57,12 +57,14 @@ class Block:
         delta: Δ.
         start: where the block that is running started.
         samples: S, what a block of everybody has; 0 before the first one has ended.
+        seen: samples of all blocks that have ended.
     """
 
     copy: Tensor
     delta: Tensor
     start: Tensor
     samples: float = 0.0
+    seen: float = 0.0
 
     @classmethod
     def first(cls, parameters: Tensor) -> Block:
@@ -86,7 +88,10 @@ class Block:
             fewer = 1.0 - part + part * part
             usual = fewer * self.samples
             delta.add_(self.delta, alpha=1.0 - part).mul_(fewer)
+        seen = self.seen + samples
+        if seen < rule.warmup_samples:
+            delta.zero_()
         if not rule.nesterov:
-            return Block(copy, delta, copy, usual)
+            return Block(copy, delta, copy, usual, seen)
         old = None if into is None or into.start is into.copy else into.start
-        return Block(copy, delta, torch.add(copy, delta, alpha=rule.momentum, out=old), usual)
+        return Block(copy, delta, torch.add(copy, delta, alpha=rule.momentum, out=old), usual, seen)

@@ -5,21 +5,24 @@ from __future__ import annotations
 from uneven.core.actions import BlockMomentum
 from uneven.sync.base import Evaluated
 from uneven.sync.local import Blocks
-from uneven.sync.parts import flag, number
+from uneven.sync.parts import flag, number, whole
 
 
 class BMUF(Blocks):
     """Blockwise model-update filtering (2016): Δ = μ Δ + η G, x̃ += Δ, the next block starts at x̃.
 
-    G is the mean movement of a block, weighted by samples. Momentum 0 and block_lr 1 is local SGD.
+    G is the mean movement of a block, weighted by samples. Momentum 0 and block_lr 1 is local SGD. With long
+    blocks from the start of a training on, give it a warm-up: what is carried on of the first movements overshoots.
 
     Args:
         every: steps of a block.
         momentum: μ, 0 … 1; a rule of thumb is 1 − 1/n (recalled).
         block_lr: η, above 0.
         nesterov: the next block starts at x̃ + μ Δ.
+        warmup_samples: blocks that end before all together have taken so many are not carried on. In samples, as the
+            steps of workers at their own pace differ.
 
-    The defaults are those of fairseq's implementation, except that there is no warm-up.
+    The defaults are those of fairseq's implementation, except for its warm-up of 500 steps.
 
     Raises:
         ConfigError: an argument out of range.
@@ -28,12 +31,14 @@ class BMUF(Blocks):
     evaluated = Evaluated.CENTRE
 
     def __init__(
-        self, *, every: int = 50, momentum: float = 0.875, block_lr: float = 1.0, nesterov: bool = False
-    ) -> None:
+        self, *, every: int = 50, momentum: float = 0.875, block_lr: float = 1.0, nesterov: bool = False,
+        warmup_samples: int = 0,
+    ) -> None:  # fmt: skip
         self.momentum = number("bmuf", "momentum", momentum, "[0, 1)")
         self.block_lr = number("bmuf", "block_lr", block_lr, "(0, inf)")
         self.nesterov = flag("bmuf", "nesterov", nesterov)
-        merge = BlockMomentum(self.momentum, self.block_lr, self.nesterov)
+        self.warmup_samples = whole("bmuf", "warmup_samples", warmup_samples, least=0)
+        merge = BlockMomentum(self.momentum, self.block_lr, self.nesterov, self.warmup_samples)
         super().__init__(every=every, merge=merge, name="bmuf")
 
 

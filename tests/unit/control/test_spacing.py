@@ -117,3 +117,15 @@ def test_what_is_called_for_does_not_wait_for_what_measuring_owes() -> None:
     (gap,) = after(Spacing(3, 0.005), 1e-3, False)
     assert gap.least == 4
     assert gap.most > 32 * 4
+
+
+@pytest.mark.parametrize(("least", "samples", "gap"), [(1, 1, 40), (1, 2, 4), (0, 1, 4)])
+def test_whom_all_wait_for_counts_in_full_where_it_has_no_sample_to_hand_over(
+    least: int, samples: int, gap: int
+) -> None:
+    spacing = Spacing(3, 0.005, (least,) * 3)
+    slowest = report(1, samples, 10e-3, 12e-3)._replace(local_s=ITERATION_S)
+    others = [report(1, size, 5e-3, 1e-3)._replace(local_s=0.7 * ITERATION_S) for size in (160, 90)]
+    for _ in range(8):
+        found = spacing.gap(Table([*others, slowest]), changed=False)
+    assert found.least == pytest.approx(gap, abs=2)

@@ -251,6 +251,6 @@ def test_to_rest_moves_no_centre_and_a_checkpoint_knows_how_long_blocks_are() ->
         one.meet(exchange, samples, lambda vector, exchange: 0)
         weights.append(model.weight.detach()[0, 0].item())
         again = Replica(model)
-        again.load_state_dict(one.state_dict(), one.block_samples)
+        again.load_state_dict(one.state_dict(), one.block_samples, one.seen_samples)
         one = again
     assert weights == [2.0, 2.0, 2.0, 3.25], "half as long a block is carried on by half of the momentum"

@@ -55,6 +55,16 @@ def test_an_exchange_without_a_step_before_it_moves_nothing_and_forgets_nothing(
         assert torch.equal(torch.as_tensor(getattr(idle, name)), torch.as_tensor(getattr(block, name)))
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_blocks_of_the_warm_up_are_not_carried_on(nesterov: bool) -> None:
+    rule, room = BlockMomentum(0.5, nesterov=nesterov, warmup_samples=25), None
+    block, starts = Block.first(torch.zeros(1, dtype=F64)), []
+    for _ in range(5):  # the third one ends after the warm-up
+        room, block = block, block.after(block.start + 8.0, rule, 10, room)
+        starts.append(float(block.start))
+    assert starts == ([8.0, 16.0, 28.0, 42.0, 57.0] if nesterov else [8.0, 16.0, 24.0, 36.0, 50.0])
+
+
 @pytest.mark.parametrize(
     ("lengths", "least"),
     [((100,) * 60, 3.9), ((100, *(10,) * 590), 3.9), ((100, *(3, 97) * 59), 3.6), ((10, *(50, 1, 149) * 30), 2.2)],

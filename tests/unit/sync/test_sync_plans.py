@@ -94,6 +94,7 @@ def test_the_merges_of_blocks() -> None:
     assert only(MA(every=1)).merge == Mean()
     assert only(MA(every=1, by_samples=False)).merge == Mean(by_samples=False)
     assert only(BMUF(every=1, momentum=0.5, block_lr=2.0, nesterov=True)).merge == BlockMomentum(0.5, 2.0, True)
+    assert only(BMUF(every=1, warmup_samples=640)).merge == BlockMomentum(0.875, warmup_samples=640)
     assert only(DiLoCo(every=1)).merge == BlockMomentum(0.9, 0.7, True)
     assert only(EASGD(alpha=0.25, every=1)).merge == Elastic(0.25)
     assert only(EASGD(every=1)).merge == Elastic(0.9 / 4), "of four members"
