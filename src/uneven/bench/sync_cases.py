@@ -44,7 +44,10 @@ SLOW = 4
 """How many times slower the straggler is."""
 
 BATCH = 64
+"""Samples of each worker in a step."""
+
 _WARM_UP_STEPS = 500
+"""In which block momentum carries nothing on, as many as fairseq's warm-up has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
     Args:
         straggler: whether one is slower than the others, so that balanced shares are worth comparing.
     """
-    # The rule of thumb for the momentum, 1 − 1/n, and fairseq's warm-up, 500 steps; foreground and shadow alike.
+    # The rule of thumb for the momentum, 1 − 1/n; foreground and shadow alike.
     momentum = f"momentum={1 - 1 / workers:g},warmup_samples={_WARM_UP_STEPS * BATCH * workers}"
     found = {
         YARDSTICK: "none",

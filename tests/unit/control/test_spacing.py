@@ -4,9 +4,12 @@ import random
 
 import pytest
 
+from uneven.balance import balancers
+from uneven.control.decider import Decider
 from uneven.control.reports import Report
 from uneven.control.spacing import Spacing
 from uneven.control.table import Table
+from uneven.core.views import Limits
 
 ITERATION_S = 0.1
 SAMPLES = (60, 40, 20)
@@ -129,3 +132,23 @@ def test_whom_all_wait_for_counts_in_full_where_it_has_no_sample_to_hand_over(
     for _ in range(8):
         found = spacing.gap(Table([*others, slowest]), changed=False)
     assert found.least == pytest.approx(gap, abs=2)
+
+
+@pytest.mark.parametrize("least", [1, 8])
+def test_a_decider_knows_who_has_no_sample_to_hand_over(least: int) -> None:
+    limits = Limits(lower=(least,) * 2, upper=(64,) * 2)
+    one = Decider(
+        balancers.resolve("proportional:predictor=last"), (0, 1), limits, global_batch=64, lookahead=0, budget=0.005
+    )
+    for iteration in range(12):
+        rows = [
+            report(1, share, 0.0, cost_s)._replace(
+                local_s=local_s, predicted_per_s=speed, split=one.fingerprint(), iteration=iteration
+            )
+            for share, speed, cost_s, local_s in zip(
+                one.newest, (100.0, 1.0), (1e-3, 12e-3), (0.08, ITERATION_S), strict=True
+            )
+        ]
+        found = one.decide(iteration, iteration, Table(rows))
+    assert one.newest[1] == least
+    assert found.soonest - 11 == pytest.approx(40, abs=2), "12 ms of 100, of which 0.3 % may be spent; by samples 9"
