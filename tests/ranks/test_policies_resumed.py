@@ -42,7 +42,11 @@ def resumed(state: dict[str, Any], sync: str) -> Run:
 @ranks(2)
 def test_resumed_equals_uninterrupted(me: RankContext) -> None:
     """After three steps the exchange is still to come, after four a block is running; shuffle's turns go on."""
-    for sync in ("bmuf:every=3,momentum=0.5,nesterov=true", "shuffle:groups=random,size=2:local:every=3"):
+    for sync in (
+        "bmuf:every=3,momentum=0.5,nesterov=true",
+        f"bmuf:every=3,momentum=0.5,warmup_samples={4 * X}",  # the second block ends after it
+        "shuffle:groups=random,size=2:local:every=3",
+    ):
         whole = Run(sync, make=momentum)
         whole.epoch()
         whole.epoch()
