@@ -46,11 +46,13 @@ class Block:
     Attributes:
         wall_s: from the first iteration's start to everybody's end, per iteration.
         exposed_s: per iteration, from the last gradient being ready to the end of the exchange.
+        worked_s: processor time of all this worker's threads, per iteration.
         samples: that went into an update ÷ X, mean; above 1 for who takes more than the global batch.
     """
 
     wall_s: float
     exposed_s: tuple[float, ...]
+    worked_s: float
     samples: float = 1.0
 
 
@@ -96,12 +98,13 @@ class Arm(ABC):
         self.blocks += 1
         held = fillers(self._rng)
         dist.barrier()
-        started_s = time.perf_counter()
+        started_s, before_s = time.perf_counter(), time.process_time()
         exposed_s = self.train()
+        worked_s = time.process_time() - before_s
         dist.barrier()
         took_s = time.perf_counter() - started_s
         del held
-        return Block(took_s / self.iterations, exposed_s)
+        return Block(took_s / self.iterations, exposed_s, worked_s / self.iterations)
 
     @property
     def settles(self) -> bool:

@@ -2,8 +2,8 @@
 
 In every case real workers on shares of a core train the same model in every way that is compared, block by block in
 turns and in the same processes, so that a drift of the machine hits all alike. The oracle knows every worker's cost,
-measured at the start of the same run, and what the next round's shares will be; it splits by the exact integer min-max
-and runs on plain DDP.
+measured at the start of the same run and corrected by what its own iterations take, and what the next round's shares
+will be; it splits by the exact integer min-max and runs on plain DDP.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from uneven.bench.arms import Arm, Block, DDPArm, SessionArm
 from uneven.bench.arms_rivals import AccumulateArm, BackupArm, FlexRRArm, RuleArm
-from uneven.bench.lb_bsp_cases import LIMIT, SLOW, Case, oracle_costs
+from uneven.bench.lb_bsp_cases import LIMIT, SLOW, Case, corrected, oracle_costs
 from uneven.bench.lb_bsp_costs import affine, cubic, transfer_s
 from uneven.bench.lb_bsp_stage import OnStage
 from uneven.bench.peers import Lbb, rivals
@@ -89,6 +89,7 @@ class _Run:
         self._even = tuple(even + (rank < rest) for rank in range(line.size))
         self._profiles: list[Cubic] = []
         self._costs: list[dict[str, float]] = []
+        self._worked_s: float | None = None  # by the oracle's arm in an iteration of its last block
         self._kept: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
         self._settled: dict[str, list[float]] = {}
         self._arms: dict[str, Arm] = {}
@@ -145,20 +146,18 @@ class _Run:
 
     def play(self) -> dict[str, Any]:
         """All rounds; what rank 0 writes down."""
-        self._turn(0)
         for _ in range(self._case.settling):
             self._stage.say("settling", 0.0)
+            self._turn(0)
             for name, arm in self._arms.items():
-                if arm.settles:
-                    self._settled.setdefault(name, []).append(arm.block().wall_s)
-                    self._keep(name, arm)
+                if arm.settles or name == LIMIT:
+                    self._settled.setdefault(name, []).append(self._block(name).wall_s)
         blocks = self._interleave()
         self._stage.lift()
         if self._case.catch_up:
             self._stage.say("catching up", 1.0)
-            for name, arm in self._behind():
-                arm.block()
-                self._keep(name, arm)
+            for name in self._behind():
+                self._block(name)
         split = {name: list(arm.split) for name, arm in self._arms.items() if arm.split}
         self._stage.say("accuracies", 1.0)
         return {
@@ -179,6 +178,9 @@ class _Run:
         self._stage.have(case.shares_at(number), case.mbit_at(number))
         arm = self._arms.get(LIMIT)
         if isinstance(arm, DDPArm) and self._costs:
+            if self._worked_s is not None:
+                cost, share = self._costs[self._rank], case.shares_at(0)[self._rank]
+                self._costs = self._gather(corrected(cost, self._worked_s, arm.split[self._rank], share))
             costs = oracle_costs(self._costs, case.shares_at(0), case.shares_at(number))
             arm.take(fastest_finish(*costs, case.global_batch, Limits.uniform(self._size, case.global_batch)))
 
@@ -191,14 +193,21 @@ class _Run:
             self._turn(number)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 if name not in SLOW or number % case.rare_every == 0:
-                    blocks[name][number] = self._arms[name].block()
-                    self._keep(name, self._arms[name])
+                    blocks[name][number] = self._block(name)
             spent = 0.0 if case.changing else self._gather((time.monotonic() - started_s) / case.seconds)[0]
             done = max(spent, (number + 1) / case.rounds)
             self._stage.say(f"round {number + 1}", min(done, 1.0))
             if done >= 1.0:
                 break
         return blocks
+
+    def _block(self, name: str) -> Block:
+        arm = self._arms[name]
+        block = arm.block()
+        if name == LIMIT:
+            self._worked_s = block.worked_s
+        self._keep(name, arm)
+        return block
 
     def _keep(self, name: str, arm: Arm) -> None:
         """A copy of the model, on one of the ranks; it is looked at when nobody is slowed down any more."""
@@ -207,13 +216,13 @@ class _Run:
             weights = {key: tensor.detach().clone() for key, tensor in arm.model.state_dict().items()}
             self._kept.setdefault(name, {})[arm.blocks] = weights
 
-    def _behind(self) -> Iterator[tuple[str, Arm]]:
+    def _behind(self) -> Iterator[str]:
         """Arms that were trained less than the one that was trained most, a block at a time, or their accuracies could
         not be compared."""
         most = max(arm.blocks for arm in self._arms.values())
         for name, arm in self._arms.items():
             while arm.blocks < most:
-                yield name, arm
+                yield name
 
     def _accuracies(self) -> dict[str, dict[str, float]]:
         """Arm → blocks trained → held-out accuracy; without copies on the way, at the end alone."""

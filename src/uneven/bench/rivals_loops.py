@@ -189,8 +189,9 @@ class _Ours:
             self._launched = k
             self._reports = [self._report(place) for place in range(len(seen))]
             self._cries = {}
-        elif k + 1 >= self._soonest:  # heard in the next iteration's exchange
-            urgent = [place for place, forecaster in enumerate(self._forecasters) if forecaster.urgent]
+        else:  # heard in the next iteration's exchange
+            rested = k + 1 >= self._soonest
+            urgent = [place for place, forecaster in enumerate(self._forecasters) if forecaster.calls(rested)]
             self._cries = {place: self._report(place) for place in urgent if self.decider.amends}
             self._due = min(self._due, k + 1) if urgent else self._due
 

@@ -10,6 +10,8 @@ _ALARM = 4.9  # sum of signs that is a change: two clipped iterations in a row, 
 _WEIGHT = 0.05  # of the newest iteration in the usual deviation
 _FIRST_SPREAD = 0.1  # relative; assumed before anything is known
 _LEAST_SPREAD = 0.02  # relative; less than this is not worth a word to the others
+_FAR = 0.25  # relative; shares that are off by as much lose more in one iteration than some reports cost …
+_FAR_SPREADS = 1.5  # … where it is no noise: twice in a row to the same side, by chance once in two hundred iterations
 _NORMAL = 1.2533  # standard deviation over mean absolute deviation, of a normal distribution
 
 
@@ -19,6 +21,10 @@ class Alarm:
     A lone spike, however large, does not set it off; two in a row do, and so does a lasting change of the size of the
     usual noise after about a dozen iterations. With no change at all it goes off about once in 400 iterations, which
     costs a report.
+
+    Attributes:
+        on: whether it has changed.
+        loud: whether by a quarter at least: twice in a row to the same side, beyond the usual noise.
     """
 
     def __init__(self) -> None:
@@ -26,19 +32,28 @@ class Alarm:
         self._spread = _FIRST_SPREAD
         self._slower = 0.0
         self._faster = 0.0
-        self.on = False
+        self._newest_s = math.nan  # seconds per sample
+        self._far = 0  # iterations in a row that were far off, below zero if they were fast
+        self.on = self.loud = False
+
+    @property
+    def wary(self) -> bool:
+        """Whether it was far off once, so that the next iteration will tell."""
+        return self._far != 0 and not self.loud
 
     def expect(self, speed_per_s: float) -> None:
         """This speed was foretold to the others; what follows is held against it, from a fresh start."""
         self._expected_s = 1.0 / speed_per_s if 0.0 < speed_per_s < math.inf else math.nan
         self._slower = self._faster = 0.0
-        self.on = False
+        self.on = self.loud = False
+        self._far = 0 if math.isnan(self._expected_s) else self._side(self._newest_s / self._expected_s - 1.0)
 
     def hear(self, speed_per_s: float) -> None:
         """The speed of one iteration; what is no speed says nothing."""
         if not (0.0 < speed_per_s < math.inf) or math.isnan(self._expected_s):
             return
-        strayed = 1.0 / (speed_per_s * self._expected_s) - 1.0
+        self._newest_s = 1.0 / speed_per_s
+        strayed = self._newest_s / self._expected_s - 1.0
         sign = max(-_CLIP, min(_CLIP, strayed / self._spread))
         if not self.on:  # a change is no noise
             usual = _NORMAL * abs(sign) * self._spread
@@ -46,3 +61,10 @@ class Alarm:
         self._slower = max(0.0, self._slower + sign - _SLACK)
         self._faster = max(0.0, self._faster - sign - _SLACK)
         self.on = self.on or max(self._slower, self._faster) > _ALARM
+        side = self._side(strayed)
+        self._far = side + self._far * (side * self._far > 0)
+        self.loud = self.loud or abs(self._far) >= 2
+
+    def _side(self, strayed: float) -> int:
+        """1 if an iteration was far too slow, -1 if it was far too fast, else 0."""
+        return (strayed > 0) - (strayed < 0) if abs(strayed) >= max(_FAR, _FAR_SPREADS * self._spread) else 0

@@ -53,6 +53,19 @@ class Forecaster:
         """Whether its speed has left what it last told the others, so that they had better hear soon."""
         return self._alarm.on
 
+    @property
+    def wary(self) -> bool:
+        """Whether the next iteration will tell if its speed has changed."""
+        return self._alarm.wary
+
+    def calls(self, rested: bool) -> bool:
+        """Whether to call for reports.
+
+        Args:
+            rested: whether what the last ones cost is paid for; who is far off does not wait for that.
+        """
+        return self._alarm.loud or (rested and self._alarm.on)
+
     def observe(self, seen: Observation) -> None:
         """One iteration, or several at once."""
         if self.hidden_s > 0.0:  # for each iteration, though the exchange may be in one of many

@@ -29,6 +29,9 @@ _DEAF_GAP = 8
 _AIM = 0.6
 """Part of the budget that is spent: it is a bound, and what a short run measures scatters around the mean."""
 
+_STOPPED = 5.0
+"""Of a cost that is so many times the usual one the rest was a stop of the whole process, which fell into it."""
+
 _SAVED = 1
 _OWED = 4
 """Most that can be saved for later, and that can be owed, in reports: neither a burst nor a long silence."""
@@ -84,7 +87,7 @@ class Spacing:
         told = np.flatnonzero(table.believable() & (table.column("iterations") > 0))
         heard = table if len(told) == len(table.rows) else Table(table.rows[told])
         before_s, costs_s = self._cost_s[told], heard.column("cost_s")
-        # A single cost may be a stop of the whole process that fell into it; the mean is the truth.
+        costs_s = np.where(before_s > 0.0, np.minimum(costs_s, _STOPPED * before_s), costs_s)
         now_s = before_s + np.where(before_s > 0.0, 0.2, 1.0) * (costs_s - before_s)
         self._cost_s[told] = now_s
         self._free = (_AFTER_CHANGE if sudden else self._free) if changed else 0

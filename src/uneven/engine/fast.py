@@ -340,7 +340,7 @@ class FastLoop:
         self.books.end(part, time.time())
         adapts = self._slow.adapts
         due = adapts and self._slow.due(part.iteration, heard)
-        if due or leaving or (adapts and self._slow.watches) or self.books.meter.ripe(adapts):
+        if due or leaving or (adapts and (self._slow.watches or self._slow.wary)) or self.books.meter.ripe(adapts):
             self.read()
         if due and not leaving:  # the loop was left: by all ranks, or by an error on this one
             self._exchange(part.iteration, heard, met)

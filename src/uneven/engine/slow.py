@@ -126,6 +126,11 @@ class SlowLoop:
         """Whether the use of the machine is asked for on every step."""
         return self._forecaster.watches
 
+    @property
+    def wary(self) -> bool:
+        """Whether the next iteration cannot wait to be read: it will tell if this worker's speed has changed."""
+        return self._forecaster.wary
+
     def cry(self, iteration: int, load: Load, cost_s: float) -> Report | tuple[()] | None:
         """What this rank has to say with the exchange of ``iteration``, which is about to begin, if its speed has left
         what it last told; else None. The others decide by it as soon as they have heard it, and report themselves.
@@ -136,7 +141,7 @@ class SlowLoop:
         Returns:
             A row of no numbers where all can but report, as the balancer needs everybody's word.
         """
-        if not self._forecaster.urgent or self._pending is not None or self._next is None or iteration < self._soonest:
+        if self._pending is not None or self._next is None or not self._forecaster.calls(iteration >= self._soonest):
             return None
         if not self._decider.amends:
             return ()
@@ -148,7 +153,7 @@ class SlowLoop:
         if not self.adapts:
             return False
         rested = self._pending is None and self._next is not None
-        return not rested or iteration >= (self._soonest if heard is not None and heard.called else self._next or 0)
+        return not rested or (heard is not None and heard.called) or iteration >= (self._next or 0)
 
     def measured(self, timing: Timing, samples: int, control_s: float, load: Load) -> None:
         """One iteration's timing has become readable; padded batches and the first iteration do not count.
@@ -196,7 +201,7 @@ class SlowLoop:
             self._decide(iteration, Table(rows))
         if self._next is None:
             self._next = self._soonest = iteration + 1
-        called = heard is not None and heard.called and iteration >= self._soonest
+        called = heard is not None and heard.called
         if heard is not None and called and heard.rows:
             self._amend(iteration, heard.rows)
         if called or iteration >= self._next:

@@ -26,7 +26,8 @@ _MOST, _PATIENCE_S = 32, 1.0
 
 _USUAL, _SPREADS, _NEWEST = 0.22, 2.5, 0.1
 """An iteration whose local time differs by less than the first from that of the last one read can wait, or by less than
-so many times what is usual here, in which the newest counts so much; differences of logarithms."""
+so many times what is usual here, in which the newest counts so much; differences of logarithms. Two in a row that
+differ by more than the first, to the same side, cannot wait even so: where noise is large, a change is not larger."""
 
 _KNOWN_EVERY = 8
 """Where the training waits for no exchange, the processor time is asked for after so many iterations: for a process
@@ -91,6 +92,7 @@ class Meter:
         self._since: Mark = None  # the training has gone on since then, with nothing read
         self._usual_s = math.nan
         self._spread = 0.0  # mean difference from it
+        self._apart = 0.0  # of the newest iteration
         self._pace = 0.0  # processor time in a second of training without exchanges, where it was measured last
         self._worked: Mark = None  # where the processor time was asked for last, with no pause since
         self._unknown = _KNOWN_EVERY  # iterations since then; so many as if, before the first one
@@ -181,17 +183,17 @@ class Meter:
         would be strange to somebody who expects little of it."""
         if not (self._usual_s > 0.0 and local_s > 0.0):
             return True
-        off = abs(math.log(local_s / self._usual_s))
-        usual = max(_USUAL, _SPREADS * self._spread)
+        before, self._apart = self._apart, math.log(local_s / self._usual_s)
+        off, usual = abs(self._apart), max(_USUAL, _SPREADS * self._spread)
         self._spread += _NEWEST * (min(off, 2.0 * usual) - self._spread)
-        return off > usual
+        return off > usual or (off > _USUAL and abs(before) > _USUAL and before * self._apart > 0.0)
 
     def timings(self) -> list[Timing]:
         """Every iteration that ended since the last call and whose marks have passed, oldest first."""
         found = []
         while self._closed and self._clock.passed(self._closed[0].end):
             found.append(self._read(self._closed.popleft()))
-            self._usual_s = found[-1].local_s
+            self._usual_s, self._apart = found[-1].local_s, 0.0
         self._since = self._closed[0].begin if self._closed else None
         return found
 

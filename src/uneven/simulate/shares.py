@@ -138,7 +138,7 @@ class Shares:
             self._amend(era, max(self._ended, newest))
         if len(era.reports) == len(era.seat.members) and self._ended > era.launched:
             self._decide(era, max(self._ended, newest))
-        urgent = not era.reports and iteration + 1 >= era.soonest and self._forecaster(worker.rank).urgent
+        urgent = not era.reports and self._forecaster(worker.rank).calls(iteration + 1 >= era.soonest)
         if urgent and iteration < era.due:  # heard in the next iteration's exchange
             era.due = iteration + 1
             if era.decider.amends:

@@ -14,7 +14,20 @@ import torch
 
 from uneven.bench import lb_bsp
 from uneven.bench.arms import fillers
-from uneven.bench.lb_bsp_cases import AGAIN, FULL, LIMIT, MOST, OURS, RIVALS, Case, cases, oracle_costs, quick, traces
+from uneven.bench.lb_bsp_cases import (
+    AGAIN,
+    FULL,
+    LIMIT,
+    MOST,
+    OURS,
+    RIVALS,
+    Case,
+    cases,
+    corrected,
+    oracle_costs,
+    quick,
+    traces,
+)
 from uneven.bench.lb_bsp_page import tables
 from uneven.bench.lb_bsp_table import Spread, of, reached, summarize, wait_share
 from uneven.bench.lb_bsp_worker import read_task, write_task
@@ -52,6 +65,13 @@ def test_the_oracle_knows_what_the_next_round_costs() -> None:
     costs = [{"overhead_s": 0.1, "per_sample_s": 0.01}, {"overhead_s": 0.2, "per_sample_s": 0.02}]
     assert oracle_costs(costs, (0.5, 0.4), (0.25, 0.4)) == ([0.2, 0.2], [0.02, 0.02])
     assert oracle_costs(costs, (), ()) == ([0.1, 0.2], [0.01, 0.02])
+
+
+def test_the_oracle_learns_from_its_own_iterations_what_a_step_costs_in_place() -> None:
+    cost = {"overhead_s": 0.1, "per_sample_s": 0.01}
+    # Half a core that worked for 0.2 s took 0.4 s, of which 0.1 s went into ten samples; the rest counts by half.
+    assert corrected(cost, 0.2, 10, 0.5) == {"overhead_s": pytest.approx(0.2), "per_sample_s": 0.01}
+    assert corrected(cost, 0.0, 50, 0.5)["overhead_s"] == 0.0
 
 
 def test_a_task_comes_back_as_it_was_written(tmp_path: Path) -> None:

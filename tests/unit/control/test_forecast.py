@@ -60,6 +60,41 @@ def test_a_small_lasting_change_is_noticed_in_noise() -> None:
     assert alarm.on
 
 
+def test_who_is_far_off_twice_in_a_row_is_loud_and_wary_in_between() -> None:
+    alarm = expecting(1.0)
+    for speed, wary, loud in ((1.0, False, False), (0.7, True, False), (1.4, True, False), (1.4, False, True)):
+        alarm.hear(speed)
+        assert (alarm.wary, alarm.loud) == (wary, loud)
+    alarm.expect(1.4)
+    assert (alarm.wary, alarm.loud) == (False, False)
+    alarm.expect(1.0)  # what was told does not follow what was seen: the next iteration will tell
+    assert alarm.wary
+    alarm.hear(1.4)
+    assert alarm.loud
+
+
+def test_noise_that_is_usual_is_not_loud() -> None:
+    alarm, rng = expecting(1.0, noise=0.3), random.Random(3)
+    loud = 0
+    for _ in range(4_000):
+        alarm.hear(1.0 / max(0.1, rng.gauss(1.0, 0.3)))
+        loud += alarm.loud
+        if alarm.loud:
+            alarm.expect(1.0)
+    assert loud < 60
+
+
+def test_what_reports_cost_is_no_reason_for_silence_where_shares_are_far_off() -> None:
+    told = (((100.0, 100.0), (False, False)), ((88.0,) * 12, (True, False)), ((50.0, 50.0), (True, True)))
+    for speeds, calls in told:
+        forecaster = Forecaster(EMA(alpha=0.01))
+        forecaster.observe(Observation(iteration=0, samples=100, local_s=1.0))
+        forecaster.tell()
+        for number, speed in enumerate(speeds):
+            forecaster.observe(Observation(iteration=1 + number, samples=100, local_s=100.0 / speed))
+        assert (forecaster.calls(rested=True), forecaster.calls(rested=False)) == calls
+
+
 @pytest.mark.parametrize("nothing", [math.nan, 0.0, -1.0, math.inf])
 def test_what_is_no_speed_says_nothing(nothing: float) -> None:
     alarm = expecting()

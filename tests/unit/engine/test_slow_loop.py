@@ -260,6 +260,19 @@ def test_a_change_is_told_at_once_however_long_all_was_quiet() -> None:
     assert crew.used[-1] == (20, 40, 60)
 
 
+def test_who_is_far_off_does_not_wait_until_the_last_report_is_paid_for() -> None:
+    crew = Crew([60, 40, 20], "lb-bsp", budget=0.005)
+    crew.cost_s = 0.08  # as much as 27 iterations may spend
+    crew.run(600)
+    for change, calls in (([20, 40, 60], [602]), ([60, 40, 20], [602, 608])):
+        crew.speeds = change
+        crew.run(6)
+        assert crew.calls == calls
+    crew.speeds = [52, 40, 20]  # off by less than a quarter: that is worth no debt
+    crew.run(6)
+    assert crew.calls == [602, 608]
+
+
 def test_calls_are_made_within_the_budget() -> None:
     """A worker that changes all the time does not get to talk all the time."""
     crew = Crew([60, 40, 20], "lb-bsp", budget=0.005)

@@ -227,6 +227,24 @@ def test_what_counts_as_usual_follows_the_noise(meter: Meter, clock: Script) -> 
     assert meter.ripe(), "a change is still one"
 
 
+def test_a_change_that_is_no_larger_than_the_noise_shows_by_lasting(meter: Meter, clock: Script) -> None:
+    for number in range(40):
+        iteration(meter, clock, number, 0.008 if number % 2 else 0.014)
+        if meter.ripe():
+            meter.timings()
+    usual_s = 0.014
+    iteration(meter, clock, 40, usual_s)
+    meter.timings()
+    iteration(meter, clock, 41, 1.4 * usual_s)
+    assert not meter.ripe()
+    iteration(meter, clock, 42, usual_s)
+    assert not meter.ripe()
+    iteration(meter, clock, 43, 1.4 * usual_s)
+    assert not meter.ripe()
+    iteration(meter, clock, 44, 1.4 * usual_s)
+    assert meter.ripe(), "twice in a row"
+
+
 def test_where_nothing_follows_from_a_change_it_can_wait_too(meter: Meter, clock: Script) -> None:
     for number, local_s in enumerate((0.1, 0.05, 0.2)):
         iteration(meter, clock, number, local_s)
