@@ -163,13 +163,13 @@ def cases(jobs: Table | None) -> dict[str, Case]:
         Case(
             name="svm",
             about="a small SVM on sparse URL data, on the workers of `steady`",
-            workload="svm", shares=(SHARES,), global_batch=8192, rare_every=2, seconds=80.0,
+            workload="svm", shares=(SHARES,), global_batch=16_384, rare_every=2, seconds=120.0,
             catch_up=True,
         ),
         Case(
             name="resnet",
             about="ResNet-32 on CIFAR-10, on the workers of `steady`",
-            workload="resnet", shares=(SHARES,), global_batch=32, block=4, settling=3, seconds=110.0, rare_every=2,
+            workload="resnet", shares=(SHARES,), global_batch=64, block=4, settling=3, seconds=220.0, rare_every=2,
             look=2,
         ),
     )  # fmt: skip
