@@ -180,7 +180,7 @@ def quick() -> tuple[Case, Case]:
     """The steady case and ours beside DDP on equal workers within ninety seconds, without the rivals."""
     steady = Case(
         name="steady", about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core", shares=(SHARES,), arms=ARMS, block=4,
-        settling=3, rounds=40, seconds=16.0, rare_every=3, profile_s=2.0, look=0, catch_up=True,
+        settling=3, rounds=40, seconds=32.0, rare_every=3, profile_s=2.0, look=0, catch_up=True,
     )  # fmt: skip
     pair = Case(
         name="pair", about="four workers that nobody slows down", arms=PAIR, settling=2,
