@@ -24,10 +24,10 @@ from uneven.measure.clock import Clock, Mark
 _MOST, _PATIENCE_S = 32, 1.0
 """Iterations that may wait to be read, and how long the training may go on meanwhile."""
 
-_USUAL, _SPREADS, _NEWEST = 0.22, 2.5, 0.1
+_USUAL, _SPREADS, _LASTING, _NEWEST = 0.22, 2.5, 1.5, 0.1
 """An iteration whose local time differs by less than the first from that of the last one read can wait, or by less than
-so many times what is usual here, in which the newest counts so much; differences of logarithms. Two in a row that
-differ by more than the first, to the same side, cannot wait even so: where noise is large, a change is not larger."""
+so many times what is usual here, in which the newest counts so much; differences of logarithms. Of two in a row that
+differ to the same side, the third of these does: where noise is large, a change need not be larger, but lasts."""
 
 _KNOWN_EVERY = 8
 """Where the training waits for no exchange, the processor time is asked for after so many iterations: for a process
@@ -184,9 +184,9 @@ class Meter:
         if not (self._usual_s > 0.0 and local_s > 0.0):
             return True
         before, self._apart = self._apart, math.log(local_s / self._usual_s)
-        off, usual = abs(self._apart), max(_USUAL, _SPREADS * self._spread)
+        off, usual, low = abs(self._apart), max(_USUAL, _SPREADS * self._spread), max(_USUAL, _LASTING * self._spread)
         self._spread += _NEWEST * (min(off, 2.0 * usual) - self._spread)
-        return off > usual or (off > _USUAL and abs(before) > _USUAL and before * self._apart > 0.0)
+        return off > usual or (off > low and abs(before) > low and before * self._apart > 0.0)
 
     def timings(self) -> list[Timing]:
         """Every iteration that ended since the last call and whose marks have passed, oldest first."""

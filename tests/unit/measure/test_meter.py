@@ -235,13 +235,13 @@ def test_a_change_that_is_no_larger_than_the_noise_shows_by_lasting(meter: Meter
     usual_s = 0.014
     iteration(meter, clock, 40, usual_s)
     meter.timings()
-    iteration(meter, clock, 41, 1.4 * usual_s)
+    iteration(meter, clock, 41, 1.9 * usual_s)
     assert not meter.ripe()
     iteration(meter, clock, 42, usual_s)
     assert not meter.ripe()
-    iteration(meter, clock, 43, 1.4 * usual_s)
+    iteration(meter, clock, 43, 1.9 * usual_s)
     assert not meter.ripe()
-    iteration(meter, clock, 44, 1.4 * usual_s)
+    iteration(meter, clock, 44, 1.9 * usual_s)
     assert meter.ripe(), "twice in a row"
 
 
