@@ -183,7 +183,7 @@ def quick() -> tuple[Case, Case]:
         settling=3, rounds=40, seconds=32.0, rare_every=3, profile_s=2.0, look=0, catch_up=True,
     )  # fmt: skip
     pair = Case(
-        name="pair", about="four workers that nobody slows down", arms=PAIR, settling=2,
+        name="pair", about="four workers that nobody slows down", arms=PAIR, global_batch=256, settling=2,
         rounds=80, seconds=8.0, profile_s=0.0, look=0,
     )  # fmt: skip
     return steady, pair

@@ -44,6 +44,7 @@ def test_every_case_has_what_it_compares_with_and_room_on_two_cores() -> None:
         assert not case.changing or case.rounds in (len(case.shares), len(case.mbit_per_s))
         assert (case.limit == LIMIT) == bool(case.profile_s)
     assert set(RIVALS) < set(FULL)
+    assert quick()[1].global_batch == cases(None)["pair"].global_batch
     cut = cases(None)["cut"]  # for arms that look for their split, the round of the change begins with iteration 150
     assert (cut.settling + (cut.change or 0)) * cut.block == 150
     assert cut.mbit_at(1) != cut.mbit_at(2) == cut.mbit_at(99)
