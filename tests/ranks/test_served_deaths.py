@@ -13,6 +13,7 @@ from test_session_deaths import events, workers
 pytestmark = pytest.mark.slow
 
 DEAD, STEPS = 2, 1  # so early that the others, two steps ahead at most, are in the first epoch too
+BATCH = 4  # samples of each of the three in a step
 
 TRAIN = """
     import json
@@ -57,7 +58,9 @@ def test_the_others_go_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for epoch in (1, 2):
         assert sorted(first[epoch] + second[epoch]) == list(range(N)), "every sample once, among those who are left"
     taken = sorted(first[0] + second[0])
-    assert len(set(taken)) == len(taken) >= N - 4 * (STEPS + 2)
+    # With it go what it trained on, what it had in hand and, if answers came late, all that it may hold: its equal part
+    # of the epoch and a batch more.
+    assert len(set(taken)) == len(taken) >= N - BATCH * (STEPS + 1 + N // (3 * BATCH) + 1)
     for rank in (0, 1):
         lost = [text for event, text in events(tmp_path, rank) if event == "lost"]
         assert len(lost) == 1
