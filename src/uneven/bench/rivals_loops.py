@@ -166,7 +166,7 @@ class _Ours:
         self._windows: list[list[Observation]] = [[] for _ in range(n)]
         self._reports: list[Report] = []
         self._cries: dict[int, Report] = {}
-        self._launched, self._soonest, self._due = 0, 1, 1
+        self._launched, self._soonest, self._far, self._due = 0, 1, 1, 1
 
     def ended(self, k: int, seen: tuple[Observation, ...]) -> None:
         """Everybody has ended iteration ``k``."""
@@ -182,7 +182,8 @@ class _Ours:
             self.decider.amend(k, self._cries)
         if self._reports:
             decision = self.decider.decide(k, self._launched, Table(self._reports))
-            self._reports, self._soonest, self._due = [], decision.soonest, decision.next
+            self._reports = []
+            self._soonest, self._far, self._due = decision.soonest, decision.far, decision.next
             for forecaster in self._forecasters:
                 forecaster.hidden_s = self.decider.hidden_s
         if k >= self._due:
@@ -190,8 +191,8 @@ class _Ours:
             self._reports = [self._report(place) for place in range(len(seen))]
             self._cries = {}
         else:  # heard in the next iteration's exchange
-            rested = k + 1 >= self._soonest
-            urgent = [place for place, forecaster in enumerate(self._forecasters) if forecaster.calls(rested)]
+            calls = [one.calls(k + 1, self._soonest, self._far) for one in self._forecasters]
+            urgent = [place for place, called in enumerate(calls) if called]
             self._cries = {place: self._report(place) for place in urgent if self.decider.amends}
             self._due = min(self._due, k + 1) if urgent else self._due
 

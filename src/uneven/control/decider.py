@@ -46,12 +46,14 @@ class Decision:
         split: the new split, or None if the old one stays.
         complaints: one for each report that was not believed.
         soonest: the iteration from whose end on somebody may call for reports.
+        far: the same for who is far off.
         next: the iteration at whose end the next reports are due if nobody calls.
     """
 
     split: SplitRecord | None
     complaints: tuple[Complaint, ...]
     soonest: int
+    far: int
     next: int
 
 
@@ -177,7 +179,7 @@ class Decider:
         self._settled = self._predicted_per_s, self.newest
         sudden = _sudden(predicted_per_s, self._predicted_per_s)
         gap = self._spacing.gap(table, changed=self.newest is not shares, sudden=sudden)
-        return Decision(split, complaints, launched + gap.least, launched + gap.most)
+        return Decision(split, complaints, launched + gap.least, launched + gap.far, launched + gap.most)
 
     def amend(self, iteration: int, cries: Mapping[int, Report]) -> Amendment:
         """Take in what only those told whose speed has left what they had foretold. The word of the others stands, and

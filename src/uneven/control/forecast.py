@@ -58,13 +58,14 @@ class Forecaster:
         """Whether the next iteration will tell if its speed has changed."""
         return self._alarm.wary
 
-    def calls(self, rested: bool) -> bool:
-        """Whether to call for reports.
+    def calls(self, iteration: int, soonest: int, far: int) -> bool:
+        """Whether to call for reports in an iteration.
 
         Args:
-            rested: whether what the last ones cost is paid for; who is far off does not wait for that.
+            soonest: from which on one may, when what the last ones cost is paid for.
+            far: the same for who is far off, and does not wait for that where reports are cheap.
         """
-        return self._alarm.loud or (rested and self._alarm.on)
+        return (self._alarm.loud and iteration >= far) or (self._alarm.on and iteration >= soonest)
 
     def observe(self, seen: Observation) -> None:
         """One iteration, or several at once."""

@@ -38,10 +38,20 @@ _OWED = 4
 
 
 class Gap(NamedTuple):
-    """Iterations, at least one, from one report to the next: at the earliest if somebody calls, and at the latest."""
+    """Iterations, at least one, from one report to the next.
 
+    Attributes:
+        far: at the earliest, if who calls is far off.
+        least: at the earliest, if somebody calls.
+        most: at the latest.
+    """
+
+    far: int
     least: int
     most: int
+
+
+_AT_ONCE = Gap(1, 1, 1)
 
 
 class Spacing:
@@ -92,14 +102,16 @@ class Spacing:
         self._cost_s[told] = now_s
         self._free = (_AFTER_CHANGE if sudden else self._free) if changed else 0
         if self._reports <= _WARM_UP or not len(told):
-            return Gap(1, 1)
+            return _AT_ONCE
         price, owed = self._price(heard, now_s)
-        if self._free and price * self._aim <= _CHEAP:
+        cheap = price * self._aim <= _CHEAP
+        if self._free and cheap:
             self._free -= 1
-            return Gap(1, 1)
+            return _AT_ONCE
         price = max(price, self._price_of_last(heard, now_s, self._least[told]))
         most = _whole(price + owed) * self._still
-        return Gap(min(_whole(price), most), most)
+        least = min(_whole(price), most)
+        return Gap(1 if cheap else least, least, most)
 
     def _price(self, table: Table, costs_s: Column) -> tuple[float, float]:
         """In iterations whose budget pays for it: a report, and what is owed."""

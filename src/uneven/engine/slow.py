@@ -101,7 +101,7 @@ class SlowLoop:
         self._window = _Window()
         self._pending: Pending | None = None
         self._next: int | None = None  # the first iteration, also after a resume, warms up and is not reported
-        self._soonest = 0
+        self._soonest = self._far = 0
         self._warm = self._cried = False
         self._adapts = True
         self._launched = 0
@@ -141,7 +141,9 @@ class SlowLoop:
         Returns:
             A row of no numbers where all can but report, as the balancer needs everybody's word.
         """
-        if self._pending is not None or self._next is None or not self._forecaster.calls(iteration >= self._soonest):
+        if self._pending is not None or self._next is None:
+            return None
+        if not self._forecaster.calls(iteration, self._soonest, self._far):
             return None
         if not self._decider.amends:
             return ()
@@ -200,7 +202,7 @@ class SlowLoop:
             self._pending = None
             self._decide(iteration, Table(rows))
         if self._next is None:
-            self._next = self._soonest = iteration + 1
+            self._next = self._soonest = self._far = iteration + 1
         called = heard is not None and heard.called
         if heard is not None and called and heard.rows:
             self._amend(iteration, heard.rows)
@@ -223,7 +225,7 @@ class SlowLoop:
         self._past.append(table)
         decision = self._decider.decide(iteration, self._launched, table)
         self._announce(decision)
-        self._soonest, self._next = decision.soonest, decision.next
+        self._soonest, self._far, self._next = decision.soonest, decision.far, decision.next
         self._forecaster.hidden_s = self._decider.hidden_s
 
     def _report(self, iteration: int, load: Load, cost_s: float, deaf: bool) -> Report:

@@ -50,6 +50,7 @@ class _Era:
     decider: Decider
     due: int  # the iteration at whose end reports are due
     soonest: int  # the one from whose end on a worker may call for them
+    far: int  # the same for one that is far off
     reports: dict[int, Report] = field(default_factory=dict)
     launched: int = -1
     cries: dict[int, Report] = field(default_factory=dict)  # by rank, heard with the exchange of the next iteration
@@ -138,7 +139,7 @@ class Shares:
             self._amend(era, max(self._ended, newest))
         if len(era.reports) == len(era.seat.members) and self._ended > era.launched:
             self._decide(era, max(self._ended, newest))
-        urgent = not era.reports and self._forecaster(worker.rank).calls(iteration + 1 >= era.soonest)
+        urgent = not era.reports and self._forecaster(worker.rank).calls(iteration + 1, era.soonest, era.far)
         if urgent and iteration < era.due:  # heard in the next iteration's exchange
             era.due = iteration + 1
             if era.decider.amends:
@@ -163,7 +164,7 @@ class Shares:
         self._eras.append(era)
 
     def _era(self, seat: Seat) -> _Era:
-        return _Era(seat, self._decider(seat), seat.first + 1, seat.first + 1)
+        return _Era(seat, self._decider(seat), *(seat.first + 1,) * 3)
 
     def _decider(self, seat: Seat) -> Decider:
         return Decider(
@@ -202,7 +203,7 @@ class Shares:
         table = Table([era.reports[rank] for rank in era.seat.members])
         decision = era.decider.decide(iteration, era.launched, table)
         era.reports, era.callers = {}, set()
-        era.soonest, era.due = decision.soonest, decision.next
+        era.soonest, era.far, era.due = decision.soonest, decision.far, decision.next
         for rank in era.seat.members:
             self._forecaster(rank).hidden_s = era.decider.hidden_s
         self._announce(era, decision)

@@ -85,14 +85,14 @@ def test_noise_that_is_usual_is_not_loud() -> None:
 
 
 def test_what_reports_cost_is_no_reason_for_silence_where_shares_are_far_off() -> None:
-    told = (((100.0, 100.0), (False, False)), ((88.0,) * 12, (True, False)), ((50.0, 50.0), (True, True)))
-    for speeds, calls in told:
+    told = (((100.0, 100.0), (0, 0, 0)), ((88.0,) * 12, (1, 0, 0)), ((50.0, 50.0), (1, 1, 0)))
+    for speeds, calls in told:  # in an iteration after both are paid for, one, none
         forecaster = Forecaster(EMA(alpha=0.01))
         forecaster.observe(Observation(iteration=0, samples=100, local_s=1.0))
         forecaster.tell()
         for number, speed in enumerate(speeds):
             forecaster.observe(Observation(iteration=1 + number, samples=100, local_s=100.0 / speed))
-        assert (forecaster.calls(rested=True), forecaster.calls(rested=False)) == calls
+        assert tuple(forecaster.calls(20, soonest, far) for soonest, far in ((20, 15), (21, 20), (30, 21))) == calls
 
 
 @pytest.mark.parametrize("nothing", [math.nan, 0.0, -1.0, math.inf])

@@ -7,7 +7,7 @@ import pytest
 from uneven.balance import balancers
 from uneven.control.decider import Decider
 from uneven.control.reports import Report
-from uneven.control.spacing import Spacing
+from uneven.control.spacing import Gap, Spacing
 from uneven.control.table import Table
 from uneven.core.views import Limits
 
@@ -72,7 +72,7 @@ def test_a_burst_is_paid_back_and_then_forgotten() -> None:
 def test_the_start_does_not_mind_the_budget() -> None:
     spacing = Spacing(3, 0.005)
     dear = tuple(report(1, samples, 0.1, 0.1) for samples in SAMPLES)
-    assert [spacing.gap(Table(dear), changed=True) for _ in range(4)] == [(1, 1)] * 4
+    assert [spacing.gap(Table(dear), changed=True) for _ in range(4)] == [(1, 1, 1)] * 4
     assert spacing.gap(Table(dear), changed=True).least > 1
 
 
@@ -95,7 +95,7 @@ def test_a_call_to_no_effect_does_not_bring_more_gathers_but_where_none_can_be_h
     assert idle(spacing, urgent=1.0, deaf=1.0) == 1
 
 
-def after(spacing: Spacing, cost_s: float, *changes: bool) -> list[tuple[int, int]]:
+def after(spacing: Spacing, cost_s: float, *changes: bool) -> list[Gap]:
     """The gaps after reports of which the first one tells of a sudden change; which of them change the split."""
     for _ in range(8):
         spacing.gap(Table([report(1, samples, 5e-3, cost_s) for samples in SAMPLES]), changed=False)
@@ -105,7 +105,7 @@ def after(spacing: Spacing, cost_s: float, *changes: bool) -> list[tuple[int, in
 
 def test_after_a_change_reports_come_at_once_until_the_split_is_found() -> None:
     gaps = after(Spacing(3, 0.005), 1e-3, True, True, True, True)
-    assert gaps[:3] == [(1, 1)] * 3
+    assert gaps[:3] == [(1, 1, 1)] * 3
     assert gaps[3].least == 4
     assert gaps[3].most > 4
     assert [gap.least for gap in after(Spacing(3, 0.005), 1e-3, True, False, True)] == [1, 4, 4]
@@ -114,6 +114,13 @@ def test_after_a_change_reports_come_at_once_until_the_split_is_found() -> None:
 
 def test_not_where_a_report_costs_more_than_a_wrong_split_may_lose() -> None:
     assert after(Spacing(3, 0.005), 6e-3, True)[0].least > 1
+
+
+@pytest.mark.parametrize(("cost_s", "waits"), [(1e-3, False), (5e-3, False), (6e-3, True)])
+def test_who_is_far_off_waits_for_the_price_where_a_report_is_dear(cost_s: float, waits: bool) -> None:
+    (gap,) = after(Spacing(3, 0.005), cost_s, False)
+    assert gap.far == (gap.least if waits else 1)
+    assert gap.least > 1
 
 
 def test_what_is_called_for_does_not_wait_for_what_measuring_owes() -> None:

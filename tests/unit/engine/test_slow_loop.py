@@ -262,7 +262,7 @@ def test_a_change_is_told_at_once_however_long_all_was_quiet() -> None:
 
 def test_who_is_far_off_does_not_wait_until_the_last_report_is_paid_for() -> None:
     crew = Crew([60, 40, 20], "lb-bsp", budget=0.005)
-    crew.cost_s = 0.08  # as much as 27 iterations may spend
+    crew.cost_s = 0.04  # as much as 13 iterations may spend, and a twenty-fifth of one
     crew.run(600)
     for change, calls in (([20, 40, 60], [602]), ([60, 40, 20], [602, 608])):
         crew.speeds = change
@@ -271,6 +271,18 @@ def test_who_is_far_off_does_not_wait_until_the_last_report_is_paid_for() -> Non
     crew.speeds = [52, 40, 20]  # off by less than a quarter: that is worth no debt
     crew.run(6)
     assert crew.calls == [602, 608]
+
+
+def test_where_a_report_is_dear_who_is_far_off_waits() -> None:
+    crew = Crew([60, 40, 20], "lb-bsp", budget=0.005)
+    crew.cost_s = 0.08  # more than a twentieth of an iteration of a second; those of a wrong split take three
+    crew.run(600)
+    for _ in range(20):
+        crew.speeds = crew.speeds[::-1]
+        crew.run(6)
+    gaps = [b - a for a, b in zip(crew.calls, crew.calls[1:], strict=False)]
+    assert len(gaps) > 2
+    assert min(gaps) > 6, "else at each change"
 
 
 def test_calls_are_made_within_the_budget() -> None:
