@@ -107,7 +107,8 @@ def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
         if case.change is not None:
             measured["of_limit_after"] = of(found[limit], seconds, case, case.change)
         curve = {int(blocks): right for blocks, right in result["accuracy"].get(name, {}).items()}
-        measured |= reached(case, curve, target, result["settled"].get(name, []), seconds)
+        whole_s = {number: one_s * measured["samples"] for number, one_s in seconds.items()}
+        measured |= reached(case, curve, target, result["settled"].get(name, []), whole_s)
         measured["accuracy"] = curve.get(common)
         methods[name] = measured
     rivals = [name for name in found if name in RIVALS]
@@ -142,18 +143,21 @@ def reached(
 ) -> dict[str, float | None]:
     """When an arm was as good as the target, in iterations and in seconds from its first iteration on.
 
-    Blocks in which it looked for its split count with what they took; those that it went through when nobody was slowed
-    down any more count with the mean of its others.
+    Blocks in which it looked for its split count with what they took. One that has none to find sat these out; they
+    count as its rounds under the same shares and links. Those that it went through when nobody was slowed down any more
+    count with the mean of its others.
 
     Args:
         curve: blocks trained → held-out accuracy.
         settled: seconds an iteration of the blocks before the first round.
-        seconds: of the rounds, in their order.
+        seconds: an iteration of the rounds takes, in their order, however many samples it has.
     """
     good = [blocks for blocks in sorted(curve) if target is not None and curve[blocks] >= target]
     if not good:
         return {"iterations_to_target": None, "time_to_target_s": None}
-    took = [*settled, *seconds.values()]
+    alike = (case.change or 1) if case.changing else case.rounds
+    first_s = statistics.fmean(one_s for number, one_s in seconds.items() if number < alike)
+    took = [*(settled or [first_s] * case.settling), *seconds.values()]
     mean_s = statistics.fmean(seconds.values())
     blocks = good[0]
     each_s = [*took[:blocks], *[mean_s] * max(blocks - len(took), 0)]

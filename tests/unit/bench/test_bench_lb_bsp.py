@@ -114,6 +114,25 @@ def test_time_to_the_target_counts_the_search_for_a_split() -> None:
     assert reached(case, curve, None, [], {0: 1.0})["iterations_to_target"] is None
 
 
+def test_who_sat_out_the_search_is_counted_as_under_the_shares_of_that_time() -> None:
+    shares = ((0.5,), (0.5,), (0.2,), (0.2,))
+    case = Case(name="one", about="", block=10, settling=3, rounds=4, shares=shares, change=2)
+    curve, seconds = {3: 0.5, 4: 0.95}, {0: 1.0, 1: 3.0, 2: 9.0, 3: 9.0}
+    assert reached(case, curve, 0.9, [], seconds)["time_to_target_s"] == pytest.approx(10 * (3 * 2.0 + 1.0))
+    assert reached(case, curve, 0.9, [5.0] * 3, seconds)["time_to_target_s"] == pytest.approx(10 * (15.0 + 1.0))
+
+
+def test_a_larger_batch_takes_its_time() -> None:
+    case = Case(name="steady", about="workers", shares=((0.5,) * 4,))
+    result = a_result({"ddp": 4.0, "accumulate": 3.0, OURS: 1.0, LIMIT: 0.95})
+    for rank in result["blocks"]["accumulate"]:
+        for one in rank.values():
+            one["samples"] = 1.5
+    row = summarize(case, result)["methods"]["accumulate"]
+    assert row["iteration_s"] == pytest.approx(2.0), "for X samples"
+    assert row["time_to_target_s"] == pytest.approx(2 * 8 * 3.0)
+
+
 def a_result(seconds: dict[str, float]) -> dict[str, Any]:
     blocks = {
         name: [{str(k): block(wall_s, 0.1, 0.1) for k in range(4)} for _ in range(4)]
