@@ -386,7 +386,7 @@ class Session(ThreadedTraining):
                 "a loop over session.loader is one thread's: give it to session.train as a function"
             )
             self._say_ready()
-        self._loop.begin(part)
+        self._loop.begin(part, self._loader.in_hand if self._loader is not None else None)
 
     def close(self) -> None:
         """End the run: the last records are written, groups and files let go of. Twice is fine.

@@ -25,7 +25,7 @@ from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.control.reports import Report
-from uneven.core.actions import Payload, StepPlan
+from uneven.core.actions import Moment, StepPlan
 from uneven.core.records import SplitRecord
 from uneven.core.views import Limits
 from uneven.data.loader import BalancedLoader
@@ -34,6 +34,7 @@ from uneven.data.stream import is_stream
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
+from uneven.engine.hand import Follower, Hand
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.heap import keep_freed_memory
 from uneven.engine.partake import Terms, agree, by_copy, hand_out_for, serve
@@ -46,10 +47,10 @@ from uneven.engine.stride import Pace, Stride
 from uneven.errors import ConfigError
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
-from uneven.sync import SyncPolicy, outlook
+from uneven.sync import Outlook, SyncPolicy, outlook
 from uneven.transport.base import Pending
 from uneven.transport.check import check_model, describe_model
-from uneven.transport.gradients import GradientCarrier
+from uneven.transport.gradients import GradientCarrier, Turn
 from uneven.transport.rider import Heard, Rider
 from uneven.world import World
 
@@ -96,8 +97,8 @@ class FastLoop:
         self._steps = 0
         self._exchange_cost_s = 0.0
         self.carrier: GradientCarrier | None = None
-        self._planned: StepPlan | None = None  # for the last step in which gradients could be averaged …
-        self._group: tuple[int, ...] | None = None  # … and those among whom they were
+        self._hand = Hand(self._rank, self._members)
+        self._follower: Follower | None = None  # of passes, where parameters are exchanged and not gradients
         self._calls = False  # whether calls for reports have come along with gradients in this iteration
         self.agreement: Agreement | Served | None = None  # None where nothing is exchanged but everybody's gradients
         self._give_back: Callable[[], object] | None = None  # memory that is kept between steps
@@ -118,24 +119,33 @@ class FastLoop:
         # Where a device computes, this thread's own time tells nothing of how long a step takes.
         self._spent_s = time.thread_time if device.type == "cpu" else time.perf_counter
         self.books = Books(self._rank, self._scribe, device)
+        out = outlook(self._policy, self._members, self._sites)
         if self._copied and self._hand_out is not None:
             self.agreement = serve(self._terms(), model, self._hand_out, self._world)
-            self.agreement.waiting = self._stride.over
+            self._follow(model, self.agreement, out)
             return None
-        out = outlook(self._policy, self._members, self._sites)
         if not out.gradients_of_all(self._members):
             self.agreement = agree(self._terms(), model, out, self._hand_out)
-            self.agreement.waiting = self._stride.over
+            self._follow(model, self.agreement, out)
         if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
             self.carrier = GradientCarrier(
+                turn_of=self._hand.on,
                 observer=self.books.meter,
                 roll=self._connection.roll,
                 on_nonfinite=lambda: self._nonfinite("gradient"),
-                weight=1.0 / group.size(),
+                turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
                 group=group,
                 report_length=len(Report._fields),
             )
         return self.carrier
+
+    def _follow(self, model: nn.Module, agreement: Agreement | Served, out: Outlook) -> None:
+        agreement.waiting = self._stride.over
+        strict = out.moments != {Moment.BACKGROUND} and len(self._members) > 1
+        agreement.followed = not strict
+        self._follower = Follower(
+            model, self._hand, strict=strict, padded=agreement.passing, policy=f"sync={self._config.sync!r}"
+        )
 
     def _terms(self) -> Terms:
         return Terms(
@@ -171,6 +181,7 @@ class FastLoop:
             upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
         )
         limits.check(loader.batch_size)
+        self._hand.least = limits.lower[self._rank]
         if self._hand_out is not None:
             self._hand_out.begin(loader.paced, max(limits.lower))
         self._agreed = _Agreed(balancer, limits, loader.batch_size, max(one["_lookahead"] for one in said))
@@ -259,7 +270,7 @@ class FastLoop:
         """The newest split decided; empty before there is a loader."""
         return self._slow.newest if self._slow is not None else ()
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: Part, batch: Any) -> None:
         """A batch is about to be handed to the user.
 
         Raises:
@@ -288,10 +299,9 @@ class FastLoop:
             self.agreement.before(part, plan)
             if self.agreement.strides:
                 self._pace.start(self._steps, self._spent_s(), time.perf_counter())
+        self._hand.give(part, plan, batch)
         if self.carrier is not None:
-            group = self._averaging(plan)
-            self.carrier.begin(part.iteration, self._weight(part, group), exchanging=group is not None)
-            self._calls = group is not None and len(group) == len(self._members)
+            self._calls = self._hand.all_average
             if self._calls and self.carrier.rider is not None and self._slow is not None:
                 self._call(self.carrier.rider, self._slow, part.iteration)
         self.books.control_s += time.perf_counter() - entered_s
@@ -304,19 +314,6 @@ class FastLoop:
 
     def _plan(self) -> StepPlan:
         return self._plans.at(self._steps) if self.agreement is None else self.agreement.plan()
-
-    def _averaging(self, plan: StepPlan) -> tuple[int, ...] | None:
-        """Those whose gradients are averaged in this step; most policies give the same plan again and again."""
-        if plan is not self._planned:
-            self._planned = plan
-            self._group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
-        return self._group
-
-    def _weight(self, part: Part, group: tuple[int, ...] | None) -> float:
-        """This worker's part of the samples of those whose gradients are averaged."""
-        if group is None or len(group) == len(self._members):
-            return part.batch(self._rank) / part.size
-        return part.batch(self._rank) / max(1, sum(part.batch(rank) for rank in group))
 
     def end(self) -> None:
         """The iteration is over: the user asks for the next batch, or leaves the loop."""
@@ -361,6 +358,7 @@ class FastLoop:
     def over(self) -> None:
         """The epoch has no more batches; its last step has just ended."""
         self._take_in()
+        self._hand.rest()
         if self.agreement is not None:
             self.agreement.paused()
         self.read()
@@ -438,8 +436,9 @@ class FastLoop:
 
     def close(self) -> None:
         """Let go of the model and of what was opened."""
-        if self.carrier is not None:
-            self.carrier.detach()
+        for one in (self.carrier, self._follower):
+            if one is not None:
+                one.detach()
         self.read()
         if self._slow is not None:
             self._slow.close()
