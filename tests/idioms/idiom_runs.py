@@ -1,0 +1,213 @@
+"""Runs the idioms, all cells of one policy and one kind of shares in one start of ranks, and judges what came out."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from types import TracebackType
+from typing import Any, Self
+
+import idioms_gradients  # noqa: F401  # each enters its idioms into the table
+import idioms_loops  # noqa: F401
+import torch
+import torch.distributed as dist
+from idiom_base import IDIOMS, Agrees, Differs, Equal, Expect, Idiom, N, Plain, Refused, Unfit, Watched
+from torch import nn
+
+from uneven.balance import Balancer
+from uneven.core.actions import Split
+from uneven.core.apportion import proportional
+from uneven.core.views import BalanceView
+from uneven.testing.ranks import RankContext, ranks, run_ranks
+
+WORKERS = 4
+WAIT_S = 15.0
+"""For somebody who does not come."""
+
+POLICIES = {"bsp": "bsp", "local": "local:every=1", "shadow:ma": "shadow:ma", "asp": "asp"}
+SHARES = ("even", "static", "moving")
+RUN = [(policy, shares) for policy in POLICIES for shares in SHARES if policy in ("bsp", "local") or shares == "even"]
+"""Where each worker takes samples at its own pace there are no other shares; see ``test_idioms.py``."""
+
+
+class Moving(Balancer):
+    """Another very unequal split after every report."""
+
+    def split(self, view: BalanceView) -> Split:
+        weights = [1.0 + (7 * view.iteration + 3 * rank) % 11 for rank in view.members]
+        return Split(proportional(weights, view.global_batch, view.limits))
+
+
+def balance(shares: str) -> Any:
+    return {"even": "even", "static": "static:shares=4/3/2/1", "moving": Moving()}[shares]
+
+
+def flat(trained: Any) -> list[float]:
+    """All parameters of a model, or of several."""
+    models = [trained] if isinstance(trained, nn.Module) else trained
+    return torch.cat([one.detach().reshape(-1).double() for model in models for one in model.parameters()]).tolist()
+
+
+class Told:
+    """Whatever is raised inside is kept as text and goes no further: the ranks go on with the next cell."""
+
+    def __init__(self) -> None:
+        self.error = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        if not self.error:
+            self.error = f"{type(error).__name__}: {error}"
+        return True
+
+
+def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dist.Store) -> dict[str, Any]:
+    limit = timedelta(seconds=WAIT_S)
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=limit)
+    said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
+    with said, prepared(idiom):
+        settings = {"sync": POLICIES[policy], "balance": balance(shares), "budget": 0.9, "timeout_s": WAIT_S}
+        session = Watched(**{**settings, **idiom.options})
+        trained = idiom.body(session)
+        with session.evaluated():
+            found["values"] = flat(trained)
+        found["taken"] = session.taken()
+    with said:
+        if session is not None:
+            session.close()
+    found["error"] = said.error
+    del session
+    with said:
+        dist.destroy_process_group()
+    gc.collect()
+    return found
+
+
+@contextmanager
+def prepared(idiom: Idiom) -> Iterator[None]:
+    """The same seed everywhere, the idiom's kind of numbers, and no warnings: some idioms deserve one of torch's."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(idiom.dtype)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@ranks(WORKERS, join=False)
+def cells(me: RankContext, policy: str, shares: str, names: list[str]) -> dict[str, Any]:
+    """On every rank, what came of each idiom."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False)
+    rooms = {name: dist.PrefixStore(f"cell/{name}", store) for name in names}
+    return {name: one_cell(IDIOMS[name], me, policy, shares, rooms[name]) for name in names}
+
+
+def alone(idiom: Idiom) -> list[float]:
+    with prepared(idiom):
+        return flat(idiom.body(Plain()))
+
+
+@ranks(1, join=False)
+def references(me: RankContext, names: list[str]) -> dict[str, list[float]]:
+    return {name: alone(IDIOMS[name]) for name in names}
+
+
+@cache
+def reference() -> dict[str, list[float]]:
+    """What one process trains, for each idiom that is ever to be equal to it or different from it."""
+    names = [name for name in IDIOMS if any(needs_reference(IDIOMS[name], *where) for where in RUN)]
+    return run_ranks(1, references.rank_body, names, join=False)[0]  # type: ignore[attr-defined]
+
+
+def needs_reference(idiom: Idiom, policy: str, shares: str) -> bool:
+    return isinstance(expected(idiom, policy, shares), Equal | Differs)
+
+
+def expected(idiom: Idiom, policy: str, shares: str) -> Expect:
+    """What is to come of an idiom under this policy with these shares."""
+    for key in (f"{policy} {shares}", policy):
+        if key in idiom.by:
+            return idiom.by[key]
+    if policy == "bsp" or not isinstance(idiom.expect, Equal):
+        return idiom.expect
+    if policy == "local" and (idiom.linear == "always" or (idiom.linear == "fixed" and shares != "moving")):
+        return idiom.expect
+    return Agrees("replicas take steps of their own")
+
+
+def verdict(idiom: Idiom, policy: str, shares: str, told: list[dict[str, Any]]) -> str:
+    """What is wrong with a cell; empty where nothing is."""
+    expect = expected(idiom, policy, shares)
+    errors = errors_of(told)
+    if isinstance(expect, Refused):
+        well = [rank for rank, one in enumerate(told) if not one["error"]]
+        if well:
+            return f"not refused on ranks {well}{'; elsewhere: ' if errors else ''}{'; '.join(errors)}"
+        fits = any(re.search(expect.words, error) for error in errors)
+        return "" if fits else f"refused in other words than {expect.words!r}: {'; '.join(errors)}"
+    if errors:
+        return "; ".join(errors)
+    if idiom.whole and (why := not_once(told, policy)):
+        return why
+    if isinstance(expect, Agrees):
+        if any(not math.isfinite(value) for one in told for value in one["values"]):
+            return "not finite"
+        return "" if all(one["values"] == told[0]["values"] for one in told) else "ranks evaluate different models"
+    off = max(distance(one["values"], reference()[idiom.name]) for one in told)
+    if isinstance(expect, Differs):
+        return "" if off > 1e-6 else "equal to one process after all: say so in the table and in docs/limits.md"
+    return "" if off <= expect.tolerance else f"off by {off:.1e}"
+
+
+def errors_of(told: list[dict[str, Any]]) -> list[str]:
+    """Each error with the ranks that raised it."""
+    by_text: dict[str, list[int]] = {}
+    for rank, one in enumerate(told):
+        if one["error"]:
+            by_text.setdefault(one["error"].strip(), []).append(rank)
+    return [f"ranks {ranks}: {text}" for text, ranks in by_text.items()]
+
+
+def distance(ours: list[float], theirs: list[float]) -> float:
+    gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
+    return math.inf if any(not gap < math.inf for gap in gaps) else max(gaps)
+
+
+def not_once(told: list[dict[str, Any]], policy: str) -> str:
+    """Which samples were not used just once in each epoch."""
+    epochs: dict[int, list[int]] = {}
+    for one in told:
+        for epoch, first, end in one["taken"]:
+            epochs.setdefault(epoch, []).extend(range(first, end))
+    for epoch, positions in epochs.items():
+        if sorted(positions) != list(range(N)):
+            twice, never = len(positions) - len(set(positions)), N - len(set(positions))
+            return f"epoch {epoch}: {twice} samples twice, {never} never"
+    return "" if epochs else "no sample was used"
+
+
+def play(policy: str, shares: str, names: list[str] | None = None) -> dict[str, str]:
+    """Run all idioms, or these; what is wrong with each."""
+    chosen = [
+        name for name in (IDIOMS if names is None else names)
+        if not isinstance(expected(IDIOMS[name], policy, shares), Unfit)
+    ]  # fmt: skip
+    body = cells.rank_body  # type: ignore[attr-defined]
+    table = run_ranks(WORKERS, body, policy, shares, chosen, join=False, fresh=True, timeout_s=100)
+    return {name: verdict(IDIOMS[name], policy, shares, [row[name] for row in table]) for name in chosen}

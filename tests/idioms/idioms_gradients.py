@@ -1,0 +1,209 @@
+"""What scripts do between the forward pass and the optimizer's step."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from idiom_base import EPOCHS, Differs, Equal, Refused, X, apart, idiom, mlp, samples, sgd, started, step
+from torch import nn
+
+GRADIENTS = "Gradients"
+PASSES = 3
+
+
+@idiom("gradient accumulation, all but the last pass in `session.no_sync()`", GRADIENTS, linear="never")
+def accumulated_unsynced(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for number, (x, y) in enumerate(loader, 1):
+            last = number % PASSES == 0 or number == len(loader)
+            with nullcontext() if last else session.no_sync():
+                (F.cross_entropy(model(x), y) / PASSES).backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
+@idiom("gradient accumulation without `no_sync`", GRADIENTS, linear="never")
+def accumulated_synced(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for number, (x, y) in enumerate(loader, 1):
+            (F.cross_entropy(model(x), y) / PASSES).backward()
+            if number % PASSES == 0 or number == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
+@idiom("gradient accumulation that fetches the next batch between forward and backward (nanoGPT)", GRADIENTS,
+       linear="never", whole=False)  # fmt: skip
+def accumulated_fetching(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+
+    def cycled() -> Any:
+        while True:
+            yield from loader
+
+    batches = cycled()
+    x, y = next(batches)
+    for _ in range(4):
+        for micro in range(2):
+            with nullcontext() if micro == 1 else session.no_sync():
+                loss = F.cross_entropy(model(x), y) / 2
+                x, y = next(batches)
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return model
+
+
+@idiom("a forward pass inside `no_sync()` whose loss is never used", GRADIENTS, linear="never")
+def unsynced_and_dropped(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for number, (x, y) in enumerate(loader):
+            if number == 1:
+                with session.no_sync():
+                    model(x)
+                continue
+            step(model, optimizer, x, y)
+    return model
+
+
+@idiom("`optimizer.step()` on gradients of a pass inside `no_sync()`", GRADIENTS, expect=Refused("no_sync"),
+       by=apart("gradients are not exchanged"))  # fmt: skip
+def stepped_unsynced(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for x, y in loader:
+        with session.no_sync():
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@idiom("clipping by norm", GRADIENTS, linear="never")
+def clipped_by_norm(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("clipping by value", GRADIENTS, linear="never")
+def clipped_by_value(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("autocast to bfloat16", GRADIENTS, expect=Equal(2e-2), dtype=torch.float32)
+def autocast(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def scaled(session: Any, enabled: bool) -> nn.Module:
+    model, optimizer, loader = started(session)
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled, init_scale=2.0**10)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("`GradScaler`, disabled", GRADIENTS, expect=Equal(1e-6), dtype=torch.float32)
+def scaler_disabled(session: Any) -> nn.Module:
+    return scaled(session, enabled=False)
+
+
+@idiom("`GradScaler`, enabled", GRADIENTS, expect=Equal(1e-6), dtype=torch.float32)
+def scaler_enabled(session: Any) -> nn.Module:
+    return scaled(session, enabled=True)
+
+
+@idiom("several forward passes before one backward pass", GRADIENTS)
+def several_forwards(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            (F.cross_entropy(model(x), y) + F.cross_entropy(model(-x), y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("two backward passes on one forward pass (`retain_graph`)", GRADIENTS)
+def backward_twice(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            output = model(x)
+            F.cross_entropy(output, y).backward(retain_graph=True)
+            (0.1 * output.square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("two forward and backward passes on one batch, one step", GRADIENTS)
+def two_passes(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(0.5 * x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("a sum over samples instead of a mean", GRADIENTS,
+       expect=Differs("a sum of a part is weighted as if it were a mean"),
+       by=apart("replicas take steps of their own"))  # fmt: skip
+def summed(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            (F.cross_entropy(model(x), y, reduction="sum") / X).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("`reduction='none'`, then the mean", GRADIENTS)
+def unreduced(session: Any) -> nn.Module:
+    model = mlp()
+    model, optimizer = session.setup(model, sgd(model))
+    loader = session.loader(samples(), X)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            F.cross_entropy(model(x), y, reduction="none").mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
