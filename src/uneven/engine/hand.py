@@ -135,7 +135,8 @@ class Hand:
         able = [*waiting] if used is None else [used, *waiting]
         seen = [one for one in able if one.is_in(tensors)]
         if len(seen) == 1:
-            self._ahead |= several
+            if several:  # one that is passed over was left out
+                self._ahead = seen[0] is not waiting[-1]
             return seen[0]
         if not several and not self._ahead:
             return waiting[0]

@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from uneven.errors import TrainingError
 from uneven.transport.check import unused_parameters
 from uneven.transport.hooks import ModelHook
+from uneven.transport.instep import out_of_step
 from uneven.transport.rider import Rider
 from uneven.transport.rollcall import RollCall
 from uneven.transport.statistics import BatchStatistics
@@ -291,6 +292,7 @@ class GradientCarrier:
                 f"iteration {self.turn.iteration}: a second backward pass on one forward pass, with "
                 f"find_unused_parameters=True: add the losses up and call backward once, or call the model again"
             )
+        self._ddp.reducer._rebuild_buckets()  # as DDP does before a forward pass, once
         self._ddp.reducer.prepare_for_backward([])
         self._prepared = True
 
@@ -317,7 +319,9 @@ class GradientCarrier:
     def _reduce(self, lane: _Lane) -> dist.Work:
         try:
             # The group's own method: dist.all_reduce around it takes as long again, and this runs for every bucket.
-            return self._group.allreduce(lane.alone if self.rider is None else [self.rider.mount(lane.bucket)])
+            if self.rider is None:
+                return self._group.allreduce(lane.alone)
+            return self._group.allreduce([self.rider.mount(lane.bucket, self.turn.epoch, self.turn.iteration)])
         except RuntimeError as error:
             raise self._failure(error) from error
 
@@ -355,6 +359,8 @@ class GradientCarrier:
         except RuntimeError as error:
             raise self._failure(error) from error
         self.roll.waiting = False
+        if self.rider is not None and self.rider.apart:
+            raise self._out_of_step()
         self._exchanges += 1
         self.observer.done()
         self._held = self._prepared = False
@@ -370,6 +376,12 @@ class GradientCarrier:
         if self._nonfinite is not None and self._flag is None and self._nonfinite.item():
             self._nonfinite.zero_()
             self.on_nonfinite()
+
+    def _out_of_step(self) -> TrainingError:
+        group = self._group
+        ranks = [dist.get_global_rank(group, one) for one in range(group.size())]
+        total = partial(dist.all_reduce, group=group)
+        return out_of_step(total, self.turn.epoch, self.turn.iteration, group.rank(), ranks)
 
     def _failure(self, error: RuntimeError) -> TrainingError:
         return self.roll.failure(f"the gradient exchange of iteration {self.turn.iteration}", error)
