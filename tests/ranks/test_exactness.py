@@ -281,7 +281,8 @@ def test_synchronised_batch_norm(me: RankContext) -> None:
     F.cross_entropy(whole(x[part]), y[part]).backward()
     with uneven.Session(balance="static:shares=1/2/4/5") as session:
         model = session.setup(build(CpuSyncBatchNorm))
-        weigh_sync_batch_norm(model, lambda: session._loop.carrier.turn.weight * me.size, CpuSyncBatchNorm)
+        carrier = session._loop.carrier
+        weigh_sync_batch_norm(model, lambda: carrier.turn.weight * me.size, carrier.observer, CpuSyncBatchNorm)
         mine, labels = next(iter(session.loader(dataset(), batch_size=X)))
         F.cross_entropy(model(mine), labels).backward()
     for (name, a), b in zip(model.named_parameters(), whole.parameters(), strict=True):

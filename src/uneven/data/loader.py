@@ -167,6 +167,12 @@ class BalancedLoader:
         return self._source.lookahead
 
     @property
+    def first_samples(self) -> list[float] | None:
+        """What tells a stream's first samples in this pass from those that other ranks read; None for a data set with
+        an index. See :mod:`uneven.data.alike`."""
+        return self._source.first if isinstance(self._source, StreamSource) else None
+
+    @property
     def reads_along(self) -> bool:
         """Whether batches are read in this process, between the user's steps."""
         return isinstance(self._source, IndexedSource) and self._source.reads_along

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.control.reports import Report
-from uneven.core.actions import Moment, StepPlan
+from uneven.core.actions import StepPlan
 from uneven.core.records import SplitRecord
 from uneven.core.views import Limits
 from uneven.data.loader import BalancedLoader
@@ -37,17 +37,18 @@ from uneven.engine.connect import Connection, compare, gradient_group
 from uneven.engine.hand import Follower, Hand
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.heap import keep_freed_memory
-from uneven.engine.partake import Terms, agree, by_copy, hand_out_for, serve
+from uneven.engine.partake import Terms, agree, by_copy, check_attached, follow, hand_out_for, serve
 from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_record, profile_together
 from uneven.engine.scribe import Scribe, tell_nonfinite
 from uneven.engine.served import Served
 from uneven.engine.slow import SlowLoop
+from uneven.engine.streams import Streams
 from uneven.engine.stride import Pace, Stride
 from uneven.errors import ConfigError
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
-from uneven.sync import Outlook, SyncPolicy, outlook
+from uneven.sync import SyncPolicy, outlook
 from uneven.transport.base import Pending
 from uneven.transport.check import check_model, describe_model
 from uneven.transport.gradients import GradientCarrier, Turn
@@ -97,6 +98,9 @@ class FastLoop:
         self._steps = 0
         self._exchange_cost_s = 0.0
         self.carrier: GradientCarrier | None = None
+        self._averaging: tuple[int, ...] | None = None  # those whose gradients are averaged with this worker's
+        self._planned: StepPlan | None = None  # for the last step
+        self._streams = Streams(connection.transport, together=self._hand_out is None)
         self._hand = Hand(self._rank, self._members)
         self._follower: Follower | None = None  # of passes, where parameters are exchanged and not gradients
         self._calls = False  # whether calls for reports have come along with gradients in this iteration
@@ -122,12 +126,15 @@ class FastLoop:
         out = outlook(self._policy, self._members, self._sites)
         if self._copied and self._hand_out is not None:
             self.agreement = serve(self._terms(), model, self._hand_out, self._world)
-            self._follow(model, self.agreement, out)
-            return None
-        if not out.gradients_of_all(self._members):
+        elif not out.gradients_of_all(self._members):
             self.agreement = agree(self._terms(), model, out, self._hand_out)
-            self._follow(model, self.agreement, out)
+        if self.agreement is not None:
+            self.agreement.waiting = self._stride.over
+            self._follower = follow(self._terms(), model, self._hand, self.agreement, out)
+        if self._copied:
+            return None
         if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
+            self._averaging = next(one for one in out.gradient_groups if self._rank in one)
             self.carrier = GradientCarrier(
                 turn_of=self._hand.on,
                 observer=self.books.meter,
@@ -138,14 +145,6 @@ class FastLoop:
                 report_length=len(Report._fields),
             )
         return self.carrier
-
-    def _follow(self, model: nn.Module, agreement: Agreement | Served, out: Outlook) -> None:
-        agreement.waiting = self._stride.over
-        strict = out.moments != {Moment.BACKGROUND} and len(self._members) > 1
-        agreement.followed = not strict
-        self._follower = Follower(
-            model, self._hand, strict=strict, padded=agreement.passing, policy=f"sync={self._config.sync!r}"
-        )
 
     def _terms(self) -> Terms:
         return Terms(
@@ -270,7 +269,7 @@ class FastLoop:
         """The newest split decided; empty before there is a loader."""
         return self._slow.newest if self._slow is not None else ()
 
-    def begin(self, part: Part, batch: Any) -> None:
+    def begin(self, part: Part, loader: BalancedLoader) -> None:
         """A batch is about to be handed to the user.
 
         Raises:
@@ -291,6 +290,7 @@ class FastLoop:
             )
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self.books.meter.pause()
+            self._streams.begin(loader.first_samples)
         self._epoch, stride.shares = part.epoch, part.shares
         self._part = part
         self._scribe.iteration = part.iteration
@@ -299,7 +299,7 @@ class FastLoop:
             self.agreement.before(part, plan)
             if self.agreement.strides:
                 self._pace.start(self._steps, self._spent_s(), time.perf_counter())
-        self._hand.give(part, plan, batch)
+        self._hand.give(part, plan, loader.in_hand)
         if self.carrier is not None:
             self._calls = self._hand.all_average
             if self._calls and self.carrier.rider is not None and self._slow is not None:
@@ -313,7 +313,12 @@ class FastLoop:
             rider.call(row)
 
     def _plan(self) -> StepPlan:
-        return self._plans.at(self._steps) if self.agreement is None else self.agreement.plan()
+        plan = self._plans.at(self._steps) if self.agreement is None else self.agreement.plan()
+        if plan is not self._planned and len(self._members) > 1:
+            attached = self.agreement is not None
+            check_attached(self._policy, plan, self._steps, averaging=self._averaging, agreement=attached)
+        self._planned = plan
+        return plan
 
     def end(self) -> None:
         """The iteration is over: the user asks for the next batch, or leaves the loop."""
@@ -334,6 +339,8 @@ class FastLoop:
             return
         self._steps += 1
         heard = self._heard()
+        if not leaving:
+            self._streams.check(met)
         self.books.end(part, time.time())
         adapts = self._slow.adapts
         due = adapts and self._slow.due(part.iteration, heard)
@@ -384,6 +391,17 @@ class FastLoop:
     def no_sync(self) -> AbstractContextManager[None]:
         """See :meth:`uneven.Session.no_sync`."""
         return self.carrier.no_sync() if self.carrier is not None else nullcontext()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """See :meth:`uneven.Session.waiting`."""
+        roll = self._connection.roll
+        with self.books.meter.waiting():
+            if roll is not None:
+                roll.waiting = True
+            yield
+            if roll is not None:
+                roll.waiting = False
 
     def log(self, scalars: dict[str, float]) -> None:
         """See :meth:`uneven.Session.log`."""

@@ -27,7 +27,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
 
 from uneven.errors import TrainingError
-from uneven.transport.check import unused_parameters
+from uneven.transport.check import refuse_sparse_on_accelerator, unused_parameters
 from uneven.transport.hooks import ModelHook
 from uneven.transport.instep import out_of_step
 from uneven.transport.rider import Rider
@@ -146,6 +146,7 @@ class GradientCarrier:
         ``model(...)`` prepares an exchange, as it would inside :class:`DistributedDataParallel`.
         """
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        refuse_sparse_on_accelerator(model)
         self._group = dist.group.WORLD if self.group is None else self.group
         self._ddp = DistributedDataParallel(
             model,
@@ -166,7 +167,7 @@ class GradientCarrier:
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ModelHook(self._after_forward)),
-            *weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size()),
+            *weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer),
         ]
 
     def detach(self) -> None:
@@ -319,7 +320,7 @@ class GradientCarrier:
     def _reduce(self, lane: _Lane) -> dist.Work:
         try:
             # The group's own method: dist.all_reduce around it takes as long again, and this runs for every bucket.
-            if self.rider is None:
+            if self.rider is None or lane.bucket.is_sparse:
                 return self._group.allreduce(lane.alone)
             return self._group.allreduce([self.rider.mount(lane.bucket, self.turn.epoch, self.turn.iteration)])
         except RuntimeError as error:
@@ -329,6 +330,9 @@ class GradientCarrier:
         gradients = lane.bucket
         if self._weight == 0.0:
             gradients.zero_()  # a padded batch; zero even where its gradient is not finite
+        elif gradients.is_sparse:
+            gradients.mul_(self._weight)
+            self._nonfinite += ~torch.isfinite(gradients._values().sum())  # type: ignore[operator]
         elif gradients.dtype == torch.float32:
             # One pass that scales and looks for NaN and infinity, without waiting for the device.
             assert self._nonfinite is not None
@@ -350,8 +354,10 @@ class GradientCarrier:
         self._landed.append(works)
         self.roll.waiting = True
         try:
-            for work in works:
+            for lane, work in zip(self._lanes, works, strict=False):
                 work.wait()
+                if lane.bucket.is_sparse:  # whose sum has other entries, so gloo gives another tensor
+                    lane.bucket.copy_(work.get_future().wait()[0])
             if self.rider is not None:
                 self.rider.dismount()
             if self._statistics is not None:
