@@ -339,8 +339,6 @@ class FastLoop:
             return
         self._steps += 1
         heard = self._heard()
-        if not leaving:
-            self._streams.check(met)
         self.books.end(part, time.time())
         adapts = self._slow.adapts
         due = adapts and self._slow.due(part.iteration, heard)
@@ -354,6 +352,8 @@ class FastLoop:
         if agreed is not None and agreed.strides and not (adapts or leaving or agreed.showing):
             stride.left = self._pace.next(self._steps, self._spent_s(), time.perf_counter())
         self.books.control_s += time.perf_counter() - entered_s
+        if not leaving:
+            self._streams.check(met)
 
     def _take_in(self) -> None:
         """The steps of a stride; none joins it any more."""
