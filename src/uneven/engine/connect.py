@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 import uneven
 from uneven.config import RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
+from uneven.measure.meter import Meter
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
@@ -104,6 +105,16 @@ class Connection:
     roll: RollCall | None
     own_group: _OwnGroup | None
     leaving: Callable[[bool], None] | None = None
+
+    @contextlib.contextmanager
+    def waiting(self, meter: Meter) -> Iterator[None]:
+        """Inside, this worker waits for others in an exchange of the script's own."""
+        with meter.waiting():
+            if self.roll is not None:
+                self.roll.waiting = True
+            yield
+            if self.roll is not None:
+                self.roll.waiting = False
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.control.reports import Report
 from uneven.core.actions import StepPlan
-from uneven.core.records import SplitRecord
 from uneven.core.views import Limits
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
@@ -37,7 +36,7 @@ from uneven.engine.connect import Connection, compare, gradient_group
 from uneven.engine.hand import Follower, Hand
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.heap import keep_freed_memory
-from uneven.engine.partake import Terms, agree, by_copy, check_attached, follow, hand_out_for, serve
+from uneven.engine.partake import Terms, agree, by_copy, check_alone, check_attached, follow, hand_out_for, serve
 from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_record, profile_together
 from uneven.engine.scribe import Scribe, tell_nonfinite
@@ -45,7 +44,6 @@ from uneven.engine.served import Served
 from uneven.engine.slow import SlowLoop
 from uneven.engine.streams import Streams
 from uneven.engine.stride import Pace, Stride
-from uneven.errors import ConfigError
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
 from uneven.sync import SyncPolicy, outlook
@@ -197,14 +195,14 @@ class FastLoop:
             profiles=profiles,
         )
         if profiles:
-            self._split(decider.first())
+            self._scribe.split(decider.first())
         return SlowLoop(
             self._rank,
             self._give,
             decider,
             lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
-            on_split=self._split,
-            on_complaint=self._complain,
+            on_split=self._scribe.split,
+            on_complaint=self._scribe.complain,
             on_forecast=self._scribe.forecast,
         )
 
@@ -283,11 +281,8 @@ class FastLoop:
             return
         self._take_in()
         entered_s = time.perf_counter()
-        if not self.attached and len(self._members) > 1:
-            raise ConfigError(
-                f"the loader is used on {len(self._members)} workers, but session.setup was not called: each would "
-                f"train a model of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
-            )
+        if not self.attached:
+            check_alone(self._members)
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self.books.meter.pause()
             self._streams.begin(loader.first_samples)
@@ -392,16 +387,9 @@ class FastLoop:
         """See :meth:`uneven.Session.no_sync`."""
         return self.carrier.no_sync() if self.carrier is not None else nullcontext()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """See :meth:`uneven.Session.waiting`."""
-        roll = self._connection.roll
-        with self.books.meter.waiting():
-            if roll is not None:
-                roll.waiting = True
-            yield
-            if roll is not None:
-                roll.waiting = False
+        return self._connection.waiting(self.books.meter)
 
     def log(self, scalars: dict[str, float]) -> None:
         """See :meth:`uneven.Session.log`."""
@@ -413,14 +401,6 @@ class FastLoop:
 
     def _nonfinite(self, what: str) -> None:
         tell_nonfinite(self._scribe, self._config, self._rank, what)
-
-    def _split(self, record: SplitRecord) -> None:
-        if self._rank == 0:
-            self._scribe.write(record)
-
-    def _complain(self, rank: int, iteration: int, text: str) -> None:
-        if self._rank == 0:
-            self._scribe.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
 
     def evaluated(self) -> AbstractContextManager[None]:
         """See :meth:`uneven.Session.evaluated`."""

@@ -60,6 +60,19 @@ def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -
             raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")
 
 
+def check_alone(members: Members) -> None:
+    """Refuse to train without a model that was given to the session, if others do, too.
+
+    Raises:
+        ConfigError: each would train a model of its own.
+    """
+    if len(members) > 1:
+        raise ConfigError(
+            f"the loader is used on {len(members)} workers, but session.setup was not called: each would train a model "
+            f"of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
+        )
+
+
 def check_attached(
     policy: SyncPolicy, plan: StepPlan, clock: int, *, averaging: Members | None, agreement: bool
 ) -> None:
