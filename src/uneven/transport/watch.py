@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,7 +20,15 @@ from uneven.errors import ConfigError
 from uneven.transport.check import refuse_wrapped
 from uneven.transport.hooks import ModelHook, keep_out_of_copies
 
-_open: weakref.WeakSet[ModelWatch] = weakref.WeakSet()
+_open: set[ModelWatch] = set()
+
+
+class _Seen(NamedTuple):
+    """A parameter, as it was when the session saw it."""
+
+    name: str
+    parameter: weakref.ref[nn.Parameter]
+    trained: bool
 
 
 class ModelWatch:
@@ -36,9 +44,12 @@ class ModelWatch:
     def __init__(self, model: nn.Module) -> None:
         self.epoch = -1
         self._within = False  # the epoch
-        self._model = weakref.ref(model)  # which holds the hook
-        self._parameters = dict(model.named_parameters())
-        self._trained = {id(one) for one in self._parameters.values() if one.requires_grad}
+        # Whoever closes this when the session is gone holds it, so nothing here may lead to the session, as the model
+        # and the parameters do by their hooks.
+        self._model = weakref.ref(model)
+        self._seen = {
+            id(one): _Seen(name, weakref.ref(one), one.requires_grad) for name, one in model.named_parameters()
+        }
         self._synchronised = _synchronised(model)
         self._innocent: weakref.ref[nn.Module] | None = None  # a DistributedDataParallel that has none of them
         hook = model.register_forward_pre_hook(ModelHook(self._before_forward), prepend=True)
@@ -52,7 +63,7 @@ class ModelWatch:
         for undo in self._undo:
             undo()
         self._undo.clear()
-        self._parameters.clear()
+        self._seen.clear()
 
     def begin(self, epoch: int) -> None:
         """The session's loader begins an epoch.
@@ -60,12 +71,12 @@ class ModelWatch:
         Raises:
             ConfigError: the model is not what was set up.
         """
-        self.epoch = epoch
-        self._enter(True)
         model = self._model()
         if model is not None:
             refuse_wrapped(model, "session.setup was called")
             self._compare(model)
+        self.epoch = epoch
+        self._enter(True)
 
     def over(self) -> None:
         """The epoch has no more batches."""
@@ -77,18 +88,21 @@ class ModelWatch:
 
     def shares(self, model: nn.Module) -> str | None:
         """The name of a parameter of this model that ``model`` has too."""
-        theirs = {id(one) for one in model.parameters()}
-        return next((name for name, one in self._parameters.items() if id(one) in theirs), None)
+        return next((seen.name for one in model.parameters() if (seen := self._find(one)) is not None), None)
+
+    def _find(self, parameter: nn.Parameter) -> _Seen | None:
+        seen = self._seen.get(id(parameter))  # a number that another one may have had before
+        return seen if seen is not None and seen.parameter() is parameter else None
 
     def _compare(self, model: nn.Module) -> None:
-        now = dict(model.named_parameters())
-        there = {id(one) for one in now.values()}
-        gone = [name for name, one in self._parameters.items() if id(one) not in there]
-        fresh = [name for name, one in now.items() if one.requires_grad and id(one) not in self._trained]
-        frozen = [name for name in fresh if any(now[name] is one for one in self._parameters.values())]
-        if frozen:
+        now = [(name, one, self._find(one)) for name, one in model.named_parameters()]
+        there = {id(one) for _, one, seen in now if seen is not None}
+        gone = [seen.name for key, seen in self._seen.items() if key not in there]
+        fresh = [name for name, one, seen in now if seen is None and one.requires_grad]
+        thawed = [name for name, one, seen in now if seen is not None and one.requires_grad > seen.trained]
+        if thawed:
             raise ConfigError(
-                f"{_some(frozen)} had requires_grad=False when session.setup was called, and would now be trained by "
+                f"{_some(thawed)} had requires_grad=False when session.setup was called, and would now be trained by "
                 f"each worker alone: freeze after session.setup(model, optimizer, find_unused_parameters=True), or "
                 f"close the session and set the model up in another one when it has changed"
             )
@@ -136,7 +150,9 @@ def refuse_shared(model: nn.Module) -> None:
     Raises:
         ConfigError: naming a parameter.
     """
-    if _shared(model) and gc.collect() >= 0 and (name := _shared(model)):
+    if _shared(model):
+        gc.collect()  # it may be a session that nobody has any more
+    if name := _shared(model):
         raise ConfigError(
             f"parameter {name} belongs to a session that is still open, and would be exchanged twice: close that one "
             f"first by session.close(), or use it as `with uneven.Session() as session:`"
@@ -144,7 +160,7 @@ def refuse_shared(model: nn.Module) -> None:
 
 
 def _shared(model: nn.Module) -> str | None:
-    return next((name for watch in _open if (name := watch.shares(model)) is not None), None)
+    return next((name for watch in tuple(_open) if (name := watch.shares(model)) is not None), None)
 
 
 def _synchronised(model: nn.Module) -> set[int]:
