@@ -29,6 +29,8 @@ from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
 from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy, compatible, policies, threaded, unheeded
+from uneven.transport.hooks import ModelHook
+from uneven.transport.watch import ModelWatch, refuse_shared
 from uneven.world import discover, report_failures
 
 _SLOWED_AFTER_S = 1.0
@@ -114,6 +116,10 @@ class Session(ThreadedTraining):
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
+        self._undo: list[Callable[[], object]] = []  # what this session has put on the user's objects
+        self._letting_go = weakref.finalize(self, _call_all, self._undo)
+        self._letting_go.atexit = False
+        self._watch: ModelWatch | None = None
         self._loader: BalancedLoader | None = None
         self._loaded: dict[str, Any] | None = None
         self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
@@ -188,23 +194,29 @@ class Session(ThreadedTraining):
             bucket_cap_mb: size in MiB of the buckets in which gradients travel; torch's default if None.
 
         Raises:
-            ConfigError: the model is wrapped already, has nothing to train, or lies on several devices.
+            ConfigError: the model is wrapped or in an open session already, has nothing to train, or lies on several
+                devices.
         """
         if self._loop.attached:
             raise ConfigError(
                 "session.setup was called twice: one session carries one model; put several into one nn.Module"
             )
         self._threads.check(model)
+        refuse_shared(model)
         carrier = self._loop.attach(model, find_unused_parameters)
         self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
+        before_step: list[Callable[..., None]] = []
         if carrier is not None:
             carrier.owner = self  # the session lives as long as the model, whose hooks hold the carrier
             carrier.attach(model, find_unused_parameters, bucket_cap_mb)
-            for optimizer in optimizers:
-                optimizer.register_step_pre_hook(carrier.check_step)
+            before_step.append(carrier.check_step)
         if self._loop.agreement is not None:
-            for optimizer in optimizers:
-                optimizer.register_step_pre_hook(self._loop.agreement.still)
+            before_step.append(self._loop.agreement.still)
+        for optimizer in optimizers:
+            self._undo += [optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step]
+        if self.world_size > 1:
+            self._watch = ModelWatch(model)
+            self._undo.append(self._watch.close)
         return (model, *optimizers) if optimizers else model
 
     def loader(
@@ -240,7 +252,7 @@ class Session(ThreadedTraining):
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._loop.over,
+            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._over,
             hand_out=self._loop.hand_out(dataset), settled=self._loop.settled, **dataloader,
         )  # fmt: skip
         self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
@@ -397,8 +409,15 @@ class Session(ThreadedTraining):
                 "a loop over session.loader is one thread's: give it to session.train as a function"
             )
             self._say_ready()
+        if self._watch is not None and part.epoch != self._watch.epoch:
+            self._watch.begin(part.epoch)
         assert self._loader is not None
         self._loop.begin(part, self._loader)
+
+    def _over(self) -> None:
+        if self._watch is not None:
+            self._watch.over()
+        self._loop.over()
 
     def close(self) -> None:
         """End the run: the last records are written, groups and files let go of. Twice is fine.
@@ -408,6 +427,7 @@ class Session(ThreadedTraining):
         """
         if self._loader is not None:
             self._loader.close()
+        self._letting_go()
         if self._closing.alive:
             self._loop.close()
         self._closing()
@@ -419,6 +439,12 @@ class Session(ThreadedTraining):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _call_all(undo: list[Callable[[], object]]) -> None:
+    for one in undo:
+        one()
+    undo.clear()
 
 
 def _shut_down(scribe: Scribe, connection: Connection) -> None:
