@@ -100,7 +100,7 @@ class BalancedLoader:
         self._handed: Part | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
         self._closed = False
-        self._running: weakref.ref[Generator[Any, None, bool]] | None = None
+        self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self._drop_last = drop_last
         self._seed, self._shuffle = seed, shuffle
         self._source: IndexedSource | StreamSource
@@ -182,15 +182,15 @@ class BalancedLoader:
             )
         return self._source.sample(samples)
 
-    def __iter__(self) -> Generator[Any, None, bool]:
+    def __iter__(self) -> Generator[Any, None, None]:
         """Start an epoch, or finish the one that a loaded state was in the middle of."""
         return self._started(told=True)
 
-    def pairs(self) -> Generator[tuple[Part, Any], None, bool]:
+    def pairs(self) -> Generator[tuple[Part, Any], None, None]:
         """The same, each batch with its part, and without a word to ``begin`` and ``end``: for several threads."""
         return self._started(told=False)
 
-    def _started(self, *, told: bool) -> Generator[Any, None, bool]:
+    def _started(self, *, told: bool) -> Generator[Any, None, None]:
         if self._closed:
             raise DataError("the loader is closed: make a new one with session.loader(...)")
         if (left := self._suspended()) is not None:
@@ -212,28 +212,20 @@ class BalancedLoader:
         self._source.close()
         self._closed = True
 
-    def _suspended(self) -> Generator[Any, None, bool] | None:
+    def _suspended(self) -> Generator[Any, None, None] | None:
         epoch = self._running() if self._running is not None else None
         if epoch is None or inspect.getgeneratorstate(epoch) != inspect.GEN_SUSPENDED:
             return None
         return epoch
 
-    def _epoch(self, told: bool) -> Generator[Any, None, bool]:
+    def _epoch(self, told: bool) -> Generator[Any, None, None]:
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
             self._cursor = self._cursor.next_epoch()
-        served = yield from self._handed_out(told)
-        if resumed and not served and self.paced is None:  # the state was taken in the last iteration of its epoch
-            served = yield from self._handed_out(told)
-        return served
-
-    def _handed_out(self, told: bool) -> Generator[Any, None, bool]:
-        served = False
         if self._length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
         with closing(self._source.pairs(self._cursor)) as pairs:
             for part, batch in pairs:
-                served = True
                 self._handed = part
                 if not told:
                     yield part, batch
@@ -245,7 +237,6 @@ class BalancedLoader:
                     self._end()
         self._over()
         self._cursor = self._cursor.next_epoch()
-        return served
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, JSON-able: what was handed out counts, what was only read ahead does not.
@@ -260,7 +251,10 @@ class BalancedLoader:
         return state if self.paced is None else state | self.paced.place(self._cursor.epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet seen.
+        """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet used.
+
+        That may be none: a state taken in the loop after the last step of an epoch still belongs to that epoch, as what
+        the script does after the loop (a scheduler's step, an evaluation) has not happened yet.
 
         The number of ranks and the global batch may differ from the run that wrote it; schema, seed,
         ``shuffle`` and the length of the data set may not.
@@ -272,9 +266,8 @@ class BalancedLoader:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
         cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
         self._resumed = True
-        paced = self.paced
-        if paced is not None and not paced.resume(cursor.epoch, read_left(state, cursor, paced.usable)):
-            cursor = cursor.next_epoch()
+        if self.paced is not None:
+            self.paced.resume(cursor.epoch, read_left(state, cursor, self.paced.usable))
         self._cursor = cursor
 
 

@@ -179,8 +179,8 @@ class PacedSampler:
         left = merged([*undone, *rest])
         return {"epoch": epoch, "cursor": left[0][0] if left else self.usable, "left": [list(run) for run in left]}
 
-    def resume(self, epoch: int, left: Iterable[Sequence[int]]) -> bool:
-        """The epoch has only these positions left; whether there are any."""
+    def resume(self, epoch: int, left: Iterable[Sequence[int]]) -> None:
+        """The epoch has only these positions left, or none."""
         self._hand_out.anew()
         self._supply.anew()
         self.drawn.clear()
@@ -188,7 +188,6 @@ class PacedSampler:
         positions = positions_of(left)
         self._left, self._begun = (epoch, positions), None
         self.start(Cursor(epoch=epoch))
-        return len(positions) > 0
 
     def _left_of(self, epoch: int) -> Positions | None:
         """None where that is all."""
