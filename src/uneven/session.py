@@ -12,10 +12,12 @@ from typing import Any, Self, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from uneven.balance import Balancer, balancers
 from uneven.balance.profile import Profile
 from uneven.config import RunConfig
+from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.connect import Connection, compare, connect, identity, joined, versions
@@ -29,6 +31,7 @@ from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
 from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy, compatible, policies, threaded, unheeded
+from uneven.transport.hooks import ModelHook
 from uneven.world import discover, report_failures
 
 _SLOWED_AFTER_S = 1.0
@@ -111,6 +114,8 @@ class Session(ThreadedTraining):
             self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner == CODE)
         sites = {rank: one["_site"] for rank, one in enumerate(said)}
         self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world)
+        self._hands = Hands()
+        self._watching: RemovableHandle | None = None
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
@@ -202,6 +207,8 @@ class Session(ThreadedTraining):
             carrier.attach(model, find_unused_parameters, bucket_cap_mb)
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(carrier.check_step)
+        self._hands.watch(model, *optimizers)
+        self._watching = model.register_forward_pre_hook(ModelHook(self._hands.forward), with_kwargs=True)
         if self._loop.agreement is not None:
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(self._loop.agreement.still)
@@ -240,7 +247,7 @@ class Session(ThreadedTraining):
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._loop.over,
+            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._loop.over, hands=self._hands,
             hand_out=self._loop.hand_out(dataset), settled=self._loop.settled, **dataloader,
         )  # fmt: skip
         self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
@@ -347,10 +354,11 @@ class Session(ThreadedTraining):
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
-        agreement = self._loop.agreement_state(self._threads.in_hand())
+        agreement, vectors = self._loop.agreement_state(self._threads.in_hand(), self._hands.unused())
+        lacking = agreement.pop("lacking", None)
         if self._loader is None:
-            return self._loaded if self._loaded is not None else pack(State({}, {}, *agreement))
-        return pack(State(self._loader.state_dict(), self._loop.state_dict(), *agreement))
+            return self._loaded if self._loaded is not None else pack(State({}, {}, agreement, vectors))
+        return pack(State(self._loader.state_dict(lacking), self._loop.state_dict(), agreement, vectors))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -396,6 +404,8 @@ class Session(ThreadedTraining):
         """
         if self._loader is not None:
             self._loader.close()
+        if self._watching is not None:
+            self._watching.remove()
         if self._closing.alive:
             self._loop.close()
         self._closing()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -9,24 +12,34 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from session_parts import Numbered, Stream, X, net, sgd
+from torch.utils.data import TensorDataset
 
 import uneven
+from uneven.testing.ranks import RankContext, run_ranks
 
-EPOCHS, STEPS = 3, 15  # of five iterations each
+EPOCHS = 3
+LENGTH = 8 * X  # everybody has a sample of each part, also of the last one
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+State = dict[str, Any]
+
+
+def numbered(length: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    x, y = torch.randn(length, 5, generator=generator), torch.randint(0, 3, (length,), generator=generator)
+    return TensorDataset(x, y, torch.arange(length))
 
 
 class Job:
-    """A session with all that belongs to a loop; what its optimizer steps have taken in is in the books."""
+    """A session with all that belongs to a loop, and the samples that its optimizer's steps have taken in."""
 
-    def __init__(self, state: dict[str, Any] | None = None, *, sync: str = "bsp", balance: str = "even",
-                 optimizers: bool = True, dataset: Any = None, batch_size: int = X, **loader: Any) -> None:  # fmt: skip
-        self.session = uneven.Session(sync=sync, balance=balance)
+    def __init__(self, state: State | None = None, *, sync: str = "bsp", given: bool = True, dataset: Any = None,
+                 **loader: Any) -> None:  # fmt: skip
+        self.session = uneven.Session(sync=sync, balance="even")
         self.model = net()
         self.optimizer = sgd(self.model)
-        self.session.setup(self.model, *([self.optimizer] if optimizers else []))
-        self.loader = self.session.loader(dataset or Numbered(), batch_size, **loader)
+        self.session.setup(self.model, *([self.optimizer] if given else []))
+        self.loader = self.session.loader(dataset or numbered(LENGTH), X, **loader)
         if state is not None:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -34,22 +47,29 @@ class Job:
         self.used: list[int] = []
         self.steps = 0
 
-    def backward(self, batch: Batch) -> None:
-        x, y, _ = batch
-        F.cross_entropy(self.model(x), y).backward()
+    def backward(self, batch: Batch) -> Batch:
+        F.cross_entropy(self.model(batch[0]), batch[1]).backward()
+        return batch
 
     def step(self, *batches: Batch) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
-        for *_, index in batches:
-            self.used += index.tolist()
+        self.used += [number for batch in batches for number in batch[2].tolist()]
 
-    def saved(self) -> dict[str, Any]:
-        parts = {"model": self.model, "optimizer": self.optimizer}
-        state = {name: {key: value.clone() if isinstance(value, torch.Tensor) else value
-                        for key, value in part.state_dict().items()} for name, part in parts.items()}  # fmt: skip
-        return {**state, "session": self.session.state_dict()}
+    def passes(self) -> Iterator[Iterator[Batch]]:
+        return (iter(self.loader) for _ in range(self.loader.epoch, EPOCHS))
+
+    def saved(self) -> State:
+        return {
+            "model": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "optimizer": self.optimizer.state_dict(),
+            "session": self.session.state_dict(),
+        }
+
+    def place(self) -> tuple[int, int, int]:
+        state = json.loads(self.session.state_dict()["loader"])
+        return state["epoch"], state["cursor"], state["iteration"]
 
 
 def together(used: list[int]) -> list[int]:
@@ -61,26 +81,25 @@ def together(used: list[int]) -> list[int]:
 
 
 # ---------------------------------------------------------------- after the last step of an epoch
+KINDS: dict[str, dict[str, Any]] = {
+    "indexed": {"dataset": Numbered()},
+    "readers": {"dataset": Numbered(), "num_workers": 1},
+    "stream": {"dataset": Stream()},
+    "drop-last": {"dataset": Numbered(), "drop_last": True},
+}
+
+
 def steps_of(job: Job, until: int | None = None) -> list[int]:
-    """Steps by epoch of a script that goes on where it was; it saves and ends after so many steps, inside the loop."""
+    """Steps by epoch of a script that goes on where it was, and ends after so many steps, inside the loop."""
     by_epoch = []
-    for _ in range(job.loader.epoch, EPOCHS):
+    for batches in job.passes():
         by_epoch.append(0)
-        for batch in job.loader:
-            job.backward(batch)
-            job.step(batch)
+        for batch in batches:
+            job.step(job.backward(batch))
             by_epoch[-1] += 1
             if job.steps == until:
                 return by_epoch
     return by_epoch
-
-
-KINDS = {
-    "indexed": {},
-    "readers": {"num_workers": 1},
-    "stream": {"dataset": Stream()},
-    "drop-last": {"drop_last": True},
-}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,3 +115,132 @@ def test_a_state_saved_after_the_last_step_of_an_epoch_lacks_no_step_and_adds_no
         assert steps_of(second) == [0] + [per_epoch] * (EPOCHS - until // per_epoch)
         assert second.loader.epoch == EPOCHS
         second.session.close()
+
+
+# ---------------------------------------------------------------- batches in hand
+def plain(job: Job) -> Iterator[None]:
+    for batches in job.passes():
+        for batch in batches:
+            job.step(job.backward(batch))
+            yield
+
+
+def fetched_between_forward_and_backward(job: Job) -> Iterator[None]:
+    """As nanoGPT does, over the ends of epochs."""
+    every = chain.from_iterable(job.passes())
+    batch = next(every, None)
+    while batch is not None:
+        loss = F.cross_entropy(job.model(batch[0]), batch[1])
+        following = next(every, None)
+        loss.backward()
+        job.step(batch)
+        yield
+        batch = following
+
+
+def fetched_one_ahead(job: Job) -> Iterator[None]:
+    """As timm, Lightning and Accelerate do."""
+    for batches in job.passes():
+        for batch in one_ahead(batches):
+            job.step(job.backward(batch))
+            yield
+
+
+def fetched_one_ahead_and_copied(job: Job) -> Iterator[None]:
+    """As to a device, over the ends of epochs."""
+    for batch in one_ahead(chain.from_iterable(job.passes())):
+        job.step(job.backward(batch))
+        yield
+
+
+def one_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    held: Batch | None = None
+    for x, y, number in batches:
+        if held is not None:
+            yield held
+        held = x.clone(), y.clone(), number
+    if held is not None:
+        yield held
+
+
+def accumulated(job: Job) -> Iterator[None]:
+    """A step for every two batches; it may be stopped between them."""
+    for batches in job.passes():
+        yield from in_windows(job, batches)
+
+
+def accumulated_and_fetched_ahead(job: Job) -> Iterator[None]:
+    for batches in job.passes():
+        yield from in_windows(job, one_ahead(batches))
+
+
+def in_windows(job: Job, batches: Iterator[Batch]) -> Iterator[None]:
+    window: list[Batch] = []
+    for batch in batches:
+        window.append(job.backward(batch))
+        if len(window) == 2:
+            job.step(*window)
+            window.clear()
+        yield
+    if window:
+        job.step(*window)
+
+
+def passed_twice(job: Job) -> Iterator[None]:
+    """Two optimizer steps on each batch, one of them on each half of the model's passes."""
+    for batches in job.passes():
+        for batch in batches:
+            job.backward(batch)
+            job.optimizer.step()
+            job.step(job.backward(batch))
+            yield
+
+
+def left_out(job: Job) -> Iterator[None]:
+    """Every third batch is left out, before its forward pass; that is what its samples are used for."""
+    for batches in job.passes():
+        for number, batch in enumerate(batches):
+            if number % 3 == 1:
+                job.used += batch[2].tolist()
+                continue
+            job.step(job.backward(batch))
+            yield
+
+
+IDIOMS: dict[str, tuple[Callable[[Job], Iterator[None]], ...]] = {
+    "bsp": (plain, fetched_between_forward_and_backward, fetched_one_ahead, accumulated, passed_twice, left_out),
+    "local:every=2": (fetched_one_ahead_and_copied, accumulated_and_fetched_ahead),
+    "asp": (fetched_between_forward_and_backward, fetched_one_ahead, accumulated),
+}
+
+
+def train(me: RankContext, folder: str, sync: str, stops: int | None) -> dict[str, list[int]]:
+    """Each idiom goes on from its file, makes so many turns, and saves; what all have used, by idiom."""
+    used = {}
+    for idiom in IDIOMS[sync]:
+        path = f"{folder}/{idiom.__name__}"
+        state = torch.load(path, weights_only=True) if me.size > 2 else None
+        job = Job(state, sync=sync)
+        turns = idiom(job)
+        for _ in range(10_000 if stops is None else stops):
+            next(turns, None)
+        if stops is not None:
+            with job.session.evaluated():
+                saved = job.saved()
+            if me.rank == 0:
+                torch.save(saved, path)
+        used[idiom.__name__] = together(job.used)
+        dist.barrier()
+        turns.close()  # type: ignore[attr-defined]
+        job.session.close()
+    return used
+
+
+@pytest.mark.parametrize("sync", IDIOMS)
+def test_every_sample_comes_once_an_epoch_over_runs_of_two_three_and_five_workers(sync: str, tmp_path: Any) -> None:
+    """At their own pace workers come to the end of an epoch one by one, so there all stop within one."""
+    stops = ((2, 2), (3, 2), (5, None)) if sync == "asp" else ((2, 3), (3, 7), (5, None))
+    runs = [run_ranks(size, train, str(tmp_path), sync, turns)[0] for size, turns in stops]
+    for idiom in IDIOMS[sync]:
+        found = sorted(chain.from_iterable(run[idiom.__name__] for run in runs))
+        assert found == sorted([*range(LENGTH)] * EPOCHS), f"{idiom.__name__} under {sync}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
 from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order, never
 from uneven.data.paced import PacedSampler
@@ -65,6 +66,7 @@ class BalancedLoader:
         end: called when that iteration is over: the next batch is asked for (before any of it is loaded), or
             the loop is left. Each ``begin`` gets exactly one ``end``.
         over: called when the epoch has no more batches.
+        hands: told of each batch that is handed out; it knows which of them are in the model.
         hand_out: the counter of all ranks, where each streams at its own pace.
         settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
         stream_sharded: see above.
@@ -81,7 +83,7 @@ class BalancedLoader:
         self, *, dataset: Any, batch_size: int, rank: int, world_size: int, seed: int, split_for: SplitSource,
         shuffle: bool = True, drop_last: bool = False, lower: int = 1,
         begin: Callable[[Part], None] | None = None, end: Callable[[], None] | None = None,
-        over: Callable[[], None] | None = None,
+        over: Callable[[], None] | None = None, hands: Hands | None = None,
         hand_out: HandOut | None = None, settled: Callable[[], bool] = never,
         stream_sharded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
@@ -96,6 +98,7 @@ class BalancedLoader:
         self._begin: Callable[[Part], None] = begin or _nothing
         self._end: Callable[[], None] = end or _nothing
         self._over: Callable[[], None] = over or _nothing
+        self._hands = hands or Hands()
         self._before = Cursor()
         self._handed: Part | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
@@ -123,7 +126,7 @@ class BalancedLoader:
                 usable = self._length - self._length % batch_size if drop_last else self._length
                 sampler = self.paced = PacedSampler(
                     rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower, hand_out=hand_out,
-                    workers=world_size, now=time.perf_counter,
+                    workers=world_size, now=time.perf_counter, unused=self._hands.unused,
                 )  # fmt: skip
             self._source = IndexedSource(dataset, sampler=sampler, options=dataloader)
 
@@ -222,6 +225,7 @@ class BalancedLoader:
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
             self._cursor = self._cursor.next_epoch()
+            self._hands.clear()
         if self._length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
         with closing(self._source.pairs(self._cursor)) as pairs:
@@ -231,6 +235,7 @@ class BalancedLoader:
                     yield part, batch
                     continue
                 self._begin(part)
+                self._hands.hand(part, batch)
                 try:
                     yield batch
                 finally:
@@ -238,17 +243,23 @@ class BalancedLoader:
         self._over()
         self._cursor = self._cursor.next_epoch()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, lacking: Cursor | None = None) -> dict[str, Any]:
         """Where the run is, JSON-able: what was handed out counts, what was only read ahead does not.
 
         The same on every rank that is in the same iteration; where workers take samples at their own pace, on every
-        rank in a meeting of all. Taken inside the loop, the batch in the user's hands counts as used.
+        rank in a meeting of all. Batches in the user's hands count as used when an optimizer step has taken them in;
+        without an optimizer in ``session.setup``, whose steps could be seen, at once.
+
+        Args:
+            lacking: from where on the samples are not in the model that is saved.
         """
+        places = [self._cursor, *(part.before for part in self._hands.unused())]
+        cursor = min(places if lacking is None else [*places, lacking])
         state = write_state(
-            self._cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
+            cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
             batch_size=self.batch_size,
         )  # fmt: skip
-        return state if self.paced is None else state | self.paced.place(self._cursor.epoch)
+        return state if self.paced is None else state | self.paced.place(cursor.epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet used.
@@ -266,6 +277,7 @@ class BalancedLoader:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
         cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
         self._resumed = True
+        self._hands.clear()
         if self.paced is not None:
             self.paced.resume(cursor.epoch, read_left(state, cursor, self.paced.usable))
         self._cursor = cursor

@@ -29,7 +29,7 @@ from uneven.core.actions import Payload, StepPlan
 from uneven.core.records import SplitRecord
 from uneven.core.views import Limits
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Part, Parts
 from uneven.data.stream import is_stream
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
@@ -418,11 +418,11 @@ class FastLoop:
         if self.agreement is not None and numbers:
             self.agreement.load_state_dict(numbers, vectors)
 
-    def agreement_state(self, parts: tuple[Part, ...] = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def agreement_state(self, parts: Parts = (), unused: Parts = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the policy and its merges keep: numbers and vectors. ``parts`` are in the hands of several threads."""
         self._take_in()
         hand = parts if self._part is None else (self._part,)
-        return self.agreement.state_dict(hand) if self.agreement is not None else ({}, {})
+        return self.agreement.state_dict(hand, unused) if self.agreement is not None else ({}, {})
 
     def state_dict(self) -> dict[str, Any]:
         """State of the slow loop."""
