@@ -15,7 +15,7 @@ from session_parts import Numbered, Stream, X, net, sgd
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.testing.ranks import RankContext, run_ranks
+from uneven.testing.ranks import RankContext, ranks, run_ranks
 
 EPOCHS = 3
 LENGTH = 8 * X  # everybody has a sample of each part, also of the last one
@@ -244,3 +244,83 @@ def test_every_sample_comes_once_an_epoch_over_runs_of_two_three_and_five_worker
     for idiom in IDIOMS[sync]:
         found = sorted(chain.from_iterable(run[idiom.__name__] for run in runs))
         assert found == sorted([*range(LENGTH)] * EPOCHS), f"{idiom.__name__} under {sync}"
+
+
+def test_an_optimizer_made_later_counts_and_without_one_what_is_in_hand_counts() -> None:
+    job = Job(given=False)
+    for count, batch in enumerate(one_ahead(iter(job.loader)), 1):
+        assert job.place()[2] == (2 if count == 1 else count - 1), "at first no step has been seen"
+        job.step(job.backward(batch))
+        assert job.place()[2] == count, "of two that were handed out one is in the model"
+        if count == 2:
+            break
+    job.optimizer = torch.optim.Adam(job.model.parameters())
+    for batch in job.loader:
+        assert job.place()[:2] == (1, 0)
+        job.step(job.backward(batch))
+        assert job.place()[:2] == (1, X)
+        break
+    job.session.close()
+
+
+# ---------------------------------------------------------------- a centre that lacks the newest steps
+def shown(job: Job) -> State:
+    """As saved, of the model to evaluate, by rank 0."""
+    with job.session.evaluated():
+        states = [job.saved()]
+        if dist.is_initialized():
+            dist.broadcast_object_list(states)
+        return states[0]
+
+
+def numbers(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+    return json.loads(state["session"]["loader"]), json.loads(state["session"]["agreement"])
+
+
+@pytest.mark.parametrize("sync", ["bmuf:every=3", "diloco:every=3", "easgd:every=3,together=true"])
+@ranks(2)
+def test_steps_since_the_last_exchange_are_in_no_centre_and_do_not_count(me: RankContext, sync: str) -> None:
+    for turns, kept in ((1, 0), (3, 0), (4, 3), (5, 3), (7, 6), (9, 6)):  # after 3 the exchange is still to come
+        job = Job(sync=sync)
+        script = plain(job)
+        for _ in range(turns):
+            next(script)
+        loader, agreement = numbers(shown(job))
+        epoch, rest = divmod(kept, 8)
+        assert (loader["epoch"], loader["cursor"], loader["iteration"]) == (epoch, rest * X, kept), turns
+        assert (agreement["clock"], agreement["gap"], agreement["owed"]) == (kept, 0, False)
+        assert agreement["fresh"] == [0, 0]
+        assert job.place()[2] == turns, "outside it is the replica that is saved, with all its steps"
+        own = job.saved()
+        job.session.close()
+
+        again = Job(own, sync=sync)
+        script = plain(again)
+        loader, agreement = numbers(shown(again))
+        if turns % 3:  # otherwise the exchange that was owed has been made up for
+            assert (loader["iteration"], agreement["clock"]) == (kept, kept), "also of steps from before the resume"
+        else:
+            assert (loader["iteration"], agreement["clock"]) == (turns, turns)
+        again.session.close()
+
+
+@ranks(2)
+def test_a_run_goes_on_from_a_centre_as_it_did_after_the_exchange(me: RankContext) -> None:
+    sync = "bmuf:every=3,momentum=0.5"
+    job = Job(sync=sync)
+    job.optimizer.param_groups[0]["momentum"] = 0.0  # it has no state of its own
+    script = plain(job)
+    for _ in range(5):
+        next(script)
+    state = shown(job)
+    for _ in range(5):
+        next(script)
+    again = Job(state, sync=sync)
+    script = plain(again)
+    for _ in range(7):
+        next(script)
+    for ours, theirs in zip(again.model.parameters(), job.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert together(again.used) == together(job.used[-len(again.used) :])
+    job.session.close()
+    again.session.close()
