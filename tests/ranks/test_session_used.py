@@ -263,6 +263,27 @@ def test_an_optimizer_made_later_counts_and_without_one_what_is_in_hand_counts()
     job.session.close()
 
 
+def test_what_an_epoch_has_left_in_the_gradients_comes_in_the_pass_after_it() -> None:
+    """A state that is saved between two epochs, where windows of three go on over their ends."""
+    used, state, ends = [], None, 0
+    for _ in range(EPOCHS):
+        job = Job(state)
+        assert job.loader.epoch == ends, "what the script does after an epoch is done once for each"
+        window: list[Batch] = []
+        for batch in job.loader:
+            window.append(job.backward(batch))
+            if len(window) == 3:
+                job.step(*window)
+                window.clear()
+        ends += 1
+        state = job.saved()
+        if ends == 1:
+            assert (job.place(), json.loads(state["session"]["loader"])["reached"]) == ((0, 6 * X, 6), 1)
+        used += job.used
+        job.session.close()
+    assert sorted(used) == sorted([*range(LENGTH)] * EPOCHS)
+
+
 # ---------------------------------------------------------------- a centre that lacks the newest steps
 def shown(job: Job) -> State:
     """As saved, of the model to evaluate, by rank 0."""
@@ -323,4 +344,18 @@ def test_a_run_goes_on_from_a_centre_as_it_did_after_the_exchange(me: RankContex
         assert torch.equal(ours, theirs)
     assert together(again.used) == together(job.used[-len(again.used) :])
     job.session.close()
+    again.session.close()
+
+
+def test_a_centre_saved_after_an_epoch_goes_on_with_what_it_lacks_in_the_next_pass() -> None:
+    job = Job(sync="bmuf:every=3")
+    for _ in range(2):
+        for batch in job.loader:
+            job.step(job.backward(batch))
+    state = shown(job)
+    job.session.close()
+    again = Job(state, sync="bmuf:every=3")
+    assert again.loader.epoch == 2, "the script has done what comes after two epochs"
+    assert steps_of(again) == [1 + 8]
+    assert sorted(job.used[: 15 * X] + again.used) == sorted([*range(LENGTH)] * EPOCHS)
     again.session.close()

@@ -92,6 +92,10 @@ class Hands:
         """Parts whose batches were handed out and are not used."""
         return tuple(part for part, _ in self._open) if self._watched else ()
 
+    def ahead(self) -> Part | None:
+        """The first part that has had no forward pass yet; the script is still in its epoch."""
+        return self._open[self._passed][0] if self._watched and self._passed < len(self._open) else None
+
     def clear(self) -> None:
         """What is in hand will not be trained on: the pass that it is from was left, or a state was loaded."""
         self._open.clear()

@@ -16,7 +16,7 @@ from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
 from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order, never
 from uneven.data.paced import PacedSampler
-from uneven.data.state import read_left, read_state, write_state
+from uneven.data.state import read_left, read_reached, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
 from uneven.data.supply import HandOut
 from uneven.errors import CheckpointError, DataError, UnknownNameError
@@ -102,6 +102,7 @@ class BalancedLoader:
         self._before = Cursor()
         self._handed: Part | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
+        self._reached = 0  # the epoch that the script was in when a state was saved that goes on from an earlier one
         self._closed = False
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self._drop_last = drop_last
@@ -156,7 +157,7 @@ class BalancedLoader:
     @property
     def epoch(self) -> int:
         """The epoch in progress (after leaving a loop early, still that one); between epochs, the next."""
-        return self._cursor.epoch
+        return max(self._cursor.epoch, self._reached)
 
     @property
     def iteration(self) -> int:
@@ -224,8 +225,13 @@ class BalancedLoader:
     def _epoch(self, told: bool) -> Generator[Any, None, None]:
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
-            self._cursor = self._cursor.next_epoch()
+            self._cursor = Cursor(epoch=self.epoch + 1, iteration=self.iteration)
             self._hands.clear()
+        while self._cursor.epoch < self._reached:
+            yield from self._handed_out(told)
+        yield from self._handed_out(told)
+
+    def _handed_out(self, told: bool) -> Generator[Any, None, None]:
         if self._length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
         with closing(self._source.pairs(self._cursor)) as pairs:
@@ -259,7 +265,11 @@ class BalancedLoader:
             cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
             batch_size=self.batch_size,
         )  # fmt: skip
-        return state if self.paced is None else state | self.paced.place(cursor.epoch)
+        if self.paced is not None:
+            return state | self.paced.place(cursor.epoch)
+        ahead = self._hands.ahead()
+        reached = max(self._reached, self._cursor.epoch if ahead is None else ahead.epoch)
+        return state if reached <= cursor.epoch else state | {"reached": reached}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet used.
@@ -276,6 +286,7 @@ class BalancedLoader:
         if self._suspended() is not None:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
         cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
+        self._reached = read_reached(state, cursor)
         self._resumed = True
         self._hands.clear()
         if self.paced is not None:

@@ -104,6 +104,7 @@ def test_a_state_survives_json_and_torch_save(tmp_path: Path) -> None:
         ({"cursor": -1}, "cursor = -1"),
         ({"epoch": "1"}, "epoch = '1'"),
         ({"iteration": None}, "iteration = None"),
+        ({"reached": -1}, "reached = -1"),
     ],
 )
 def test_a_state_of_another_run_is_refused(change: dict[str, Any], said: str) -> None:
