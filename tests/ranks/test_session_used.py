@@ -265,8 +265,9 @@ def test_an_optimizer_made_later_counts_and_without_one_what_is_in_hand_counts()
 
 def test_what_an_epoch_has_left_in_the_gradients_comes_in_the_pass_after_it() -> None:
     """A state that is saved between two epochs, where windows of three go on over their ends."""
-    used, state, ends = [], None, 0
-    for _ in range(EPOCHS):
+    used: list[int] = []
+    state = None
+    for ends in range(EPOCHS):
         job = Job(state)
         assert job.loader.epoch == ends, "what the script does after an epoch is done once for each"
         window: list[Batch] = []
@@ -275,9 +276,8 @@ def test_what_an_epoch_has_left_in_the_gradients_comes_in_the_pass_after_it() ->
             if len(window) == 3:
                 job.step(*window)
                 window.clear()
-        ends += 1
         state = job.saved()
-        if ends == 1:
+        if ends == 0:
             assert (job.place(), json.loads(state["session"]["loader"])["reached"]) == ((0, 6 * X, 6), 1)
         used += job.used
         job.session.close()

@@ -22,9 +22,10 @@ _MOST = 4096
 """Batches that may wait for a step; a longer wait is none."""
 
 _ENTRIES = 64
-"""A list that is longer holds no tensors to be recognised by, but perhaps texts."""
+"""Of a list that are looked at, as it may hold a text for each sample."""
 
-Extents = list[tuple[int, int]]
+Extents = list[tuple[int, int, weakref.ref[Tensor]]]
+"""First address, the one behind the last, and whose they are: when it is gone, others may get the same."""
 
 
 class Hands:
@@ -66,14 +67,19 @@ class Hands:
         """A forward pass begins; a hook of the model that the batches are for."""
         if torch.compiler.is_compiling() or self._passed == len(self._open) or not torch.is_grad_enabled():
             return
-        ahead = list(self._open)[self._passed :]
-        given = [first for first, _ in _extents((args, kwargs))]
-        newest = max((number for number, (_, own) in enumerate(ahead, 1) if _meet(given, own)), default=0)
-        if newest == 0 and not _meet(given, self._last):
-            newest = 1
-        if newest:
-            self._passed += newest
-            self._last = ahead[newest - 1][1]
+        given = _extents((args, kwargs)) if kwargs else _extents(args)
+        ahead = len(self._open) - self._passed
+        for number in range(1, ahead + 1):
+            if _meet(given, self._open[-number][1]):
+                self._pass(ahead + 1 - number)
+                return
+        if not _meet(given, self._last):
+            self._pass(1)
+
+    def _pass(self, batches: int) -> None:
+        """So many more have had a forward pass, or have been passed over."""
+        self._passed += batches
+        self._last = self._open[self._passed - 1][1]
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
@@ -108,22 +114,27 @@ def _on_step(hands: weakref.ref[Hands], optimizer: torch.optim.Optimizer, args: 
 
 
 def _extents(values: Any) -> Extents:
-    """Where the tensors among ``values`` lie: first address, and the one behind the last."""
+    """Where the tensors among ``values`` lie."""
     found: Extents = []
     left = [values]
     while left:
         one = left.pop()
         if isinstance(one, Tensor):
             try:
-                found.append((one.data_ptr(), one.data_ptr() + one.nbytes))
+                first = one.data_ptr()
+                found.append((first, first + one.nbytes, weakref.ref(one)))
             except RuntimeError:  # it has no memory of its own to lie in: a sparse one, or one of torch.func
                 continue
+        elif isinstance(one, (list, tuple)):
+            left.extend(one[:_ENTRIES])
         elif isinstance(one, Mapping):
             left.extend(one.values())
-        elif isinstance(one, list | tuple) and len(one) <= _ENTRIES:
-            left.extend(one)
     return found
 
 
-def _meet(given: list[int], own: Extents) -> bool:
-    return any(first <= one < end for one in given for first, end in own)
+def _meet(given: Extents, own: Extents) -> bool:
+    for place, _, _ in given:
+        for first, end, tensor in own:
+            if first <= place < end and tensor() is not None:
+                return True
+    return False
