@@ -117,6 +117,30 @@ def test_a_state_saved_after_the_last_step_of_an_epoch_lacks_no_step_and_adds_no
         second.session.close()
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # torch does not know that the step was made
+def test_what_comes_after_an_epoch_is_done_once_for_each_also_by_who_resumes_at_its_end() -> None:
+    """The learning rate falls after each epoch; so the weights are those of a run that was not interrupted."""
+
+    def train(job: Job, saved: State | None, until: int | None = None) -> State:
+        schedule = torch.optim.lr_scheduler.ExponentialLR(job.optimizer, 0.5)
+        if saved is not None:
+            schedule.load_state_dict(saved["schedule"])
+        for batches in job.passes():
+            for batch in batches:
+                job.step(job.backward(batch))
+                if job.steps == until:
+                    return {**job.saved(), "schedule": schedule.state_dict()}
+            schedule.step()
+        return job.saved()
+
+    whole = train(Job(), None)
+    for until in (8, 11, 24):
+        half = train(Job(), None, until)
+        resumed = train(Job(half), half)
+        for ours, theirs in zip(resumed["model"].values(), whole["model"].values(), strict=True):
+            assert torch.equal(ours, theirs), until
+
+
 # ---------------------------------------------------------------- batches in hand
 def plain(job: Job) -> Iterator[None]:
     for batches in job.passes():
