@@ -29,7 +29,7 @@ from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
 from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy, compatible, policies, threaded, unheeded
-from uneven.transport.hooks import ModelHook
+from uneven.transport.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.transport.watch import ModelWatch, refuse_shared
 from uneven.world import discover, report_failures
 
@@ -116,9 +116,7 @@ class Session(ThreadedTraining):
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
-        self._undo: list[Callable[[], object]] = []  # what this session has put on the user's objects
-        self._letting_go = weakref.finalize(self, _call_all, self._undo)
-        self._letting_go.atexit = False
+        self._undo = Undo(self)  # what this session puts on the user's objects
         self._watch: ModelWatch | None = None
         self._loader: BalancedLoader | None = None
         self._loaded: dict[str, Any] | None = None
@@ -198,9 +196,7 @@ class Session(ThreadedTraining):
                 devices.
         """
         if self._loop.attached:
-            raise ConfigError(
-                "session.setup was called twice: one session carries one model; put several into one nn.Module"
-            )
+            raise ConfigError("session.setup was called twice: a session carries one model; put several into one nn.Module")
         self._threads.check(model)
         refuse_shared(model)
         carrier = self._loop.attach(model, find_unused_parameters)
@@ -213,10 +209,14 @@ class Session(ThreadedTraining):
         if self._loop.agreement is not None:
             before_step.append(self._loop.agreement.still)
         for optimizer in optimizers:
-            self._undo += [optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step]
+            self._undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
+        self._loop.hands.watch(model, *optimizers)
+        following = ModelHook(self._loop.hands.forward)  # before all that asks which batch a pass is on
+        first = model.register_forward_pre_hook(following, with_kwargs=True, prepend=True)
+        self._undo.add(first.remove, keep_out_of_copies(model))
         if self.world_size > 1:
             self._watch = ModelWatch(model)
-            self._undo.append(self._watch.close)
+            self._undo.add(self._watch.close)
         return (model, *optimizers) if optimizers else model
 
     def loader(
@@ -252,7 +252,7 @@ class Session(ThreadedTraining):
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._over,
+            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._over, hands=self._loop.hands,
             hand_out=self._loop.hand_out(dataset), settled=self._loop.settled, **dataloader,
         )  # fmt: skip
         self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
@@ -368,12 +368,17 @@ class Session(ThreadedTraining):
         exchanges of a policy that lets replicas differ, models and optimizers differ too: save them on every rank to
         go on exactly, or the model that :meth:`evaluated` shows, to go on from that.
 
+        Samples count as used when an optimizer step has taken them in. Batches that were only fetched ahead, those
+        whose gradients still wait in ``.grad``, and, in :meth:`evaluated` of a policy with a centre at which all meet,
+        those of the steps since the last exchange are handed out again.
+
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
-        agreement = self._loop.agreement_state(self._threads.in_hand())
+        agreement, vectors = self._loop.agreement_state(self._threads.in_hand(), self._loop.hands.unused())
+        lacking = agreement.pop("lacking", None)
         if self._loader is None:
-            return self._loaded if self._loaded is not None else pack(State({}, {}, *agreement))
-        return pack(State(self._loader.state_dict(), self._loop.state_dict(), *agreement))
+            return self._loaded if self._loaded is not None else pack(State({}, {}, agreement, vectors))
+        return pack(State(self._loader.state_dict(lacking), self._loop.state_dict(), agreement, vectors))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -405,9 +410,7 @@ class Session(ThreadedTraining):
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
     def _begin(self, part: Part) -> None:
         if self._threads.count > 1 or self._awaited:
-            self._threads.check_one(
-                "a loop over session.loader is one thread's: give it to session.train as a function"
-            )
+            self._threads.check_one("a loop over session.loader is one thread's: give session.train a function of it")
             self._say_ready()
         if self._watch is not None and part.epoch != self._watch.epoch:
             self._watch.begin(part.epoch)
@@ -427,7 +430,7 @@ class Session(ThreadedTraining):
         """
         if self._loader is not None:
             self._loader.close()
-        self._letting_go()
+        self._undo()
         if self._closing.alive:
             self._loop.close()
         self._closing()
@@ -439,12 +442,6 @@ class Session(ThreadedTraining):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _call_all(undo: list[Callable[[], object]]) -> None:
-    for one in undo:
-        one()
-    undo.clear()
 
 
 def _shut_down(scribe: Scribe, connection: Connection) -> None:

@@ -45,6 +45,29 @@ class ModelHook:
         return partial, (sys.audit, "uneven.copy_of_a_hook")
 
 
+class Undo:
+    """What takes off again all that somebody has put on objects of the user's: when it is called, or when who has put
+    it there is gone. Nothing in it may lead back to that one."""
+
+    def __init__(self, owner: object) -> None:
+        self._calls: list[Callable[[], object]] = []
+        self._end = weakref.finalize(owner, _call_all, self._calls)
+        self._end.atexit = False
+
+    def add(self, *calls: Callable[[], object]) -> None:
+        """More to be called then, in order."""
+        self._calls += calls
+
+    def __call__(self) -> None:
+        self._end()
+
+
+def _call_all(calls: list[Callable[[], object]]) -> None:
+    for one in calls:
+        one()
+    calls.clear()
+
+
 def keep_out_of_copies(model: nn.Module) -> Callable[[], object]:
     """Leave the hooks that are now on ``model`` and its layers out of copies; returns what ends that."""
     kinds = {type(module) for module in model.modules() if _ours(vars(module))}
