@@ -352,9 +352,9 @@ class Session(ThreadedTraining):
         exchanges of a policy that lets replicas differ, models and optimizers differ too: save them on every rank to
         go on exactly, or the model that :meth:`evaluated` shows, to go on from that.
 
-        Samples count as used when an optimizer step has taken them in. Batches that were only fetched ahead, those
-        whose gradients still wait in ``.grad``, and, in :meth:`evaluated` of a policy with a centre at which all meet, those
-        of the steps since the last exchange are handed out again.
+        Samples count as used when an optimizer step has taken them in. Handed out again are batches that were only
+        fetched ahead, those whose gradients still wait in ``.grad``, and, in :meth:`evaluated` of a policy with a
+        centre at which all meet, those of the steps since the last exchange.
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
