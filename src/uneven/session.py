@@ -196,7 +196,7 @@ class Session(ThreadedTraining):
                 devices.
         """
         if self._loop.attached:
-            raise ConfigError("session.setup was called twice: a session carries one model; put several into one nn.Module")
+            raise ConfigError("session.setup was called twice: one session carries one model; use one nn.Module for all")
         self._threads.check(model)
         refuse_shared(model)
         carrier = self._loop.attach(model, find_unused_parameters)
@@ -368,9 +368,9 @@ class Session(ThreadedTraining):
         exchanges of a policy that lets replicas differ, models and optimizers differ too: save them on every rank to
         go on exactly, or the model that :meth:`evaluated` shows, to go on from that.
 
-        Samples count as used when an optimizer step has taken them in. Batches that were only fetched ahead, those
-        whose gradients still wait in ``.grad``, and, in :meth:`evaluated` of a policy with a centre at which all meet,
-        those of the steps since the last exchange are handed out again.
+        Samples count as used when an optimizer step has taken them in. Handed out again are batches that were only
+        fetched ahead, those whose gradients still wait in ``.grad``, and, in :meth:`evaluated` of a policy with a
+        centre at which all meet, those of the steps since the last exchange.
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
