@@ -196,7 +196,7 @@ class Session(ThreadedTraining):
                 devices.
         """
         if self._loop.attached:
-            raise ConfigError("session.setup was called twice: one session carries one model; use one nn.Module for all")
+            raise ConfigError("session.setup was called twice: one session carries one model, or one nn.Module of all")
         self._threads.check(model)
         refuse_shared(model)
         carrier = self._loop.attach(model, find_unused_parameters)
@@ -410,7 +410,8 @@ class Session(ThreadedTraining):
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
     def _begin(self, part: Part) -> None:
         if self._threads.count > 1 or self._awaited:
-            self._threads.check_one("a loop over session.loader is one thread's: give session.train a function of it")
+            one = "a loop over session.loader is one thread's: give it to session.train as a function"
+            self._threads.check_one(one)
             self._say_ready()
         if self._watch is not None and part.epoch != self._watch.epoch:
             self._watch.begin(part.epoch)

@@ -232,10 +232,12 @@ def left_out(job: Job) -> Iterator[None]:
 
 
 IDIOMS: dict[str, tuple[Callable[[Job], Iterator[None]], ...]] = {
-    "bsp": (plain, fetched_between_forward_and_backward, fetched_one_ahead, accumulated, passed_twice, left_out),
-    "local:every=2": (fetched_one_ahead_and_copied, accumulated_and_fetched_ahead),
-    "asp": (fetched_between_forward_and_backward, fetched_one_ahead, accumulated),
-}
+    "bsp": (plain, fetched_between_forward_and_backward, fetched_one_ahead, fetched_one_ahead_and_copied, accumulated,
+            accumulated_and_fetched_ahead, passed_twice, left_out),
+    "local:every=2": (plain, accumulated, left_out),
+    "asp": (plain, accumulated),
+}  # fmt: skip
+"""Where parameters are exchanged when the next batch is asked for, none may be asked for before its step."""
 
 
 def train(me: RankContext, folder: str, sync: str, stops: int | None) -> dict[str, list[int]]:
