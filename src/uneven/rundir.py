@@ -18,6 +18,7 @@ The journal of each rank lies beside it.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from datetime import datetime
@@ -26,6 +27,9 @@ from typing import Any
 
 from uneven.config import checked, from_toml, to_toml
 from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError
+
+_UNFIT = re.compile(r"[^\w.+-]+")
+"""What a script's name may hold and a directory that is printed and typed should not."""
 
 Layers = dict[str, dict[str, Any]]
 """Where it was said → key → value, strongest first."""
@@ -38,8 +42,9 @@ FILE = "uneven.toml"
 
 def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
     """A directory that does not exist yet, named after the time and the script or module ``target``."""
-    name = Path(target).stem if target.endswith(".py") else target.rpartition(".")[2] or target
-    stem = f"{now:%Y-%m-%d-%H%M%S}-{name}"
+    last = Path(target).name  # a script may have no suffix, and lie in a folder
+    name = last.removesuffix(".py") if last.endswith(".py") else last.rpartition(".")[2] or last
+    stem = f"{now:%Y-%m-%d-%H%M%S}-{_UNFIT.sub('_', name)}"
     path, number = parent / stem, 1
     while path.exists():
         number += 1
