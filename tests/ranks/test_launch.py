@@ -34,7 +34,7 @@ WORKER = """
 import json, os, sys, time
 {imports}
 run, rank = os.environ["UNEVEN_RUN"], os.environ["RANK"]
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 told = {{name: os.environ[name] for name in names}}
 with open(os.path.join(run, rank + ".part"), "w") as file:
     json.dump({{"pid": os.getpid(), "argv": sys.argv[1:], **told}}, file)
@@ -177,6 +177,61 @@ def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:
         assert launcher.wait(60) == 128 + signal.SIGINT
     assert until(lambda: all(ended(pid) for pid in below), 5)
     assert "stopped by SIGINT" in output.read_text()
+
+
+def test_workers_end_with_a_launcher_that_is_killed_even_a_stopped_one(tmp_path: Path) -> None:
+    target = script(tmp_path, "time.sleep(600)", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    with launched(launch.Launch(target=(target,), nproc="2"), tmp_path / "run") as launcher:
+        workers = [int(str(worker["pid"])) for worker in reports(tmp_path / "run", 2)]
+        os.kill(workers[0], signal.SIGSTOP)
+        os.kill(launcher.pid, signal.SIGKILL)
+        assert until(lambda: all(ended(pid) for pid in workers), 10)
+
+
+def test_a_launcher_of_a_program_ends_with_it(tmp_path: Path) -> None:
+    target = script(tmp_path, "time.sleep(600)")
+    program = f"""
+import sys, time
+from pathlib import Path
+from uneven import launch
+options = launch.Launch(target=({target!r},), nproc="1")
+with launch.start(options, run_directory=Path({str(tmp_path / "run")!r})) as run:
+    print(run.pid, flush=True)
+    time.sleep(600)
+"""
+    with Script(["-c", program], env={**os.environ, "PYTHONPATH": import_path()}) as process:
+        (worker,) = (int(str(one["pid"])) for one in reports(tmp_path / "run", 1))
+        launcher = int(process.printed())
+        process.kill()
+        assert until(lambda: ended(launcher) and ended(worker), 30)
+
+
+def test_a_run_of_one_machine_listens_on_the_loopback_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    target = script(tmp_path, "while not os.path.exists(os.path.join(run, 'enough')): time.sleep(0.01)")
+    (port,) = quiet_ports(1)
+    for number, named in enumerate(({}, {"master_port": port}, {"rdzv_endpoint": f"localhost:{port}"})):
+        run = tmp_path / f"run-{number}"
+        options = launch.Launch(target=(target,), nproc="1", **named)  # type: ignore[arg-type]
+        with launched(options, run, TMPDIR=str(tmp_path / "tmp")) as launcher:
+            (worker,) = reports(run, 1)
+            where = {
+                one.laddr for one in psutil.Process(launcher.pid).net_connections("tcp") if one.status == "LISTEN"
+            }
+            assert {address for address, _ in where} <= {"127.0.0.1", "::1"}
+            assert int(str(worker["MASTER_PORT"])) in {number for _, number in where}
+            (run / "enough").touch()
+            assert launcher.wait(60) == 0
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_local_address_that_is_not_here_is_named_before_anything_starts(tmp_path: Path) -> None:
+    script(tmp_path)
+    for more in ([], ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:29517"]):
+        done = uneven("run", "--local-addr", "203.0.113.9", "--run-dir", "run", *more, "worker.py", cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "--local-addr 203.0.113.9 does not lead to this machine" in done.stderr
+        assert not (tmp_path / "run").exists()
 
 
 def test_stop_ends_everything_even_if_workers_will_not_listen(tmp_path: Path) -> None:

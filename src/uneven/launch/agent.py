@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
+from uneven.cluster.bound import bound
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
@@ -34,7 +35,6 @@ from uneven.launch.workers import Workers
 from uneven.rundir import is_ready
 from uneven.world import READY_VARIABLE, RUN_VARIABLE
 
-_DEFAULT_PORT = 29500  # torchrun's
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
 _SHUTDOWN_WITHIN_S = "10"
 
@@ -42,14 +42,13 @@ _SHUTDOWN_WITHIN_S = "10"
 def run(launch: Launch, run_directory: Path | None) -> None:
     """See :func:`uneven.launch.run`."""
     count = _local_workers(launch)
-    config = _config(launch, count)
-    if not launch.alone and (launch.nodes[1] == 1 or (config.rdzv_backend == "static" and launch.node_rank == 0)):
-        _refuse_used_port(config.rdzv_endpoint)
+    if not launch.alone and (launch.nodes[1] == 1 or (launch.rdzv_backend != "c10d" and launch.node_rank == 0)):
+        _refuse_used_port(launch.endpoint)
     if run_directory is not None:
         run_directory = run_directory.absolute()  # a worker may change its working directory
     with ExitStack() as stack:
         logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="uneven-"))
-        config.logs_specs = DefaultLogsSpecs(log_dir=logs)  # only for what a worker writes about its own end
+        config = _config(launch, count, DefaultLogsSpecs(log_dir=logs))  # for what a worker writes about its own end
         stack.enter_context(_environment(_variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
         workers = stack.enter_context(_watched(launch, config.run_id, count, run_directory))
@@ -61,8 +60,9 @@ def run(launch: Launch, run_directory: Path | None) -> None:
             print(f"uneven: {gone(death)}", file=sys.stderr)
 
         try:
-            words = ["-u", *(["-m"] if launch.module else []), *launch.target]
-            failures = run_agent(config, sys.executable, words, losses=losses, on_lost=lost)
+            words = [sys.executable, "-u", *(["-m"] if launch.module else []), *launch.target]
+            program, *arguments = bound(words)
+            failures = run_agent(config, program, arguments, here=launch.here, losses=losses, on_lost=lost)
             _end(failures, losses, workers.ended_s, count)
         except (SignalException, KeyboardInterrupt) as error:
             number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
@@ -94,26 +94,19 @@ def _local_workers(launch: Launch) -> int:
     return count
 
 
-def _config(launch: Launch, count: int) -> LaunchConfig:
-    backend, endpoint, configs = launch.rdzv_backend, launch.rdzv_endpoint, {}
-    local_addr = launch.local_addr
-    if launch.alone:
-        backend, endpoint = "c10d", "127.0.0.1:0"
-        local_addr = local_addr or "127.0.0.1"
-    backend = backend or "static"
-    if backend == "static":
-        configs["rank"] = launch.node_rank
-        endpoint = endpoint or f"{launch.master_addr}:{launch.master_port or _DEFAULT_PORT}"
+def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchConfig:
+    backend = launch.rdzv_backend or "static"
     values: dict[str, Any] = {
         "min_nodes": launch.nodes[0],
         "max_nodes": launch.nodes[1],
         "nproc_per_node": count,
         "run_id": run_id(launch),
         "rdzv_backend": backend,
-        "rdzv_endpoint": endpoint,
-        "rdzv_configs": configs,
+        "rdzv_endpoint": launch.endpoint if backend == "static" else launch.rdzv_endpoint,
+        "rdzv_configs": {"rank": launch.node_rank} if backend == "static" else {},
         "max_restarts": launch.max_restarts,
-        "local_addr": local_addr,
+        "local_addr": launch.local_addr,
+        "logs_specs": logs_specs,  # or the configuration makes an empty folder of its own
         "shutdown_timeout": _shutdown_within_s(),
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}  # shutdown_timeout is younger than 2.9
@@ -155,7 +148,7 @@ def _variables(launch: Launch, count: int, run_directory: Path | None) -> dict[s
     if "OMP_NUM_THREADS" not in os.environ:
         # More threads than cores cost more than they bring.
         variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
-    if launch.alone and "GLOO_SOCKET_IFNAME" not in os.environ:
+    if launch.here is not None and launch.local_addr is None and "GLOO_SOCKET_IFNAME" not in os.environ:
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return variables
 

@@ -19,11 +19,12 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from uneven.launch.here import Here
 from uneven.launch.losses import Losses
 
 _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own
@@ -70,23 +71,8 @@ class Agent(LocalElasticAgent):
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
 
 
-def run_agent(
-    config: LaunchConfig,
-    program: str,
-    args: Sequence[str],
-    *,
-    losses: Losses,
-    on_lost: Callable[[int, ProcessFailure], None],
-) -> dict[int, ProcessFailure]:
-    """What ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
-
-    Returns:
-        Rank → how it ended, of those that the launcher could not do without, or has ended because of them.
-
-    Raises:
-        SignalException: somebody wants the launcher to end.
-        RendezvousError, DistNetworkError, DistStoreError: the machines do not meet.
-    """
+def _meeting(config: LaunchConfig) -> RendezvousHandler:
+    """torch's own, between machines."""
     meeting = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -96,11 +82,35 @@ def run_agent(
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    return rendezvous_registry.get_rendezvous_handler(meeting)
+
+
+def run_agent(
+    config: LaunchConfig,
+    program: str,
+    args: Sequence[str],
+    *,
+    here: tuple[str, int] | None,
+    losses: Losses,
+    on_lost: Callable[[int, ProcessFailure], None],
+) -> dict[int, ProcessFailure]:
+    """What ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
+
+    Args:
+        here: host and port where the workers meet if no other machine takes part, see :class:`Here`.
+
+    Returns:
+        Rank → how it ended, of those that the launcher could not do without, or has ended because of them.
+
+    Raises:
+        SignalException: somebody wants the launcher to end.
+        RendezvousError, DistNetworkError, DistStoreError: the machines do not meet.
+    """
+    handler = _meeting(config) if here is None else Here(*here, config.run_id)
     addr, port = None, None
-    if config.rdzv_backend == "static":
+    if config.rdzv_backend == "static" and here is None:
         addr, port = parse_rendezvous_endpoint(config.rdzv_endpoint.strip(), default_port=-1)
     os.environ[_SIGNALS_VARIABLE] = config.signals_to_handle
-    handler = rendezvous_registry.get_rendezvous_handler(meeting)
     alike = {one.name for one in dataclasses.fields(WorkerSpec)} & {one.name for one in dataclasses.fields(config)}
     spec = WorkerSpec(
         local_world_size=config.nproc_per_node,

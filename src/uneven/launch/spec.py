@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import uuid
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from uneven.errors import ConfigError, UnknownNameError
 
 _COUNTS = ("auto", "cpu", "gpu")
 _MEETINGS = ("static", "c10d")
+DEFAULT_PORT = 29500  # torchrun's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,25 @@ class Launch:
         return least, _positive("--nnodes", last, "or MIN:MAX") if last else least
 
     @property
+    def endpoint(self) -> str:
+        """Where machines that are numbered meet, or what was said; host:port."""
+        return self.rdzv_endpoint or f"{self.master_addr}:{self.master_port or DEFAULT_PORT}"
+
+    @property
+    def here(self) -> tuple[str, int] | None:
+        """Host and port where the workers meet if they are all on this machine and nobody else is to reach it.
+
+        Port 0 is any that is free.
+        """
+        if self.alone:
+            return self.local_addr or "127.0.0.1", 0
+        host, _, port = self.endpoint.rpartition(":")
+        host = host.strip("[]")
+        if self.nodes[1] > 1 or self.local_addr or not port.isdigit() or not _is_loopback(host):
+            return None
+        return host, int(port)
+
+    @property
     def alone(self) -> bool:
         """Whether this machine needs nobody else and any free port will do."""
         named = self.rdzv_backend or self.rdzv_endpoint or self.master_port
@@ -98,6 +119,13 @@ class Launch:
 def run_id(launch: Launch) -> str:
     """Name under which the machines of a run find each other; made up where there is only one."""
     return str(uuid.uuid4()) if launch.alone else launch.rdzv_id or "none"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # another name
 
 
 def _positive(option: str, text: str, alternative: str) -> int:
