@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -16,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -27,6 +24,7 @@ from uneven.cluster.bound import bound
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
+from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
 from uneven.launch.failure import Death, all_gone, blame, gone, through_without, told_by
 from uneven.launch.losses import Losses
@@ -41,9 +39,8 @@ _SHUTDOWN_WITHIN_S = "10"
 
 def run(launch: Launch, run_directory: Path | None) -> None:
     """See :func:`uneven.launch.run`."""
-    count = _local_workers(launch)
-    if not launch.alone and (launch.nodes[1] == 1 or (launch.rdzv_backend != "c10d" and launch.node_rank == 0)):
-        _refuse_used_port(launch.endpoint)
+    check(launch)
+    count = local_workers(launch)
     if run_directory is not None:
         run_directory = run_directory.absolute()  # a worker may change its working directory
     with ExitStack() as stack:
@@ -75,25 +72,6 @@ def run(launch: Launch, run_directory: Path | None) -> None:
             ) from error
 
 
-def _local_workers(launch: Launch) -> int:
-    match launch.nproc:
-        case None:
-            count = len(launch.shares) or torch.cuda.device_count() or 1
-        case "cpu":
-            count = usable_cores()
-        case "gpu":
-            count = torch.cuda.device_count()
-            if count == 0:
-                raise ConfigError("--nproc-per-node gpu: torch sees no GPU here; give a number, or cpu")
-        case "auto":
-            count = torch.cuda.device_count() or usable_cores()
-        case number:
-            count = int(number)
-    if launch.shares and len(launch.shares) != count:
-        raise ConfigError(f"{len(launch.shares)} shares for {count} workers: give one share per worker")
-    return count
-
-
 def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchConfig:
     backend = launch.rdzv_backend or "static"
     values: dict[str, Any] = {
@@ -119,25 +97,6 @@ def _shutdown_within_s() -> int:
     if not text.isdigit():
         raise ConfigError(f"{_SHUTDOWN_VARIABLE}={text!r} must be a whole number of seconds")
     return int(text)
-
-
-def _refuse_used_port(endpoint: str) -> None:
-    """The launcher of the first machine opens this port; say so before torch waits for it in vain."""
-    host, _, text = endpoint.rpartition(":")
-    port = int(text) if text.isdigit() else 0
-    if not 0 < port < 65536:
-        raise ConfigError(f"{endpoint!r} is not an address: write it as host:port, for instance 127.0.0.1:29500")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                return  # not an address of this machine, or one of another family: torch knows better
-            raise LaunchError(
-                f"port {port} on {host} is in use, by another run perhaps: give another one with "
-                f"--master-port or --rdzv-endpoint, or leave both out and a free one is taken"
-            ) from None
 
 
 def _variables(launch: Launch, count: int, run_directory: Path | None) -> dict[str, str]:
