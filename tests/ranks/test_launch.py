@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -163,6 +164,28 @@ raise (PeerError if rank == "0" else RuntimeError)("rank 2 is missing")
     last = output.read_text().rpartition("error: ")[2]
     assert last.startswith("rank 2 (process ")
     assert "ValueError: a bad label" in last
+
+
+def test_a_worker_that_somebody_has_stopped_is_told_from_those_that_miss_it(tmp_path: Path) -> None:
+    then = """
+import signal
+from uneven.errors import PeerError
+from uneven.world import report_failures
+report_failures()
+if rank == "1": os.kill(os.getpid(), signal.SIGSTOP)
+while not os.path.exists(os.path.join(run, "1.json")): time.sleep(0.01)
+other = json.load(open(os.path.join(run, "1.json")))["pid"]
+while open(f"/proc/{other}/stat").read().rpartition(")")[2].split()[0] != "T": time.sleep(0.01)
+raise PeerError("rank 1 did not take part")
+"""
+    run, output = tmp_path / "run", tmp_path / "output.txt"
+    options = launch.Launch(target=(script(tmp_path, then),), nproc="2")
+    with launched(options, run, output, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1") as launcher:
+        assert launcher.wait(100) == 128 + signal.SIGKILL
+    last = output.read_text().rpartition("error: ")[2]
+    assert re.match(r"rank 1 \(process \d+\) was stopped, by SIGSTOP or in a debugger, and was killed for that", last)
+    assert "rank 0 had missed it: uneven.errors.PeerError: rank 1 did not take part" in last
+    assert "memory" not in last
 
 
 def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
 from uneven.launch.failure import Death, all_gone, blame, gone, through_without, told_by
 from uneven.launch.losses import Losses
+from uneven.launch.silence import STOPPED
 from uneven.launch.spec import Launch, run_id
 from uneven.launch.workers import Workers
 from uneven.rundir import is_ready
@@ -49,10 +50,10 @@ def run(launch: Launch, run_directory: Path | None) -> None:
         stack.enter_context(_environment(_variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
         workers = stack.enter_context(_watched(launch, config.run_id, count, run_directory))
-        losses = Losses(run_directory)
+        losses = Losses(run_directory, throttled=bool(launch.shares))
 
         def lost(rank: int, failure: ProcessFailure) -> None:
-            death = _death(rank, failure, workers.ended_s)
+            death = _death(rank, failure, workers.ended_s, silent=losses.silent.get(rank, ""))
             losses.lost[rank] = death
             print(f"uneven: {gone(death)}", file=sys.stderr)
 
@@ -193,7 +194,11 @@ def _end(failures: Mapping[int, ProcessFailure], losses: Losses, ended_s: Mappin
     lost = tuple(losses.lost.values())
     fatal = {rank: one for rank, one in failures.items() if rank not in losses.lost}
     if fatal:
-        deaths = [_death(rank, one, ended_s, losses.stops(rank)) for rank, one in fatal.items()]
+        killed = [rank for rank, one in fatal.items() if one.exitcode == -signal.SIGKILL]
+        silent = {rank: STOPPED for rank in killed if rank in losses.stopped} | losses.silent
+        deaths = [
+            _death(rank, one, ended_s, losses.stops(rank), silent.get(rank, "")) for rank, one in fatal.items()
+        ]
         borne = {one.pid for one in lost}
         first_s = min((ended for pid, ended in ended_s.items() if pid not in borne), default=0.0)
         raise blame(deaths, first_s=first_s, shutdown_within_s=_shutdown_within_s(), lost=lost)
@@ -206,7 +211,9 @@ def _end(failures: Mapping[int, ProcessFailure], losses: Losses, ended_s: Mappin
         print(f"uneven: {said}", file=sys.stderr)
 
 
-def _death(rank: int, failure: ProcessFailure, ended_s: Mapping[int, float], stops: str = "") -> Death:
+def _death(
+    rank: int, failure: ProcessFailure, ended_s: Mapping[int, float], stops: str = "", silent: str = ""
+) -> Death:
     data: Any = failure.error_file_data
     return Death(
         rank=rank,
@@ -215,4 +222,5 @@ def _death(rank: int, failure: ProcessFailure, ended_s: Mapping[int, float], sto
         ended_s=ended_s.get(failure.pid, float("inf")),
         told=told_by(data.get("message") if isinstance(data, dict) else None),
         stops=stops,
+        silent=silent,
     )

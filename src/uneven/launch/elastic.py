@@ -49,26 +49,37 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         context = self._pcontext
-        if not isinstance(context, SubprocessContext) or not self._losses.spoken:
+        if not isinstance(context, SubprocessContext):
             return super()._monitor_workers(worker_group)
         ranks = {one.local_rank: one.global_rank for one in worker_group.workers}
         ended = {
             local: code for local, one in context.subprocess_handlers.items() if (code := one.proc.poll()) is not None
         }
+        alive = {ranks[local]: pid for local, pid in context.pids().items() if local not in ended}
+        if any(ended.values()):
+            self._losses.missed(alive)
+        if not self._losses.spoken:
+            return super()._monitor_workers(worker_group)
         for local, code in ended.items():
             if code == 0 or ranks[local] in self._losses.lost:
                 continue
             if not self._losses.borne(ranks[local]):
                 return super()._monitor_workers(worker_group)  # it finds the same, and ends the others
             pid = context.subprocess_handlers[local].proc.pid
-            with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
-                os.killpg(pid, signal.SIGKILL)  # what it has started and left behind
+            _kill(pid)  # what it has started and left behind
             self._on_lost(ranks[local], ProcessFailure(local, pid, code, context.error_files[local]))
-        if len(ended) < len(ranks):
+        for rank in self._losses.hanging(alive):
+            _kill(alive[rank])  # found dead at the next look, as if somebody had done it by hand
+        if alive:
             return RunResult(state=WorkerState.HEALTHY)
         if all(rank in self._losses.lost for rank in ranks.values()) and worker_group.group_world_size == 1:
             return super()._monitor_workers(worker_group)  # nobody is left: that is a failure, as of any run
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+        os.killpg(group, signal.SIGKILL)
 
 
 def _meeting(config: LaunchConfig) -> RendezvousHandler:
