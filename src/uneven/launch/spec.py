@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import uuid
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from uneven.cluster.throttle_rule import ShareRule
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.world import is_loopback
 
 _COUNTS = ("auto", "cpu", "gpu")
 _MEETINGS = ("static", "c10d")
@@ -105,7 +105,7 @@ class Launch:
             return self.local_addr or "127.0.0.1", 0
         host, _, port = self.endpoint.rpartition(":")
         host = host.strip("[]")
-        if self.nodes[1] > 1 or self.local_addr or not port.isdigit() or not _is_loopback(host):
+        if self.nodes[1] > 1 or self.local_addr or not port.isdigit() or not is_loopback(host):
             return None
         return host, int(port)
 
@@ -119,13 +119,6 @@ class Launch:
 def run_id(launch: Launch) -> str:
     """Name under which the machines of a run find each other; made up where there is only one."""
     return str(uuid.uuid4()) if launch.alone else launch.rdzv_id or "none"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # another name
 
 
 def _positive(option: str, text: str, alternative: str) -> int:
