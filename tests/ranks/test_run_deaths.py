@@ -152,7 +152,7 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
     how = r"was stopped, by SIGSTOP or in a debugger, and has used no processor time for \d+ s"
     told = rf"uneven: rank 1 \(process \d+\) {how}"
     assert re.search(f"{told}; the others go on without it, and once they have ended it is killed\n", said), said
-    assert re.search(f"{told}, and was killed for that; the others have come to their end\n", said), said
+    assert re.search(f"{told}, and was killed for that; nobody else was left here\n", said), said
     assert "come to its end without rank 1 (it was stopped" in said
 
     code, said = found["held"]

@@ -68,8 +68,9 @@ class Agent(LocalElasticAgent):
             pid = context.subprocess_handlers[local].proc.pid
             _kill(pid)  # what it has started and left behind
             self._on_lost(ranks[local], ProcessFailure(local, pid, code, context.error_files[local]))
-        for rank in self._losses.hanging(alive):
-            _kill(alive[rank])  # found dead at the next look, as if somebody had done it by hand
+        if len(ranks) > 1 or worker_group.group_world_size != 1:  # nobody waits for one that is alone
+            for rank in self._losses.hanging(alive):
+                _kill(alive[rank])  # found dead at the next look, as if somebody had done it by hand
         if alive:
             return RunResult(state=WorkerState.HEALTHY)
         if all(rank in self._losses.lost for rank in ranks.values()) and worker_group.group_world_size == 1:

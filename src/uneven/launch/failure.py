@@ -58,7 +58,7 @@ def blame(
 
 def gone(death: Death) -> str:
     """The line at the death of a worker without whom the others go on."""
-    then = "the others have come to their end" if death.silent else "the others go on without it"
+    then = "nobody else was left here" if death.silent else "the others go on without it"
     return f"{_who(death)} {_how(death)[0]}; {then}{_cause(death)}"
 
 

@@ -59,7 +59,7 @@ class Losses:
         return "" if said is None else said.stops
 
     def hanging(self, alive: Mapping[int, int]) -> list[int]:
-        """Ranks that hang while all others have ended, so that nobody else would ever end the run.
+        """Ranks that hang while all others here have ended, so that nobody else would ever end the run.
 
         One that hangs while others train is told once: they go on without it, and it may go on later.
 
