@@ -180,7 +180,7 @@ raise PeerError("rank 1 did not take part")
 """
     run, output = tmp_path / "run", tmp_path / "output.txt"
     options = launch.Launch(target=(script(tmp_path, then),), nproc="2")
-    with launched(options, run, output, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1") as launcher:
+    with launched(options, run, output) as launcher:
         assert launcher.wait(100) == 128 + signal.SIGKILL
     last = output.read_text().rpartition("error: ")[2]
     assert re.match(r"rank 1 \(process \d+\) was stopped, by SIGSTOP or in a debugger, and was killed for that", last)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,15 +56,13 @@ class Agent(LocalElasticAgent):
             local: code for local, one in context.subprocess_handlers.items() if (code := one.proc.poll()) is not None
         }
         alive = {ranks[local]: pid for local, pid in context.pids().items() if local not in ended}
-        if any(ended.values()):
-            self._losses.missed(alive)
         if not self._losses.spoken:
-            return super()._monitor_workers(worker_group)
+            return self._failed(worker_group, alive) if any(ended.values()) else super()._monitor_workers(worker_group)
         for local, code in ended.items():
             if code == 0 or ranks[local] in self._losses.lost:
                 continue
             if not self._losses.borne(ranks[local]):
-                return super()._monitor_workers(worker_group)  # it finds the same, and ends the others
+                return self._failed(worker_group, alive)
             pid = context.subprocess_handlers[local].proc.pid
             _kill(pid)  # what it has started and left behind
             self._on_lost(ranks[local], ProcessFailure(local, pid, code, context.error_files[local]))
@@ -76,6 +74,13 @@ class Agent(LocalElasticAgent):
         if all(rank in self._losses.lost for rank in ranks.values()) and worker_group.group_world_size == 1:
             return super()._monitor_workers(worker_group)  # nobody is left: that is a failure, as of any run
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
+
+    def _failed(self, worker_group: WorkerGroup, alive: Mapping[int, int]) -> RunResult:
+        """torch's verdict on a failure: all others are asked to end, which one that is stopped does not hear."""
+        for rank in self._losses.missed(alive):
+            _kill(alive[rank])
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
 
 
 def _kill(group: int) -> None:

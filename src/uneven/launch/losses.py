@@ -81,13 +81,14 @@ class Losses:
             print(f"uneven: rank {rank} (process {alive[rank]}) {silent[rank]}; {then}", file=sys.stderr)
         return []
 
-    def missed(self, alive: Mapping[int, int]) -> None:
-        """Somebody has failed: note who of the others was stopped, and so may be what it has missed.
+    def missed(self, alive: Mapping[int, int]) -> tuple[int, ...]:
+        """Somebody has failed: who of the others was stopped, and so may be what it has missed.
 
         Args:
             alive: rank → process.
         """
         self.stopped = () if self._throttled else tuple(rank for rank, pid in alive.items() if stopped(pid))
+        return self.stopped
 
     def _said(self, rank: int) -> Loss | None:
         return None if self._run_directory is None else loss_of(self._run_directory, rank)
