@@ -19,7 +19,7 @@ _LOOK_EVERY_S = 0.2
 
 
 def _end_with(parent: int) -> None:
-    """Ask this launcher to end when the program that started it has ended without asking."""
+    """Ask this launcher to end, workers first, when the program that started it has ended without doing so."""
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -97,7 +97,7 @@ def start(
     env: Mapping[str, str] | None = None,
     output: Path | None = None,
 ) -> LocalRun:
-    """Start the launcher in a process of its own and come back at once.
+    """Start the launcher in a process of its own and come back at once. It ends when this process does.
 
     Args:
         launch: what to start.
