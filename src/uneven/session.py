@@ -23,7 +23,7 @@ from uneven.engine.fast import FastLoop
 from uneven.engine.partake import check_carried
 from uneven.engine.profiling import steps_on
 from uneven.engine.scribe import Scribe
-from uneven.engine.settings import CODE, decide_settings
+from uneven.engine.settings import ALONE, CODE, decide_settings
 from uneven.engine.state import State, pack, unpack
 from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
@@ -110,7 +110,7 @@ class Session(ThreadedTraining):
             self._scribe = Scribe(self.world, directory, self.config, versions())
             undo.pop_all()
         for conflict in settings.conflicts:  # the launcher has told those between command line and file
-            self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner == CODE)
+            self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner in (CODE, ALONE))
         sites = {rank: one["_site"] for rank, one in enumerate(said)}
         self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
