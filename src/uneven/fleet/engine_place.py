@@ -44,6 +44,12 @@ class Process(Protocol):
     """A process that talks with this one. What it runs gets its end of the line, with ``recv``, ``send``, ``poll``."""
 
     name: str
+    at: str
+
+    @property
+    def quiet_s(self) -> float:
+        """How long it has been silent; see :class:`~uneven.fleet.engine_pulse.Watched`."""
+        ...
 
     @property
     def pid(self) -> int:
