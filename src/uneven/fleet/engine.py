@@ -161,7 +161,7 @@ class _Run:
 
     def _look_at_first(self, process: Process) -> None:
         moment = Moment(self._state, {}, Ledger(slots=1), 1, self._ensemble.max_epochs)
-        self._show(replace(moment, processes={"": (process.pid,)}, quiet={process.at or process.name: process.quiet_s}))
+        self._show(replace(moment, processes={"": (process.pid,)}, quiet={process.name: process.silence}))
 
     def _tell(self, reader: str, message: Any) -> None:
         self._hosts.tell(reader, message)
@@ -385,7 +385,7 @@ class _Run:
         self._count()
         feed, most = self._feed, self._ensemble.max_epochs
         processes = {**self._hosts.processes, "": feed.processes}
-        quiet = {**self._hosts.quiet, **{maker.at or maker.name: maker.quiet_s for maker in feed.busy}}
+        quiet = {**{maker.name: maker.silence for maker in feed.busy}, **self._hosts.quiet}
         self._show(Moment(self._state, dict(self._running), feed.ledger, feed.wanted, most, processes, quiet))
 
     def _job(self, name: str, places: tuple[int, ...]) -> Job:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from uneven.errors import ConfigError, PeerError, UnevenError
+from uneven.errors import ConfigError, PeerError, TrainingError, UnevenError
 from uneven.fleet.engine_pulse import Awake, Watched
 
 _PATIENCE_S = 5.0
@@ -90,6 +90,7 @@ class Child(Watched):
 
     Raises:
         ConfigError: the arguments cannot be pickled.
+        TrainingError: what starts processes was killed.
     """
 
     def __init__(
@@ -119,6 +120,11 @@ class Child(Watched):
             raise ConfigError(
                 f"{name}: what it needs cannot be sent to another process ({error}): data sets, transforms and losses "
                 f"must be made of classes and functions at the top level of a module"
+            ) from error
+        except (EOFError, ConnectionError) as error:
+            self._connection.close()
+            raise TrainingError(
+                f"{name} could not be started: the process that starts others was killed; the same call goes on"
             ) from error
         finally:
             other.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from uneven.fleet.engine_meeting import Meetings
 from uneven.fleet.engine_place import Place, Process
-from uneven.fleet.engine_pulse import TIMEOUT_S, hangs
+from uneven.fleet.engine_pulse import TIMEOUT_S, Silence, hangs
 from uneven.fleet.feed import Feed
 from uneven.fleet.member_host import Job, host
 
@@ -126,13 +126,13 @@ class Hosts:
         return {name: self.by_member[name].answer for name in asked}
 
     @property
-    def quiet(self) -> dict[str, float]:
-        """Members that are busy, and do not wait for samples → for how many seconds none of their workers spoke.
+    def quiet(self) -> dict[str, Silence]:
+        """Members that are busy, and do not wait for samples → how long all of their workers have been silent.
 
-        Those whose workers wait for another one are silent too, as long as that one.
+        A worker that waits for another one is silent too, and not for that one's fault.
         """
         return {
-            name: min(one.children[rank].quiet_s for rank in one.asked)
+            name: min((one.children[rank].silence for rank in one.asked), key=lambda silence: silence.for_s)
             for name, one in self.by_member.items()
             if one.asked and not any(self._feed.waits(reader_of(name, rank)) for rank in one.asked)
         }
@@ -233,8 +233,8 @@ class Hosts:
             one.answer = message
 
     def _end_hanging(self) -> None:
-        for name, quiet_s in self.quiet.items():
-            if quiet_s > self._timeout_s:
+        for name, silence in self.quiet.items():
+            if silence.for_s > self._timeout_s:
                 one = self.by_member[name]
                 longest = max((one.children[rank] for rank in one.asked), key=lambda child: child.quiet_s)
                 self._end(name, ("failed", hangs(self._timeout_s, longest.at)))

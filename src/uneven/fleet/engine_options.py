@@ -10,7 +10,7 @@ from uneven.balance import balancers
 from uneven.errors import ConfigError
 from uneven.fleet.allocate import Closeness
 from uneven.fleet.batch_rule import BatchRule
-from uneven.fleet.engine_pulse import TIMEOUT_S, checked
+from uneven.fleet.engine_pulse import TIMEOUT_S, Silence, checked
 from uneven.fleet.engine_state import RunState
 from uneven.fleet.feed_ledger import Ledger
 from uneven.fleet.rounds import ALPHA, Paradigm
@@ -75,7 +75,7 @@ class Moment:
 
     Attributes:
         processes: member → the numbers of its processes; "" → those of the preprocessors.
-        quiet: who is busy → seconds since it was last heard of: members, and preprocessors by the sample they were at.
+        quiet: members and preprocessors that are busy → since when nothing was heard of them.
     """
 
     state: RunState
@@ -84,7 +84,7 @@ class Moment:
     preprocessors: int
     max_epochs: int
     processes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    quiet: Mapping[str, float] = field(default_factory=dict)
+    quiet: Mapping[str, Silence] = field(default_factory=dict)
 
 
 Show = Callable[[Moment], None]

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.engine_devices import Devices, devices_of
+from uneven.fleet.engine_pulse import Silence
 from uneven.fleet.feed_layout import Layout
 
 ENGINES = ("local", "ray")
@@ -49,6 +50,11 @@ class Process(Protocol):
     @property
     def quiet_s(self) -> float:
         """How long it has been silent; see :class:`~uneven.fleet.engine_pulse.Watched`."""
+        ...
+
+    @property
+    def silence(self) -> Silence:
+        """The same, with where it was."""
         ...
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from uneven.errors import ConfigError
@@ -91,6 +92,11 @@ class Watched:
         """Seconds since it said something, or something was said to it."""
         return self._awake.now_s - self._since_s
 
+    @property
+    def silence(self) -> Silence:
+        """The same, with where it was."""
+        return Silence(self.quiet_s, self.at)
+
     def touched(self) -> None:
         """Something was said to it."""
         self._since_s = self._awake.now_s
@@ -104,12 +110,21 @@ class Watched:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long a process has been silent, and where it was before that."""
+
+    for_s: float
+    at: str
+
+    def __str__(self) -> str:
+        since = f"the last one from {self.at}" if self.at else "not even of its start"
+        return f"no sign of life for {self.for_s:.0f} s, {since}"
+
+
 def hangs(timeout_s: float, at: str) -> str:
     """What is said of a process that hangs."""
-    return (
-        f"it hangs: no sign of life for {timeout_s:g} s, the last one from {at or 'its start'}; if that takes longer, "
-        "raise Options(timeout_s=…) or --timeout"
-    )
+    return f"it hangs: {Silence(timeout_s, at)}; if that takes longer, raise Options(timeout_s=…) or --timeout"
 
 
 def checked(timeout_s: float) -> float:

@@ -56,11 +56,12 @@ class _Lines:
                 self._failed.add(name)
                 self._say(f"{name}: failed: {member.why.splitlines()[-1]}")
         self._epochs = {name: len(one.epochs) for name, one in members.items()}
-        self._silent = {who: after_s for who, after_s in self._silent.items() if who in moment.quiet}
-        for who, quiet_s in moment.quiet.items():
-            if quiet_s >= self._silent.setdefault(who, SILENT_S):
+        talks = {who for who, silence in moment.quiet.items() if silence.for_s < SILENT_S}
+        self._silent = {who: for_s for who, for_s in self._silent.items() if who in moment.quiet and who not in talks}
+        for who, silence in moment.quiet.items():
+            if silence.for_s >= self._silent.setdefault(who, SILENT_S):
                 self._silent[who] *= 2.0
-                self._say(f"{who}: no sign of life for {quiet_s:.0f} s")
+                self._say(f"{who}: {silence}")
 
     def _say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
@@ -82,20 +83,19 @@ def page(moment: Moment, metric: str) -> Group:
         does = member.status if member.status != "waiting" else "trains" if taken else "waits"
         if name in held:
             does = "trains; the others wait for it"
-        if moment.quiet.get(name, 0.0) > SILENT_S:
-            does = f"no sign of life for {moment.quiet[name]:.0f} s"
+        if name in moment.quiet and moment.quiet[name].for_s > SILENT_S:
+            does = str(moment.quiet[name])
         if member.status == "failed":
             does = f"failed: {member.why.splitlines()[-1]}"
         left = f"{to_go:.0f} s" if to_go and member.status == "waiting" else ""
         done, worth = f"{len(member.epochs)}/{moment.max_epochs}", f"{last.metric:.4f}" if last else ""
         table.add_row(name, str(taken or ""), rate, done, worth, left, does)
-    makers_s = {who: quiet_s for who, quiet_s in moment.quiet.items() if who not in state.members}
     makers = f"{moment.preprocessors} preprocessor{'s' if moment.preprocessors > 1 else ''}"
     foot = Text(
         f"flotilla {len(state.plan)}, pass {state.passes + 1} · buffer {moment.ledger.fill:.0%} full · {makers} · "
         f"{state.prepared:,} samples prepared · {state.wall_s:.0f} s"
     )
-    for who, quiet_s in makers_s.items():
-        if quiet_s > SILENT_S:
-            foot.append(f"\n{who}: no sign of life for {quiet_s:.0f} s")
+    for who, silence in moment.quiet.items():
+        if silence.for_s > SILENT_S and who not in state.members:
+            foot.append(f"\n{who}: {silence}")
     return Group(table, foot)

@@ -67,7 +67,7 @@ def look(
             place.wait(_LOOK_S)
             watch(child)
             if child.quiet_s > timeout_s and not heard:
-                heard.append(("failed", f"{child.at or 'the first sample'}: {hangs(timeout_s, child.at)}"))
+                heard.append(("failed", f"the preprocessor of the first sample: {hangs(timeout_s, child.at)}"))
                 child.end()
     finally:
         child.close()
@@ -244,7 +244,7 @@ class Feed:
         chunk = self.ledger.making(maker.name)
         maker.end()
         if chunk in self._hung_over:
-            self._failure = f"{maker.at or 'a preprocessor'}: {hangs(self._timeout_s, maker.at)}"
+            self._failure = f"the second preprocessor that was given these samples: {hangs(self._timeout_s, maker.at)}"
         elif chunk is not None:
             self._hung_over.add(chunk)
         self._maker_died(maker)

@@ -208,6 +208,7 @@ def profile(
     member.model.train()
     now_s = time.process_time if device.type == "cpu" and workers.size == 1 else time.perf_counter
     ends_s, most = [now_s()], MOST_BATCHES
+    pulse.begin("step 1 of its profile")
     for fields in workers.tried(copies):
         pulse.beat("step {} of its profile", len(ends_s))
         _step(member, [field.to(device) for field in fields])
