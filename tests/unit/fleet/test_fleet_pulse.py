@@ -177,6 +177,7 @@ def test_who_hangs_or_diverges_has_failed_and_the_others_are_trained(
     everybody = {
         "late": partial(members.diverges, 8, hidden=True), "good": partial(members.make, 8, 32),
         "hangs": partial(members.hangs, begun), "early": partial(members.diverges, 3),
+        "dies": members.deadly,
     }  # fmt: skip
     place = Local(("cpu", "cpu"))
     monkeypatch.setattr(engine, "place_for", lambda *_: place)
@@ -196,14 +197,15 @@ def test_who_hangs_or_diverges_has_failed_and_the_others_are_trained(
     assert not psutil.pid_exists(hung.pop())
     result = Result(asked, state, tmp_path / "run")
     assert {row.name: row.status for row in result.table} == {
-        "good": "trained", "hangs": "failed", "early": "failed", "late": "failed",
+        "good": "trained", "hangs": "failed", "early": "failed", "late": "failed", "dies": "failed",
     }  # fmt: skip
     why = {row.name: row.why for row in result.table}
     assert "no sign of life for 300 s, the last one from step 1 of its profile" in why["hangs"]
+    assert why["dies"].startswith("its process died 3 times in its profile (SIGKILL); perhaps memory ran out")
     assert why["early"].startswith("diverged: its loss was NaN or infinite in step 3 of epoch 1; ")
     assert why["late"].startswith("diverged: 1.weight holds a NaN or an infinity after epoch 1; ")
     assert (result.table[0].name, result.best.name) == ("good", "good")
-    assert {row.name for row in result.failed} == {"hangs", "early", "late"}
+    assert {row.name for row in result.failed} == {"hangs", "early", "late", "dies"}
     assert list((tmp_path / "run" / "members").rglob("*.pt")) == [result.best.checkpoint]
     shown = capfd.readouterr().err
     for line in ("good: epoch 2 of 2, accuracy ", "hangs: no sign of life for ", "hangs: failed: it hangs: "):
