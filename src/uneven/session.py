@@ -410,8 +410,7 @@ class Session(ThreadedTraining):
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
     def _begin(self, part: Part) -> None:
         if self._threads.count > 1 or self._awaited:
-            one = "a loop over session.loader is one thread's: give it to session.train as a function"
-            self._threads.check_one(one)
+            self._threads.check_one("a loop over a loader is one thread's: give it to session.train as a function")
             self._say_ready()
         if self._watch is not None and part.epoch != self._watch.epoch:
             self._watch.begin(part.epoch)
