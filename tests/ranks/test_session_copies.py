@@ -131,4 +131,4 @@ def test_a_saved_model_is_read_where_this_package_is_not_installed(tmp_path: Pat
     files = [tmp_path / f"{number}-0.pt" for number in range(3)]
     done = run_script(["-c", READ, *files], env={"PYTHONPATH": str(Path(__file__).parent)})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["Sequential 0", "Sequential 0", "Custom 3"]
+    assert done.stdout.splitlines() == ["Sequential 0", "Sequential 0", "Custom 4"]

@@ -260,7 +260,7 @@ class Agreement:
             weight=sum(self._fresh[rank] for rank in party),
             dropped=self._dropped,
             threads=self.threads,
-            epoch=self._epoch if self._hand_out is None else None,
+            epoch=self._epoch if self._hand_out is None and self.threads == 1 else None,  # threads end in any order
         )
         self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
         self._gap = self._dropped = 0
