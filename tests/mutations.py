@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 STRANGE: tuple[Any, ...] = (
-    None, True, "", "x", "nan", "\x1b]0;owned\x07", "\ud800", [], {}, [None], [[1]], {"a": 1}, 0, -1, 3, 0.5, -0.5, 1e308,
-    -1e308, math.nan, math.inf, 2**62, 10**30, -(10**30),
+    None, True, "", "x", "nan", "\x1b]0;owned\x07", "\ud800", [], {}, [None], [[1]], {"a": 1}, 0, -1, 3, 0.5, -0.5,
+    1e308, -1e308, math.nan, math.inf, 2**62, 10**30, -(10**30),
 )  # fmt: skip
 """What stands in the place of something else."""
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import mutated_line
 from rich.console import Console
 from sample_runs import START_S, SampleRun
 
+from mutations import mutated_line
 from uneven.core.records import (
     EventRecord,
     ExchangeRecord,
@@ -71,7 +71,7 @@ def test_every_damaged_line_is_refused_by_name_or_shown(
     lines: dict[int, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Page, "html", lambda page: "".join(page._parts))  # all but Plotly's own four megabytes
-    dice, refused = random.Random(28), 0
+    dice, refused, unnamed = random.Random(28), 0, 0
     for case in range(CASES):
         run = tmp_path / f"run{case}"
         rank = dice.randrange(2)
@@ -85,11 +85,12 @@ def test_every_damaged_line_is_refused_by_name_or_shown(
         try:
             everything_shown(run)
         except JournalError as error:
-            refused += 1
-            assert f"rank0000{rank}.jsonl, line {place + 1}" in str(error), what
+            refused += f"rank0000{rank}.jsonl, line {place + 1}" in str(error)
+            unnamed += f"rank0000{rank}.jsonl, line {place + 1}" not in str(error)
         except Exception as error:
             raise AssertionError(f"case {case}: {lines[rank][place]} with {what}") from error
     assert CASES / 3 < refused < CASES
+    assert not unnamed
 
 
 @pytest.mark.parametrize(
