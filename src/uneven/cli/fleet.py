@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from uneven.core.text import printable
 from uneven.fleet.batch_rule import BatchRule
 
 
@@ -60,6 +61,6 @@ def command(
     where = Path("runs") / ensemble.stem if directory is None else directory
     options = fleet.Options(batch_rule=batch_rule)
     result = fleet.train(asked, devices=wanted, directory=where, options=options, engine=engine)
-    print(result)
+    print(printable(str(result)))
     if report is not None:
         result.report(report)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from uneven.fleet.engine_hosts import member_of
 from uneven.fleet.engine_options import Moment, Show
+from uneven.report.console import Console
 
 
 @contextmanager
