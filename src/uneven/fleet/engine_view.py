@@ -41,7 +41,7 @@ def page(moment: Moment, metric: str) -> Group:
         taken = moment.running.get(name, 0)
         rate = f"{last.samples / max(last.train_s, 1e-9):,.0f}" if last else ""
         to_go = (moment.max_epochs - len(member.epochs)) * (last.train_s + last.validate_s) if last else 0.0
-        does = member.status if member.status != "waiting" else "trains" if taken else "waits"
+        does: str = member.status if member.status != "waiting" else "trains" if taken else "waits"
         if name in held:
             does = "trains; the others wait for it"
         if member.status == "failed":
