@@ -12,10 +12,24 @@ and may stand where a float is expected. Non-finite floats may be spelled as the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from math import isfinite
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
@@ -44,8 +58,14 @@ class Along:
 
 
 Count = Annotated[int, Range(0)]
+Several = Annotated[int, Range(1)]
 Amount = Annotated[float, Range(0.0)]
 """Finite, 0 or more."""
+
+
+Positive = Annotated[float, Range(1e-300)]
+PerMember = Annotated[list[float], Along("members")]
+"""Of what has a field ``members``."""
 
 
 class Misfit(ValueError):
@@ -73,6 +93,37 @@ class Missing(Misfit):
         return f"{self.path} is missing, expected {self.expected}"
 
 
+def whole_key(text: str, path: str) -> int:
+    """A rank as a JSON object has it for a key.
+
+    Raises:
+        Misfit: it is no number.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= 7):
+        raise Misfit(text, "a rank", path)
+    return int(text)
+
+
+def as_many(values: list[float], count: int, path: str) -> list[float]:
+    """The same.
+
+    Raises:
+        Misfit: there are more, or fewer, or one is not finite.
+    """
+    if len(values) != count or not all(map(isfinite, values)):
+        raise Misfit(values, f"{count} finite numbers", path)
+    return values
+
+
+@contextmanager
+def inside(step: str) -> Iterator[None]:
+    """What is read in here is a part of something else."""
+    try:
+        yield
+    except Misfit as error:
+        raise error.within(step) from None
+
+
 def read(shape: type[T], value: Any) -> T:
     """``value`` as ``shape``; lists become tuples and dicts dataclasses where the shape says so.
 
@@ -91,6 +142,8 @@ def reader(shape: Any) -> Reader:
 def _made(shape: Any) -> Reader:
     if (simple := _SIMPLE.get(shape)) is not None:
         return simple
+    if get_origin(shape) is NotRequired:
+        return reader(get_args(shape)[0])
     if get_origin(shape) is Annotated:
         return _annotated(*get_args(shape))
     if get_origin(shape) in (Union, UnionType):
@@ -112,9 +165,10 @@ def _exactly(kind: type, expected: str) -> Reader:
 
 
 def _whole(value: Any) -> Any:
-    if type(value) is not int or not -_MOST <= value <= _MOST:
+    found = int(value) if type(value) is float and value.is_integer() else value
+    if type(found) is not int or not -_MOST <= found <= _MOST:
         raise Misfit(value, "a whole number")
-    return value
+    return found
 
 
 def _real(value: Any) -> Any:
@@ -237,10 +291,13 @@ def _dict(value: Any) -> Any:
 
 
 def _fields(cls: Any) -> Reader:
-    """Fields that the class does not know are left out, so that an older version reads what a newer one has added."""
+    """Fields that the class does not know are left out, so that an older version reads what a newer one has added.
+
+    Which keys a ``TypedDict`` requires is seen in its hints: it cannot tell itself where annotations are strings.
+    """
     hints = get_type_hints(cls, include_extras=True)
     own = {one.name: _optional(one) for one in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {
-        name: name not in cls.__required_keys__ for name in hints
+        name: get_origin(hint) is NotRequired for name, hint in hints.items()
     }  # fmt: skip
     # What is exactly a float or a text needs no further look: most of a journal is read that way.
     plan = [(name, {float: float, str: str}.get(hints[name]), reader(hints[name]), own[name]) for name in own]
