@@ -31,6 +31,8 @@ from typing import (
     is_typeddict,
 )
 
+from uneven.errors import CheckpointError
+
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
@@ -113,6 +115,22 @@ def as_many(values: list[float], count: int, path: str) -> list[float]:
     if len(values) != count or not all(map(isfinite, values)):
         raise Misfit(values, f"{count} finite numbers", path)
     return values
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Inside, a state is tried: whatever is wrong with it is told by the field, also where a plug-in did not look.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        yield
+    except Misfit as error:
+        raise CheckpointError(f"the state of {what} is damaged: {error}; resume from another checkpoint") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the state of {what} cannot be used ({told}): resume from another checkpoint") from error
 
 
 @contextmanager

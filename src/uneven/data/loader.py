@@ -268,14 +268,22 @@ class BalancedLoader:
         Raises:
             CheckpointError: naming what differs, with both values; or called inside the loop.
         """
+        cursor, left = self.check_state(state)
+        self._resumed = True
+        if self.paced is not None and not self.paced.resume(cursor.epoch, left):
+            cursor = cursor.next_epoch()
+        self._cursor = cursor
+
+    def check_state(self, state: dict[str, Any]) -> tuple[Cursor, list[tuple[int, int]]]:
+        """The place that ``state`` names, and what is left of its epoch at one's own pace. Nothing is changed.
+
+        Raises:
+            CheckpointError: see :meth:`load_state_dict`.
+        """
         if self._suspended() is not None:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
         cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
-        self._resumed = True
-        paced = self.paced
-        if paced is not None and not paced.resume(cursor.epoch, read_left(state, cursor, paced.usable)):
-            cursor = cursor.next_epoch()
-        self._cursor = cursor
+        return cursor, [] if self.paced is None else read_left(state, cursor, self.paced.usable)
 
 
 def _check_keywords(dataloader: dict[str, Any]) -> None:

@@ -21,10 +21,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from uneven.control import Amendment, Decider, Decision, Forecaster, Report, Table
 from uneven.control.forecast import Forecast
+from uneven.core.plain import Count, Misfit, inside, loading, read
 from uneven.core.records import SplitRecord
 from uneven.core.views import Observation
 from uneven.engine.tutor import Tutor
@@ -34,6 +35,14 @@ from uneven.transport.rider import Heard
 
 _PAST = 32
 """Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
+
+
+class _State(TypedDict):
+    """Beside the decider's."""
+
+    rank: Count
+    forecaster: dict[str, Any]
+    past: list[list[list[float | None]]]
 
 
 @dataclass(slots=True)
@@ -258,8 +267,32 @@ class SlowLoop:
         forecaster = self._forecaster.state_dict()
         return {**self._decider.state_dict(), "rank": self._rank, "forecaster": forecaster, "past": past}
 
+    def check(self, state: dict[str, Any]) -> None:
+        """See that ``state`` can be gone on with. Nothing is changed.
+
+        Raises:
+            CheckpointError: it is damaged; the message names the field.
+        """
+        with loading("the balancing"):
+            saved = read(_State, state)
+            if not self._decider.check(state):
+                return
+            size = len(self._decider.newest), len(Report._fields)
+            if any((len(rows), *{len(row) for row in rows}) != size for rows in saved["past"]):
+                raise Misfit(saved["past"], f"tables of {size[0]} reports with {size[1]} numbers each", "past")
+            if saved["rank"] == self._rank:
+                forecaster = self._make_forecaster()
+                with inside("forecaster"):
+                    forecaster.load_state_dict(saved["forecaster"])
+                forecaster.tell()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh."""
+        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
+
+        Raises:
+            CheckpointError: see :meth:`check`.
+        """
+        self.check(state)
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
             self._pending.result()
         self._pending, self._next, self._window, self._cried = None, None, _Window(), False
