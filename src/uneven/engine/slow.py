@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
@@ -280,11 +280,7 @@ class SlowLoop:
             size = len(self._decider.newest), len(Report._fields)
             if any((len(rows), *{len(row) for row in rows}) != size for rows in saved["past"]):
                 raise Misfit(saved["past"], f"tables of {size[0]} reports with {size[1]} numbers each", "past")
-            if saved["rank"] == self._rank:
-                forecaster = self._make_forecaster()
-                with inside("forecaster"):
-                    forecaster.load_state_dict(saved["forecaster"])
-                forecaster.tell()
+            self._foretelling(saved["rank"], saved["forecaster"], list(map(_table, saved["past"])))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
@@ -304,20 +300,28 @@ class SlowLoop:
         self._forecaster.hidden_s = self._decider.hidden_s
         if not goes_on:
             return
-        for rows in state["past"]:
-            self._past.append(Table([[math.nan if x is None else x for x in row] for row in rows]))
-        if state["rank"] == self._rank:
-            self._forecaster.load_state_dict(state["forecaster"])
-        else:  # another rank's file: learn anew from what this one reported
-            self._relive()
-        self._forecaster.tell()
+        self._past.extend(map(_table, state["past"]))
+        self._forecaster = self._foretelling(state["rank"], state["forecaster"], self._past)
 
     def close(self) -> None:
         """End what runs in the background."""
         self._tutor.close()
 
-    def _relive(self) -> None:
-        for table in self._past:
-            own = Report(*table.rows[self._rank].tolist())
-            if own.believable:
-                self._forecaster.observe(own.observation())
+    def _foretelling(self, rank: int, state: dict[str, Any], past: Iterable[Table]) -> Forecaster:
+        """A forecaster that goes on with this state, or with what this worker reported if it is another rank's."""
+        forecaster = self._make_forecaster()
+        forecaster.hidden_s = self._decider.hidden_s
+        if rank == self._rank:
+            with inside("forecaster"):
+                forecaster.load_state_dict(state)
+        else:
+            for table in past:
+                own = Report(*table.rows[self._rank].tolist())
+                if own.believable:
+                    forecaster.observe(own.observation())
+        forecaster.tell()
+        return forecaster
+
+
+def _table(rows: Sequence[Sequence[float | None]]) -> Table:
+    return Table([[math.nan if x is None else x for x in row] for row in rows])

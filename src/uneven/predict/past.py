@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from uneven.core.plain import Count, Misfit, Positive, read
+from uneven.core.plain import Amount, Count, Misfit, Positive, read
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,7 +24,7 @@ LEVEL_WEIGHT = 0.2
 _DIGITS = 7  # kept of each number, so that a checkpoint stays small; timers are not that exact
 
 
-_Use = list[float | None]
+_Use = list[Amount | None]
 
 
 class PastState(TypedDict):
