@@ -367,8 +367,8 @@ class Agreement:
             size = flat.size if name == "centre" else flat.trained
             if len(vector) != size:
                 raise CheckpointError(
-                    f"the {name} in the checkpoint has {len(vector)} numbers, that of this model {size}: resume with "
-                    f"the model that the run began with"
+                    f"the centre in the checkpoint has {len(vector)} numbers ({name!r}), that of this model {size}: "
+                    f"resume with the model that the run began with"
                 )
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
