@@ -16,7 +16,7 @@ from uneven.balance.profile import Profile
 from uneven.balance.window import Window, WindowState
 from uneven.core.actions import Split
 from uneven.core.exact import Floats, column
-from uneven.core.plain import Count, Misfit, inside, read
+from uneven.core.plain import Amount, Count, Misfit, inside, read
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
@@ -27,7 +27,7 @@ _SPREAD = 0.05  # relative noise of an iteration that the fit reckons with
 
 class _State(TypedDict):
     members: list[int]
-    rows: list[tuple[list[float], list[float]]]
+    rows: list[tuple[list[Amount], list[Amount]]]
     off: Count
     watched: WindowState
     intake: IntakeState

@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from math import isfinite
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -37,6 +36,7 @@ T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 _MOST = 2**53
+_LARGEST = 1e30
 _NON_FINITE = frozenset(("nan", "inf", "-inf"))
 _SHOWN = 60
 
@@ -110,10 +110,10 @@ def as_many(values: list[float], count: int, path: str) -> list[float]:
     """The same.
 
     Raises:
-        Misfit: there are more, or fewer, or one is not finite.
+        Misfit: there are more, or fewer, or one is so large that its products overflow.
     """
-    if len(values) != count or not all(map(isfinite, values)):
-        raise Misfit(values, f"{count} finite numbers", path)
+    if len(values) != count or not all(abs(one) <= _LARGEST for one in values):
+        raise Misfit(values, f"{count} numbers within {_LARGEST:g} of 0", path)
     return values
 
 

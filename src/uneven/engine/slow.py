@@ -280,7 +280,11 @@ class SlowLoop:
             size = len(self._decider.newest), len(Report._fields)
             if any((len(rows), *{len(row) for row in rows}) != size for rows in saved["past"]):
                 raise Misfit(saved["past"], f"tables of {size[0]} reports with {size[1]} numbers each", "past")
-            self._foretelling(saved["rank"], saved["forecaster"], list(map(_table, saved["past"])))
+            past = list(map(_table, saved["past"]))
+            for row in (row for table in past for row in table.rows.tolist()):  # all ranks refuse what one must
+                if (report := Report(*row)).believable and not report.observation().speed_per_s > 0.0:
+                    raise Misfit(row, "a report with a speed above 0", "past")
+            self._foretelling(saved["rank"], saved["forecaster"], past)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
