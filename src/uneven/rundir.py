@@ -18,9 +18,11 @@ The journal of each rank lies beside it.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +32,8 @@ from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameE
 
 _UNFIT = re.compile(r"[^\w.+-]+")
 """What a script's name may hold and a directory that is printed and typed should not."""
+
+_log = logging.getLogger("uneven.rundir")
 
 Layers = dict[str, dict[str, Any]]
 """Where it was said → key → value, strongest first."""
@@ -130,9 +134,11 @@ def mark_ready(run_directory: Path, rank: int) -> None:
     """Say that this worker has imported what it needs; a launcher that waits for it throttles it now.
 
     A session says so by itself when its loader is first iterated, if the launcher waits for it
-    (:attr:`uneven.world.World.awaited`).
+    (:attr:`uneven.world.World.awaited`). On a full disk it cannot be said, which is logged and stops nobody.
     """
-    _ready(run_directory, rank).touch()
+    path = _ready(run_directory, rank)
+    with _spared(path, "the launcher slows this worker down only when it has waited long enough"):
+        path.touch()
 
 
 def mark_through(run_directory: Path, rank: int) -> None:
@@ -140,7 +146,9 @@ def mark_through(run_directory: Path, rank: int) -> None:
 
     For what comes after the part that is measured: evaluating and ending take ten times as long on a tenth of a core.
     """
-    _ready(run_directory, rank).unlink(missing_ok=True)
+    path = _ready(run_directory, rank)
+    with _spared(path, "the launcher does not let this worker go on freely"):
+        path.unlink(missing_ok=True)
 
 
 def is_ready(run_directory: Path, rank: int) -> bool:
@@ -161,15 +169,27 @@ class Loss(NamedTuple):
 
 
 def say_loss(run_directory: Path, rank: int, loss: Loss | None = None) -> None:
-    """Tell the launcher what the loss of this worker means to the others from now on."""
+    """Tell the launcher what the loss of this worker means to the others from now on.
+
+    Where it cannot be written (a full disk) nothing counts as said, which is logged: the death of a worker that has
+    said nothing stops the others.
+    """
     unfinished = run_directory / f"loss-{rank}.part"
-    unfinished.write_text(json.dumps(loss or Loss()), encoding="utf-8")
-    unfinished.replace(_loss(run_directory, rank))
+    with _spared(unfinished, f"the death of rank {rank} would end the others, too"):
+        try:
+            unfinished.write_text(json.dumps(loss or Loss()), encoding="utf-8")
+            unfinished.replace(_loss(run_directory, rank))
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            unsay_loss(run_directory, rank)
+            raise
 
 
 def unsay_loss(run_directory: Path, rank: int) -> None:
     """From now on its death stops the others again, as that of any worker that has said nothing."""
-    _loss(run_directory, rank).unlink(missing_ok=True)
+    path = _loss(run_directory, rank)
+    with _spared(path, f"the death of rank {rank} may pass for one that the others can do without"):
+        path.unlink(missing_ok=True)
 
 
 def loss_of(run_directory: Path, rank: int) -> Loss | None:
@@ -178,6 +198,17 @@ def loss_of(run_directory: Path, rank: int) -> Loss | None:
         return Loss(*json.loads(_loss(run_directory, rank).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+
+
+@contextmanager
+def _spared(path: Path, otherwise: str) -> Iterator[None]:
+    """The training goes on where a mark cannot be made; ``otherwise`` says what that costs."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning(
+            "%s could not be written (%s): training goes on, but %s; make room there", path, error.strerror, otherwise
+        )
 
 
 def _ready(run_directory: Path, rank: int) -> Path:

@@ -99,8 +99,8 @@ def _top(
 
 
 def _complain(error: UnevenError) -> None:
-    from rich.console import Console
+    from uneven.report.console import Console
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", end=" ", style="bold red")
     console.print(str(error), style="red")

@@ -151,7 +151,7 @@ def bench(
     module = importlib.import_module(SWEEPS[name] if sweep else BENCHES[name])
     images(data)  # a data set that is not there is said here, not by a worker
     result = _run(module, quick, data, {**folders, **({} if case is None else {"case": case})})
-    from rich.console import Console
+    from uneven.report.console import Console
 
     console = Console()
     if not console.is_terminal:
@@ -163,11 +163,13 @@ def bench(
 
 
 def _run(module: Any, quick: bool, data: str, more: dict[str, Any]) -> dict[str, Any]:
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    state = TextColumn("{task.fields[state]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
+    from uneven.report.console import Console
+
+    state = TextColumn("{task.fields[state]}", markup=False)
+    phase = TextColumn("{task.description}", markup=False)
+    columns = (phase, BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
     with _ended_when_told(), Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 

@@ -26,10 +26,9 @@ def demo(
       uneven demo
       UNEVEN_DATA=~/data uneven demo --data fashion-mnist --epochs 1
     """
-    from rich.console import Console
-
     from uneven.bench.workload import images
     from uneven.demo.show import WAYS, check, phase, show
+    from uneven.report.console import Console
 
     check(images(data), epochs)  # said here, not by a worker
     console = Console()

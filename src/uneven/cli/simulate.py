@@ -13,6 +13,7 @@ import typer
 
 from uneven.cli import options
 from uneven.cli.options import accuracy, option, played, task
+from uneven.core.text import printable
 
 if TYPE_CHECKING:
     from uneven.cli.learning import Lesson
@@ -85,7 +86,8 @@ def command(
     if compare:
         simulate_page.compare(played_out, _plain(scenario, lesson))
     if directory is not None:
-        print(f"run directory: {directory} (see `uneven report {directory}` and `uneven watch {directory}`)")
+        where = printable(str(directory))
+        print(f"run directory: {where} (see `uneven report {where}` and `uneven watch {where}`)")
 
 
 def _scenario(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from uneven.core.text import printable
 from uneven.errors import JournalError
 from uneven.journal.reader import read
 from uneven.report.series import RunData, run_data
@@ -43,7 +44,9 @@ def write(run: Path, folder: Path) -> int:
 
 def _values(data: RunData) -> list[tuple[str, float, int, float]]:
     values = [
-        (f"user/{name}", row.value, row.iteration, row.at_s) for name, rows in data.scalars.items() for row in rows
+        (f"user/{printable(name)}", row.value, row.iteration, row.at_s)
+        for name, rows in data.scalars.items()
+        for row in rows
     ]
     for one in data.iterations:
         at = (one.iteration, one.ended_at_s)

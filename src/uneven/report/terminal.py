@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 from rich.live import Live
 
 from uneven.core.records import RunRecord
 from uneven.errors import JournalError
 from uneven.journal.reader import Follower
+from uneven.report.console import Console
 from uneven.report.screen import final, live
 from uneven.report.state import RunState
 from uneven.report.text import count, percent, seconds, span
