@@ -15,6 +15,7 @@ from uneven.errors import ConfigError
 from uneven.journal.paths import rank_paths
 from uneven.sync import carried, policies
 
+_MOST_SERVERS = 1_000
 _READY_WITHIN_S = 60.0
 
 
@@ -110,6 +111,8 @@ def shared_copy(run: Path, servers: int, members: int) -> AbstractContextManager
     """
     if servers == 0:
         return nullcontext()
+    if servers > _MOST_SERVERS:
+        raise ConfigError(f"--servers {servers}: each is a process; give at most {_MOST_SERVERS:,}")
     from uneven.server.keys import SERVER
     from uneven.server.process import ShardKeeper
 

@@ -15,7 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.cluster.spec import Trace
+from uneven.errors import ConfigError
 from uneven.simulate.events import Action, EventQueue, Handle
+
+_MOST_LOOKS = 100_000
+"""Changes of a bandwidth within one transfer; ours."""
 
 _SAME = 1e-12
 """Relative difference up to which two links are full at the same level."""
@@ -115,6 +119,7 @@ class Network:
         self._flows: list[Flow] = []
         self._since_s = 0.0
         self._event: Handle | None = None
+        self._looks = 0  # since a transfer has ended
         self._stale = False
 
     def start(self, route: Route, size_bytes: float, on_done: Action, *arguments: Any) -> Flow:
@@ -176,6 +181,12 @@ class Network:
         self._advance()
         now_s = self._queue.now_s
         over = [flow for flow in self._flows if flow.end_s <= now_s]
+        self._looks = 0 if over else self._looks + 1
+        if self._looks > _MOST_LOOKS:
+            raise ConfigError(
+                f"bandwidth changes more than {_MOST_LOOKS:,} times during one transfer: give its trace a larger "
+                f"step_s, or the workload fewer gradient_bytes"
+            )
         if over:
             self._flows = [flow for flow in self._flows if flow.end_s > now_s]
         for flow in over:

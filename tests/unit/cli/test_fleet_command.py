@@ -43,19 +43,19 @@ def test_a_described_ensemble_is_trained(tmp_path: Path) -> None:
     [
         (("[members]", "[member]"), UnknownNameError, "did you mean 'members'"),
         (("max_epochs", "max_epoch"), UnknownNameError, "did you mean 'max_epochs'"),
-        (("max_epochs = 1", "max_epochs = true"), ConfigError, "max_epochs is True: it is a number"),
+        (("max_epochs = 1", "max_epochs = true"), ConfigError, "max_epochs: True is true or false; it must be a"),
         (('"accuracy"', '"acuracy"'), UnknownNameError, "did you mean 'accuracy'"),
         (("fleet_members:few", "nowhere_at_all:few"), ConfigError, "there is no module 'nowhere_at_all'"),
         (("fleet_members:jitter", "fleet_members:gone"), ConfigError, "has no 'gone'"),
         (("fleet_members:jitter", "jitter"), ConfigError, 'named as "module:name"'),
         (("factory = ", "maker = "), ConfigError, "a table with the key factory"),
         (('dataset = "fleet_members:few"', ""), ConfigError, "has no dataset"),
-        (("[ensemble]", "[ensemble"), ConfigError, r"cannot read .*two\.toml: .*line 2"),
+        (("[ensemble]", "[ensemble"), ConfigError, r"two\.toml is not TOML: .*line 2"),
         (("[ensemble]", "ensemble = 3\n[other]"), ConfigError, "ensemble is 3: it is a table"),
         (("fleet_members:jitter", "fleet_members:NUMBER"), ConfigError, "transform is 3: give a function"),
         (("patience = 2", "patience = 0"), ConfigError, "patience is at least 1"),
         (("fleet_members:make\"", "fleet_members:NUMBER\""), ConfigError, "member 'small': fleet_members:NUMBER is 3"),
-        (('"fleet_members:make"', "7"), ConfigError, "member 'small' is 7: give"),
+        (('"fleet_members:make"', "7"), ConfigError, "member 'small': it is 7: give"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -81,5 +81,5 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
         ensemble_file.read(tmp_path)
     (tmp_path / "two.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"cannot read .*utf-8"):
+    with pytest.raises(ConfigError, match=r"two\.toml is not TOML: byte 0xff in line 1 is not UTF-8"):
         ensemble_file.read(tmp_path / "two.toml")
