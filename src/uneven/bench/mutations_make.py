@@ -26,6 +26,7 @@ _SHAPES = ("true", "false", "[]", "{}", "[[]]", "[1, 2]", '["a"]', "[1.5, true]"
 _VALUE = re.compile(
     rb'"(?:[^"\\\n]|\\.)*"|[-+]?\d[\dxa-fA-F_.eE+-]*|\b(?:true|false|null|inf|nan)\b|\[[^][]*\]|\{[^{}]*\}'
 )
+_NUMBER = re.compile(rb"(?<![\w.])\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 _WORDS = (
     *("", "-", "--", "-1", "0", "nan", "inf", "1e999", "9" * _LONG, "7" * 5000, "1" + "0" * 12, "a\nb", "\x1b[31m"),
     *("n" * 300, "d/" * 2100 + "x", "\udcff", "東京", "..", ".", "\u202e", "1,2", "1/0", "x:", ":", "=", "a=b=c", "{}"),
@@ -155,4 +156,18 @@ def _word(rng: random.Random, data: bytes) -> bytes:
     return data[: one.start()] + other[0] + data[one.end() :]
 
 
-_WAYS: tuple[Document, ...] = (_bits, _cut, _double, _insert, _end, _lines, _lines, _word)
+def _scaled(rng: random.Random, data: bytes) -> bytes:
+    """A number is off by its unit, or by a little."""
+    numbers = [one for one in _NUMBER.finditer(data) if len(one[0]) < 20]
+    if not numbers:
+        return data
+    one = rng.choice(numbers)
+    value = float(one[0].replace(b"_", b"")) * rng.choice((0.5, 2, 3, 10, 1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9))
+    whole = b"." not in one[0] and b"e" not in one[0] and value >= 1
+    return data[: one.start()] + (str(int(value)) if whole else repr(value)).encode() + data[one.end() :]
+
+
+_WAYS: tuple[Document, ...] = (
+    *(_scaled, _scaled, _scaled, _scaled),
+    *(_bits, _cut, _double, _insert, _end, _lines, _lines, _word),
+)

@@ -16,6 +16,9 @@ from uneven.core import records
 PLAYED_NODES = 64
 """Up to so many nodes a cluster is simulated too."""
 
+SERIES = "s.csv"
+"""The recorded series that one of the clusters names."""
+
 SETTINGS = b"""\
 [run]
 balance = "static:shares=3/2/1"

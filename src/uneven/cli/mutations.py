@@ -63,7 +63,7 @@ class Target:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         os.chdir(folder)
-        with _Caught() as caught:
+        with Caught() as caught:
             self.take(given)
         os.chdir(here)
         sys.path[:] = path
@@ -74,7 +74,7 @@ class Target:
         return _named(caught.error)
 
 
-class _Caught:
+class Caught:
     """Keeps whatever is raised inside, but what ends this process."""
 
     error: BaseException | None = None
@@ -127,12 +127,13 @@ def _cluster(data: bytes) -> None:
     from uneven.cluster.write import to_toml
 
     Path("cluster.toml").write_bytes(data)
+    Path(seeds.SERIES).write_text("1.0\n0.5\n", encoding="utf-8")
     spec = files.load("cluster.toml")
     text = to_toml(spec)
     Path("again.toml").write_text(text, encoding="utf-8")
     assert to_toml(files.load("again.toml")) == text
     if len(spec.nodes) <= seeds.PLAYED_NODES:
-        _quietly(["simulate", "cluster.toml", "--iterations", "3", "--run-dir", "run"])
+        quietly(["simulate", "cluster.toml", "--iterations", "3", "--run-dir", "run"])
 
 
 def _ensemble(data: bytes) -> None:
@@ -149,7 +150,7 @@ def _journal(data: bytes) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
     journal.read(Path("run"))
-    _quietly(["simulate", "--costs", "run", "--iterations", "3", "--no-journal"])
+    quietly(["simulate", "--costs", "run", "--iterations", "3", "--no-journal"])
 
 
 def _session(data: bytes) -> None:
@@ -182,10 +183,10 @@ def _fleet_state(data: bytes) -> None:
 
 def _command(words: list[str]) -> None:
     seeds.lay_out(Path())
-    _quietly(words)
+    quietly(words)
 
 
-def _quietly(words: list[str]) -> None:
+def quietly(words: list[str]) -> None:
     """Give the command line these words, on terminals as strict as real ones. What would start workers does not."""
     from uneven.cli import main
 

@@ -55,6 +55,13 @@ def test_a_described_ensemble_is_trained(tmp_path: Path) -> None:
         (("fleet_members:jitter", "fleet_members:NUMBER"), ConfigError, "transform is 3: give a function"),
         (("patience = 2", "patience = 0"), ConfigError, "patience is at least 1"),
         (("fleet_members:make\"", "fleet_members:NUMBER\""), ConfigError, "member 'small': fleet_members:NUMBER is 3"),
+        (('metric = "accuracy"', "metric = []"), ConfigError, r"metric: \[\] is a list; it must be a text"),
+        (("fleet_members:jitter", ".x:y"), ConfigError, r"transform: it is '\.x:y': it is named as \"module:name\""),
+        (("fleet_members:jitter", "a\\u0000b:y"), ConfigError, r"transform: it is .*: it is named as \"module:name\""),
+        (("fleet_members:jitter", f"{'n' * 300}:y"), ConfigError, "transform: there is no module 'n+"),
+        (("max_epochs = 1", f"max_epochs = 1{'0' * 400}"), ConfigError, "max_epochs: a whole number has at most 64"),
+        (("width = 64", "widht = 64"), ConfigError, "member 'wide': .*make cannot be called with the keys .*'widht'"),
+        (('dataset = "fleet_members:few"', 'dataset = "fleet_members:jitter"'), ConfigError, "dataset: .*missing a re"),
         (('"fleet_members:make"', "7"), ConfigError, "member 'small': it is 7: give"),
     ],
 )
