@@ -185,7 +185,7 @@ MISTAKES: list[tuple[str, str]] = [
     (NODE + f"cores = 1{'0' * 400}", "[[nodes]] 'a' cores: a whole number has at most 64 bits"),
     (NODE + "cores = 1e300", "node 'a': cores = 1e+300: it must be positive, from 1e-18 to 1e+18"),
     (NODE + "latency_s = 1e10", "node 'a': latency_s = 10000000000.0: it must be zero or more, and at most 1e+09"),
-    (NODE + "[workload]\ngradient_bytes = 9_000_000_000_000_000", "makes more than 100,000 buckets of bucket_bytes = 26"),
+    (NODE + "[workload]\ngradient_bytes = 9_000_000_000_000_000", "makes more than 100,000 buckets of bucket_b"),
     ("about = 3", "test.toml: about: 3 is of type int; it must be a text in quotation marks"),
     ("assumptions = ['x', 1]", "test.toml: assumptions: item 1: 1 is of type int"),
     ("assumptions = 'x'", "test.toml: assumptions: 'x' is a text; it must be a list"),
