@@ -131,7 +131,7 @@ COMMANDS = tuple(
         "run --shares 0.6,0.4 --timeout 30 --budget 0.01 --threads 2 --config settings.toml train.py",
         "run --nnodes 1:2 --node-rank 0 --rdzv-backend c10d --rdzv-endpoint h:29500 --max-restarts 1 train.py",
         "run --nproc 2 --rdzv-id x --servers 2 --master-addr 10.0.0.1 --master-port 29501 -m package.train",
-        "emulate cluster.toml --unprivileged --leave-out links --ready-within 5 --run-dir new -- train.py",
+        "emulate demo4 --unprivileged --leave-out latency_s --ready-within 5 --run-dir new -- train.py",
         "simulate cluster.toml --balance even --sync ssp:staleness=3 --iterations 3 --seed 2 --run-dir new",
         "simulate demo4 --iterations 3 --lookahead 1 --compare --no-journal",
         "simulate --costs run --iterations 3 --no-journal --sync shadow:ma:every=2",
