@@ -29,6 +29,7 @@ BENCHES = {
     "fleet": "uneven.bench.fleet",
     "fleet-plan": "uneven.bench.fleet_plan",
     "fleet-kill": "uneven.bench.fleet_kill",
+    "mutations": "uneven.bench.mutations",
 }
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 RECORDERS = ("predictors",)
@@ -118,6 +119,9 @@ def bench(
     fleet-kill   trainings of an ensemble in which the run, a member or a
                  preprocessor gets kill -9 at ten random moments: is everybody
                  trained in the end, and nothing twice? Three minutes, --quick one.
+    mutations    6,400 inputs that went wrong (clusters, settings, ensembles,
+                 journals, states, command lines): is each one taken, or refused
+                 with one message? Four minutes, --quick one.
 
     \b
     Examples:

@@ -155,13 +155,15 @@ def _play(scenario: Scenario, directory: Path | None, lesson: Lesson) -> Played:
     """Play it, with a journal if there is a place for it."""
     from uneven import rundir
     from uneven.cluster.write import to_toml
+    from uneven.errors import access
     from uneven.journal import ManyWriters
 
     if directory is None:
         return _timed(scenario, lesson, None)
     said = {"balance": scenario.balance, "sync": scenario.sync, "seed": scenario.seed}
     rundir.create(directory, {rundir.COMMAND_LINE: said})
-    (directory / "cluster.toml").write_text(to_toml(scenario.spec), encoding="utf-8")
+    with access(f"write the cluster into {directory}"):
+        (directory / "cluster.toml").write_text(to_toml(scenario.spec), encoding="utf-8")
     with ManyWriters(directory) as journal:
         return _timed(scenario, lesson, journal.write)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from uneven.core.text import printable
-from uneven.errors import JournalError
+from uneven.errors import JournalError, access
 from uneven.journal.reader import read
 from uneven.report.series import RunData, run_data
 
@@ -28,13 +28,9 @@ def write(run: Path, folder: Path) -> int:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise JournalError(f"TensorBoard is not installed ({error}): pip install 'uneven[tensorboard]'") from error
-    try:
+    with access(f"write to {folder} (another folder can be named with --tensorboard)", JournalError):
         folder.mkdir(parents=True, exist_ok=True)
         writer = SummaryWriter(str(folder))
-    except OSError as error:
-        raise JournalError(
-            f"cannot write to {folder} ({error.strerror}): name another folder with --tensorboard"
-        ) from error
     values = _values(data)
     for name, value, iteration, at_s in values:
         writer.add_scalar(name, value, iteration, walltime=at_s)

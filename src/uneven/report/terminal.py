@@ -11,7 +11,7 @@ import psutil
 from rich.live import Live
 
 from uneven.core.records import RunRecord
-from uneven.errors import JournalError
+from uneven.errors import JournalError, access
 from uneven.journal.reader import Follower
 from uneven.report.console import Console
 from uneven.report.screen import final, live
@@ -67,8 +67,9 @@ def watch(
     Raises:
         JournalError: no such directory, or a journal that cannot be read.
     """
-    if not run.is_dir():
-        raise JournalError(f"no run directory {run}: runs are kept under runs/ unless told otherwise")
+    with access(f"look into {run}", JournalError):
+        if not run.is_dir():
+            raise JournalError(f"no run directory {run}: runs are kept under runs/ unless told otherwise")
     console = console or Console()
     watched = Watched(run)
     try:
