@@ -1,0 +1,114 @@
+"""Whether a run with a fault ended as it has to, and whether every sample was used once. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from uneven.bench.faults_cases import SAMPLES, Case, Expected, expected
+
+Line = tuple[int, int, Sequence[int]]
+"""Epoch, iteration of it from 1, samples: what one worker trained on."""
+
+ENDS_WITHIN_S = 45.0
+"""After the fault and the time-out: roll call, the launcher's ten seconds for workers that do not end, a busy machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        code: of the launcher; None if it had not ended ``ENDS_WITHIN_S`` after fault and time-out.
+        said: all that launcher and workers printed.
+        struck: whether there was a fault; a worker may not come to its step before the others have taken all samples.
+        finished: ranks that came to the end of the script.
+        processes: what still ran when it had ended.
+        files: what lay outside of the run directory then.
+    """
+
+    code: int | None
+    said: str
+    struck: bool
+    finished: tuple[int, ...]
+    processes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+def judge(case: Case, outcome: Outcome) -> list[str]:
+    """What is wrong with how the run ended; nothing if all is right."""
+    want = expected(case) if outcome.struck else Expected(codes=(0,), named="", others=True)
+    wrong = [f"left running: {one}" for one in outcome.processes]
+    wrong += [f"left behind: {one}" for one in outcome.files if not one.startswith(want.leftovers or ("\0",))]
+    if outcome.code is None:
+        return [f"had not ended {ENDS_WITHIN_S:g} s after the fault and the time-out", *wrong]
+    code = 128 - outcome.code if outcome.code < 0 else outcome.code
+    if want.codes is not None and code not in want.codes:
+        codes = str(want.codes[0]) if len(want.codes) == 1 else "anything but 0"
+        wrong.append(f"exit code {code}, not {codes}")
+    if not names(want.named, case.rank, outcome.said):
+        wrong.append(f"does not name {'rank ' + str(case.rank) if want.named == 'rank' else want.named}")
+    if "out of memory" in outcome.said and case.kind != "kill":
+        wrong.append("blames memory")
+    others = set(range(case.workers)) - ({case.rank} if outcome.struck else set())
+    if want.others is not None and (others <= set(outcome.finished)) != want.others:
+        came = ", ".join(map(str, sorted(others & set(outcome.finished)))) or "none"
+        wrong.append(f"{'all' if want.others else 'not all'} others should have come to the end; there are: {came}")
+    return wrong
+
+
+def names(what: str, rank: int, said: str) -> bool:
+    """Whether the message says who or what it was: the launcher's error, or what was told while the others went on.
+
+    A rank that is named beside others is not named, nor is one that only noticed.
+    """
+    if what != "rank":
+        return what in said
+    _, _, error = said.rpartition("error: ")
+    text = re.sub(r"\(noticed by [^)]*\)", "", error or said)
+    return re.search(rf"\brank {rank}(?! of|\d|, \d)", text) is not None
+
+
+def once(first: Iterable[Line], cut: tuple[int, int], second: Iterable[Line], epochs: int) -> list[str]:
+    """What is wrong with the samples of a run and of one that went on from its checkpoint.
+
+    Args:
+        first: what was trained on until the first run ended, perhaps beyond its checkpoint.
+        cut: epoch of the checkpoint, and how many iterations of it are in there.
+        epochs: how many were asked for.
+    """
+    used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(cut[0], epochs)}
+    for epoch, iteration, samples in first:
+        if epoch == cut[0] and iteration <= cut[1]:
+            used.setdefault(epoch, Counter()).update(samples)
+    for epoch, _, samples in second:
+        used.setdefault(epoch, Counter()).update(samples)
+    wrong = []
+    for epoch, counts in sorted(used.items()):
+        if epoch >= epochs or epoch < cut[0]:
+            wrong.append(f"resumed from {cut}: epoch {epoch} was trained, of {epochs}")
+            continue
+        never, often = SAMPLES - len(counts), sum(count > 1 for count in counts.values())
+        if never or often:
+            wrong.append(f"resumed from {cut}: in epoch {epoch} {never} samples never, {often} more than once")
+    return wrong
+
+
+def doubled(case: Case, lines: Iterable[Line], epochs: int, whole: bool) -> list[str]:
+    """What is wrong with the samples of a run that was not resumed.
+
+    Args:
+        whole: it came to its end with every worker, so nothing may be missing either.
+    """
+    used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs if whole else 0)}
+    for epoch, _, samples in lines:
+        used.setdefault(epoch, Counter()).update(samples)
+    wrong = []
+    for epoch, counts in sorted(used.items()):
+        if often := sum(count > 1 for count in counts.values()):
+            wrong.append(f"in epoch {epoch} {often} samples more than once")
+        if whole and len(counts) < SAMPLES:
+            wrong.append(f"in epoch {epoch} {SAMPLES - len(counts)} samples never")
+    return wrong
