@@ -1,8 +1,8 @@
 """``uneven bench faults``: workers, launchers and shards of real runs are killed, stopped and made to fail.
 
-Each case is drawn from a seed and a number (:mod:`uneven.bench.faults_cases`): a policy, a kind of fault, who has it and
-when. It is then looked at how the run ended: in time, with the right exit code, naming the culprit, with no process and
-no file left over; and where there was a checkpoint, whether other workers that go on from it use every sample once.
+Each case is drawn from a seed and a number (:mod:`uneven.bench.faults_cases`): a policy, a kind of fault, who has it
+and when. It is then looked at how the run ended: in time, with the right exit code, naming the culprit, with no process
+and no file left over; and where there was a checkpoint, whether workers that go on from it use every sample once.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def run(quick: bool, data: str, progress: Progress, seed: int = SEED, only: int 
         only: the number of one case to play alone.
 
     Returns:
-        ``seed``, ``faults``, ``right`` (how many ended as they have to), ``resumed``, ``missed`` (the culprit never came
-        to its step), ``longest_s``, ``kinds`` (how many of each), and ``wrong``: for each that did not end so its
-        ``number``, ``case``, what was ``wrong`` and the end of what it ``said``.
+        ``seed``, ``faults``, ``right`` (how many ended as they have to), ``resumed``, ``missed`` (where the culprit
+        never came to its step), ``longest_s``, ``kinds`` (how many of each), and ``wrong``: for each that did not end
+        so its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``.
 
     Raises:
         ConfigError: there is no case with the number ``only``.

@@ -20,6 +20,7 @@ SERVED = ("asp", "ssp:staleness=2", "easgd:every=2", "shadow:easgd", "shadow:asp
 
 POLICIES = ("bsp",) * 4 + TOGETHER[1:] + STREAMED + SERVED
 SAMPLES, BATCH, EPOCHS = 102, 12, 3
+ITERATIONS = 9
 """Nine iterations an epoch; the last has six samples, at least one for each worker."""
 
 LOOP = ("batch", "forward", "backward", "step")
@@ -70,8 +71,8 @@ HARMLESS = ("none", "late", "shard", "journal-full", "markers")
 QUIET = ("exit-0", "os-exit-0")
 HANGING = ("stop", "sleep")
 
-SHORT_S, LONG_S = 8.0, 30.0
-"""Time-outs: where somebody has to wait for it, and where nobody has to."""
+SHORT_S, SERVED_S, LONG_S = 8.0, 14.0, 30.0
+"""Time-outs: where somebody has to wait for it, where shards do (that has to be longer than 10 s), and where nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,8 @@ class Case:
     @property
     def timeout_s(self) -> float:
         """What the run is told with ``--timeout``."""
+        if self.servers:
+            return SERVED_S
         waited = self.kind in (*QUIET, *HANGING, "break") or self.sync in SERVED
         return SHORT_S if waited else LONG_S
 
@@ -191,6 +194,18 @@ def expected(case: Case) -> Expected:
         return Expected(codes=None, named="rank", others=None, leftovers=kept)
     return Expected(codes=None if over else tuple(range(1, 256)), named="rank", others=None if over else False,
                     leftovers=kept)  # fmt: skip
+
+
+def trained(case: Case, cut: tuple[int, int]) -> tuple[int, int]:
+    """How many epochs, and iterations of the next, are in the model of a checkpoint that was written after ``cut``.
+
+    The centre of blocks holds what there was at their last exchange.
+    """
+    name, _, every = case.sync.partition(":every=")
+    if name not in ("bmuf", "diloco"):
+        return cut
+    steps = cut[0] * ITERATIONS + cut[1]
+    return divmod(steps - steps % int(every), ITERATIONS)
 
 
 def _held(case: Case) -> bool:

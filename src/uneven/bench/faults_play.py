@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from uneven.bench.faults_cases import EPOCHS, SIGNALLED, Case
+from uneven.bench.faults_cases import EPOCHS, SIGNALLED, Case, trained
 from uneven.bench.faults_judge import ENDS_WITHIN_S, Line, Outcome, doubled, judge, once
 from uneven.testing.scripts import Script
 
@@ -70,7 +70,7 @@ def play(case: Case, folder: Path) -> Generator[None, None, Played]:
             how = "did not end" if resumed.code is None else f"ended with exit code {resumed.code}"
             wrong.append(f"resumed by {case.resumed} workers from {cut}, it {how}")
         else:
-            wrong += once(life.taken(), cut, second.taken(), second.epochs)
+            wrong += once(life.taken(), trained(case, cut), second.taken(), second.epochs)
     return Played(
         case=case,
         struck=outcome.struck,
@@ -114,13 +114,14 @@ class _Life:
             script.wait()
             said = script.printed()
         finished = (int(one.name.rpartition("-")[2]) for one in self._notes.glob(f"done-{self._life}-*"))
+        places = (*self._temporary.iterdir(), *self._work.iterdir())
         return Outcome(
             code=code,
             said=said,
             struck=self._struck_s() is not None,
             finished=tuple(sorted(finished)),
             processes=names if code is not None else (),
-            files=tuple(sorted(one.name for one in (*self._temporary.iterdir(), *self._work.iterdir()) if one.name != "run")),
+            files=tuple(sorted(one.name for one in places if one.name != "run")),
         )
 
     def taken(self) -> Iterator[Line]:
@@ -182,5 +183,3 @@ def _named(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return f"process {process.pid}, {process.status()}, {' '.join(process.cmdline())[:60]}"
     return f"process {process.pid}"
-
-

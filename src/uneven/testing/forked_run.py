@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,10 +37,27 @@ class Forked(subprocess.Popen[bytes]):
         sys.stdout.flush()
         sys.stderr.flush()
         path = list(sys.path)
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become([*args][1:], environment, path)
-        vars(self)["_child_created"] = True
+        with _undisturbed():
+            self.pid = os.fork()
+            if self.pid == 0:
+                _become([*args][1:], environment, path)
+            vars(self)["_child_created"] = True
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals come afterwards: Python loses what their handlers raise in the functions that it calls at a fork."""
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
 
 
 def _become(words: list[str], environment: Mapping[str, str], path: list[str]) -> NoReturn:
