@@ -68,35 +68,34 @@ def names(what: str, rank: int, said: str) -> bool:
         return what in said
     _, _, error = said.rpartition("error: ")
     text = re.sub(r"\(noticed by [^)]*\)", "", error or said)
-    return re.search(rf"\brank {rank}(?! of|\d|, \d)", text) is not None
+    return re.search(rf"\brank {rank}(?!\d|, \d| of \d+ could)", text) is not None
 
 
-def once(first: Iterable[Line], cut: tuple[int, int], second: Iterable[Line], epochs: int) -> list[str]:
-    """What is wrong with the samples of a run and of one that went on from its checkpoint.
+def once(held: Iterable[tuple[int, Sequence[int]]], second: Iterable[Line], epochs: int, *, lost: bool) -> list[str]:
+    """What is wrong with the samples of a checkpoint and of the run that went on from it.
 
     Args:
-        first: what was trained on until the first run ended, perhaps beyond its checkpoint.
-        cut: epoch of the checkpoint, and how many iterations of it are in there.
+        held: epoch and samples of it that are in the checkpoint's model.
         epochs: how many were asked for.
+        lost: a worker was lost before, and with it samples that it had taken.
     """
-    used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(cut[0], epochs)}
-    for epoch, iteration, samples in first:
-        if epoch == cut[0] and iteration <= cut[1]:
-            used.setdefault(epoch, Counter()).update(samples)
+    used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
+    for epoch, samples in held:
+        used.setdefault(epoch, Counter()).update(samples)
     for epoch, _, samples in second:
         used.setdefault(epoch, Counter()).update(samples)
     wrong = []
     for epoch, counts in sorted(used.items()):
-        if epoch >= epochs or epoch < cut[0]:
-            wrong.append(f"resumed from {cut}: epoch {epoch} was trained, of {epochs}")
+        if epoch >= epochs:
+            wrong.append(f"resumed: epoch {epoch} was trained, of {epochs}")
             continue
         never, often = SAMPLES - len(counts), sum(count > 1 for count in counts.values())
-        if never or often:
-            wrong.append(f"resumed from {cut}: in epoch {epoch} {never} samples never, {often} more than once")
+        if often or (never and not lost):
+            wrong.append(f"resumed: in epoch {epoch} {never} samples never, {often} more than once")
     return wrong
 
 
-def doubled(case: Case, lines: Iterable[Line], epochs: int, whole: bool) -> list[str]:
+def doubled(lines: Iterable[Line], epochs: int, whole: bool) -> list[str]:
     """What is wrong with the samples of a run that was not resumed.
 
     Args:

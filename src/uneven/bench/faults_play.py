@@ -18,12 +18,15 @@ from pathlib import Path
 import psutil
 import torch
 
-from uneven.bench.faults_cases import EPOCHS, SIGNALLED, Case, trained
+from uneven.bench.faults_cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, Case
 from uneven.bench.faults_judge import ENDS_WITHIN_S, Line, Outcome, doubled, judge, once
 from uneven.testing.scripts import Script
 
 MARK = "UNEVEN_BENCH_FAULT"
 """In the environment of all processes of a run: its folder."""
+
+_IMPORTED = ("uneven.cli.run", "uneven.launch.agent", "uneven.bench.faults_script", "rich.console")
+"""What all launchers or workers would import for themselves."""
 
 _STARTS_WITHIN_S = 120.0
 _GONE_WITHIN_S = 5.0
@@ -58,19 +61,23 @@ def play(case: Case, folder: Path) -> Generator[None, None, Played]:
     outcome = yield from life.outcome()
     wrong = judge(case, outcome)
     whole = outcome.code == 0 and len(outcome.finished) == case.workers and case.kind != "break"
-    wrong += doubled(case, life.taken(), life.epochs, whole)
+    wrong += doubled(life.taken(), life.epochs, whole)
     said, newest = outcome.said, folder / "notes" / "state.pt"
     if newest.exists():
-        epoch, iteration = torch.load(newest)["cut"]
-        cut = (int(epoch), int(iteration))
-        second = _Life(case, folder, 2, epochs=max(EPOCHS, cut[0] + 1) if case.kind in SIGNALLED else EPOCHS)
+        saved = torch.load(newest)
+        last = int(saved["cut"][0])
+        second = _Life(case, folder, 2, epochs=max(EPOCHS, last + 1) if case.kind in SIGNALLED else EPOCHS)
         resumed = yield from second.outcome()
         said += f"\n--- resumed by {case.resumed} workers ---\n{resumed.said}"
         if resumed.code != 0:
             how = "did not end" if resumed.code is None else f"ended with exit code {resumed.code}"
-            wrong.append(f"resumed by {case.resumed} workers from {cut}, it {how}")
+            wrong.append(f"resumed by {case.resumed} workers from {saved['cut']}, it {how}")
         else:
-            wrong += once(life.taken(), trained(case, cut), second.taken(), second.epochs)
+            lost = outcome.struck and case.sync in SERVED and case.kind not in (*HARMLESS, *SIGNALLED)
+            held = list(_held(saved["model"]["seen"])) if case.sync in TOGETHER else [
+                (epoch, samples) for epoch, _, samples in life.taken() if epoch < last
+            ]  # fmt: skip
+            wrong += once(held, second.taken(), second.epochs, lost=lost)
     return Played(
         case=case,
         struck=outcome.struck,
@@ -79,6 +86,13 @@ def play(case: Case, folder: Path) -> Generator[None, None, Played]:
         took_s=life.took_s,
         said=said,
     )
+
+
+def _held(seen: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
+    """What a model was trained on, by epoch."""
+    for epoch, row in enumerate(seen):
+        if row.any():
+            yield epoch, row.nonzero().flatten().tolist()
 
 
 class _Life:
@@ -150,7 +164,7 @@ class _Life:
             "TMPDIR": str(self._temporary),
             MARK: str(self._work),
         }
-        return Script(words, cwd=self._work, env=environment, merged=True)
+        return Script(words, cwd=self._work, env=environment, merged=True, imported=_IMPORTED)
 
     def _awaited(self, script: Script, began_s: float) -> Waiting:
         while script.poll() is None:

@@ -106,6 +106,7 @@ class Agreement:
             self._exchanges.paused()
         self._exchanges.resumed()
         self._take(plan)
+        self._equal = False  # who evaluates in the middle of the loop has made this step already
         self._padded = part.batch(self._rank) == 0
         self._held = self._replica.gradients() if self._padded else {}
 

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -74,10 +75,16 @@ def _become(words: list[str], environment: Mapping[str, str], path: list[str]) -
     unbuffered = {"PYTHONUNBUFFERED": "1"} if "-u" in options else {}
     try:
         script_child.become(words[len(options) :], os.getcwd(), {**environment, **unbuffered}, path)
-    except SystemExit as error:
+    finally:
+        _end(sys.exception())
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    """What the interpreter does when a program has ended of this, or well."""
+    if isinstance(error, SystemExit):
         if not isinstance(error.code, int | None):
             print(error.code, file=sys.stderr)
-    except BaseException as error:  # noqa: BLE001  # what the interpreter does with it
+    elif error is not None:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
     threading._shutdown()  # type: ignore[attr-defined]
@@ -102,13 +109,14 @@ def _show(environment: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Be ``uneven`` with the arguments of this process."""
+    """Be ``python -m uneven`` with the arguments of this process."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     vars(subprocess_handler)["Popen"] = Forked
-    from uneven.cli import main as command_line
-
-    command_line()
+    # For a log that nobody reads, torch looks up the source of all its callers: a second of processor time.
+    vars(dynamic_rendezvous)["get_method_name"] = lambda depth=2: ""
+    runpy.run_module("uneven", run_name="__main__")
 
 
 if __name__ == "__main__":
