@@ -31,7 +31,7 @@ KNOWN: dict[str, Case] = {
     "14: a death needs room for a file": case("markers", "import", sync="easgd:every=2"),
     "16: memory is blamed": case("stop", "forward", 2, workers=3),
 }
-"""Points of issue 28 that others are at: these fail today. Each moves to ``CASES`` when it is done; then this is empty."""
+"""Open points of issue 28, which fail today. Each moves to ``CASES`` when it holds, until none is left here."""
 
 CASES: dict[str, Case] = {
     "killed in the middle of an epoch": case(
