@@ -112,6 +112,11 @@ class Case:
         return SHORT_S if waited else LONG_S
 
     @property
+    def centred(self) -> bool:
+        """Whether a checkpoint holds a centre, and so only the steps until the last exchange."""
+        return self.sync.startswith(("bmuf", "diloco"))
+
+    @property
     def words(self) -> str:
         """For a table."""
         place = f"{self.moment} {self.step}" if self.moment in (*LOOP, *SAVING) else self.moment

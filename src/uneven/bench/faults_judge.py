@@ -12,6 +12,9 @@ from uneven.bench.faults_cases import SAMPLES, Case, Expected, expected
 Line = tuple[int, int, Sequence[int]]
 """Epoch, iteration of it from 1, samples: what one worker trained on."""
 
+Used = tuple[int, Sequence[int]]
+"""Epoch, samples of it."""
+
 ENDS_WITHIN_S = 60.0
 """After the fault and the time-out: the roll call, half a minute that torch lets workers end, and a busy machine."""
 
@@ -71,27 +74,27 @@ def names(what: str, rank: int, said: str) -> bool:
     return re.search(rf"\brank {rank}(?!\d|, \d| of \d+ could)", text) is not None
 
 
-def once(held: Iterable[tuple[int, Sequence[int]]], second: Iterable[Line], epochs: int, *, lost: bool) -> list[str]:
+def once(held: Iterable[Used], second: Iterable[Line], epochs: int, *, lost: bool, anywhere: bool) -> list[str]:
     """What is wrong with the samples of a checkpoint and of the run that went on from it.
 
     Args:
-        held: epoch and samples of it that are in the checkpoint's model.
+        held: what is in the checkpoint's model.
         epochs: how many were asked for.
         lost: a worker was lost before, and with it samples that it had taken.
+        anywhere: what an epoch had left may have come in the next one; then only the sums are looked at.
     """
     used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
-    for epoch, samples in held:
+    for epoch, samples in (*held, *((epoch, samples) for epoch, _, samples in second)):
         used.setdefault(epoch, Counter()).update(samples)
-    for epoch, _, samples in second:
-        used.setdefault(epoch, Counter()).update(samples)
-    wrong = []
-    for epoch, counts in sorted(used.items()):
-        if epoch >= epochs:
-            wrong.append(f"resumed: epoch {epoch} was trained, of {epochs}")
-            continue
-        never, often = SAMPLES - len(counts), sum(count > 1 for count in counts.values())
+    wrong = [f"resumed: epoch {epoch} was trained, of {epochs}" for epoch in sorted(used) if epoch >= epochs]
+    counts = {f"epoch {epoch}": one for epoch, one in sorted(used.items()) if epoch < epochs}
+    if anywhere:
+        counts = {f"{epochs} epochs": sum(counts.values(), Counter())}
+    due = epochs if anywhere else 1
+    for where, one in counts.items():
+        never, often = (sum(sign * (due - one[sample]) > 0 for sample in range(SAMPLES)) for sign in (1, -1))
         if often or (never and not lost):
-            wrong.append(f"resumed: in epoch {epoch} {never} samples never, {often} more than once")
+            wrong.append(f"resumed: in {where} {never} samples too seldom, {often} too often")
     return wrong
 
 

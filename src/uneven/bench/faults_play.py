@@ -77,7 +77,7 @@ def play(case: Case, folder: Path) -> Generator[None, None, Played]:
             held = list(_held(saved["model"]["seen"])) if case.sync in TOGETHER else [
                 (epoch, samples) for epoch, _, samples in life.taken() if epoch < last
             ]  # fmt: skip
-            wrong += once(held, second.taken(), second.epochs, lost=lost)
+            wrong += once(held, second.taken(), second.epochs, lost=lost, anywhere=case.centred)
     return Played(
         case=case,
         struck=outcome.struck,

@@ -133,13 +133,19 @@ def test_the_culprit_alone_is_named(said: str, named: bool) -> None:
 
 def test_every_sample_is_used_once_or_it_is_said() -> None:
     held = [(0, ALL), (1, ALL[:12])]
-    assert once(held, [(1, 1, ALL[12:]), (2, 1, ALL)], 3, lost=False) == []
-    assert once(held, [(1, 1, ALL[24:]), (2, 1, ALL)], 3, lost=False) == [
-        "resumed: in epoch 1 12 samples never, 0 more than once"
-    ]
-    assert once(held, [(1, 1, ALL[24:]), (2, 1, ALL)], 3, lost=True) == []
-    assert once(held, [(1, 1, ALL)], 2, lost=True) == ["resumed: in epoch 1 0 samples never, 12 more than once"]
-    assert once([(0, ALL)], [(1, 1, ALL)], 1, lost=False) == ["resumed: epoch 1 was trained, of 1"]
+
+    def wrong(second: list[Line], epochs: int = 3, lost: bool = False, anywhere: bool = False) -> list[str]:
+        return once(held, second, epochs, lost=lost, anywhere=anywhere)
+
+    assert wrong([(1, 1, ALL[12:]), (2, 1, ALL)]) == []
+    assert wrong([(1, 1, ALL[24:]), (2, 1, ALL)]) == ["resumed: in epoch 1 12 samples too seldom, 0 too often"]
+    assert wrong([(1, 1, ALL[24:]), (2, 1, ALL)], lost=True) == []
+    assert wrong([(1, 1, ALL)], 2, lost=True) == ["resumed: in epoch 1 0 samples too seldom, 12 too often"]
+    assert wrong([(1, 1, ALL[12:]), (2, 1, ALL)], 2) == ["resumed: epoch 2 was trained, of 2"]
+    later: list[Line] = [(2, 1, ALL[12:]), (2, 2, ALL)]
+    assert wrong(later, anywhere=True) == []
+    assert len(wrong(later)) == 2
+    assert wrong(later[:1], anywhere=True) == ["resumed: in 3 epochs 102 samples too seldom, 0 too often"]
 
 
 def test_a_run_that_is_not_resumed_uses_no_sample_twice_and_a_whole_one_leaves_none_out() -> None:
