@@ -62,6 +62,10 @@ class Fault:
         (self._notes / "struck").touch()
         return self._strike(self._told["kind"])
 
+    def spoils(self) -> bool:
+        """Whether a checkpoint is not worth going on from: others have stepped on a NaN, or train without end."""
+        return self._told["kind"] in (*SIGNALLED, "nan") and (self._notes / "struck").exists()
+
     def _strike(self, kind: str) -> str:
         match kind:
             case "kill" | "segv" | "term" | "stop":
@@ -164,7 +168,7 @@ def main(told: dict[str, Any]) -> None:
     def save(epoch: int, iteration: int) -> None:
         with session.evaluated():
             fault.at("evaluated")
-            if rank == 0 and told["life"] == 1 and not (notes / "struck").exists():
+            if rank == 0 and told["life"] == 1 and not fault.spoils():
                 state = {"cut": (epoch, iteration), "model": model.state_dict(), "session": session.state_dict()}
                 half = notes / "half.pt"
                 torch.save(state, half)
