@@ -21,6 +21,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,10 @@ from uneven.testing import script_child
 
 _ENVIRONMENT_AT = slice(47, 49)
 """Where ``/proc/PID/stat`` says from where to where the environment is, counted from behind the program's name."""
+
+
+_OPTIONS = ("-u", "-P", "-I", "-S")
+"""Of the interpreter, which say nothing to one that has begun already, but for the first."""
 
 
 class Forked(subprocess.Popen[bytes]):
@@ -71,12 +76,19 @@ def _become(words: list[str], environment: Mapping[str, str], path: list[str]) -
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     vars(weakref.finalize)["_registry"].clear()  # the launcher's own folders are not ours to remove
     _show(environment)
-    options = [word for word in words if word in ("-u", "-P")]
-    unbuffered = {"PYTHONUNBUFFERED": "1"} if "-u" in options else {}
+    vars(os)["execv"] = lambda program, words: _run([*words][1:], os.environ, path)
     try:
-        script_child.become(words[len(options) :], os.getcwd(), {**environment, **unbuffered}, path)
+        _run(words, environment, path)
     finally:
         _end(sys.exception())
+
+
+def _run(words: list[str], environment: Mapping[str, str], path: list[str]) -> NoReturn:
+    """Run a program to its end, also one that another one becomes."""
+    options = list(takewhile(_OPTIONS.__contains__, words))
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if "-u" in options else {}
+    script_child.become(words[len(options) :], os.getcwd(), {**environment, **unbuffered}, path)
+    sys.exit()
 
 
 def _end(error: BaseException | None) -> NoReturn:
