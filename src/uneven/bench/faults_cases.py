@@ -174,7 +174,8 @@ def draw(seed: int, number: int) -> Case:
 
 def borne(case: Case) -> bool:
     """Whether the others can do without the culprit when it dies: from the first batch to the end of the session."""
-    return case.sync in SERVED and case.moment not in (*BEFORE, "closed") and not _held(case)
+    begun = case.moment not in (*BEFORE, "closed") and (case.moment, case.step) != ("batch", 1)
+    return case.sync in SERVED and begun and not _held(case)
 
 
 def expected(case: Case) -> Expected:

@@ -75,6 +75,7 @@ def test_what_has_to_happen_follows_from_the_case(
 def test_only_the_shared_copy_lets_the_others_go_on() -> None:
     assert {sync for sync in POLICIES if borne(replace(KILLED, sync=sync))} == set(SERVED)
     assert all(borne(replace(KILLED, sync="asp", moment=moment)) for moment in (*LOOP, "evaluated", "last"))
+    assert not borne(replace(KILLED, sync="asp", moment="batch", step=1)), "while the first batch is being read"
 
 
 def test_who_ends_as_he_has_to_is_right() -> None:
