@@ -93,15 +93,17 @@ def _run(words: list[str], environment: Mapping[str, str], path: list[str]) -> N
 
 def _end(error: BaseException | None) -> NoReturn:
     """What the interpreter does when a program has ended of this, or well."""
+    code = 0 if error is None else 1
     if isinstance(error, SystemExit):
+        code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
         if not isinstance(error.code, int | None):
             print(error.code, file=sys.stderr)
     elif error is not None:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()  # the last of them ends the process
-    os._exit(1)
+    atexit._run_exitfuncs()  # the last of them ends the process …
+    os._exit(code)  # … but not where a file of the launcher's, closed here, cannot be written
 
 
 def _show(environment: Mapping[str, str]) -> None:
