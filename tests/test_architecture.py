@@ -33,7 +33,7 @@ PURE = (
     *(f"uneven.fleet.{name}" for name in ("densest", "learning", "rivals", "simulate", "optimal")),
     *(f"uneven.fleet.{name}" for name in ("converge", "feed_ledger", "feed_stream", "feed_size", "batch_rule")),
     "uneven.fleet.together",
-    "uneven.bench.fleet_plan_cases",
+    *(f"uneven.bench.{name}" for name in ("fleet_plan_cases", "faults_cases", "faults_judge")),
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("quantities", "parse", "write")),
     *("uneven.bench.peers", *(f"uneven.bench.peers.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),

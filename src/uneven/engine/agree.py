@@ -121,6 +121,7 @@ class Agreement:
             self._exchanges.paused()
         self._exchanges.resumed()
         self._take(plan)
+        self._equal = False  # who evaluates in the middle of the loop has made this step already
         if not self.followed:
             self.passing(part.batch(self._rank) == 0)
 
