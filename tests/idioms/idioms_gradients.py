@@ -14,7 +14,7 @@ GRADIENTS = "Gradients"
 PASSES = 3
 
 
-@idiom("gradient accumulation, all but the last pass in `session.no_sync()`", GRADIENTS, linear="never")
+@idiom("gradient accumulation, all but the last pass in `session.no_sync()`", GRADIENTS, linear=False)
 def accumulated_unsynced(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -28,7 +28,7 @@ def accumulated_unsynced(session: Any) -> nn.Module:
     return model
 
 
-@idiom("gradient accumulation without `no_sync`", GRADIENTS, linear="never")
+@idiom("gradient accumulation without `no_sync`", GRADIENTS, linear=False)
 def accumulated_synced(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -41,7 +41,7 @@ def accumulated_synced(session: Any) -> nn.Module:
 
 
 @idiom("gradient accumulation that fetches the next batch between forward and backward (nanoGPT)", GRADIENTS,
-       linear="never", whole=False)  # fmt: skip
+       linear=False, whole=False)  # fmt: skip
 def accumulated_fetching(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
 
@@ -62,7 +62,7 @@ def accumulated_fetching(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a forward pass inside `no_sync()` whose loss is never used", GRADIENTS, linear="never")
+@idiom("a forward pass inside `no_sync()` whose loss is never used", GRADIENTS, linear=False)
 def unsynced_and_dropped(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -87,7 +87,7 @@ def stepped_unsynced(session: Any) -> nn.Module:
     return model
 
 
-@idiom("clipping by norm", GRADIENTS, linear="never")
+@idiom("clipping by norm", GRADIENTS, linear=False)
 def clipped_by_norm(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -99,7 +99,7 @@ def clipped_by_norm(session: Any) -> nn.Module:
     return model
 
 
-@idiom("clipping by value", GRADIENTS, linear="never")
+@idiom("clipping by value", GRADIENTS, linear=False)
 def clipped_by_value(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from idiom_base import IDIOMS
+from idiom_page import PAGE, page
 from idiom_runs import RUN, WAIT_S, expected, play
 from known import KNOWN
 
 import uneven
 from uneven.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -21,6 +26,16 @@ def test_the_matrix(policy: str, shares: str) -> None:
     report = [f"{name}: {what} (expected: {expected(IDIOMS[name], policy, shares)})" for name, what in news.items()]
     report += [f"{name}: in order now, so take it out of KNOWN" for name in mended]
     assert not report, f"{policy}, {shares} shares:\n" + "\n".join(report)
+
+
+def test_the_page_says_what_the_matrix_shows() -> None:
+    assert PAGE.read_text() == page(), "write it anew: .venv/bin/python tests/idioms/idiom_page.py"
+    assert len(IDIOMS) >= 30
+
+
+def test_what_is_shown_elsewhere_is() -> None:
+    for file, test in (idiom.shown.split("::") for idiom in IDIOMS.values() if idiom.shown):
+        assert f"def {test}(" in (ROOT / file).read_text()
 
 
 def test_the_known_cells_exist() -> None:
