@@ -231,10 +231,14 @@ class Watched(uneven.Session):
         self.successor: Watched | None = None
         self._options = options
 
+    def another(self) -> Watched:
+        """With the same settings."""
+        return Watched(**self._options)
+
     def again(self) -> Watched:
         """As a run that is started again: this session is closed, and there is another one."""
         self.close()
-        self.successor = Watched(**self._options)
+        self.successor = self.another()
         self.successor.parts = self.parts
         return self.successor
 

@@ -127,25 +127,25 @@ def cells(me: RankContext, policy: str, shares: str, names: list[str]) -> dict[s
     return {name: one_cell(IDIOMS[name], me, policy, shares, rooms[name]) for name in names}
 
 
-def alone(idiom: Idiom) -> list[float]:
+def in_one_process(idiom: Idiom) -> list[float]:
     with prepared(idiom):
         return flat(IDIOMS[idiom.like or idiom.name].body(Plain()))
 
 
 @ranks(1, join=False)
 def references(me: RankContext, names: list[str]) -> dict[str, list[float]]:
-    return {name: alone(IDIOMS[name]) for name in names}
+    return {name: in_one_process(IDIOMS[name]) for name in names}
 
 
 @cache
 def reference() -> dict[str, list[float]]:
     """What one process trains, for each idiom that is ever to be equal to it or different from it."""
-    names = [name for name in IDIOMS if any(needs_reference(IDIOMS[name], *where) for where in RUN)]
+    names = [name for name in IDIOMS if any(needs_reference(IDIOMS[name], *cell) for cell in RUN)]
     return run_ranks(1, references.rank_body, names, join=False)[0]  # type: ignore[attr-defined]
 
 
 def needs_reference(idiom: Idiom, policy: str, shares: str) -> bool:
-    return isinstance(expected(idiom, policy, shares), Equal | Differs)
+    return not idiom.shown and isinstance(expected(idiom, policy, shares), Equal | Differs)
 
 
 def expected(idiom: Idiom, policy: str, shares: str) -> Expect:
@@ -164,8 +164,13 @@ def is_run(idiom: Idiom, policy: str, shares: str) -> bool:
     return not idiom.shown and not isinstance(expected(idiom, policy, shares), Unfit)
 
 
-def verdict(idiom: Idiom, policy: str, shares: str, told: list[dict[str, Any]]) -> str:
-    """What is wrong with a cell; empty where nothing is."""
+def verdict(idiom: Idiom, policy: str, shares: str, told: list[dict[str, Any]], alone: list[float]) -> str:
+    """What is wrong with a cell; empty where nothing is.
+
+    Args:
+        told: what came of it, by rank.
+        alone: the weights of one process.
+    """
     expect = expected(idiom, policy, shares)
     errors = errors_of(told)
     if isinstance(expect, Refused):
@@ -183,7 +188,7 @@ def verdict(idiom: Idiom, policy: str, shares: str, told: list[dict[str, Any]]) 
             return "not finite"
         evaluated = [one["values"][: one["own"]] for one in told]
         return "" if all(one == evaluated[0] for one in evaluated) else "ranks evaluate different models"
-    off = max(distance(one["values"], reference()[idiom.name]) for one in told)
+    off = max(distance(one["values"], alone) for one in told)
     if isinstance(expect, Differs):
         return "" if off > 1e-6 else "equal to one process after all: say so in the table and in docs/limits.md"
     return "" if off <= expect.tolerance else f"off by {off:.1e}"
@@ -225,4 +230,8 @@ def play(policy: str, shares: str, names: list[str] | None = None, timeout_s: fl
     body = cells.rank_body  # type: ignore[attr-defined]
     table = run_ranks(WORKERS, body, policy, shares, chosen, join=False, fresh=True, timeout_s=timeout_s)
     TOOK_S[policy, shares] = {name: sum(row[name]["took_s"] for row in table) for name in chosen}
-    return {name: verdict(IDIOMS[name], policy, shares, [row[name] for row in table]) for name in chosen}
+    alone = reference()
+    return {
+        name: verdict(IDIOMS[name], policy, shares, [row[name] for row in table], alone.get(name, []))
+        for name in chosen
+    }

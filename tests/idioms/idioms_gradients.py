@@ -207,3 +207,27 @@ def unreduced(session: Any) -> nn.Module:
             optimizer.step()
             optimizer.zero_grad()
     return model
+
+
+@idiom("a `float32` model where torch's default is `float64`", GRADIENTS, expect=Equal(1e-6))
+def other_default(session: Any) -> nn.Module:
+    model = mlp().float()
+    model, optimizer = session.setup(model, sgd(model))
+    loader = session.loader(samples(), X)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            step(model, optimizer, x.float(), y)
+    return model
+
+
+@idiom("a loss over pairs of samples (contrastive), whose pairs lie in one worker's part", GRADIENTS,
+       expect=Differs("pairs across workers do not exist"), by=apart("replicas take steps of their own"))  # fmt: skip
+def contrastive(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, _y in loader:
+            near = F.normalize(model(x)) @ F.normalize(model(x + 0.1)).T
+            F.cross_entropy(near / 0.1, torch.arange(len(x))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model

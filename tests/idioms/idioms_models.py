@@ -6,7 +6,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from idiom_base import CLASSES, EPOCHS, FEATURES, Agrees, Refused, X, apart, idiom, mlp, samples, sgd, started, step
+from idiom_base import (
+    CLASSES,
+    EPOCHS,
+    FEATURES,
+    Agrees,
+    Refused,
+    Unfit,
+    X,
+    apart,
+    idiom,
+    mlp,
+    samples,
+    sgd,
+    started,
+    step,
+)
 from torch import nn
 from torch.func import functional_call, grad
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
@@ -221,6 +236,7 @@ def structured(session: Any) -> nn.Module:
 @idiom(
     "`torch.compile` before or after `setup`, or `model.compile()`",
     MODELS,
+    by=dict.fromkeys(("local", "shadow:ma", "asp"), Unfit("not tried")),
     shown="tests/ranks/test_session_models.py::test_a_compiled_model",
 )
 def compiled_before(session: Any) -> nn.Module:

@@ -7,7 +7,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from idiom_base import EPOCHS, Agrees, Refused, Unfit, X, apart, idiom, mlp, samples, sgd, started, step, tensors
+from idiom_base import (
+    EPOCHS,
+    Agrees,
+    Differs,
+    Refused,
+    Unfit,
+    X,
+    apart,
+    idiom,
+    mlp,
+    samples,
+    sgd,
+    started,
+    step,
+    tensors,
+)
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -135,6 +150,22 @@ def loaded_before(session: Any) -> nn.Module:
     return loop(session, session.setup(model))
 
 
+@idiom("weights loaded on rank 0 alone, after `setup`", SESSIONS,
+       expect=Differs("a rank's own doing between steps"), by=apart("parameters are exchanged"))  # fmt: skip
+def loaded_after(session: Any) -> nn.Module:
+    model = session.setup(mlp())
+    if session.rank == 0:
+        model.load_state_dict({name: 0.5 * one for name, one in mlp().state_dict().items()})
+    return loop(session, model)
+
+
+@idiom("`load_state_dict(assign=True)` after `setup`", SESSIONS, expect=Refused("find_unused_parameters|setup"))
+def assigned(session: Any) -> nn.Module:
+    model = session.setup(mlp())
+    model.load_state_dict(mlp().state_dict(), assign=True)
+    return loop(session, model)
+
+
 @idiom("ranks with different models", SESSIONS, expect=Refused("ranks differ"))
 def other_model(session: Any) -> nn.Module:
     model = nn.Linear(5, 3) if session.rank == 1 else mlp()
@@ -168,7 +199,7 @@ def loader_twice(session: Any) -> nn.Module:
 @idiom("a second session for a second model, one loader for both", SESSIONS, expect=Refused("session"))
 def second_session(session: Any) -> Any:
     first, of_first, loader = started(session)
-    with type(session)(sync=session.config.sync, balance=session.config.balance) as another:
+    with session.another() as another:
         second = mlp()
         second, of_second = another.setup(second, sgd(second))
         for _ in range(EPOCHS):
@@ -179,7 +210,8 @@ def second_session(session: Any) -> Any:
 
 
 @idiom("a NaN on one rank, with `nonfinite='raise'`", SESSIONS, expect=Refused("rank 1 in iteration 1"),
-       options={"nonfinite": "raise"}, by=apart("which iteration it is, each rank decides"))  # fmt: skip
+       options={"nonfinite": "raise"}, by=apart("it stays on that rank until the exchange"),
+       shown="tests/ranks/test_exactness.py::test_a_gradient_that_is_not_finite_names_rank_and_iteration")  # fmt: skip
 def one_nan(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for number, (x, y) in enumerate(loader):
