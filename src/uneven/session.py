@@ -309,6 +309,17 @@ class Session(ThreadedTraining):
         """
         return self._loop.no_sync()
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Inside, this worker waits for others, in an exchange of the script's own::
+
+            with session.waiting():
+                torch.distributed.all_reduce(statistics)
+
+        That time would else count as computing, so that a fast worker that waits for a slow one looks as slow.
+        Layers of ``torch.nn.SyncBatchNorm`` need no such line.
+        """
+        return self._loop.waiting()
+
     def evaluated(self) -> AbstractContextManager[None]:
         """Inside, the model is the one that the policy names: evaluate and save that one::
 
@@ -386,7 +397,8 @@ class Session(ThreadedTraining):
                 "a loop over session.loader is one thread's: give it to session.train as a function"
             )
             self._say_ready()
-        self._loop.begin(part)
+        assert self._loader is not None
+        self._loop.begin(part, self._loader)
 
     def close(self) -> None:
         """End the run: the last records are written, groups and files let go of. Twice is fine.

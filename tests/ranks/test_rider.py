@@ -73,7 +73,7 @@ def _everybodys(rows: list[list[float]], bucket_of: Callable[[], torch.Tensor]) 
         if turn == 1:
             passengers = [rider.carry(row) for rider, row in zip(riders, rows, strict=True)]
         assert all(one is None or one.result() is None for one in passengers), "not before the exchange"
-        carried = [rider.mount(bucket_of()) for rider in riders]
+        carried = [rider.mount(bucket_of(), 1, 5) for rider in riders]
         total = torch.stack(carried).sum(0)
         for one in carried:
             one.copy_(total)
@@ -138,7 +138,7 @@ def test_a_bucket_is_made_longer_and_everything_that_looks_at_it_follows() -> No
     riders, bucket = [Rider(0, 1, 2)], torch.arange(6.0)
     gradient = bucket[2:4].view(1, 2)
     _exchange(riders, bucket, then=None)
-    assert riders[0].mount(bucket).tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0]
+    assert riders[0].mount(bucket, 1, 5).tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]
     gradient.fill_(7.0)
     riders[0].dismount()
     assert bucket.tolist() == [0, 1, 7, 7, 4, 5]
@@ -160,7 +160,7 @@ def test_one_that_cannot_be_is_copied_and_everybody_hears_as_much(part: str) -> 
     for turn in range(3):
         if turn == 1:
             riders[0].call([5.0])
-        carried = [rider.mount(bucket) for rider, bucket in zip(riders, buckets, strict=True)]
+        carried = [rider.mount(bucket, 1, 5) for rider, bucket in zip(riders, buckets, strict=True)]
         total = torch.stack(carried).sum(0)
         for rider, one in zip(riders, carried, strict=True):
             one.copy_(total)
@@ -217,7 +217,7 @@ def test_what_was_heard_is_told_once() -> None:
     riders[1].call([5.0, 1 / 3])
     carried = _exchange(riders, bucket)
     assert carried[1].tolist()[:5] == [3, 3, 3, 3, 1]
-    assert len(carried[1]) == 4 + 1 + 2 * 3 * 2, "there is a seat for everybody"
+    assert len(carried[1]) == 4 + 2 + 2 * 3 * 2, "there is a seat for everybody"
     first, second = riders[0].take(), riders[0].take()
     assert first is not None
     assert first.called
@@ -244,7 +244,7 @@ def test_of_who_calls_while_all_report_the_report_is_heard() -> None:
 
 def _exchange(riders: list[Rider], bucket: torch.Tensor, then: float | None = 1.0) -> list[torch.Tensor]:
     """What each carried, summed up; ``then`` is what the bucket holds afterwards."""
-    carried = [rider.mount(bucket) for rider in riders]
+    carried = [rider.mount(bucket, 1, 5) for rider in riders]
     total = torch.stack(carried).sum(0)
     for rider, one in zip(riders, carried, strict=True):
         one.copy_(total)

@@ -61,7 +61,7 @@ class BalancedLoader:
         batch_size: the global batch X, of all ranks together.
         split_for: iteration → shares of all ranks, adding up to ``batch_size``.
         lower: least samples in a batch, where the last part allows it, and in a padded one always.
-        begin: called just before a batch is handed out, with its part.
+        begin: called just before a batch is handed out, with its part; the batch itself is ``in_hand``.
         end: called when that iteration is over: the next batch is asked for (before any of it is loaded), or
             the loop is left. Each ``begin`` gets exactly one ``end``.
         over: called when the epoch has no more batches.
@@ -96,6 +96,7 @@ class BalancedLoader:
         self._begin: Callable[[Part], None] = begin or _nothing
         self._end: Callable[[], None] = end or _nothing
         self._over: Callable[[], None] = over or _nothing
+        self.in_hand: Any = None  # the batch that was handed out last
         self._before = Cursor()
         self._handed: Part | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
@@ -164,6 +165,12 @@ class BalancedLoader:
     def lookahead(self) -> int:
         """Iterations after the one in the user's hands whose split cannot be changed any more."""
         return self._source.lookahead
+
+    @property
+    def first_samples(self) -> list[float] | None:
+        """What tells a stream's first samples in this pass from those that other ranks read; None for a data set with
+        an index. See :mod:`uneven.data.alike`."""
+        return self._source.first if isinstance(self._source, StreamSource) else None
 
     @property
     def reads_along(self) -> bool:
@@ -238,10 +245,12 @@ class BalancedLoader:
                 if not told:
                     yield part, batch
                     continue
+                self.in_hand = batch
                 self._begin(part)
                 try:
                     yield batch
                 finally:
+                    self.in_hand = None
                     self._end()
         self._over()
         self._cursor = self._cursor.next_epoch()

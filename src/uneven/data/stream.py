@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from uneven.data.alike import LOOKED_AT, first_samples
 from uneven.data.order import Cursor, Part, Plan
 from uneven.errors import DataError
 
@@ -72,6 +73,7 @@ class StreamSource:
             options["num_workers"] = min(options.get("num_workers", 0), 1)
         self._plan = plan
         self._rank = rank
+        self.first: list[float] | None = None  # what tells the first samples of this pass from those of other ranks
         packed = options.get("num_workers", 0) > 0
         self._unpack: Callable[[Any], Any] = unpack if packed else _same
         self._chunks: DataLoader[Any] = DataLoader(
@@ -82,7 +84,11 @@ class StreamSource:
         )
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Part, Any], None, None]:
-        """Parts and this rank's batches, from ``cursor`` to the end of the stream."""
+        """Parts and this rank's batches, from ``cursor`` to the end of the stream.
+
+        ``first`` is of the first part as soon as that is there.
+        """
+        self.first = None
         parts: deque[Part] = deque()
         batches = self._batches(cursor, parts)
         for batch in _pinned(batches) if self._pin else batches:
@@ -102,6 +108,8 @@ class StreamSource:
             part = self._plan.part(cursor, len(group))
             if part is None:
                 return
+            if self.first is None:
+                self.first = first_samples([self._unpack(one) for one in group[:LOOKED_AT]], _packed)
             parts.append(part)
             own = (group[i - part.start] for i in part.positions(self._rank, self._plan.lower))
             yield self._collate([self._unpack(sample) for sample in own])
@@ -139,6 +147,14 @@ def pack(sample: Any) -> bytes:
     buffer = io.BytesIO()
     _Packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(sample)
     return buffer.getvalue()
+
+
+def _packed(part: Any) -> bytes:
+    """A part of a sample for comparison; of one that cannot be packed, its type."""
+    try:
+        return pack(part)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return type(part).__name__.encode()
 
 
 def unpack(packed: bytes) -> Any:

@@ -38,6 +38,7 @@ class Agreement:
         clock: steps that were taken in.
         waiting: as long as there are steps that were taken, and not taken in.
         threads: that take them side by side.
+        followed: whether :meth:`passing` is called with each pass, as batches may be handed out ahead of their steps.
         strides: whether several may be taken in together, as all that the policy wants is done beside the training
             when it can afford it.
     """
@@ -59,7 +60,7 @@ class Agreement:
         self.clock = 0
         self.waiting: Sized = ()
         self.threads = 1
-        self.strides = False
+        self.strides = self.followed = False
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
@@ -106,8 +107,14 @@ class Agreement:
             self._exchanges.paused()
         self._exchanges.resumed()
         self._take(plan)
-        self._padded = part.batch(self._rank) == 0
-        self._held = self._replica.gradients() if self._padded else {}
+        if not self.followed:
+            self.passing(part.batch(self._rank) == 0)
+
+    def passing(self, padded: bool) -> None:
+        """The next step is on a batch that only fills up a last part, or on one that counts."""
+        if padded or self._padded:
+            self._padded = padded
+            self._held = self._replica.gradients() if padded else {}
 
     def _take(self, plan: StepPlan) -> None:
         """Take a plan apart, which seldom is another than that of the step before."""
@@ -250,6 +257,7 @@ class Agreement:
             weight=sum(self._fresh[rank] for rank in party),
             dropped=self._dropped,
             threads=self.threads,
+            epoch=self._epoch if self._hand_out is None else None,
         )
         self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
         self._gap = self._dropped = 0

@@ -18,6 +18,7 @@ from torch import Tensor
 from uneven.core.actions import Exchange, Moment
 from uneven.core.records import ExchangeRecord
 from uneven.engine.replica import Met, Replica
+from uneven.transport.instep import mark, out_of_step
 from uneven.transport.parameters import VectorCarrier
 from uneven.transport.rollcall import RollCall
 from uneven.transport.shadow import ShadowThread
@@ -40,6 +41,7 @@ class Order:
         samples, gap: samples and steps of this worker since its last exchange.
         weight: samples that it speaks for: its own, or those of its party.
         threads: of this worker, which took these steps side by side.
+        epoch: of the last step, where all take the same steps, and are to be at the same place when they meet.
     """
 
     exchange: Exchange
@@ -50,6 +52,7 @@ class Order:
     weight: float
     dropped: int = 0
     threads: int = 1
+    epoch: int | None = None
 
 
 class Exchanges:
@@ -131,10 +134,11 @@ class Exchanges:
 
         Raises:
             PeerError: somebody did not take part.
+            TrainingError: somebody takes part with another step.
         """
         began_s = time.perf_counter()
         self._observer.ready()
-        met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._line))
+        met = self._replica.meet(order.exchange, order.weight, partial(self._in_step, order))
         self._observer.done()
         self._land(order, met, began_s)
         self.write_down()
@@ -181,6 +185,19 @@ class Exchanges:
         if resting:
             order.weight = 0.0  # what it had to say is said
         return met.resting == len(order.exchange.members)
+
+    def _in_step(self, order: Order, vector: Tensor, exchange: Exchange) -> int:
+        """In the foreground nobody rests, so the place for that holds a mark of where everybody is."""
+        ranks = exchange.members
+        if order.epoch is None or self._line is None or exchange.parties or len(ranks) == 1:
+            return self._total(self._line, vector, exchange)
+        index = ranks.index(self._rank)
+        vector[-1] = mark(order.epoch, order.iteration, index, len(ranks), vector.dtype)
+        sent = self._total(self._line, vector, exchange)
+        if vector[-1]:
+            total = partial(self._line.total, members=ranks)
+            raise out_of_step(total, order.epoch, order.iteration, index, ranks)
+        return sent
 
     def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
         if line is None:

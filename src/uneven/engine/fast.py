@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.control.reports import Report
-from uneven.core.actions import Payload, StepPlan
+from uneven.core.actions import StepPlan
 from uneven.core.records import SplitRecord
 from uneven.core.views import Limits
 from uneven.data.loader import BalancedLoader
@@ -34,14 +34,16 @@ from uneven.data.stream import is_stream
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
+from uneven.engine.hand import Follower, Hand
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.heap import keep_freed_memory
-from uneven.engine.partake import Terms, agree, by_copy, hand_out_for, serve
+from uneven.engine.partake import Terms, agree, by_copy, check_attached, follow, hand_out_for, serve
 from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_record, profile_together
 from uneven.engine.scribe import Scribe, tell_nonfinite
 from uneven.engine.served import Served
 from uneven.engine.slow import SlowLoop
+from uneven.engine.streams import Streams
 from uneven.engine.stride import Pace, Stride
 from uneven.errors import ConfigError
 from uneven.measure.load import nvml_uuid
@@ -49,7 +51,7 @@ from uneven.predict import predictors
 from uneven.sync import SyncPolicy, outlook
 from uneven.transport.base import Pending
 from uneven.transport.check import check_model, describe_model
-from uneven.transport.gradients import GradientCarrier
+from uneven.transport.gradients import GradientCarrier, Turn
 from uneven.transport.rider import Heard, Rider
 from uneven.world import World
 
@@ -96,8 +98,11 @@ class FastLoop:
         self._steps = 0
         self._exchange_cost_s = 0.0
         self.carrier: GradientCarrier | None = None
-        self._planned: StepPlan | None = None  # for the last step in which gradients could be averaged …
-        self._group: tuple[int, ...] | None = None  # … and those among whom they were
+        self._averaging: tuple[int, ...] | None = None  # those whose gradients are averaged with this worker's
+        self._planned: StepPlan | None = None  # for the last step
+        self._streams = Streams(connection.transport, together=self._hand_out is None)
+        self._hand = Hand(self._rank, self._members)
+        self._follower: Follower | None = None  # of passes, where parameters are exchanged and not gradients
         self._calls = False  # whether calls for reports have come along with gradients in this iteration
         self.agreement: Agreement | Served | None = None  # None where nothing is exchanged but everybody's gradients
         self._give_back: Callable[[], object] | None = None  # memory that is kept between steps
@@ -118,20 +123,24 @@ class FastLoop:
         # Where a device computes, this thread's own time tells nothing of how long a step takes.
         self._spent_s = time.thread_time if device.type == "cpu" else time.perf_counter
         self.books = Books(self._rank, self._scribe, device)
+        out = outlook(self._policy, self._members, self._sites)
         if self._copied and self._hand_out is not None:
             self.agreement = serve(self._terms(), model, self._hand_out, self._world)
-            self.agreement.waiting = self._stride.over
-            return None
-        out = outlook(self._policy, self._members, self._sites)
-        if not out.gradients_of_all(self._members):
+        elif not out.gradients_of_all(self._members):
             self.agreement = agree(self._terms(), model, out, self._hand_out)
+        if self.agreement is not None:
             self.agreement.waiting = self._stride.over
+            self._follower = follow(self._terms(), model, self._hand, self.agreement, out)
+        if self._copied:
+            return None
         if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
+            self._averaging = next(one for one in out.gradient_groups if self._rank in one)
             self.carrier = GradientCarrier(
+                turn_of=self._hand.on,
                 observer=self.books.meter,
                 roll=self._connection.roll,
                 on_nonfinite=lambda: self._nonfinite("gradient"),
-                weight=1.0 / group.size(),
+                turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
                 group=group,
                 report_length=len(Report._fields),
             )
@@ -171,6 +180,7 @@ class FastLoop:
             upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
         )
         limits.check(loader.batch_size)
+        self._hand.least = limits.lower[self._rank]
         if self._hand_out is not None:
             self._hand_out.begin(loader.paced, max(limits.lower))
         self._agreed = _Agreed(balancer, limits, loader.batch_size, max(one["_lookahead"] for one in said))
@@ -259,7 +269,7 @@ class FastLoop:
         """The newest split decided; empty before there is a loader."""
         return self._slow.newest if self._slow is not None else ()
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: Part, loader: BalancedLoader) -> None:
         """A batch is about to be handed to the user.
 
         Raises:
@@ -280,6 +290,7 @@ class FastLoop:
             )
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self.books.meter.pause()
+            self._streams.begin(loader.first_samples)
         self._epoch, stride.shares = part.epoch, part.shares
         self._part = part
         self._scribe.iteration = part.iteration
@@ -288,10 +299,9 @@ class FastLoop:
             self.agreement.before(part, plan)
             if self.agreement.strides:
                 self._pace.start(self._steps, self._spent_s(), time.perf_counter())
+        self._hand.give(part, plan, loader.in_hand)
         if self.carrier is not None:
-            group = self._averaging(plan)
-            self.carrier.begin(part.iteration, self._weight(part, group), exchanging=group is not None)
-            self._calls = group is not None and len(group) == len(self._members)
+            self._calls = self._hand.all_average
             if self._calls and self.carrier.rider is not None and self._slow is not None:
                 self._call(self.carrier.rider, self._slow, part.iteration)
         self.books.control_s += time.perf_counter() - entered_s
@@ -303,20 +313,12 @@ class FastLoop:
             rider.call(row)
 
     def _plan(self) -> StepPlan:
-        return self._plans.at(self._steps) if self.agreement is None else self.agreement.plan()
-
-    def _averaging(self, plan: StepPlan) -> tuple[int, ...] | None:
-        """Those whose gradients are averaged in this step; most policies give the same plan again and again."""
-        if plan is not self._planned:
-            self._planned = plan
-            self._group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
-        return self._group
-
-    def _weight(self, part: Part, group: tuple[int, ...] | None) -> float:
-        """This worker's part of the samples of those whose gradients are averaged."""
-        if group is None or len(group) == len(self._members):
-            return part.batch(self._rank) / part.size
-        return part.batch(self._rank) / max(1, sum(part.batch(rank) for rank in group))
+        plan = self._plans.at(self._steps) if self.agreement is None else self.agreement.plan()
+        if plan is not self._planned and len(self._members) > 1:
+            attached = self.agreement is not None
+            check_attached(self._policy, plan, self._steps, averaging=self._averaging, agreement=attached)
+        self._planned = plan
+        return plan
 
     def end(self) -> None:
         """The iteration is over: the user asks for the next batch, or leaves the loop."""
@@ -350,6 +352,8 @@ class FastLoop:
         if agreed is not None and agreed.strides and not (adapts or leaving or agreed.showing):
             stride.left = self._pace.next(self._steps, self._spent_s(), time.perf_counter())
         self.books.control_s += time.perf_counter() - entered_s
+        if not leaving:
+            self._streams.check(met)
 
     def _take_in(self) -> None:
         """The steps of a stride; none joins it any more."""
@@ -361,6 +365,7 @@ class FastLoop:
     def over(self) -> None:
         """The epoch has no more batches; its last step has just ended."""
         self._take_in()
+        self._hand.rest()
         if self.agreement is not None:
             self.agreement.paused()
         self.read()
@@ -386,6 +391,17 @@ class FastLoop:
     def no_sync(self) -> AbstractContextManager[None]:
         """See :meth:`uneven.Session.no_sync`."""
         return self.carrier.no_sync() if self.carrier is not None else nullcontext()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """See :meth:`uneven.Session.waiting`."""
+        roll = self._connection.roll
+        with self.books.meter.waiting():
+            if roll is not None:
+                roll.waiting = True
+            yield
+            if roll is not None:
+                roll.waiting = False
 
     def log(self, scalars: dict[str, float]) -> None:
         """See :meth:`uneven.Session.log`."""
@@ -438,8 +454,9 @@ class FastLoop:
 
     def close(self) -> None:
         """Let go of the model and of what was opened."""
-        if self.carrier is not None:
-            self.carrier.detach()
+        for one in (self.carrier, self._follower):
+            if one is not None:
+                one.detach()
         self.read()
         if self._slow is not None:
             self._slow.close()

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from torch import nn
 
 from uneven.config import RunConfig
-from uneven.core.actions import Moment
+from uneven.core.actions import Moment, Payload, StepPlan, Via
 from uneven.engine.agree import Agreement
 from uneven.engine.connect import Connection
 from uneven.engine.exchanges import Observer
+from uneven.engine.hand import Follower, Hand
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.home import find_home
 from uneven.engine.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.engine.scribe import Scribe
 from uneven.engine.served import Served
 from uneven.errors import ConfigError
+from uneven.registry import describe
 from uneven.sync import Outlook, Pace, SyncPolicy, carried, first_plans, refused, served
 from uneven.world import World
 
@@ -56,6 +58,32 @@ def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -
     for plan in first_plans(policy, members, sites):
         if why := refused(plan):
             raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")
+
+
+def check_attached(
+    policy: SyncPolicy, plan: StepPlan, clock: int, *, averaging: Members | None, agreement: bool
+) -> None:
+    """Refuse a plan for which nothing was attached, as none of the steps that were looked at ahead wanted it.
+
+    Args:
+        averaging: those whose gradients are averaged with this worker's; None where nobody's are.
+        agreement: whether anything but gradients can be exchanged.
+
+    Raises:
+        ConfigError: it would be left out without a word.
+    """
+    for one in plan.exchanges:
+        gradients = one.payload is Payload.GRADIENT and one.via is Via.GROUP
+        if (one.members != averaging) if gradients else not agreement:
+            raise ConfigError(
+                f"step {clock} of {policy!r} exchanges {one.payload.value} among ranks {_named(one.members)}, which "
+                f"none of its first steps announced, so that no line was made for it: let the policy's facts name "
+                f"payloads and every, and let the same ranks average gradients in all steps"
+            )
+
+
+def _named(members: Members) -> str:
+    return ", ".join(map(str, members))
 
 
 def by_copy(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
@@ -123,6 +151,14 @@ def serve(terms: Terms, model: nn.Module, hand_out: StoredHandOut, world: World)
     )
     terms.connection.leaving = agreement.leave
     return agreement
+
+
+def follow(terms: Terms, model: nn.Module, hand: Hand, agreement: Agreement | Served, out: Outlook) -> Follower:
+    """Sees to it that no batch is fetched before the step of the one before, where that would part it from its step."""
+    strict = out.moments != {Moment.BACKGROUND} and len(terms.members) > 1
+    agreement.followed = not strict
+    name = f"sync = {describe(terms.policy)}"
+    return Follower(model, hand, strict=strict, padded=agreement.passing, policy=name)
 
 
 def _replica(terms: Terms, model: nn.Module) -> Replica:

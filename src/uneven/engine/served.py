@@ -51,7 +51,7 @@ class Served:
         on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
 
     Attributes:
-        strides, waiting: see ``Agreement``.
+        strides, waiting, followed: see ``Agreement``.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Served:
         self._epoch = -1
         self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
         self._plan = StepPlan()
-        self.strides = False
+        self.strides = self.followed = False
         self.waiting: Sized = ()
         self._owed = False  # what the plan says of the last step
         self._in_hand = False  # a batch
@@ -136,6 +136,9 @@ class Served:
         if moves and not (known and self.copy.least >= due):
             self.copy.follow(due)
         self._following = self._in_hand = True
+
+    def passing(self, padded: bool) -> None:
+        """A pass is on a batch: each counts here."""
 
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Before a step of the optimizer: every batch counts here."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -128,6 +130,15 @@ class Meter:
             self._open.exchanges += ((self._ready, self._clock.mark()),)
             self._exchanges = True
         self._ready = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, the training waits for others, in an exchange that is not the gradients'."""
+        self.ready()
+        try:
+            yield
+        finally:
+            self.done()
 
     def end(self) -> None:
         """The next batch is asked for: the iteration is over."""

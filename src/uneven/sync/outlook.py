@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from uneven.core.actions import Moment, Payload, StepPlan
+from uneven.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
 from uneven.sync.base import SyncPolicy
 from uneven.sync.parts import Members
@@ -18,7 +18,8 @@ _PROBES = 4096
 class Outlook:
     """Attributes:
     payloads, moments: of all exchanges of the first steps; also the payloads that the policy itself names.
-    gradient_groups: who shares gradients with whom in the first step, each group once, by its first rank.
+    gradient_groups: who shares gradients with whom in the first step in which any do, each group once, by its first
+        rank.
     """
 
     payloads: frozenset[Payload]
@@ -32,11 +33,13 @@ class Outlook:
 
 def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outlook:
     """Of a policy for these workers."""
-    exchanges = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges]
+    first = list(_first_plans(policy, members, sites))
+    exchanges = [one for _, plan in first for one in plan.exchanges]
+    clock = next((clock for clock, plan in first if any(map(_of_gradients, plan.exchanges))), 0)
     groups: set[Members] = set()
     for rank in members:
-        plan = policy.plan(SyncView(rank=rank, clock=0, members=members, sites=sites))
-        groups.update(one.members for one in plan.exchanges if one.payload is Payload.GRADIENT)
+        plan = policy.plan(SyncView(rank=rank, clock=clock, members=members, sites=sites))
+        groups.update(one.members for one in plan.exchanges if _of_gradients(one))
     said = () if policy.facts is None else policy.facts.payloads
     return Outlook(
         payloads=frozenset((*said, *(one.payload for one in exchanges))),
@@ -48,13 +51,23 @@ def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outl
 def first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Iterator[StepPlan]:
     """The different plans of the first worker's first steps, a block and what comes before it.
 
-    Where blocks are longer than is looked ahead, also of the last step of the first one.
+    Where blocks are longer than is looked ahead, also of the last step of the first one. Of a policy that states no
+    facts nobody knows how long its blocks are, so it is looked as far ahead as ever.
     """
+    return (plan for _, plan in _first_plans(policy, members, sites))
+
+
+def _first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Iterator[tuple[int, StepPlan]]:
+    """With the clock at which each comes first."""
     facts = policy.facts
-    every = 1 if facts is None else facts.every
+    every = _PROBES if facts is None else facts.every
     seen: dict[int, StepPlan] = {}  # which keeps them, or another one could get the id of one
     for clock in (*range(min(2 * every, _PROBES)), every - 1):
         plan = policy.plan(SyncView(rank=members[0], clock=clock, members=members, sites=sites))
         if id(plan) not in seen:
             seen[id(plan)] = plan
-            yield plan
+            yield clock, plan
+
+
+def _of_gradients(one: Exchange) -> bool:
+    return one.payload is Payload.GRADIENT

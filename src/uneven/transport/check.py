@@ -47,6 +47,20 @@ def check_model(model: nn.Module) -> torch.device:
     return device
 
 
+def refuse_sparse_on_accelerator(model: nn.Module) -> None:
+    """Sparse gradients are added up by gloo, in host memory; nothing adds them up on accelerators.
+
+    Raises:
+        ConfigError: naming the layer.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.device.type != "cpu":
+            raise ConfigError(
+                f"{name or type(layer).__name__} has sparse=True on {layer.weight.device}: sparse gradients are "
+                f"exchanged on CPUs only; make it with sparse=False, or leave the model on the CPU"
+            )
+
+
 def describe_model(model: nn.Module) -> dict[str, str]:
     """Names, shapes and types, for the comparison of the ranks."""
     trained = {f"parameter {name}": p.requires_grad for name, p in model.named_parameters()}

@@ -16,17 +16,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
 
 from uneven.errors import TrainingError
-from uneven.transport.check import unused_parameters
+from uneven.transport.check import refuse_sparse_on_accelerator, unused_parameters
 from uneven.transport.hooks import ModelHook
+from uneven.transport.instep import out_of_step
 from uneven.transport.rider import Rider
 from uneven.transport.rollcall import RollCall
 from uneven.transport.statistics import BatchStatistics
@@ -48,6 +51,28 @@ _NO_BROADCAST: dict[str, Any] = {
 }
 """No broadcast of rank 0's buffers before each forward pass: rank 0 may be the one that saw least. Batch-norm
 statistics are averaged instead, see :mod:`uneven.transport.statistics`. The option was renamed in torch 2.13."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a batch of this worker counts in the gradient.
+
+    Attributes:
+        iteration, epoch: when it was handed out; the same on all ranks whose gradients are added up.
+        samples: in the batch, also where it only fills up a last part and so counts nothing.
+        weight: x_i / X.
+        exchanging: whether gradients are exchanged in this iteration.
+    """
+
+    iteration: int
+    epoch: int
+    samples: int
+    weight: float
+    exchanging: bool = True
+
+    def counts_like(self, other: "Turn") -> bool:
+        """Whether it makes no difference to the gradient which of the two a pass is on."""
+        return (self.weight, self.exchanging) == (other.weight, other.exchanging)
 
 
 class ExchangeObserver(Protocol):
@@ -72,24 +97,24 @@ class GradientCarrier:
     """Makes a model's backward pass end with the weighted mean of everybody's gradients.
 
     Args:
+        turn_of: a forward pass's arguments, and its keyword arguments → the turn of the batch that it is on.
         observer: told when the last bucket is ready and when the exchange is over.
         roll: names the missing when an exchange fails.
         on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
 
     Attributes:
-        weight: x_i / X of the batch in hand; set before its forward pass.
-        iteration: for messages.
+        turn: of the batch that the newest pass, forward or backward, is on.
         group: the process group of those whose gradients are averaged; None is everybody's.
         report_length: numbers in a row that a rank may send along.
         rider: carries calls and reports along with the gradients; None on an accelerator, where reading would wait.
         owner: kept alive as long as the model.
     """
 
+    turn_of: Callable[[Any, Any], Turn | None]
     observer: ExchangeObserver
     roll: RollCall
     on_nonfinite: Callable[[], None]
-    weight: float = 0.0
-    iteration: int = 0
+    turn: Turn
     group: Any = None
     report_length: int = 0
     rider: Rider | None = None
@@ -105,7 +130,9 @@ class GradientCarrier:
     _nonfinite: torch.Tensor | None = None
     _flag: Any = None  # the same memory as _nonfinite where the host can read it, without going through torch
     _synchronise: bool = True
-    _exchanging: bool = True
+    _weight: float = 0.0  # of what the gradients will be scaled by: those of the pass under way, and all that wait
+    _pass: int = -1  # torch's number of the backward pass under way
+    _prepared: bool = False  # whether DDP expects gradients to exchange
     _handles: list[RemovableHandle] = field(default_factory=list)
     _exchanges: int = 0
     _steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # by optimizer: exchanges seen, steps without
@@ -119,6 +146,7 @@ class GradientCarrier:
         ``model(...)`` prepares an exchange, as it would inside :class:`DistributedDataParallel`.
         """
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        refuse_sparse_on_accelerator(model)
         self._group = dist.group.WORLD if self.group is None else self.group
         self._ddp = DistributedDataParallel(
             model,
@@ -139,7 +167,7 @@ class GradientCarrier:
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ModelHook(self._after_forward)),
-            *weigh_sync_batch_norm(model, lambda: self.weight * dist.get_world_size()),
+            *weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer),
         ]
 
     def detach(self) -> None:
@@ -151,21 +179,6 @@ class GradientCarrier:
         if self._ddp is not None:
             self._ddp._remove_autograd_hooks()
         self._ddp = None
-
-    def begin(self, iteration: int, weight: float, exchanging: bool = True) -> None:
-        """The next forward passes belong to this iteration and count with this weight.
-
-        Gradients that earlier, unsynchronised passes left in ``.grad`` were to be scaled by the old weight;
-        they are rescaled so that scaling everything by the new one is right for them too.
-        """
-        self.iteration = iteration
-        self._exchanging = exchanging
-        if self._held:
-            weight = max(weight, _TINY)
-            if weight != self.weight:
-                ratio = self.weight / weight
-                torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], ratio)
-        self.weight = weight
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -203,12 +216,12 @@ class GradientCarrier:
             )
         seen, missed = self._steps.get(id(optimizer), (0, 0))
         closure = any(callable(value) for value in args[1:]) or kwargs.get("closure") is not None
-        missed = missed + 1 if seen == self._exchanges and self._exchanging and not closure else 0
+        missed = missed + 1 if seen == self._exchanges and self.turn.exchanging and not closure else 0
         if missed > (seen > 0) and any(p.grad is not None for p in self._parameters):
             raise TrainingError(
-                f"iteration {self.iteration}: optimizer.step() but no gradients were exchanged: call the model that "
-                f"session.setup returned, model(x), not model.forward(x) or a part of it; and if torch.compile has "
-                f"compiled it before, pass what torch.compile returned to session.setup"
+                f"iteration {self.turn.iteration}: optimizer.step() but no gradients were exchanged: call the model "
+                f"that session.setup returned, model(x), not model.forward(x) or a part of it; and if torch.compile "
+                f"has compiled it before, pass what torch.compile returned to session.setup"
             )
         self._steps[id(optimizer)] = (self._exchanges, missed)
 
@@ -216,12 +229,14 @@ class GradientCarrier:
         assert self._ddp is not None
         if self._aside:
             return args, kwargs
-        self._ddp.require_backward_grad_sync = self._synchronise and self._exchanging
+        if torch.is_grad_enabled():  # one that evaluates is on no batch of the loader
+            self.turn = self.turn_of(args, kwargs) or self.turn
+        self._ddp.require_backward_grad_sync = self._synchronise and self.turn.exchanging
         try:
             return self._ddp._pre_forward(*args, **kwargs)
         except RuntimeError as error:
             if "find_unused_parameters" in str(error):
-                raise TrainingError(unused_parameters(model, self._parameters, self.iteration)) from error
+                raise TrainingError(unused_parameters(model, self._parameters, self.turn.iteration)) from error
             raise
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
@@ -229,12 +244,58 @@ class GradientCarrier:
         if self._aside:
             return output
         output = self._ddp._post_forward(output)
-        if torch.is_grad_enabled():
-            if self._statistics is not None and self._synchronise and self._exchanging and model.training:
-                self._statistics.start(self.weight)
-            elif not self._synchronise:
-                self._held = True
+        if not torch.is_grad_enabled():
+            return output
+        exchanged = self._ddp.require_backward_grad_sync
+        self._prepared |= exchanged
+        if self._statistics is not None and exchanged and model.training:
+            self._statistics.start(self.turn.weight)
+        if not on_entering(output, partial(self._entered, self.turn, exchanged)):
+            # What the loss is made of is out of sight, so this pass's own backward pass is taken to come next.
+            self._count(self.turn, exchanged)
         return output
+
+    def _entered(self, turn: Turn, exchanged: bool, gradient: torch.Tensor) -> None:
+        """A backward pass has come to an output of the model, and has not added to any gradient yet."""
+        if self._aside:
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self._pass:
+            self._pass = task
+            self._count(turn, exchanged)
+            if exchanged and not self._prepared:
+                self._prepare_again()
+        elif not turn.counts_like(self.turn):
+            raise TrainingError(
+                f"one backward pass through the batches of iterations {self.turn.iteration} and {turn.iteration}, "
+                f"which count differently ({self.turn.weight:.4g} and {turn.weight:.4g} of the gradient): call "
+                f"backward once for each batch, all but the last inside session.no_sync()"
+            )
+
+    def _count(self, turn: Turn, exchanged: bool) -> None:
+        """What comes into the gradients now is to be scaled by this turn's weight, and so is what waits in them."""
+        self.turn, weight = turn, turn.weight
+        if self._held:
+            weight = max(weight, _TINY)
+            if weight != self._weight:
+                for one in self._parameters:
+                    if one.grad is not None:
+                        one.grad.mul_(self._weight / weight)
+        self._weight = weight
+        self._held |= not exchanged and turn.exchanging
+
+    def _prepare_again(self) -> None:
+        """A second backward pass on one forward pass. DDP would leave what it adds on this worker; what was exchanged
+        is the same on all, and stays it when all weights add up to 1."""
+        assert self._ddp is not None
+        if self._ddp.find_unused_parameters:
+            raise TrainingError(
+                f"iteration {self.turn.iteration}: a second backward pass on one forward pass, with "
+                f"find_unused_parameters=True: add the losses up and call backward once, or call the model again"
+            )
+        self._ddp.reducer._rebuild_buckets()  # as DDP does before a forward pass, once
+        self._ddp.reducer.prepare_for_backward([])
+        self._prepared = True
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of one bucket whose gradients are ready."""
@@ -259,28 +320,33 @@ class GradientCarrier:
     def _reduce(self, lane: _Lane) -> dist.Work:
         try:
             # The group's own method: dist.all_reduce around it takes as long again, and this runs for every bucket.
-            return self._group.allreduce(lane.alone if self.rider is None else [self.rider.mount(lane.bucket)])
+            if self.rider is None or lane.bucket.is_sparse:
+                return self._group.allreduce(lane.alone)
+            return self._group.allreduce([self.rider.mount(lane.bucket, self.turn.epoch, self.turn.iteration)])
         except RuntimeError as error:
             raise self._failure(error) from error
 
     def _scale(self, lane: _Lane) -> None:
         gradients = lane.bucket
-        if self.weight == 0.0:
+        if self._weight == 0.0:
             gradients.zero_()  # a padded batch; zero even where its gradient is not finite
+        elif gradients.is_sparse:
+            gradients.mul_(self._weight)
+            self._nonfinite += ~torch.isfinite(gradients._values().sum())  # type: ignore[operator]
         elif gradients.dtype == torch.float32:
             # One pass that scales and looks for NaN and infinity, without waiting for the device.
             assert self._nonfinite is not None
             torch._amp_foreach_non_finite_check_and_unscale_(lane.alone, self._nonfinite, self._scale_by(gradients))
         else:
-            gradients.mul_(self.weight)
+            gradients.mul_(self._weight)
             # The sum of finite float16 gradients may leave their range, so it is taken in a wider one.
             wide = torch.float64 if gradients.dtype == torch.float64 else torch.float32
             self._nonfinite += ~torch.isfinite(gradients.sum(dtype=wide))  # type: ignore[operator]
 
     def _scale_by(self, gradients: torch.Tensor) -> torch.Tensor:
         """The weight as a tensor on the gradients' device; it is the same for many iterations."""
-        if self._weight_on_device is None or self._weight_on_device[0] != self.weight:
-            self._weight_on_device = self.weight, torch.tensor(self.weight, device=gradients.device)
+        if self._weight_on_device is None or self._weight_on_device[0] != self._weight:
+            self._weight_on_device = self._weight, torch.tensor(self._weight, device=gradients.device)
         return self._weight_on_device[1]
 
     def _land(self) -> None:
@@ -288,8 +354,10 @@ class GradientCarrier:
         self._landed.append(works)
         self.roll.waiting = True
         try:
-            for work in works:
+            for lane, work in zip(self._lanes, works, strict=False):
                 work.wait()
+                if lane.bucket.is_sparse:  # whose sum has other entries, so gloo gives another tensor
+                    lane.bucket.copy_(work.get_future().wait()[0])
             if self.rider is not None:
                 self.rider.dismount()
             if self._statistics is not None:
@@ -297,9 +365,11 @@ class GradientCarrier:
         except RuntimeError as error:
             raise self._failure(error) from error
         self.roll.waiting = False
+        if self.rider is not None and self.rider.apart:
+            raise self._out_of_step()
         self._exchanges += 1
         self.observer.done()
-        self._held = False
+        self._held = self._prepared = False
         self._report_nonfinite()
 
     def _report_nonfinite(self) -> None:
@@ -313,8 +383,26 @@ class GradientCarrier:
             self._nonfinite.zero_()
             self.on_nonfinite()
 
+    def _out_of_step(self) -> TrainingError:
+        group = self._group
+        ranks = [dist.get_global_rank(group, one) for one in range(group.size())]
+        total = partial(dist.all_reduce, group=group)
+        return out_of_step(total, self.turn.epoch, self.turn.iteration, group.rank(), ranks)
+
     def _failure(self, error: RuntimeError) -> TrainingError:
-        return self.roll.failure(f"the gradient exchange of iteration {self.iteration}", error)
+        return self.roll.failure(f"the gradient exchange of iteration {self.turn.iteration}", error)
+
+
+def on_entering(output: Any, call: Callable[[torch.Tensor], None]) -> bool:
+    """Have a backward pass call when it comes to the output of a model, for each of its tensors, with its gradient.
+
+    Returns:
+        Whether any tensor was found that leads to the model.
+    """
+    found = [one for one in _find_tensors(output) if one.requires_grad]
+    for one in found:
+        one.register_hook(call)
+    return bool(found)
 
 
 def _on_bucket(

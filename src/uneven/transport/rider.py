@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from uneven.transport.base import Rows
+from uneven.transport.instep import mark
 
 _MOST_RANKS = 64
 """Of larger groups no rows ride: each adds a table of all to the sum, which is mostly zeros."""
@@ -54,45 +55,49 @@ class _Stage:
     cannot be, because an array of the user's looks at it for instance. What is summed up is as long in either case.
 
     Args:
-        ranks: with a seat each, and one more for the call.
+        ranks: with a seat each, and two more for the call and the mark.
         length: of a row; 0 where no rows can ride.
 
     Attributes:
         bucket: that it was made for.
         whole: what is summed up.
-        call: shape (1,).
+        call, mark: shape (1,).
         table: the rows, shape (ranks, 2, length), in the same memory; None where there are none.
     """
 
     def __init__(self, bucket: torch.Tensor, ranks: int, length: int) -> None:
-        size, more = bucket.numel(), 1 + 2 * ranks * length
+        size, more = bucket.numel(), 2 + 2 * ranks * length
         whole = _lengthened(bucket, more)
         self._apart = whole is None
         self.whole = torch.empty(size + more, dtype=bucket.dtype) if whole is None else whole
         seats = self.whole[size:].zero_()
-        self._room, self.call = self.whole[:size], seats[:1]
+        self._room, self.call, self.mark = self.whole[:size], seats[:1], seats[1:2]
         self._seats = seats.numpy() if length else None
-        self.table = None if self._seats is None else self._seats[1:].reshape(ranks, 2, length)
+        self.table = None if self._seats is None else self._seats[2:].reshape(ranks, 2, length)
         self.bucket = bucket
         self._taken = False
 
-    def fill(self, called: bool, row: npt.NDArray[np.float64] | None, rank: int) -> None:
+    def fill(self, mark: float, called: bool, row: npt.NDArray[np.float64] | None, rank: int) -> None:
         """Before the exchange."""
         if self._apart:
             self._room.copy_(self.bucket)
+        if self._seats is None:
+            self.mark.fill_(mark)
+        else:
+            self._seats[1] = mark
         if self._taken or called or row is not None:
             self.call.fill_(float(called))
             if self.table is not None:
                 _sit(row, self.table, rank)
             self._taken = called or row is not None
 
-    def empty(self) -> bool:
-        """After the exchange; whether somebody called."""
+    def empty(self) -> tuple[bool, bool]:
+        """After the exchange: whether somebody called, and whether some were at another place than others."""
         if self._apart:
             self.bucket.copy_(self._room)
-        called = (self.call.item() if self._seats is None else self._seats[0]) > 0
-        self._taken = self._taken or called  # by others
-        return bool(called)
+        call, mark = (self.call.item(), self.mark.item()) if self._seats is None else self._seats[:2]
+        self._taken = self._taken or call > 0  # by others
+        return bool(call > 0), bool(mark != 0.0)
 
 
 def _lengthened(bucket: torch.Tensor, more: int) -> torch.Tensor | None:
@@ -106,8 +111,8 @@ def _lengthened(bucket: torch.Tensor, more: int) -> torch.Tensor | None:
 
 
 class Rider:
-    """Carries behind the smallest bucket of an exchange whether anybody calls, with the callers' rows, and now and then
-    everybody's.
+    """Carries behind the smallest bucket of an exchange whether anybody calls, with the callers' rows, now and then
+    everybody's, and a mark of each one's place in the loop.
 
     For gradients in host memory, and in exchanges that are sums. Which bucket that is follows from the sizes of the
     last exchange, which are the same on every rank. A table of which each rank fills in its own row, and leaves the
@@ -118,10 +123,14 @@ class Rider:
     Args:
         rank, size: of the group whose gradients are added up.
         length: of a row.
+
+    Attributes:
+        apart: whether those of the last exchange were at different places; see :mod:`uneven.transport.instep`.
     """
 
     def __init__(self, rank: int, size: int, length: int) -> None:
         self.heard = NOTHING
+        self.apart = False
         self._call: npt.NDArray[np.float64] | None = None
         self._rank, self._size, self._length = rank, size, length
         self._buckets: list[torch.Tensor] = []  # of the last exchange, in order, those of this one in their places
@@ -149,8 +158,12 @@ class Rider:
         where rows can ride."""
         self._call = np.array(row, np.float64)
 
-    def mount(self, bucket: torch.Tensor) -> torch.Tensor:
-        """What is to be summed up instead of ``bucket``: itself, or with more numbers at its end."""
+    def mount(self, bucket: torch.Tensor, epoch: int, iteration: int) -> torch.Tensor:
+        """What is to be summed up instead of ``bucket``: itself, or with more numbers at its end.
+
+        Args:
+            epoch, iteration: of the batch that the gradients are of, the same on every rank if all is well.
+        """
         place, self._place = self._place, self._place + 1
         if place >= len(self._buckets) or self._buckets[place] is not bucket:
             self._buckets[place:], self._changed = [bucket], True
@@ -160,7 +173,8 @@ class Rider:
         if stage is None or stage.bucket is not bucket:
             stage = self._stage = _Stage(bucket, self._size, self._seats())
         row = self._call if self._passenger is None else self._passenger.row
-        stage.fill(self._call is not None, row, self._rank)
+        at = mark(epoch, iteration, self._rank, self._size, bucket.dtype)
+        stage.fill(at, self._call is not None, row, self._rank)
         self._call, self._mounted = None, True
         return stage.whole
 
@@ -171,7 +185,7 @@ class Rider:
     def dismount(self) -> None:
         """All sums are there: give the bucket its own, hear whether anybody called, and let a passenger off."""
         if self._mounted and self._stage is not None:
-            called = self._stage.empty()
+            called, self.apart = self._stage.empty()
             if called or self._passenger is not None:
                 self._listen(self._stage, called)
         if self._changed or self._place != len(self._buckets):

@@ -323,3 +323,31 @@ def test_what_came_within_an_iteration_tells_nothing_of_the_processor_time(meter
         meter.end()
     told = [one.local_cpu_s for one in meter.timings()]
     assert told[:5] + told[6:] == pytest.approx([0.5] * 19)
+
+
+def test_what_the_script_waits_for_by_itself_is_no_computing(clock: Script, meter: Meter) -> None:
+    meter.begin(0)
+    clock.go(1.0)
+    with meter.waiting():
+        clock.go(5.0, worked=0.0)
+    clock.go(2.0)
+    meter.ready()
+    clock.go(0.5, worked=0.0)
+    meter.done()
+    meter.end()
+    (timing,) = meter.timings()
+    assert (timing.compute_s, timing.exchange_s) == (3.0, 5.5)
+
+
+def test_it_ends_also_where_what_was_waited_for_fails(clock: Script, meter: Meter) -> None:
+    def wait() -> None:
+        with meter.waiting():
+            clock.go(5.0, worked=0.0)
+            raise RuntimeError
+
+    meter.begin(0)
+    with pytest.raises(RuntimeError):
+        wait()
+    clock.go(1.0)
+    meter.end()
+    assert meter.timings()[0].exchange_s == 5.0
