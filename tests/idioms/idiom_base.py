@@ -71,6 +71,11 @@ def at_own_pace(expect: Expect) -> dict[str, Expect]:
     return dict.fromkeys(OWN_PACE, expect)
 
 
+def fetching_ahead() -> dict[str, Expect]:
+    """What comes of it where parameters are exchanged when the next batch is asked for."""
+    return dict.fromkeys(("local", "asp"), Refused("asked for the next batch before"))
+
+
 def apart(why: str) -> dict[str, Expect]:
     """What the policies that exchange parameters make of an idiom that concerns gradients."""
     return dict.fromkeys(("local", *OWN_PACE), Agrees(why))

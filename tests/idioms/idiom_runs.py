@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import re
@@ -101,7 +100,6 @@ def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dis
     del session
     with said:
         dist.destroy_process_group()
-    gc.collect()
     return found
 
 

@@ -21,6 +21,7 @@ from idiom_base import (
     X,
     apart,
     at_own_pace,
+    fetching_ahead,
     idiom,
     mlp,
     samples,
@@ -264,7 +265,7 @@ def resumed_at_the_end(session: Any) -> nn.Module:
 
 
 @idiom("saved with a batch in hand that was not trained on (nanoGPT), and gone on", RESUMED, like="plain_loop",
-       whole=False, by=at_own_pace(Unfit("save inside session.evaluated(), at the end of an epoch")))  # fmt: skip
+       whole=False, by={**fetching_ahead(), "shadow:ma": Unfit("save inside session.evaluated()")})  # fmt: skip
 def resumed_in_hand(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     batches = iter(loader)

@@ -7,7 +7,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from idiom_base import EPOCHS, Differs, Equal, Refused, X, apart, idiom, mlp, samples, sgd, started, step
+from idiom_base import (
+    EPOCHS,
+    Differs,
+    Equal,
+    Refused,
+    X,
+    apart,
+    fetching_ahead,
+    idiom,
+    mlp,
+    samples,
+    sgd,
+    started,
+    step,
+)
 from torch import nn
 
 GRADIENTS = "Gradients"
@@ -41,7 +55,7 @@ def accumulated_synced(session: Any) -> nn.Module:
 
 
 @idiom("gradient accumulation that fetches the next batch between forward and backward (nanoGPT)", GRADIENTS,
-       linear=False, whole=False)  # fmt: skip
+       linear=False, whole=False, by=fetching_ahead())  # fmt: skip
 def accumulated_fetching(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
 
