@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,45 @@ def make(width: int = 16, batch_size: int = 50, scheduled: bool = False) -> Memb
 
 def raises() -> Member:
     raise ValueError("this factory is broken")
+
+
+class Hangs(nn.Module):
+    """Never comes back from a forward pass, once it has written a file."""
+
+    def __init__(self, noted: Path) -> None:
+        super().__init__()
+        self.noted, self.inner = noted, nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.noted.touch()
+        threading.Event().wait()
+        return self.inner(x.flatten(1))
+
+
+def hangs(noted: Path) -> Member:
+    model = Hangs(noted)
+    return Member(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+class Diverging:
+    """Cross-entropy; in one step it is no number, or only its gradient is none."""
+
+    def __init__(self, step: int, hidden: bool) -> None:
+        self.step, self.hidden, self.steps = step, hidden, 0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        loss = F.cross_entropy(output, target)
+        if self.steps != self.step:
+            return loss
+        return loss + torch.sqrt(loss * 0.0) if self.hidden else loss * math.nan
+
+
+def diverges(step: int, hidden: bool = False) -> Member:
+    """On 400 samples in batches of 50, so an epoch has eight steps."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Member(model, optimizer, batch_size=50, loss=Diverging(step, hidden))
 
 
 def disagrees() -> Member:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,20 @@ def dies_on_17(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
     if sample[1] == 17:
         os._exit(3)
     return sample
+
+
+class Hangs:
+    """A transform that never comes back from one sample, and writes a line into a file each time that it begins."""
+
+    def __init__(self, noted: Path, number: int = 17) -> None:
+        self.noted, self.number = noted, number
+
+    def __call__(self, sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
+        if sample[1] == self.number:
+            with self.noted.open("a") as file:
+                file.write("begun\n")
+            threading.Event().wait()
+        return sample
 
 
 def read_all(connection: Connection, handle: RingHandle, stream: Stream, size: int, delay_s: float) -> None:

@@ -18,14 +18,18 @@ The journal of each rank lies beside it.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from uneven.config import checked, from_toml, to_toml
+from uneven.config import RunConfig, checked, from_toml, to_toml
 from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError
+
+_UNFIT = re.compile(r"[^\w.+-]+")
+"""What a script's name may hold and a directory that is printed and typed should not."""
 
 Layers = dict[str, dict[str, Any]]
 """Where it was said → key → value, strongest first."""
@@ -38,8 +42,9 @@ FILE = "uneven.toml"
 
 def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
     """A directory that does not exist yet, named after the time and the script or module ``target``."""
-    name = Path(target).stem if target.endswith(".py") else target.rpartition(".")[2] or target
-    stem = f"{now:%Y-%m-%d-%H%M%S}-{name}"
+    last = Path(target).name  # a script may have no suffix, and lie in a folder
+    name = last.removesuffix(".py") if last.endswith(".py") else last.rpartition(".")[2] or last
+    stem = f"{now:%Y-%m-%d-%H%M%S}-{_UNFIT.sub('_', name)}"
     path, number = parent / stem, 1
     while path.exists():
         number += 1
@@ -143,14 +148,22 @@ def is_ready(run_directory: Path, rank: int) -> bool:
     return _ready(run_directory, rank).exists()
 
 
-def say_loss(run_directory: Path, rank: int, stops: str = "") -> None:
-    """Tell the launcher what the death of this worker means to the others from now on.
+class Loss(NamedTuple):
+    """What the loss of a worker means to the others.
 
-    Args:
+    Attributes:
         stops: why they cannot go on without it; empty if they can.
+        timeout_s: for how long it may do nothing before it counts as one that hangs.
     """
+
+    stops: str = ""
+    timeout_s: float = RunConfig().timeout_s
+
+
+def say_loss(run_directory: Path, rank: int, loss: Loss | None = None) -> None:
+    """Tell the launcher what the loss of this worker means to the others from now on."""
     unfinished = run_directory / f"loss-{rank}.part"
-    unfinished.write_text(stops, encoding="utf-8")
+    unfinished.write_text(json.dumps(loss or Loss()), encoding="utf-8")
     unfinished.replace(_loss(run_directory, rank))
 
 
@@ -159,10 +172,10 @@ def unsay_loss(run_directory: Path, rank: int) -> None:
     _loss(run_directory, rank).unlink(missing_ok=True)
 
 
-def loss_of(run_directory: Path, rank: int) -> str | None:
+def loss_of(run_directory: Path, rank: int) -> Loss | None:
     """What the worker has said with :func:`say_loss`; None if it has said nothing."""
     try:
-        return _loss(run_directory, rank).read_text(encoding="utf-8")
+        return Loss(*json.loads(_loss(run_directory, rank).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
 

@@ -23,12 +23,14 @@ from uneven.engine.fast import FastLoop
 from uneven.engine.partake import check_carried
 from uneven.engine.profiling import steps_on
 from uneven.engine.scribe import Scribe
-from uneven.engine.settings import CODE, decide_settings
+from uneven.engine.settings import ALONE, CODE, decide_settings
 from uneven.engine.state import State, pack, unpack
 from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
 from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy, compatible, policies, threaded, unheeded
+from uneven.transport.hooks import ModelHook, Undo, keep_out_of_copies
+from uneven.transport.watch import ModelWatch, refuse_shared
 from uneven.world import discover, report_failures
 
 _SLOWED_AFTER_S = 1.0
@@ -108,12 +110,14 @@ class Session(ThreadedTraining):
             self._scribe = Scribe(self.world, directory, self.config, versions())
             undo.pop_all()
         for conflict in settings.conflicts:  # the launcher has told those between command line and file
-            self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner == CODE)
+            self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner in (CODE, ALONE))
         sites = {rank: one["_site"] for rank, one in enumerate(said)}
         self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
+        self._undo = Undo(self)  # what this session puts on the user's objects
+        self._watch: ModelWatch | None = None
         self._loader: BalancedLoader | None = None
         self._loaded: dict[str, Any] | None = None
         self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
@@ -188,23 +192,31 @@ class Session(ThreadedTraining):
             bucket_cap_mb: size in MiB of the buckets in which gradients travel; torch's default if None.
 
         Raises:
-            ConfigError: the model is wrapped already, has nothing to train, or lies on several devices.
+            ConfigError: the model is wrapped or in an open session already, has nothing to train, or lies on several
+                devices.
         """
         if self._loop.attached:
-            raise ConfigError(
-                "session.setup was called twice: one session carries one model; put several into one nn.Module"
-            )
+            raise ConfigError("session.setup was called twice: one session carries one model, or one nn.Module of all")
         self._threads.check(model)
+        refuse_shared(model)
         carrier = self._loop.attach(model, find_unused_parameters)
         self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
+        before_step: list[Callable[..., None]] = []
         if carrier is not None:
             carrier.owner = self  # the session lives as long as the model, whose hooks hold the carrier
             carrier.attach(model, find_unused_parameters, bucket_cap_mb)
-            for optimizer in optimizers:
-                optimizer.register_step_pre_hook(carrier.check_step)
+            before_step.append(carrier.check_step)
         if self._loop.agreement is not None:
-            for optimizer in optimizers:
-                optimizer.register_step_pre_hook(self._loop.agreement.still)
+            before_step.append(self._loop.agreement.still)
+        for optimizer in optimizers:
+            self._undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
+        self._loop.hands.watch(model, *optimizers)
+        following = ModelHook(self._loop.hands.forward)  # before all that asks which batch a pass is on
+        first = model.register_forward_pre_hook(following, with_kwargs=True, prepend=True)
+        self._undo.add(first.remove, keep_out_of_copies(model))
+        if self.world_size > 1:
+            self._watch = ModelWatch(model)
+            self._undo.add(self._watch.close)
         return (model, *optimizers) if optimizers else model
 
     def loader(
@@ -240,7 +252,7 @@ class Session(ThreadedTraining):
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._loop.over,
+            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._over, hands=self._loop.hands,
             hand_out=self._loop.hand_out(dataset), settled=self._loop.settled, **dataloader,
         )  # fmt: skip
         self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
@@ -356,12 +368,17 @@ class Session(ThreadedTraining):
         exchanges of a policy that lets replicas differ, models and optimizers differ too: save them on every rank to
         go on exactly, or the model that :meth:`evaluated` shows, to go on from that.
 
+        Samples count as used when an optimizer step has taken them in. Handed out again are batches that were only
+        fetched ahead, those whose gradients still wait in ``.grad``, and, in :meth:`evaluated` of a policy with a
+        centre at which all meet, those of the steps since the last exchange.
+
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
-        agreement = self._loop.agreement_state(self._threads.in_hand())
+        agreement, vectors = self._loop.agreement_state(self._threads.in_hand(), self._loop.hands.unused())
+        lacking = agreement.pop("lacking", None)
         if self._loader is None:
-            return self._loaded if self._loaded is not None else pack(State({}, {}, *agreement))
-        return pack(State(self._loader.state_dict(), self._loop.state_dict(), *agreement))
+            return self._loaded if self._loaded is not None else pack(State({}, {}, agreement, vectors))
+        return pack(State(self._loader.state_dict(lacking), self._loop.state_dict(), agreement, vectors))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -393,12 +410,17 @@ class Session(ThreadedTraining):
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
     def _begin(self, part: Part) -> None:
         if self._threads.count > 1 or self._awaited:
-            self._threads.check_one(
-                "a loop over session.loader is one thread's: give it to session.train as a function"
-            )
+            self._threads.check_one("a loop over a loader is one thread's: give it to session.train as a function")
             self._say_ready()
+        if self._watch is not None and part.epoch != self._watch.epoch:
+            self._watch.begin(part.epoch)
         assert self._loader is not None
         self._loop.begin(part, self._loader)
+
+    def _over(self) -> None:
+        if self._watch is not None:
+            self._watch.over()
+        self._loop.over()
 
     def close(self) -> None:
         """End the run: the last records are written, groups and files let go of. Twice is fine.
@@ -408,6 +430,7 @@ class Session(ThreadedTraining):
         """
         if self._loader is not None:
             self._loader.close()
+        self._undo()
         if self._closing.alive:
             self._loop.close()
         self._closing()

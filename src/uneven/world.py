@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import socket
@@ -45,6 +46,7 @@ class World:
         site: where it is, among the sites of a policy that looks at them: UNEVEN_SITE, or the host.
         meeting: the address of rank 0's machine, as the launcher says.
         port: where the ranks meet there; 0 where nobody says.
+        stored: whether the launcher keeps the store in which they meet; else rank 0 does.
     """
 
     rank: int = 0
@@ -58,6 +60,7 @@ class World:
     site: str = "localhost"
     meeting: str = "127.0.0.1"
     port: int = 0
+    stored: bool = False
 
     @property
     def alone(self) -> bool:
@@ -86,6 +89,7 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         kind=env.get(WORLD_VARIABLE) or "real",
         meeting=env.get("MASTER_ADDR") or "127.0.0.1",
         port=_integer(env, "MASTER_PORT", 0),
+        stored=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
     if not 0 <= world.rank < world.size:
         raise ConfigError(
@@ -97,6 +101,14 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
             f"WORLD_SIZE={world.size} but MASTER_ADDR is not set: start the script with torchrun or `uneven run`"
         )
     return world
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # another name
 
 
 def report_failures(environment: Mapping[str, str] | None = None) -> None:

@@ -167,7 +167,7 @@ def test_naive_averaging_would_differ(me: RankContext) -> None:
     with uneven.Session(balance=Moving()) as session:
         model = mlp()
         model, optimizer = session.setup(model, sgd(model))
-        session._loop.carrier.turn_of = lambda args, kwargs: None  # weights stay at 1/n
+        session._loop.carrier.turn_now = lambda: None  # weights stay at 1/n
         loader = session.loader(dataset(), batch_size=X)
         for _ in range(3):
             for x, y in loader:

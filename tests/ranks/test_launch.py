@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -34,7 +35,7 @@ WORKER = """
 import json, os, sys, time
 {imports}
 run, rank = os.environ["UNEVEN_RUN"], os.environ["RANK"]
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 told = {{name: os.environ[name] for name in names}}
 with open(os.path.join(run, rank + ".part"), "w") as file:
     json.dump({{"pid": os.getpid(), "argv": sys.argv[1:], **told}}, file)
@@ -165,6 +166,28 @@ raise (PeerError if rank == "0" else RuntimeError)("rank 2 is missing")
     assert "ValueError: a bad label" in last
 
 
+def test_a_worker_that_somebody_has_stopped_is_told_from_those_that_miss_it(tmp_path: Path) -> None:
+    then = """
+import signal
+from uneven.errors import PeerError
+from uneven.world import report_failures
+report_failures()
+if rank == "1": os.kill(os.getpid(), signal.SIGSTOP)
+while not os.path.exists(os.path.join(run, "1.json")): time.sleep(0.01)
+other = json.load(open(os.path.join(run, "1.json")))["pid"]
+while open(f"/proc/{other}/stat").read().rpartition(")")[2].split()[0] != "T": time.sleep(0.01)
+raise PeerError("rank 1 did not take part")
+"""
+    run, output = tmp_path / "run", tmp_path / "output.txt"
+    options = launch.Launch(target=(script(tmp_path, then),), nproc="2")
+    with launched(options, run, output) as launcher:
+        assert launcher.wait(100) == 128 + signal.SIGKILL
+    last = output.read_text().rpartition("error: ")[2]
+    assert re.match(r"rank 1 \(process \d+\) was stopped, by SIGSTOP or in a debugger, and was killed for that", last)
+    assert "rank 0 had missed it: uneven.errors.PeerError: rank 1 did not take part" in last
+    assert "memory" not in last
+
+
 def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:
     target = script(tmp_path, "while True: pass")
     run, output = tmp_path / "run", tmp_path / "output.txt"
@@ -177,6 +200,52 @@ def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:
         assert launcher.wait(60) == 128 + signal.SIGINT
     assert until(lambda: all(ended(pid) for pid in below), 5)
     assert "stopped by SIGINT" in output.read_text()
+
+
+def test_workers_end_with_a_launcher_that_is_killed_even_a_stopped_one(tmp_path: Path) -> None:
+    target = script(tmp_path, "time.sleep(600)", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    with launched(launch.Launch(target=(target,), nproc="2"), tmp_path / "run") as launcher:
+        workers = [int(str(worker["pid"])) for worker in reports(tmp_path / "run", 2)]
+        os.kill(workers[0], signal.SIGSTOP)
+        os.kill(launcher.pid, signal.SIGKILL)
+        assert until(lambda: all(ended(pid) for pid in workers), 10)
+
+
+def test_a_launcher_of_a_program_ends_with_it(tmp_path: Path) -> None:
+    target = script(tmp_path, "time.sleep(600)")
+    program = f"""
+import sys, time
+from pathlib import Path
+from uneven import launch
+options = launch.Launch(target=({target!r},), nproc="1")
+with launch.start(options, run_directory=Path({str(tmp_path / "run")!r})) as run:
+    print(run.pid, flush=True)
+    time.sleep(600)
+"""
+    with Script(["-c", program], env={**os.environ, "PYTHONPATH": import_path()}) as process:
+        (worker,) = (int(str(one["pid"])) for one in reports(tmp_path / "run", 1))
+        launcher = int(process.printed())
+        process.kill()
+        assert until(lambda: ended(launcher) and ended(worker), 30)
+
+
+def test_a_run_of_one_machine_listens_on_the_loopback_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    target = script(tmp_path, "while not os.path.exists(os.path.join(run, 'enough')): time.sleep(0.01)")
+    (port,) = quiet_ports(1)
+    for number, named in enumerate(({}, {"master_port": port}, {"rdzv_endpoint": f"localhost:{port}"})):
+        run = tmp_path / f"run-{number}"
+        options = launch.Launch(target=(target,), nproc="1", **named)  # type: ignore[arg-type]
+        with launched(options, run, TMPDIR=str(tmp_path / "tmp")) as launcher:
+            (worker,) = reports(run, 1)
+            where = {
+                one.laddr for one in psutil.Process(launcher.pid).net_connections("tcp") if one.status == "LISTEN"
+            }
+            assert {address for address, _ in where} <= {"127.0.0.1", "::1"}
+            assert int(str(worker["MASTER_PORT"])) in {number for _, number in where}
+            (run / "enough").touch()
+            assert launcher.wait(60) == 0
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_stop_ends_everything_even_if_workers_will_not_listen(tmp_path: Path) -> None:

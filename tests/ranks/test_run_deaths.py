@@ -91,11 +91,16 @@ def test_all_end_where_workers_meet_and_where_the_copy_was(tmp_path: Path) -> No
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from uneven.rundir import say_loss
+import signal
+from uneven.rundir import Loss, say_loss
 run, rank, start = Path(os.environ["UNEVEN_RUN"]), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 def after(name):
     while not (run / name).exists(): time.sleep(0.01)
+
+def stops(why=""):  # for as long as an exchange may wait, and then some
+    say_loss(run, rank, Loss(why, 0.5))
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 def dies(code):
     say_loss(run, rank)
@@ -109,6 +114,8 @@ CASES = {
     "outside": "dies(5) if rank else (after('told'), os._exit(7))",
     "zero": "after('said') if rank else dies(5)",
     "nobody": "dies(5 + rank)",
+    "stopped": "stops() if rank else after('told')",
+    "held": "dies(5) if rank else stops('it held the copy')",
     "again": "(dies(5) if rank else (after('told'), os._exit(7))) if start == '0' else None",
 }
 
@@ -121,7 +128,7 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
     with ExitStack() as stack:
         scripts = started(stack, tmp_path, runs, merged=True)
         for name, one in scripts.items():
-            while "the others go on without it" not in one.printed() and one.poll() is None:
+            while "the others go on" not in one.printed() and one.poll() is None:
                 time.sleep(0.02)
             (tmp_path / name / "told").touch()
         found = {name: (one.wait(60), one.printed()) for name, one in scripts.items()}
@@ -139,6 +146,20 @@ def test_what_is_left_at_the_end_decides_the_exit_code(tmp_path: Path) -> None:
     code, said = found["nobody"]
     assert code in (5, 6), said
     assert f"ended with exit code {code}, and nobody is left" in said
+
+    code, said = found["stopped"]
+    assert code == 0, said
+    how = r"was stopped, by SIGSTOP or in a debugger, and has used no processor time for \d+ s"
+    told = rf"uneven: rank 1 \(process \d+\) {how}"
+    assert re.search(f"{told}; the others go on without it, and once they have ended it is killed\n", said), said
+    assert re.search(f"{told}, and was killed for that; nobody else was left here\n", said), said
+    assert "come to its end without rank 1 (it was stopped" in said
+
+    code, said = found["held"]
+    assert code == KILLED, said
+    told = told.replace("uneven: rank 1", "error: rank 0")
+    assert re.search(f"{told}, and was killed for that, so the run has been ended: it held the copy\n", said), said
+    assert before in said
 
     code, said = found["again"]
     assert code == 0, said

@@ -32,8 +32,10 @@ def test_a_run_has_shards_and_a_killed_one_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_dies_at_once_again_and_again_is_given_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where somebody has a file of a name that Python's own modules have
+    (tmp_path / "secrets.py").write_text("raise ImportError('not what a shard looks for')")
     with pytest.raises(LaunchError, match="shard 0 of the shared copy could not be started"):
         ShardKeeper(tmp_path / "nowhere", 1, 1, bind="tcp://203.0.113.9")
     said = ""

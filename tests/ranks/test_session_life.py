@@ -8,6 +8,7 @@ import sys
 import weakref
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
+from uneven.balance import Static
 from uneven.core.records import EventRecord, StepRecord
 from uneven.emulate.ports import quiet_ports
 from uneven.errors import DataError
@@ -71,6 +73,22 @@ def test_alone_it_is_plain_pytorch(tmp_path: Path) -> None:
     steps = [record for record in journal.read(tmp_path).ranks[0] if isinstance(record, StepRecord)]
     assert [step.batch for step in steps] == [24, 24, 12]
     assert events(tmp_path) == [("end", "the run has ended")]
+
+
+def test_alone_shares_for_several_workers_are_told_once_and_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "uneven.toml").write_text('[run]\nbalance = "static:shares=4/3/2/1"\n')
+    given: list[dict[str, Any]] = [{}, {"balance": "static:shares=2/1"}, {"balance": Static(shares=(2, 1))}]
+    for number, more in enumerate(given):
+        run = tmp_path / str(number)
+        told = "balance: a worker that is alone says 'even'"
+        with pytest.warns(RuntimeWarning, match=told), uneven.Session(journal=run, **more) as session:
+            train(session, nn.Linear(6, 3))
+        assert [step.batch for step in journal.read(run).ranks[0] if isinstance(step, StepRecord)] == [24, 24, 12]
+        assert [event for event, message in events(run) if message.startswith(told)] == ["conflict"]
+        (tmp_path / "uneven.toml").unlink(missing_ok=True)  # the rest says it in the code
 
 
 def test_closing_twice_and_going_on_afterwards(tmp_path: Path) -> None:

@@ -27,11 +27,13 @@ class Balancer(ABC):
         adapts: False if the split never changes once it is made; then nothing needs to be gathered.
         amends: True if it may also be asked when only those have reported whose speed has suddenly changed, and what
             the others told last stands; False if it reckons with reports of everybody.
+        made_for: the number of workers that it is for; None if it is for any.
     """
 
     predictor: str = "light"
     adapts: bool = True
     amends: bool = False
+    made_for: int | None = None
 
     @abstractmethod
     def split(self, view: BalanceView) -> Split:

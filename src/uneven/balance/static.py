@@ -42,6 +42,11 @@ class Static(Balancer):
         """Only until the profile is complete."""
         return self._weights is None
 
+    @property
+    def made_for(self) -> int | None:  # type: ignore[override]
+        """As many workers as there are shares; any number without."""
+        return len(self._weights) if self._given and self._weights is not None else None
+
     def split(self, view: BalanceView) -> Split:
         """The set shares; the present ones while the profile is being taken.
 

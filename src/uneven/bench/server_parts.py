@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from uneven.cluster.processes import import_path
 from uneven.errors import LaunchError
 from uneven.server.process import ShardProcess
 
@@ -16,7 +17,8 @@ from uneven.server.process import ShardProcess
 def python(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """A Python process that runs a module."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], env={**os.environ, **one_thread})
+    environment = {**os.environ, **one_thread, "PYTHONPATH": import_path()}
+    return subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], env=environment)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from uneven.cli import options
-from uneven.cli.run import layers_of, run_directory, told_without_journal
+from uneven.cli.run import layers_of, refuse_misfits, run_directory, told_without_journal
 from uneven.cluster import files
 from uneven.cluster.write import to_toml
 from uneven.emulate.checks import without
@@ -72,6 +72,7 @@ def command(
     check(spec, unprivileged=unprivileged)  # before there is a run directory
     asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads}
     layers = layers_of(asked, config_file)
+    refuse_misfits(layers, len(spec.nodes))
     directory = run_directory(run_dir, program.target[0], layers)
     (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")
     emulate(spec, program, run_directory=directory, unprivileged=unprivileged, ready_within_s=ready_within)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from uneven.fleet.batch_rule import BatchRule
+from uneven.fleet.engine_pulse import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from uneven.fleet import Result
 
 
 def command(
@@ -32,6 +36,10 @@ def command(
     engine: Annotated[
         str, typer.Option("--engine", help="local, or ray for the devices of a Ray cluster (the extra ray).")
     ] = "local",
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", help="The longest that one sample, step or factory may take."),
+    ] = TIMEOUT_S,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write the plan over time and every curve as HTML.")
     ] = None,
@@ -40,12 +48,23 @@ def command(
 
     Stopped at any moment, the same command goes on where it was, and trains no member twice.
 
+    A member that fails, diverges (its loss is NaN) or hangs holds nobody up: the others are trained, and the exit code
+    is 1. The next start tries it again. A sample that cannot be read or hangs ends the run.
+
+    \b
+    Exit code:
+      0    every member is trained
+      1    some have failed; the table says which and why, the rest is trained
+      2    refused, or ended by an error of the data, the checkpoints or the devices
+      130  stopped with Ctrl-C
+
     \b
     Examples:
       uneven fleet ensemble.toml
       uneven fleet ensemble.toml --devices 4
       uneven fleet ensemble.toml --engine ray --directory /shared/runs/ensemble
       uneven fleet ensemble.toml --report ensemble.html
+      uneven fleet ensemble.toml --timeout 1800        # samples or steps that take minutes
     """
     sys.path.insert(0, str(Path.cwd()))
     from uneven import fleet
@@ -58,8 +77,25 @@ def command(
     elif devices != "auto":
         wanted = devices.split(",")
     where = Path("runs") / ensemble.stem if directory is None else directory
-    options = fleet.Options(batch_rule=batch_rule)
-    result = fleet.train(asked, devices=wanted, directory=where, options=options, engine=engine)
+    options = fleet.Options(batch_rule=batch_rule, timeout_s=timeout)
+    try:
+        result = fleet.train(asked, devices=wanted, directory=where, options=options, engine=engine)
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; the same command goes on after the last finished pass, kept in {where}", err=True)
+        raise typer.Exit(130) from None
     print(result)
     if report is not None:
         result.report(report)
+    if result.failed:
+        typer.echo(_failures(result), err=True)
+        raise typer.Exit(1)
+
+
+def _failures(result: Result) -> str:
+    failed, trained = result.failed, [row for row in result.table if row.status == "trained"]
+    lines = [f"error: {len(failed)} of {len(result.table)} members failed; the same command tries again:"]
+    lines += [f"  {row.name}: {row.why}".replace("\n", "\n    ") for row in failed]
+    if trained:
+        lines.append("the others are trained; their best weights:")
+        lines += [f"  {row.name}: {row.checkpoint}" for row in trained]
+    return "\n".join(lines)

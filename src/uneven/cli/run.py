@@ -13,7 +13,9 @@ from uneven.balance import balancers
 from uneven.cli import options
 from uneven.errors import ConfigError
 from uneven.journal.paths import rank_paths
-from uneven.sync import carried, policies
+from uneven.launch.before import check, local_workers
+from uneven.registry import describe
+from uneven.sync import carried, compatible, policies, threaded, unheeded
 
 _READY_WITHIN_S = 60.0
 
@@ -78,6 +80,8 @@ def run(
         wait_ready=shares is not None,
         ready_within_s=_READY_WITHIN_S,
     )
+    refuse_misfits(layers, local_workers(start) if start.nodes == (1, 1) else None)
+    check(start)
     members = members_of(start, servers) if servers else 0
     # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.
     directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
@@ -155,6 +159,36 @@ def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
     for conflict in conflicts:
         print(f"uneven: {conflict}", file=sys.stderr)
     return layers
+
+
+def refuse_misfits(layers: rundir.Layers, workers: int | None) -> None:
+    """Settings that were named and do not go together, or not with so many workers; the workers would find the same.
+
+    What nobody has named here is left to the script, which may name it.
+
+    Args:
+        workers: of all machines; None if nobody knows here.
+
+    Raises:
+        ConfigError: naming what does not fit, and what to use instead.
+    """
+    settings, _ = config.merge(layers)
+    source = {key: where for where, values in reversed(layers.items()) for key in values}
+    sync = settings.sync if "sync" in source else "shadow:ma"
+    balance = settings.balance if "balance" in source else "even"
+    wanted = balancers.resolve(balance).made_for
+    # A worker that is alone has nothing to share out: what a file says for others is told by its session.
+    meant = workers != 1 or source.get("balance") == rundir.COMMAND_LINE
+    if None not in (wanted, workers) and wanted != workers and meant:
+        raise ConfigError(
+            f"{source['balance']}: balance = {describe(balance)} is for {wanted} workers, and this run has {workers}: "
+            f"give one share per worker, or start {wanted}"
+        )
+    senseless = threaded(sync, balance, settings.threads, workers or 2)
+    if "sync" in source and "balance" in source:
+        senseless = senseless or compatible(sync, balance) or unheeded(sync, balance)
+    if senseless:
+        raise ConfigError(senseless)
 
 
 def parse_shares(text: str | None) -> tuple[float, ...]:

@@ -124,6 +124,14 @@ def descendants(pid: int) -> list[int]:
         return []
 
 
+def ancestors(pid: int) -> list[int]:
+    """Its parent, the parent of that and so on; empty when it is gone."""
+    try:
+        return [parent.pid for parent in psutil.Process(pid).parents()]
+    except psutil.NoSuchProcess:
+        return []
+
+
 class Newborns:
     """Finds processes that are new on this machine, by asking only those that it has not seen before."""
 

@@ -65,7 +65,8 @@ class Throttle:
         """Give ``pid`` and its descendants ``share`` of a core from now on.
 
         Raises:
-            ConfigError: the share is not a positive number, or the process is not there or not ours.
+            ConfigError: the share is not a positive number; the process is not there or not ours, or the throttle
+                itself descends from it.
             LaunchError: the throttle has died; nothing is throttled any more.
         """
         ShareRule(share=share)

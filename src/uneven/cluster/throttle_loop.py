@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from uneven.cluster.processes import Newborns, Process, adopted, descendants
+from uneven.cluster.processes import Newborns, Process, adopted, ancestors, descendants
 from uneven.cluster.throttle_rule import Account, ShareRule, advance
 from uneven.errors import ConfigError
 
@@ -110,6 +110,7 @@ class Loop:
         self._newborns = Newborns()
         self._scan_s = 0.0
         self._rest = b""
+        self._above = {os.getpid(), *ancestors(os.getpid())}
 
     def run(self) -> None:
         """Serve until the user's process or the guard is gone. Leaves no process stopped."""
@@ -177,6 +178,11 @@ class Loop:
             self._trees[pid].rule = rule
             self._trees[pid].due_s = 0.0
             return
+        if pid in self._above:
+            raise ConfigError(
+                f"process {pid} holds the throttle itself, which would be stopped with it for ever: limit the "
+                f"processes that it starts, or start the Throttle in a process beside it"
+            )
         tree = _Tree(rule, time.monotonic())
         self._add(tree, pid, from_birth=False)
         self._trees[pid] = tree

@@ -12,10 +12,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
 from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order, never
 from uneven.data.paced import PacedSampler
-from uneven.data.state import read_left, read_state, write_state
+from uneven.data.state import read_left, read_reached, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
 from uneven.data.supply import HandOut
 from uneven.errors import CheckpointError, DataError, UnknownNameError
@@ -61,10 +62,11 @@ class BalancedLoader:
         batch_size: the global batch X, of all ranks together.
         split_for: iteration → shares of all ranks, adding up to ``batch_size``.
         lower: least samples in a batch, where the last part allows it, and in a padded one always.
-        begin: called just before a batch is handed out, with its part; the batch itself is ``in_hand``.
+        begin: called just before a batch is handed out, with its part.
         end: called when that iteration is over: the next batch is asked for (before any of it is loaded), or
             the loop is left. Each ``begin`` gets exactly one ``end``.
         over: called when the epoch has no more batches.
+        hands: told of each batch that is handed out; it knows which of them are in the model.
         hand_out: the counter of all ranks, where each streams at its own pace.
         settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
         stream_sharded: see above.
@@ -81,7 +83,7 @@ class BalancedLoader:
         self, *, dataset: Any, batch_size: int, rank: int, world_size: int, seed: int, split_for: SplitSource,
         shuffle: bool = True, drop_last: bool = False, lower: int = 1,
         begin: Callable[[Part], None] | None = None, end: Callable[[], None] | None = None,
-        over: Callable[[], None] | None = None,
+        over: Callable[[], None] | None = None, hands: Hands | None = None,
         hand_out: HandOut | None = None, settled: Callable[[], bool] = never,
         stream_sharded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
@@ -96,12 +98,13 @@ class BalancedLoader:
         self._begin: Callable[[Part], None] = begin or _nothing
         self._end: Callable[[], None] = end or _nothing
         self._over: Callable[[], None] = over or _nothing
-        self.in_hand: Any = None  # the batch that was handed out last
+        self._hands = hands or Hands()
         self._before = Cursor()
         self._handed: Part | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
+        self._reached = 0  # the epoch that the script was in when a state was saved that goes on from an earlier one
         self._closed = False
-        self._running: weakref.ref[Generator[Any, None, bool]] | None = None
+        self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self._drop_last = drop_last
         self._seed, self._shuffle = seed, shuffle
         self._source: IndexedSource | StreamSource
@@ -124,7 +127,7 @@ class BalancedLoader:
                 usable = self._length - self._length % batch_size if drop_last else self._length
                 sampler = self.paced = PacedSampler(
                     rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower, hand_out=hand_out,
-                    workers=world_size, now=time.perf_counter,
+                    workers=world_size, now=time.perf_counter, unused=self._hands.unused,
                 )  # fmt: skip
             self._source = IndexedSource(dataset, sampler=sampler, options=dataloader)
 
@@ -154,7 +157,7 @@ class BalancedLoader:
     @property
     def epoch(self) -> int:
         """The epoch in progress (after leaving a loop early, still that one); between epochs, the next."""
-        return self._cursor.epoch
+        return max(self._cursor.epoch, self._reached)
 
     @property
     def iteration(self) -> int:
@@ -189,15 +192,15 @@ class BalancedLoader:
             )
         return self._source.sample(samples)
 
-    def __iter__(self) -> Generator[Any, None, bool]:
+    def __iter__(self) -> Generator[Any, None, None]:
         """Start an epoch, or finish the one that a loaded state was in the middle of."""
         return self._started(told=True)
 
-    def pairs(self) -> Generator[tuple[Part, Any], None, bool]:
+    def pairs(self) -> Generator[tuple[Part, Any], None, None]:
         """The same, each batch with its part, and without a word to ``begin`` and ``end``: for several threads."""
         return self._started(told=False)
 
-    def _started(self, *, told: bool) -> Generator[Any, None, bool]:
+    def _started(self, *, told: bool) -> Generator[Any, None, None]:
         if self._closed:
             raise DataError("the loader is closed: make a new one with session.loader(...)")
         if (left := self._suspended()) is not None:
@@ -219,57 +222,66 @@ class BalancedLoader:
         self._source.close()
         self._closed = True
 
-    def _suspended(self) -> Generator[Any, None, bool] | None:
+    def _suspended(self) -> Generator[Any, None, None] | None:
         epoch = self._running() if self._running is not None else None
         if epoch is None or inspect.getgeneratorstate(epoch) != inspect.GEN_SUSPENDED:
             return None
         return epoch
 
-    def _epoch(self, told: bool) -> Generator[Any, None, bool]:
+    def _epoch(self, told: bool) -> Generator[Any, None, None]:
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
-            self._cursor = self._cursor.next_epoch()
-        served = yield from self._handed_out(told)
-        if resumed and not served and self.paced is None:  # the state was taken in the last iteration of its epoch
-            served = yield from self._handed_out(told)
-        return served
+            self._cursor = Cursor(epoch=self.epoch + 1, iteration=self.iteration)
+            self._hands.clear()
+        while self._cursor.epoch < self._reached:
+            yield from self._handed_out(told)
+        yield from self._handed_out(told)
 
-    def _handed_out(self, told: bool) -> Generator[Any, None, bool]:
-        served = False
+    def _handed_out(self, told: bool) -> Generator[Any, None, None]:
         if self._length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
         with closing(self._source.pairs(self._cursor)) as pairs:
             for part, batch in pairs:
-                served = True
                 self._handed = part
                 if not told:
                     yield part, batch
                     continue
-                self.in_hand = batch
                 self._begin(part)
+                self._hands.hand(part, batch)
                 try:
                     yield batch
                 finally:
-                    self.in_hand = None
                     self._end()
         self._over()
         self._cursor = self._cursor.next_epoch()
-        return served
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, lacking: Cursor | None = None) -> dict[str, Any]:
         """Where the run is, JSON-able: what was handed out counts, what was only read ahead does not.
 
         The same on every rank that is in the same iteration; where workers take samples at their own pace, on every
-        rank in a meeting of all. Taken inside the loop, the batch in the user's hands counts as used.
+        rank in a meeting of all. Batches in the user's hands count as used when an optimizer step has taken them in;
+        without an optimizer in ``session.setup``, whose steps could be seen, at once.
+
+        Args:
+            lacking: from where on the samples are not in the model that is saved.
         """
+        places = [self._cursor, *(part.before for part in self._hands.unused())]
+        cursor = min(places if lacking is None else [*places, lacking])
         state = write_state(
-            self._cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
+            cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
             batch_size=self.batch_size,
         )  # fmt: skip
-        return state if self.paced is None else state | self.paced.place(self._cursor.epoch)
+        if self.paced is not None:
+            return state | self.paced.place(cursor.epoch)
+        ahead = self._hands.ahead()
+        reached = max(self._reached, self._cursor.epoch if ahead is None else ahead.epoch)
+        return state if reached <= cursor.epoch else state | {"reached": reached}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet seen.
+        """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet used.
+
+        That may be none: a state taken in the loop after the last step of an epoch still belongs to that epoch, as what
+        the script does after the loop (a scheduler's step, an evaluation) has not happened yet.
 
         The number of ranks and the global batch may differ from the run that wrote it; schema, seed,
         ``shuffle`` and the length of the data set may not.
@@ -280,10 +292,11 @@ class BalancedLoader:
         if self._suspended() is not None:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
         cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
+        self._reached = read_reached(state, cursor)
         self._resumed = True
-        paced = self.paced
-        if paced is not None and not paced.resume(cursor.epoch, read_left(state, cursor, paced.usable)):
-            cursor = cursor.next_epoch()
+        self._hands.clear()
+        if self.paced is not None:
+            self.paced.resume(cursor.epoch, read_left(state, cursor, self.paced.usable))
         self._cursor = cursor
 
 

@@ -62,6 +62,11 @@ class Part:
         """The position after the last one."""
         return self.start + self.size
 
+    @property
+    def before(self) -> Cursor:
+        """The place in the run at which this part is the next one."""
+        return Cursor(self.epoch, self.start, self.iteration)
+
     def batch(self, rank: int) -> int:
         """Samples of ``rank`` that count; 0 if it only takes part."""
         return self.shares[rank]
@@ -85,6 +90,9 @@ class Part:
         """The positions of the samples of ``rank`` that count."""
         first = self.start + self.offset(rank)
         return range(first, first + self.shares[rank])
+
+
+Parts = tuple[Part, ...]
 
 
 class Cursor(NamedTuple):

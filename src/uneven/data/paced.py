@@ -84,6 +84,7 @@ class PacedSampler:
         lower: least samples in a batch. A rest that is smaller goes with the batch before it.
         workers: that take from the same counter.
         now: time in seconds, by which it is seen how far ahead to ask.
+        unused: batches that the user was handed and that are in no model yet.
 
     Attributes:
         drawn: drawn by torch, not yet handed out.
@@ -101,7 +102,9 @@ class PacedSampler:
         hand_out: HandOut,
         workers: int,
         now: Callable[[], float],
+        unused: Callable[[], Sequence[Part]],
     ) -> None:
+        self._unused = unused
         self.drawn: deque[Part] = deque()
         self._rank, self._shares_for, self._order_of = rank, shares_for, order_of
         self.usable, self._hand_out = usable, hand_out
@@ -127,9 +130,9 @@ class PacedSampler:
 
     @property
     def epoch(self) -> int:
-        """That the next batch of this worker is from."""
+        """That the next batch of this worker is from, or the first one in hand that is not used yet."""
         over = self._exhausted and not self.drawn
-        return self._cursor.epoch + int(over)
+        return min([self._cursor.epoch + int(over), *(part.epoch for part in self._unused())])
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order_of(epoch=self._cursor.epoch)
@@ -145,12 +148,12 @@ class PacedSampler:
         return bool(self.drawn or self._cut) or self._take()
 
     def undone(self, epoch: int) -> list[Interval]:
-        """What this worker has taken of an epoch and not handed to the user, as positions of it.
+        """What this worker has taken of an epoch and not used, as positions of it.
 
         Raises:
             PeerError: what it has asked for last is not answered.
         """
-        parts = (*self.drawn, *self._cut)
+        parts = (*self._unused(), *self.drawn, *self._cut)
         held = [(part.start, part.end) for part in parts if part.epoch == epoch] + self._supply.held(epoch)
         left = self._left_of(epoch)
         if left is None:
@@ -169,7 +172,7 @@ class PacedSampler:
         told = self._hand_out.told(epoch)
         if told is not None:
             counter, undone = told
-        elif self._begun == epoch:
+        elif self._begun is not None and self._begun >= epoch:
             undone = self.undone(epoch)
             counter = self._hand_out.take(epoch, 0).result()
         else:
@@ -179,8 +182,8 @@ class PacedSampler:
         left = merged([*undone, *rest])
         return {"epoch": epoch, "cursor": left[0][0] if left else self.usable, "left": [list(run) for run in left]}
 
-    def resume(self, epoch: int, left: Iterable[Sequence[int]]) -> bool:
-        """The epoch has only these positions left; whether there are any."""
+    def resume(self, epoch: int, left: Iterable[Sequence[int]]) -> None:
+        """The epoch has only these positions left, or none."""
         self._hand_out.anew()
         self._supply.anew()
         self.drawn.clear()
@@ -188,7 +191,6 @@ class PacedSampler:
         positions = positions_of(left)
         self._left, self._begun = (epoch, positions), None
         self.start(Cursor(epoch=epoch))
-        return len(positions) > 0
 
     def _left_of(self, epoch: int) -> Positions | None:
         """None where that is all."""

@@ -47,6 +47,15 @@ def read_state(state: Mapping[str, Any], *, seed: int, shuffle: bool, length: in
     return Cursor(epoch=epoch, start=start, iteration=iteration)
 
 
+def read_reached(state: Mapping[str, Any], cursor: Cursor) -> int:
+    """The epoch that the script was in; later than that of the place where some samples of earlier ones are not used.
+
+    Raises:
+        CheckpointError: it is no epoch.
+    """
+    return _count(state, "reached") if "reached" in state else cursor.epoch
+
+
 def read_left(state: Mapping[str, Any], cursor: Cursor, usable: int) -> list[tuple[int, int]]:
     """The positions of the epoch that are left, as runs from the first up to, not including, the second.
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from uneven.cluster.bound import die_with_parent
 from uneven.emulate import kernel
 
 
@@ -44,7 +45,7 @@ def main(text: str) -> None:
     """Carry out a task; does not come back."""
     values = json.loads(text)
     groups: Sequence[str] = values["groups"]
-    if sys.platform == "linux" and not kernel.die_with_parent(values["emulator"]):
+    if sys.platform == "linux" and not die_with_parent(values["emulator"]):
         sys.exit("uneven: the emulator has ended before this node could start")
     for group in groups:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 from pathlib import Path
 
 NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_PARENT_DEATH_SIGNAL = 1
 _BIND = 0x1000  # MS_BIND
 _PRIVATE = 0x4000 | 0x40000  # MS_REC | MS_PRIVATE
 
@@ -55,16 +53,6 @@ def own_hosts(text: str) -> None:
         new.write_text(text)
         _checked(_libc().mount(bytes(new), bytes(hosts), None, ctypes.c_ulong(_BIND), None), "mount /etc/hosts")
         new.unlink()  # the mount keeps it
-
-
-def die_with_parent(parent: int) -> bool:
-    """Let the kernel kill this process when the thread that started it ends, also after ``exec``.
-
-    Returns:
-        Whether the parent was still there when that came into force.
-    """
-    _checked(_libc().prctl(_PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL)), "prctl")
-    return os.getppid() == parent
 
 
 def _libc() -> ctypes.CDLL:

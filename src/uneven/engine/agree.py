@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.data.order import Part
+from uneven.data.order import Cursor, Part, Parts
 from uneven.engine.exchanges import Exchanges, Order
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.plans import Plans
@@ -73,6 +73,7 @@ class Agreement:
         self._fresh = [0] * len(members)  # samples of each rank since its last exchange, but for …
         self._shares: tuple[int, ...] = ()  # … those of the newest steps, …
         self._alike = 0  # … of which there are so many with these shares
+        self._since: Cursor | None = None  # where the first step since the last exchange began
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
         self._equal = True  # whether all replicas are known to be the same
@@ -167,6 +168,8 @@ class Agreement:
         self.clock += 1
         self._gap += 1
         self._iteration = part.iteration
+        if self._since is None:
+            self._since = part.before
         if part.shares is not self._shares:
             self._tally()
             self._shares = part.shares
@@ -257,10 +260,11 @@ class Agreement:
             weight=sum(self._fresh[rank] for rank in party),
             dropped=self._dropped,
             threads=self.threads,
-            epoch=self._epoch if self._hand_out is None else None,
+            epoch=self._epoch if self._hand_out is None and self.threads == 1 else None,  # threads end in any order
         )
         self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
         self._gap = self._dropped = 0
+        self._since = None
         return order
 
     # ---------------------------------------------------------------- the model that counts
@@ -328,22 +332,37 @@ class Agreement:
             self._exchanges.rest(self._order(exchange))
 
     # ---------------------------------------------------------------- checkpoints and the end
-    def state_dict(self, parts: tuple[Part, ...]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers and vectors. ``parts`` are the batches in hand, which count as used: their steps have been taken."""
-        hand = len(parts)
+    def state_dict(self, parts: Parts, unused: Parts = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Numbers and vectors. Under "lacking" is the place from which on samples are not in the model that is shown.
+
+        Args:
+            parts: in hand; their steps are not counted yet.
+            unused: batches, in hand or not, which no step of an optimizer has taken in.
+        """
+        more, less = taken(parts, unused)
+        hand = len(more)
         self._tally()
-        fresh = [sum(samples) for samples in zip(self._fresh, *(part.shares for part in parts), strict=True)]
-        owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if parts else self._owed
+        fresh = [
+            max(0, samples + sum(part.shares[rank] for part in more) - sum(part.shares[rank] for part in less))
+            for rank, samples in enumerate(self._fresh)
+        ]
+        owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if more else self._owed
+        since = self._since or next((part.before for part in more), None)
         numbers = {
             "policy": repr(self._policy),
             "own": self._policy.state_dict(),
-            "clock": self.clock + hand,
-            "gap": self._gap + hand,
+            "clock": self.clock + hand - len(less),
+            "gap": max(0, self._gap + hand - len(less)),
             "fresh": fresh,
+            "since": since,
             "block": self._replica.block_samples,
             "seen": self._replica.seen_samples,
             "owed": bool(owed),
         }
+        if self._showing and self._policy.evaluated is Evaluated.CENTRE and self._hand_out is None:
+            # The centre is as the last exchange has left it; steps since then are in no model that others would save.
+            as_then = {"clock": self.clock - self._gap, "gap": 0, "fresh": [0] * len(fresh), "owed": False}
+            numbers |= as_then | {"since": None, "lacking": since}
         return numbers, self._replica.state_dict() if self._policy.evaluated is Evaluated.CENTRE else {}
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
@@ -352,7 +371,7 @@ class Agreement:
         Raises:
             CheckpointError: the vectors do not fit the model.
         """
-        self._equal, self._owed, self._dropped, self._alike = False, (), 0, 0
+        self._equal, self._owed, self._dropped, self._alike, self._since = False, (), 0, 0, None
         self._exchanges.paused()
         if numbers.get("policy") != repr(self._policy):
             return
@@ -363,6 +382,7 @@ class Agreement:
                 f"{flat.size}: resume with the model that the run began with"
             )
         self.clock, self._gap = numbers["clock"], numbers["gap"]
+        self._since = Cursor(*since) if (since := numbers.get("since")) is not None else None
         same = len(numbers["fresh"]) == len(self._members)
         self._fresh = list(numbers["fresh"]) if same else [0] * len(self._members)
         self._policy.load_state_dict(numbers["own"])
@@ -386,6 +406,11 @@ class Agreement:
             raise
         finally:
             self._exchanges.close(failed)
+
+
+def taken(parts: Parts, unused: Parts) -> tuple[Parts, Parts]:
+    """Of the parts in hand those that an optimizer has taken in, and those that are counted though none has."""
+    return tuple(one for one in parts if one not in unused), tuple(one for one in unused if one not in parts)
 
 
 def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:

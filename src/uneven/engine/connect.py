@@ -6,8 +6,9 @@ import contextlib
 import functools
 import hashlib
 import json
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 import uneven
 from uneven.config import RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
+from uneven.measure.meter import Meter
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
@@ -29,7 +32,7 @@ from uneven.transport.meeting import MeetingPlace
 from uneven.transport.patience import within
 from uneven.transport.rollcall import RollCall
 from uneven.transport.threads import Hub
-from uneven.world import World
+from uneven.world import World, is_loopback
 
 _LINGER_S = 2.0
 
@@ -57,9 +60,7 @@ class _OwnGroup:
         if self._place is not None and self._where == where:
             with contextlib.suppress(RuntimeError):  # it has ended with who kept it, and another may come
                 return self._enter(self._place, world.rank, timeout_s)
-        # Size 1: the store is not to wait for the others, we do, and can say who is missing.
-        first = rendezvous("env://", world.rank, 1, timeout=timedelta(seconds=timeout_s))
-        self._place, self._where = MeetingPlace(within(timeout_s, lambda: next(first))[0]), where
+        self._place, self._where = MeetingPlace(within(timeout_s, lambda: _store(world, timeout_s))), where
         return self._enter(self._place, world.rank, timeout_s)
 
     def _enter(self, place: MeetingPlace, rank: int, timeout_s: float) -> c10d.Store:
@@ -87,6 +88,21 @@ class _OwnGroup:
             self.forget()
 
 
+def _store(world: World, timeout_s: float) -> c10d.Store:
+    """Where the ranks meet; rank 0 keeps it if no launcher does, for this machine alone if that is what it says."""
+    limit = timedelta(seconds=timeout_s)
+    if world.rank == 0 and not world.stored and is_loopback(world.meeting):
+        with contextlib.suppress(OSError):  # the port is in use, perhaps by an earlier store of ours: torch sees to it
+            listening = socket.create_server((world.meeting, world.port))  # torch would listen on every interface
+            return TCPStore(
+                world.meeting, world.port, is_master=True, wait_for_workers=False, multi_tenant=True,
+                master_listen_fd=listening.detach(), timeout=limit,
+            )  # fmt: skip
+    # Size 1: the store is not to wait for the others, we do, and can say who is missing.
+    store: c10d.Store = next(rendezvous("env://", world.rank, 1, timeout=limit))[0]
+    return store
+
+
 _own = _OwnGroup()
 
 
@@ -105,6 +121,16 @@ class Connection:
     roll: RollCall | None
     own_group: _OwnGroup | None
     leaving: Callable[[bool], None] | None = None
+
+    @contextlib.contextmanager
+    def waiting(self, meter: Meter) -> Iterator[None]:
+        """Inside, this worker waits for others in an exchange of the script's own."""
+        with meter.waiting():
+            if self.roll is not None:
+                self.roll.waiting = True
+            yield
+            if self.roll is not None:
+                self.roll.waiting = False
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,18 +26,18 @@ from uneven.config import RunConfig
 from uneven.control import Decider, Forecaster
 from uneven.control.reports import Report
 from uneven.core.actions import StepPlan
-from uneven.core.records import SplitRecord
+from uneven.core.turn import Turn
 from uneven.core.views import Limits
+from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Part, Parts
 from uneven.data.stream import is_stream
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
-from uneven.engine.hand import Follower, Hand
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.heap import keep_freed_memory
-from uneven.engine.partake import Terms, agree, by_copy, check_attached, follow, hand_out_for, serve
+from uneven.engine.partake import Terms, agree, by_copy, check_alone, check_attached, follow, hand_out_for, serve
 from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_record, profile_together
 from uneven.engine.scribe import Scribe, tell_nonfinite
@@ -45,13 +45,13 @@ from uneven.engine.served import Served
 from uneven.engine.slow import SlowLoop
 from uneven.engine.streams import Streams
 from uneven.engine.stride import Pace, Stride
-from uneven.errors import ConfigError
+from uneven.engine.turns import Follower, Turns
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
 from uneven.sync import SyncPolicy, outlook
 from uneven.transport.base import Pending
 from uneven.transport.check import check_model, describe_model
-from uneven.transport.gradients import GradientCarrier, Turn
+from uneven.transport.gradients import GradientCarrier
 from uneven.transport.rider import Heard, Rider
 from uneven.world import World
 
@@ -101,7 +101,8 @@ class FastLoop:
         self._averaging: tuple[int, ...] | None = None  # those whose gradients are averaged with this worker's
         self._planned: StepPlan | None = None  # for the last step
         self._streams = Streams(connection.transport, together=self._hand_out is None)
-        self._hand = Hand(self._rank, self._members)
+        self._turns = Turns(self._rank, self._members)
+        self.hands = Hands(self._turns.of)
         self._follower: Follower | None = None  # of passes, where parameters are exchanged and not gradients
         self._calls = False  # whether calls for reports have come along with gradients in this iteration
         self.agreement: Agreement | Served | None = None  # None where nothing is exchanged but everybody's gradients
@@ -130,13 +131,13 @@ class FastLoop:
             self.agreement = agree(self._terms(), model, out, self._hand_out)
         if self.agreement is not None:
             self.agreement.waiting = self._stride.over
-            self._follower = follow(self._terms(), model, self._hand, self.agreement, out)
+            self._follower = follow(self._terms(), model, self.hands, self.agreement, out)
         if self._copied:
             return None
         if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
             self._averaging = next(one for one in out.gradient_groups if self._rank in one)
             self.carrier = GradientCarrier(
-                turn_of=self._hand.on,
+                turn_now=lambda: self.hands.turn,
                 observer=self.books.meter,
                 roll=self._connection.roll,
                 on_nonfinite=lambda: self._nonfinite("gradient"),
@@ -180,7 +181,7 @@ class FastLoop:
             upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
         )
         limits.check(loader.batch_size)
-        self._hand.least = limits.lower[self._rank]
+        self._turns.least = limits.lower[self._rank]
         if self._hand_out is not None:
             self._hand_out.begin(loader.paced, max(limits.lower))
         self._agreed = _Agreed(balancer, limits, loader.batch_size, max(one["_lookahead"] for one in said))
@@ -197,14 +198,14 @@ class FastLoop:
             profiles=profiles,
         )
         if profiles:
-            self._split(decider.first())
+            self._scribe.split(decider.first())
         return SlowLoop(
             self._rank,
             self._give,
             decider,
             lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
-            on_split=self._split,
-            on_complaint=self._complain,
+            on_split=self._scribe.split,
+            on_complaint=self._scribe.complain,
             on_forecast=self._scribe.forecast,
         )
 
@@ -283,11 +284,8 @@ class FastLoop:
             return
         self._take_in()
         entered_s = time.perf_counter()
-        if not self.attached and len(self._members) > 1:
-            raise ConfigError(
-                f"the loader is used on {len(self._members)} workers, but session.setup was not called: each would "
-                f"train a model of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
-            )
+        if not self.attached:
+            check_alone(self._members)
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self.books.meter.pause()
             self._streams.begin(loader.first_samples)
@@ -299,9 +297,9 @@ class FastLoop:
             self.agreement.before(part, plan)
             if self.agreement.strides:
                 self._pace.start(self._steps, self._spent_s(), time.perf_counter())
-        self._hand.give(part, plan, loader.in_hand)
+        self._turns.take(plan)
         if self.carrier is not None:
-            self._calls = self._hand.all_average
+            self._calls = self._turns.all_average
             if self._calls and self.carrier.rider is not None and self._slow is not None:
                 self._call(self.carrier.rider, self._slow, part.iteration)
         self.books.control_s += time.perf_counter() - entered_s
@@ -365,7 +363,7 @@ class FastLoop:
     def over(self) -> None:
         """The epoch has no more batches; its last step has just ended."""
         self._take_in()
-        self._hand.rest()
+        self.hands.rest()
         if self.agreement is not None:
             self.agreement.paused()
         self.read()
@@ -392,16 +390,9 @@ class FastLoop:
         """See :meth:`uneven.Session.no_sync`."""
         return self.carrier.no_sync() if self.carrier is not None else nullcontext()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """See :meth:`uneven.Session.waiting`."""
-        roll = self._connection.roll
-        with self.books.meter.waiting():
-            if roll is not None:
-                roll.waiting = True
-            yield
-            if roll is not None:
-                roll.waiting = False
+        return self._connection.waiting(self.books.meter)
 
     def log(self, scalars: dict[str, float]) -> None:
         """See :meth:`uneven.Session.log`."""
@@ -413,14 +404,6 @@ class FastLoop:
 
     def _nonfinite(self, what: str) -> None:
         tell_nonfinite(self._scribe, self._config, self._rank, what)
-
-    def _split(self, record: SplitRecord) -> None:
-        if self._rank == 0:
-            self._scribe.write(record)
-
-    def _complain(self, rank: int, iteration: int, text: str) -> None:
-        if self._rank == 0:
-            self._scribe.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
 
     def evaluated(self) -> AbstractContextManager[None]:
         """See :meth:`uneven.Session.evaluated`."""
@@ -434,11 +417,11 @@ class FastLoop:
         if self.agreement is not None and numbers:
             self.agreement.load_state_dict(numbers, vectors)
 
-    def agreement_state(self, parts: tuple[Part, ...] = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def agreement_state(self, parts: Parts = (), unused: Parts = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the policy and its merges keep: numbers and vectors. ``parts`` are in the hands of several threads."""
         self._take_in()
         hand = parts if self._part is None else (self._part,)
-        return self.agreement.state_dict(hand) if self.agreement is not None else ({}, {})
+        return self.agreement.state_dict(hand, unused) if self.agreement is not None else ({}, {})
 
     def state_dict(self) -> dict[str, Any]:
         """State of the slow loop."""

@@ -15,7 +15,7 @@ from uneven.engine.connect import compare
 from uneven.engine.folder import TemporaryFolder
 from uneven.engine.handout import StoredHandOut
 from uneven.errors import ConfigError
-from uneven.rundir import say_loss, unsay_loss
+from uneven.rundir import Loss, say_loss, unsay_loss
 from uneven.server import Patience, ShardHost, ZmqLine, make_keys
 from uneven.server.host import LOOPBACK
 from uneven.server.keys import SERVER, client_keys, shards_in
@@ -35,6 +35,7 @@ class Home:
         local: whether shards on this machine may be talked to without encryption, through a socket that only its
             owner can open; not where machines are only played by namespaces.
         world: this worker.
+        timeout_s: for how long an exchange may wait.
         host: the shard in this process, if it is the one.
         own: the directory, if it was made for that shard.
     """
@@ -43,6 +44,7 @@ class Home:
     shards: int
     local: bool
     world: World
+    timeout_s: float
     host: ShardHost | None = None
     own: TemporaryFolder | None = None
 
@@ -52,7 +54,8 @@ class Home:
         Before and after that workers meet as under any policy, so a death stops them.
         """
         if self.world.run_directory is not None:
-            say_loss(self.world.run_directory, self.world.rank, "" if self.host is None else _HELD)
+            loss = Loss("" if self.host is None else _HELD, self.timeout_s)
+            say_loss(self.world.run_directory, self.world.rank, loss)
 
     def line(self) -> ZmqLine:
         """A new line to the shards."""
@@ -136,7 +139,7 @@ def find_home(transport: Transport, world: World, timeout_s: float) -> Home:
         ) from error
     if home is not None:
         return home
-    return Home(directory, int(said["_shards"]), local=world.host == first[0]["_host"], world=world)
+    return Home(directory, int(said["_shards"]), world.host == first[0]["_host"], world, timeout_s)
 
 
 def _made(world: World, timeout_s: float, *, near: bool) -> Home:
@@ -146,7 +149,7 @@ def _made(world: World, timeout_s: float, *, near: bool) -> Home:
         near: whether all workers are on this machine.
     """
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
-        return Home(world.run_directory / SERVER, shards, local=True, world=world)
+        return Home(world.run_directory / SERVER, shards, True, world, timeout_s)
     folder = TemporaryFolder("uneven-copy-", None if near else world.run_directory)
     try:
         make_keys(folder.path)
@@ -156,4 +159,4 @@ def _made(world: World, timeout_s: float, *, near: bool) -> Home:
     except BaseException:
         folder.remove()
         raise
-    return Home(folder.path, 1, True, world, host, folder)
+    return Home(folder.path, 1, True, world, timeout_s, host, folder)

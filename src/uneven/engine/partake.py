@@ -9,15 +9,16 @@ from torch import nn
 
 from uneven.config import RunConfig
 from uneven.core.actions import Moment, Payload, StepPlan, Via
+from uneven.data.hands import Hands
 from uneven.engine.agree import Agreement
 from uneven.engine.connect import Connection
 from uneven.engine.exchanges import Observer
-from uneven.engine.hand import Follower, Hand
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.home import find_home
 from uneven.engine.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.engine.scribe import Scribe
 from uneven.engine.served import Served
+from uneven.engine.turns import Follower
 from uneven.errors import ConfigError
 from uneven.registry import describe
 from uneven.sync import Outlook, Pace, SyncPolicy, carried, first_plans, refused, served
@@ -58,6 +59,19 @@ def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -
     for plan in first_plans(policy, members, sites):
         if why := refused(plan):
             raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")
+
+
+def check_alone(members: Members) -> None:
+    """Refuse to train without a model that was given to the session, if others do, too.
+
+    Raises:
+        ConfigError: each would train a model of its own.
+    """
+    if len(members) > 1:
+        raise ConfigError(
+            f"the loader is used on {len(members)} workers, but session.setup was not called: each would train a model "
+            f"of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
+        )
 
 
 def check_attached(
@@ -153,12 +167,12 @@ def serve(terms: Terms, model: nn.Module, hand_out: StoredHandOut, world: World)
     return agreement
 
 
-def follow(terms: Terms, model: nn.Module, hand: Hand, agreement: Agreement | Served, out: Outlook) -> Follower:
+def follow(terms: Terms, model: nn.Module, hands: Hands, agreement: Agreement | Served, out: Outlook) -> Follower:
     """Sees to it that no batch is fetched before the step of the one before, where that would part it from its step."""
     strict = out.moments != {Moment.BACKGROUND} and len(terms.members) > 1
     agreement.followed = not strict
     name = f"sync = {describe(terms.policy)}"
-    return Follower(model, hand, strict=strict, padded=agreement.passing, policy=name)
+    return Follower(model, hands, strict=strict, padded=agreement.passing, policy=name)
 
 
 def _replica(terms: Terms, model: nn.Module) -> Replica:

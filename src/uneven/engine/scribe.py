@@ -12,7 +12,7 @@ from pathlib import Path
 
 from uneven.config import RunConfig
 from uneven.control.forecast import Forecast
-from uneven.core.records import EventRecord, ForecastRecord, Record, RunRecord, ScalarRecord
+from uneven.core.records import EventRecord, ForecastRecord, Record, RunRecord, ScalarRecord, SplitRecord
 from uneven.errors import NonFiniteError
 from uneven.journal import END, PLAN, BackgroundWriter, Writer, plan_message, rank_path
 from uneven.world import World
@@ -90,6 +90,16 @@ class Scribe:
         """Append what this worker's speed is expected to be."""
         predicted_per_s, doubt = forecast
         self.write(ForecastRecord(rank=self.rank, iteration=iteration, predicted_per_s=predicted_per_s, doubt=doubt))
+
+    def split(self, record: SplitRecord) -> None:
+        """Append a new split; all ranks decide the same one, so rank 0's word is enough."""
+        if self.rank == 0:
+            self.write(record)
+
+    def complain(self, rank: int, iteration: int, text: str) -> None:
+        """Append that all ranks do not believe the report of one of them."""
+        if self.rank == 0:
+            self.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
 
     def plan(self, iterations: int) -> None:
         """Say how long the run will be."""

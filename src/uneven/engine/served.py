@@ -27,7 +27,8 @@ from torch import Tensor
 
 from uneven.core.actions import Elastic, Exchange, Moment, Payload, StepPlan
 from uneven.core.records import ExchangeRecord
-from uneven.data.order import Part
+from uneven.data.order import Part, Parts
+from uneven.engine.agree import taken
 from uneven.engine.copy import SharedCopy, Values
 from uneven.engine.exchanges import Observer, Order
 from uneven.engine.handout import StoredHandOut
@@ -337,14 +338,16 @@ class Served:
         self._write_down()
 
     # ---------------------------------------------------------------- checkpoints and the end
-    def state_dict(self, parts: tuple[Part, ...]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers and vectors. ``parts`` are the batches in hand, which count as used: their steps have been taken."""
+    def state_dict(self, parts: Parts, unused: Parts = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Numbers and vectors; see ``Agreement``."""
+        more, less = taken(parts, unused)
+        samples = sum(part.batch(self._rank) for part in more) - sum(part.batch(self._rank) for part in less)
         numbers = {
             "policy": repr(self._policy),
             "own": self._policy.state_dict(),
-            "clock": self.clock + len(parts),
-            "gap": self._gap + len(parts),
-            "samples": self._samples + sum(part.batch(self._rank) for part in parts),
+            "clock": self.clock + len(more) - len(less),
+            "gap": max(0, self._gap + len(more) - len(less)),
+            "samples": max(0, self._samples + samples),
         }
         return numbers, {"centre": self.copy.tensor(self._now())}
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uneven import rundir
+from uneven.balance import balancers
 from uneven.config import Conflict, RunConfig, merge
 from uneven.registry import describe
 from uneven.world import World
 
 CODE = "Session(...)"
 """Where it was said, for what the code gives."""
+
+ALONE = "a worker that is alone"
+"""Overrules shares that are for several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +35,12 @@ def decide_settings(world: World, given: dict[str, Any]) -> Settings:
     """
     objects = {key: value for key, value in given.items() if key in ("balance", "sync") and not isinstance(value, str)}
     code = {key: describe(value) if key in objects else value for key, value in given.items()}
-    config, conflicts = merge({CODE: code, **rundir.load_layers(world.run_directory)})
+    layers = {CODE: code, **rundir.load_layers(world.run_directory)}
+    config, conflicts = merge(layers)
+    balance = objects.get("balance", config.balance)
+    if world.alone and balancers.resolve(balance).made_for not in (None, 1):
+        where = next(source for source, values in layers.items() if "balance" in values)
+        conflicts += (Conflict("balance", ALONE, "even", where, config.balance),)
+        config = replace(config, balance="even")
+        objects.pop("balance", None)
     return Settings(config, conflicts, objects)

@@ -16,6 +16,7 @@ from uneven.engine.fast import FastLoop
 from uneven.engine.hogwild import Hogwild, Loop
 from uneven.engine.scribe import Scribe
 from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.transport.watch import ModelWatch
 
 
 class ThreadedTraining:
@@ -24,6 +25,7 @@ class ThreadedTraining:
     _threads: Threads
     _loader: BalancedLoader | None
     _tried: tuple[weakref.ref[Any], ...] | None
+    _watch: ModelWatch | None
 
     def train(self, loop: Callable[..., object]) -> None:
         """One epoch, by all threads: each calls ``loop(model, *optimizers, batches)``, in the order of setup::
@@ -48,6 +50,8 @@ class ThreadedTraining:
         if self._loader is None or self._tried is None:
             raise ConfigError("session.train comes after session.setup(model, optimizer) and session.loader(...)")
         self._say_ready()
+        if self._watch is not None and self._threads.count > 1:
+            self._watch.begin(self._watch.epoch + 1)
         self._threads.train(loop, self._loader, *self._given(self._tried, "session.train"))
 
     def paused(self) -> AbstractContextManager[None]:

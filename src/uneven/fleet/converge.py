@@ -59,6 +59,15 @@ class History:
         """The epoch with the best metric, counted from 0; the earliest of equals, and of those without a number."""
         return max(range(len(self.epochs)), key=lambda i: (self._worth(i), -i))
 
+    def flaw(self, metric: str) -> str:
+        """Why what was learnt is no result, in words; nothing if all losses and the best epoch's metric are finite."""
+        for number, epoch in enumerate(self.epochs, 1):
+            if not math.isfinite(epoch.train_loss):
+                return f"diverged: its loss was NaN or infinite in epoch {number}"
+        if self.epochs and not math.isfinite(self.epochs[self.best].metric):
+            return f"diverged: its {metric} was a finite number in none of its {len(self.epochs)} epochs"
+        return ""
+
     def since_gain(self, least: float = 0.0) -> int:
         """Epochs since the metric was last better than everything before by more than ``least``."""
         top, since = -math.inf, 0
@@ -71,7 +80,7 @@ class History:
 
     def _worth(self, i: int) -> float:
         value = self.epochs[i].metric
-        if math.isnan(value):
+        if not math.isfinite(value):
             return -math.inf
         return value if self.higher_is_better else -value
 

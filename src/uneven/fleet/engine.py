@@ -30,11 +30,12 @@ from uneven.fleet.converge import Epoch
 from uneven.fleet.engine_devices import Devices, cores
 from uneven.fleet.engine_hosts import Host, Hosts
 from uneven.fleet.engine_options import Moment, Options, Show
-from uneven.fleet.engine_place import Place, place_for
+from uneven.fleet.engine_place import Place, Process, place_for
 from uneven.fleet.engine_profile import Profiler, take_given
 from uneven.fleet.engine_state import MemberState, RunState, folders, load, locked, save, tidy
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.feed import Feed, look
+from uneven.fleet.feed_ledger import Ledger
 from uneven.fleet.feed_preprocess import Source
 from uneven.fleet.feed_stream import Stream
 from uneven.fleet.member_host import Job, checkpoint_path
@@ -42,9 +43,6 @@ from uneven.fleet.rates import Rates
 from uneven.fleet.rivals import Plans
 from uneven.fleet.rounds import Planner
 from uneven.fleet.together import LEAST_GAIN, Together, places_for, takes_turns
-
-MOST_DEATHS = 3
-"""A member whose process was killed so often within one epoch has failed."""
 
 LONG_EPOCH_S = 5.0
 """Of shorter epochs, so few seconds are saved by a second slot that profiling members on it, two seconds each, is not
@@ -79,6 +77,9 @@ def run(
         for member in state.members.values():  # what failed is tried again; perhaps its cause is gone
             if member.status == "failed":
                 member.status, member.why, member.deaths = "waiting", "", 0
+            flaw = member.history(ensemble.metric.higher_is_better).flaw(ensemble.metric.name)
+            if member.status == "trained" and flaw and options.nonfinite == "raise":
+                member.status, member.why = "failed", flaw  # a start that trained on, or an earlier version, kept it
             if member.status == "trained" and _more(ensemble, member):
                 member.status = "waiting"
         if any(member.status == "waiting" for member in state.members.values()):
@@ -138,14 +139,14 @@ class _Run:
         source = Source(ensemble.dataset, ensemble.validate, ensemble.transform, ensemble.validate_transform)
         validation = len(ensemble.validate) if ensemble.validate is not None else 0
         stream = Stream(len(ensemble.dataset), validation, options.chunk, ensemble.seed)
-        probed = look(self._place, source)
+        probed = look(self._place, source, options.timeout_s, self._look_at_first)
         self._feed = Feed(
             self._place, source, stream, probed.layout, slots=options.buffer // options.chunk,
             most=options.preprocessors or self._place.preprocessors, tell=self._tell,
-            start=stream.begins(self._state.passes),
+            start=stream.begins(self._state.passes), timeout_s=options.timeout_s,
         )  # fmt: skip
         try:
-            self._hosts = Hosts(self._place, self._feed)
+            self._hosts = Hosts(self._place, self._feed, options.timeout_s)
             try:
                 self._profiler = Profiler(
                     self._hosts, self._state, self._job, self._place, probed.sample, self._look
@@ -157,6 +158,10 @@ class _Run:
                 self._hosts.close()
         finally:
             self._feed.close()
+
+    def _look_at_first(self, process: Process) -> None:
+        moment = Moment(self._state, {}, Ledger(slots=1), 1, self._ensemble.max_epochs)
+        self._show(replace(moment, processes={"": (process.pid,)}, quiet={process.name: process.silence}))
 
     def _tell(self, reader: str, message: Any) -> None:
         self._hosts.tell(reader, message)
@@ -209,6 +214,7 @@ class _Run:
                     planner = self._planner()
             self._save()
         self._save()
+        self._look()
 
     def _replanned(self, planner: Plans) -> Plans:
         """The same, or one for what is left, where devices were lost since it was made."""
@@ -324,6 +330,11 @@ class _Run:
         elif len(member.epochs) >= self._ensemble.max_epochs:
             member.status, member.why = "trained", "largest number of epochs"
         if member.status == "trained":
+            flaw = history.flaw(self._ensemble.metric.name)
+            if flaw and self._options.nonfinite == "raise":
+                member.status, member.why = "failed", flaw
+            elif flaw:
+                member.note = flaw
             self._stop(name)
 
     def _lost(self, name: str, answer: tuple[Any, ...]) -> None:
@@ -332,13 +343,9 @@ class _Run:
         if answer[0] == "failed":
             member.status, member.why = "failed", answer[1].strip()
         elif not self._place.gone().intersection(self._hosts.by_member[name].job.places):
-            member.deaths += 1  # its machine lives, so it may have been the member
-            if member.deaths >= MOST_DEATHS:
-                hint = ""
-                if answer[1] == "SIGSEGV":
-                    hint = "; perhaps it writes into its batch, which is shared and read-only: let it clone first"
-                member.status = "failed"
-                member.why = f"its process died {MOST_DEATHS} times in one epoch ({answer[1]}){hint}"
+            why = member.died(answer[1], "one epoch")  # its machine lives, so it may have been the member
+            if why:
+                member.status, member.why = "failed", why
         self._stop(name)
 
     def _stop(self, name: str) -> None:
@@ -378,7 +385,8 @@ class _Run:
         self._count()
         feed, most = self._feed, self._ensemble.max_epochs
         processes = {**self._hosts.processes, "": feed.processes}
-        self._show(Moment(self._state, dict(self._running), feed.ledger, feed.wanted, most, processes))
+        quiet = {**{maker.name: maker.silence for maker in feed.busy}, **self._hosts.quiet}
+        self._show(Moment(self._state, dict(self._running), feed.ledger, feed.wanted, most, processes, quiet))
 
     def _job(self, name: str, places: tuple[int, ...]) -> Job:
         epochs = len(self._state.members[name].epochs)
@@ -386,6 +394,7 @@ class _Run:
         return Job(
             name, self._factories[name], self._ensemble.metric, tuple(names[one % len(names)] for one in places),
             folder, epochs, self._ensemble.seed, self._options.batch_rule, self._options.balance, places,
+            self._options.nonfinite,
         )  # fmt: skip
 
 

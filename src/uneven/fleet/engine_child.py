@@ -6,17 +6,26 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import select
 import selectors
 import signal
+import socket
+import struct
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from uneven.errors import ConfigError, PeerError
+from uneven.errors import ConfigError, PeerError, TrainingError, UnevenError
+from uneven.fleet.engine_pulse import Awake, Watched
 
 _PATIENCE_S = 5.0
+
+_LONGEST_MESSAGE_S = 60
+"""A process that does not take a message, or does not come to the end of one, for so long is ended."""
 
 METHOD = "forkserver"
 """How processes are started: each is forked from one that has imported torch and done nothing else, so it starts in
@@ -34,9 +43,14 @@ def starter() -> BaseContext:
 
 
 class Events:
-    """Whom to call when something can be read."""
+    """Whom to call when something can be read.
+
+    Attributes:
+        awake: seconds in which anybody could have been heard.
+    """
 
     def __init__(self) -> None:
+        self.awake = Awake()
         self._selector = selectors.DefaultSelector()
         self._calls: dict[int, Callable[[], None]] = {}
 
@@ -52,7 +66,9 @@ class Events:
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the next ones, at most so long, and call."""
-        for key, _ in self._selector.select(timeout_s):
+        ready = self._selector.select(timeout_s)
+        self.awake.tick()
+        for key, _ in ready:
             call = self._calls.get(key.fd)
             if call is not None:  # an earlier one may have removed it
                 call()
@@ -63,7 +79,7 @@ class Events:
         self._selector.close()
 
 
-class Child:
+class Child(Watched):
     """A process with a connection to it.
 
     Args:
@@ -74,6 +90,7 @@ class Child:
 
     Raises:
         ConfigError: the arguments cannot be pickled.
+        TrainingError: what starts processes was killed.
     """
 
     def __init__(
@@ -87,10 +104,12 @@ class Child:
         died: Callable[[Child], None],
         daemon: bool = True,
     ) -> None:
+        super().__init__(events.awake)
         self.name = name
         self._events, self._heard, self._died = events, heard, died
         context = starter()
         self._connection, other = context.Pipe()
+        _limit(self._connection)
         self.process = context.Process(  # type: ignore[attr-defined]
             target=_begin, args=(target, other, *arguments), name=name, daemon=daemon
         )
@@ -101,6 +120,11 @@ class Child:
             raise ConfigError(
                 f"{name}: what it needs cannot be sent to another process ({error}): data sets, transforms and losses "
                 f"must be made of classes and functions at the top level of a module"
+            ) from error
+        except (EOFError, ConnectionError) as error:
+            self._connection.close()
+            raise TrainingError(
+                f"{name} could not be started: the process that starts others was killed; the same call goes on"
             ) from error
         finally:
             other.close()
@@ -114,8 +138,13 @@ class Child:
 
     def send(self, message: Any) -> None:
         """Say something. To one that has died it is said in vain; its death is heard of by itself."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError, OSError):
+        self.touched()
+        try:
             self._connection.send(message)
+        except BlockingIOError:
+            self.process.kill()
+        except OSError:
+            pass
 
     def close(self) -> None:
         """Let it end, or make it. Twice is no error."""
@@ -150,7 +179,11 @@ class Child:
         except (EOFError, ConnectionResetError):
             self._events.remove(self._connection.fileno())  # its end is heard of by the sentinel
             return
-        self._heard(self, message)
+        except BlockingIOError:
+            self.process.kill()
+            return
+        if not self.signals(message):
+            self._heard(self, message)
 
     def _ended(self) -> None:
         while not self._connection.closed:
@@ -158,9 +191,10 @@ class Child:
                 if not self._connection.poll():
                     break
                 message = self._connection.recv()
-            except (EOFError, ConnectionResetError, BrokenPipeError):
+            except (EOFError, OSError):
                 break
-            self._heard(self, message)
+            if not self.signals(message):
+                self._heard(self, message)
         if not self._connection.closed:
             self._forget()
             self._died(self)
@@ -175,13 +209,36 @@ class Child:
 def _begin(target: Callable[..., None], connection: Connection, *arguments: Any) -> None:
     """In the new process: end quietly when the other one is gone, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_other, args=(connection.fileno(),), daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         target(connection, *arguments)
+
+
+def _end_with_the_other(line: int) -> None:
+    """When nobody is at the other end any more: give this process time to end by itself, then end it.
+
+    It may be in the user's code and never come out; the run was killed, so nobody else would end it.
+    """
+    gone = select.poll()
+    gone.register(line, 0)  # its being closed there, not what can be read
+    gone.poll()
+    time.sleep(_PATIENCE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _limit(connection: Connection) -> None:
+    """Let reading and writing fail that is not done in time: a process that was stopped must not stop this one."""
+    limit = struct.pack("@ll", _LONGEST_MESSAGE_S, 0)
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            line.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 @contextlib.contextmanager
 def telling(tell: Callable[[str], None], lost: Callable[[str], None] | None = None) -> Iterator[None]:
     """What the user's code raises in here is told to the other process, and ends this one without a second report.
+
+    Of an error of ours only the words are told, of any other one the traceback.
 
     Args:
         lost: told instead that a worker beside this one is missing, which says nothing of the user's code here.
@@ -196,7 +253,7 @@ def telling(tell: Callable[[str], None], lost: Callable[[str], None] | None = No
         (lost or tell)(str(error))
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # the process ends with it
         raise
-    except BaseException:
-        tell(traceback.format_exc())
+    except BaseException as error:
+        tell(str(error) if isinstance(error, UnevenError) else traceback.format_exc())
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # the process ends with it
         raise

@@ -9,6 +9,7 @@ from typing import Any
 
 from uneven.fleet.engine_meeting import Meetings
 from uneven.fleet.engine_place import Place, Process
+from uneven.fleet.engine_pulse import TIMEOUT_S, Silence, hangs
 from uneven.fleet.feed import Feed
 from uneven.fleet.member_host import Job, host
 
@@ -61,12 +62,15 @@ class Host:
 class Hosts:
     """Gives each member its processes, asks all of them at once and collects the answers.
 
+    Args:
+        timeout_s: how long a member that has been asked for something may be silent.
+
     Attributes:
         by_member: who has processes now.
     """
 
-    def __init__(self, place: Place, feed: Feed) -> None:
-        self._place, self._feed = place, feed
+    def __init__(self, place: Place, feed: Feed, timeout_s: float = TIMEOUT_S) -> None:
+        self._place, self._feed, self._timeout_s = place, feed, timeout_s
         self._meetings = Meetings(place.address)
         self._spare: dict[int, list[Process]] = {}
         self._started = 0
@@ -115,10 +119,23 @@ class Hosts:
         looked_s = -_LOOK_S
         while any(self.by_member[name].asked for name in asked):
             self._feed.wait(_LOOK_S)
+            self._end_hanging()
             if time.perf_counter() - looked_s >= _LOOK_S:
                 look()
                 looked_s = time.perf_counter()
         return {name: self.by_member[name].answer for name in asked}
+
+    @property
+    def quiet(self) -> dict[str, Silence]:
+        """Members that are busy, and do not wait for samples → how long all of their workers have been silent.
+
+        A worker that waits for another one is silent too, and not for that one's fault.
+        """
+        return {
+            name: min((one.children[rank].silence for rank in one.asked), key=lambda silence: silence.for_s)
+            for name, one in self.by_member.items()
+            if one.asked and not any(self._feed.waits(reader_of(name, rank)) for rank in one.asked)
+        }
 
     def tell(self, reader: str, message: Any) -> None:
         """Answer a reader."""
@@ -214,6 +231,13 @@ class Hosts:
             self._feed.leave(reader_of(name, rank))  # the ring holds nothing back for it any more
         if rank == 0:
             one.answer = message
+
+    def _end_hanging(self) -> None:
+        for name, silence in self.quiet.items():
+            if silence.for_s > self._timeout_s:
+                one = self.by_member[name]
+                longest = max((one.children[rank] for rank in one.asked), key=lambda child: child.quiet_s)
+                self._end(name, ("failed", hangs(self._timeout_s, longest.at)))
 
     def _end(self, name: str, answer: tuple[Any, ...]) -> None:
         """One of a member's workers has failed or died; those who wait for it would wait long."""

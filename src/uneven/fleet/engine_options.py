@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from uneven.balance import balancers
 from uneven.errors import ConfigError
 from uneven.fleet.allocate import Closeness
 from uneven.fleet.batch_rule import BatchRule
+from uneven.fleet.engine_pulse import TIMEOUT_S, Silence, checked
 from uneven.fleet.engine_state import RunState
 from uneven.fleet.feed_ledger import Ledger
 from uneven.fleet.rounds import ALPHA, Paradigm
@@ -33,6 +35,10 @@ class Options:
             global batch is kept.
         balance: how the batches of a member on several devices are split among its workers: a balancer of
             :class:`uneven.Session`; "even" repeats to the bit.
+        timeout_s: how long one sample, one step, a factory's call or the writing of a checkpoint may take; infinite
+            waits for ever. A member that takes longer has failed; a sample that hangs twice ends the run.
+        nonfinite: "raise": a member whose loss or weights are no longer finite numbers has failed. "warn": it is
+            trained on, and its ``note`` says so.
         rates: member → samples/s on 1, 2, … devices, if they are known; otherwise they are measured first.
 
     Raises:
@@ -48,6 +54,8 @@ class Options:
     closeness: Closeness = field(default_factory=lambda: Closeness(delta_share=0.25))
     batch_rule: BatchRule = BatchRule.KEEP
     balance: str = "lb-bsp"
+    timeout_s: float = TIMEOUT_S
+    nonfinite: Literal["raise", "warn"] = "raise"
     rates: Mapping[str, Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +63,9 @@ class Options:
             raise ConfigError(f"buffer={self.buffer}, chunk={self.chunk}: the buffer holds at least two chunks of one")
         if self.preprocessors is not None and self.preprocessors < 1:
             raise ConfigError(f"preprocessors={self.preprocessors}: at least one has to make the samples")
+        if self.nonfinite not in ("raise", "warn"):
+            raise ConfigError(f"nonfinite={self.nonfinite!r}: give \"raise\" or \"warn\"")
+        checked(self.timeout_s)
         balancers.resolve(self.balance)  # says now what its workers would say
 
 
@@ -64,6 +75,7 @@ class Moment:
 
     Attributes:
         processes: member → the numbers of its processes; "" → those of the preprocessors.
+        quiet: members and preprocessors that are busy → since when nothing was heard of them.
     """
 
     state: RunState
@@ -72,6 +84,7 @@ class Moment:
     preprocessors: int
     max_epochs: int
     processes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    quiet: Mapping[str, Silence] = field(default_factory=dict)
 
 
 Show = Callable[[Moment], None]

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.engine_devices import Devices, devices_of
+from uneven.fleet.engine_pulse import Silence
 from uneven.fleet.feed_layout import Layout
 
 ENGINES = ("local", "ray")
@@ -44,6 +45,17 @@ class Process(Protocol):
     """A process that talks with this one. What it runs gets its end of the line, with ``recv``, ``send``, ``poll``."""
 
     name: str
+    at: str
+
+    @property
+    def quiet_s(self) -> float:
+        """How long it has been silent; see :class:`~uneven.fleet.engine_pulse.Watched`."""
+        ...
+
+    @property
+    def silence(self) -> Silence:
+        """The same, with where it was."""
+        ...
 
     @property
     def pid(self) -> int:

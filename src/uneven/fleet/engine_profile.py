@@ -87,27 +87,33 @@ class Profiler:
 
     def _tried(self, names: Sequence[str], count: int, limit_s: float) -> dict[str, tuple[Any, ...]]:
         """What these members show at the same time; without those that cannot."""
-        while True:
+        answers: dict[str, tuple[Any, ...]] = {}
+        while names:
             lost = self.place.gone()
             here = tuple(device for device in range(len(self.place.devices)) if device not in lost)[:count]
             if len(here) < count:
                 return {}
             for name in names:
                 self.hosts.profile(replace(self.job_of(name, here), epochs=0), self.sample, limit_s)
-            answers = self.hosts.collect(self.look)
+            answers |= self.hosts.collect(self.look)
             for name in names:
                 self.hosts.leave(name)
-            if self.place.gone() == lost:
-                break  # otherwise who died was lost with its machine, which says nothing of the member
+            if self.place.gone() == lost:  # otherwise a death says nothing of the member: its machine was lost
+                names = [name for name in names if answers[name][0] == "died" and not self._too_often(name, answers)]
         for name, answer in answers.items():
-            if answer[0] != "profiled":
-                why = answer[1].strip() if answer[0] == "failed" else f"its process died in its profile ({answer[1]})"
-                member = self.state.members[name]
-                if count == 1:
-                    member.status, member.why = "failed", why
-                else:
-                    member.note = f"not on {count} devices: {why}"
+            member = self.state.members[name]
+            member.deaths = 0
+            if answer[0] != "profiled" and count == 1:
+                member.status, member.why = "failed", answer[1].strip()
+            elif answer[0] != "profiled":
+                member.note = f"not on {count} devices: {answer[1].strip()}"
         return {name: answer for name, answer in answers.items() if answer[0] == "profiled"}
+
+    def _too_often(self, name: str, answers: dict[str, tuple[Any, ...]]) -> bool:
+        why = self.state.members[name].died(answers[name][1], "its profile")
+        if why:
+            answers[name] = ("failed", why)
+        return bool(why)
 
 
 def take_given(state: RunState, given: Mapping[str, Sequence[float]]) -> None:

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from uneven.errors import ConfigError
 from uneven.fleet.engine_devices import Devices, devices_of_cluster
+from uneven.fleet.engine_pulse import Awake, Watched
 from uneven.fleet.feed_layout import Layout
 from uneven.fleet.ray_actor import BEGUN, ENDED, GROUPS, ChunksHandle, Told, Worker
 
@@ -67,6 +68,7 @@ class Cluster:
         self._names = {node["NodeID"]: node["NodeManagerAddress"] for node in alive}
         self._lost: frozenset[int] = frozenset()
         self._surveyed_s = time.monotonic()
+        self.awake = Awake()
         self._calls: dict[Any, Actor] = {}
         self._sent: dict[int, tuple[Any, Any]] = {}
         remote: Any = ray.remote  # its types do not know of groups
@@ -127,8 +129,10 @@ class Cluster:
         calls = list(self._calls)
         if not calls:
             time.sleep(min(timeout_s, 0.01))
+            self.awake.tick()
             return
         ready, _ = ray.wait(calls, num_returns=1, timeout=timeout_s)
+        self.awake.tick()
         if ready:
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0.0)
         for call in ready:
@@ -206,13 +210,14 @@ class Cluster:
             ray.shutdown()
 
 
-class Actor:
+class Actor(Watched):
     """See :class:`~uneven.fleet.engine_place.Process`."""
 
     def __init__(
         self, cluster: Cluster, name: str, handle: Any, what: Any,
         heard: Callable[[Any, Any], None], died: Callable[[Any], None], device: int | None,
     ) -> None:  # fmt: skip
+        super().__init__(cluster.awake)
         self.name, self.device, self.pid, self.ending = name, device, 0, ""
         self._cluster, self._handle, self._heard, self._died = cluster, handle, heard, died
         self._over = self._adrift = False
@@ -221,6 +226,7 @@ class Actor:
 
     def send(self, message: Any) -> None:
         """Say something."""
+        self.touched()
         if not self._over:
             self._handle.tell.remote(message)
 
@@ -261,6 +267,8 @@ class Actor:
             return
         beside = self._beside
         self._hear()
+        if self.signals(message):
+            return
         if message[0] == BEGUN:
             self.pid = message[1]
         elif message[0] == "made":

@@ -28,6 +28,14 @@ from uneven.fleet.converge import Epoch, History
 SCHEMA = 1
 STATE = "state.json"
 
+MOST_DEATHS = 3
+"""A member whose process was killed so often within one epoch, or in its profile, has failed."""
+
+_HINTS = {
+    "SIGSEGV": "; perhaps it writes into its batch, which is shared and read-only: let it clone first",
+    "SIGKILL": "; perhaps memory ran out, which the system's log tells",
+}
+
 
 @dataclass(slots=True)
 class MemberState:
@@ -52,6 +60,15 @@ class MemberState:
     def history(self, higher_is_better: bool) -> History:
         """For the rule of convergence."""
         return History(tuple(self.epochs), higher_is_better)
+
+
+    def died(self, how: str, during: str) -> str:
+        """Count that its process died; why it is not tried again, if that was too often."""
+        self.deaths += 1
+        if self.deaths < MOST_DEATHS:
+            return ""
+        self.deaths = 0
+        return f"its process died {MOST_DEATHS} times in {during} ({how}){_HINTS.get(how, '')}"
 
 
 @dataclass(slots=True)

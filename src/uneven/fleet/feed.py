@@ -9,6 +9,7 @@ from typing import Any
 
 from uneven.errors import DataError
 from uneven.fleet.engine_place import Place, Process
+from uneven.fleet.engine_pulse import TIMEOUT_S, hangs
 from uneven.fleet.feed_layout import Layout
 from uneven.fleet.feed_ledger import Ledger
 from uneven.fleet.feed_preprocess import Source, preprocess, probe
@@ -17,6 +18,8 @@ from uneven.fleet.feed_stream import Stream
 
 MOST_DEATHS = 3
 """So many preprocessors may die over one chunk; then it is the data."""
+
+_LOOK_S = 0.25
 
 _SMOOTH = 0.1  # weight of the newest chunk in a preprocessor's speed
 
@@ -40,11 +43,17 @@ class Probed:
     sample: list[Any]
 
 
-def look(place: Place, source: Source) -> Probed:
+def look(
+    place: Place, source: Source, timeout_s: float = TIMEOUT_S, watch: Callable[[Process], None] = lambda _: None
+) -> Probed:
     """Prepare the first sample, in a process of its own.
 
+    Args:
+        timeout_s: how long that may take.
+        watch: called with the process while it works.
+
     Raises:
-        DataError: it cannot be read or transformed, or the two sets do not agree.
+        DataError: it cannot be read or transformed, hangs, or the two sets do not agree.
         ConfigError: data set or transform cannot be pickled.
     """
     heard: list[Any] = []
@@ -55,7 +64,11 @@ def look(place: Place, source: Source) -> Probed:
     )  # fmt: skip
     try:
         while not heard:
-            place.wait(1.0)
+            place.wait(_LOOK_S)
+            watch(child)
+            if child.quiet_s > timeout_s and not heard:
+                heard.append(("failed", f"the preprocessor of the first sample: {hangs(timeout_s, child.at)}"))
+                child.end()
     finally:
         child.close()
     if heard[0][0] == "failed":
@@ -70,6 +83,7 @@ class Feed:
         most: the largest number of preprocessors.
         tell: called with a reader's name and a message for it.
         start: the chunk at which the first reader will begin.
+        timeout_s: how long a preprocessor may be silent over its chunk.
 
     Attributes:
         wanted: preprocessors that get work; the others rest.
@@ -89,6 +103,7 @@ class Feed:
         most: int,
         tell: Callable[[str, Any], None],
         start: int = 0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.ledger = Ledger(slots=slots, floor=start)
         self.stream = stream
@@ -103,6 +118,8 @@ class Feed:
         self._waiting: dict[str, tuple[int, int]] = {}
         self._missed: dict[str, int] = {}
         self._died_over: dict[int, int] = {}
+        self._hung_over: set[int] = set()
+        self._timeout_s = timeout_s
         self._started = 0
         self._each_per_s = math.nan
         self._need_per_s = 0.0
@@ -116,6 +133,9 @@ class Feed:
             DataError: a sample cannot be prepared.
         """
         self._place.wait(timeout_s)
+        for maker in self.busy:
+            if maker.quiet_s > self._timeout_s:
+                self._maker_hangs(maker)
         if self._failure is not None:
             raise DataError(self._failure)
 
@@ -134,6 +154,10 @@ class Feed:
         """A reader needs every chunk below ``chunk``, and has been told of those below ``known``."""
         self._waiting[reader] = chunk, known
         self._answer()
+
+    def waits(self, reader: str) -> bool:
+        """Whether a reader waits for samples."""
+        return reader in self._waiting or reader in self._missed
 
     def missing(self, reader: str, chunk: int, told: Any) -> None:
         """A reader cannot find a chunk where it was told; the same samples are made again, for whoever misses them."""
@@ -169,6 +193,11 @@ class Feed:
     def processes(self) -> tuple[int, ...]:
         """The numbers of the preprocessors' processes."""
         return tuple(maker.pid for maker in self._makers.values())
+
+    @property
+    def busy(self) -> tuple[Process, ...]:
+        """The preprocessors that are making something."""
+        return tuple(maker for name, maker in self._makers.items() if name not in self._idle)
 
     def close(self) -> None:
         """End the preprocessors and give the memory back."""
@@ -210,6 +239,16 @@ class Feed:
         self._hand_out()
         self._answer()
 
+    def _maker_hangs(self, maker: Process) -> None:
+        """Another one makes its chunk, and says of each sample that it is begun: now one that hangs can be named."""
+        chunk = self.ledger.making(maker.name)
+        maker.end()
+        if chunk in self._hung_over:
+            self._failure = f"the second preprocessor that was given these samples: {hangs(self._timeout_s, maker.at)}"
+        elif chunk is not None:
+            self._hung_over.add(chunk)
+        self._maker_died(maker)
+
     def _maker_died(self, maker: Process) -> None:
         del self._makers[maker.name]
         if self._failure is not None:
@@ -238,7 +277,7 @@ class Feed:
             chunk = self.ledger.assign(self._idle[0])
             if chunk is None:
                 return
-            self._makers[self._idle.pop(0)].send(chunk)
+            self._makers[self._idle.pop(0)].send((chunk, chunk in self._hung_over))
 
     def _answer(self) -> None:
         ready = self.ledger.ready

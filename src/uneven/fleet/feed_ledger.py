@@ -134,6 +134,10 @@ class Ledger:
         self._settle()
         return chunk
 
+    def making(self, maker: str) -> int | None:
+        """The chunk that ``maker`` is making; None if it is idle."""
+        return self._making.get(maker)
+
     def lost(self, maker: str) -> int | None:
         """``maker`` died; its chunk is made again by another one.
 

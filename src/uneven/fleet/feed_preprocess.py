@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from uneven.fleet.engine_child import telling
+from uneven.fleet.engine_pulse import BEAT_S, Pulse
 from uneven.fleet.feed_layout import Layout, arrays_of, check, layout_of
 from uneven.fleet.feed_ring import RingHandle
 from uneven.fleet.feed_stream import Chunk, Stream
@@ -41,7 +42,7 @@ class Source:
         return data[index] if change is None else change(data[index])
 
 
-def named(index: int, *, validates: bool) -> str:
+def named(index: int | str, *, validates: bool) -> str:
     """A sample in words."""
     return f"sample {index} of the {'validation' if validates else 'training'} set"
 
@@ -49,26 +50,31 @@ def named(index: int, *, validates: bool) -> str:
 def preprocess(connection: Connection, source: Source, stream: Stream, handle: RingHandle) -> None:
     """Make the chunks whose numbers come, until nobody is there any more.
 
+    With each number comes whether to say of every sample that it is begun, and not only now and then.
     Messages: ``("made", number, seconds, where it lies)`` of processor time, or ``("failed", text)``, after which it
     ends.
     """
     torch.set_num_threads(1)
     ring = handle.open(connection)
+    pulse = Pulse(connection.send)
     order: tuple[int, npt.NDArray[np.int64]] | None = None
     while True:
-        chunk = stream.describe(connection.recv())
+        number, each = connection.recv()
+        chunk = stream.describe(number)
+        pulse.every_s = 0.0 if each else BEAT_S
         began_s = time.process_time()
         if not chunk.validates and (order is None or order[0] != chunk.epoch):
             order = chunk.epoch, stream.order(chunk.epoch)
         indices = range(chunk.start, chunk.start + chunk.size)
         if order is not None and not chunk.validates:
             indices = order[1][chunk.start : chunk.start + chunk.size].tolist()
-        _make(connection, source, stream, chunk, list(indices), ring.layout, ring.slot(chunk.number))
+        _make(connection, pulse, source, stream, chunk, list(indices), ring.layout, ring.slot(chunk.number))
         connection.send(("made", chunk.number, time.process_time() - began_s, ring.made(chunk.number)))
 
 
 def _make(
     connection: Connection,
+    pulse: Pulse,
     source: Source,
     stream: Stream,
     chunk: Chunk,
@@ -80,14 +86,16 @@ def _make(
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    at = indices[0]
+    at, where = indices[0], named("{}", validates=chunk.validates)
 
     def tell(text: str) -> None:
         connection.send(("failed", f"{named(at, validates=chunk.validates)} (epoch {chunk.epoch}):\n{text}"))
 
     with telling(tell):
+        pulse.begin(named(at, validates=chunk.validates))
         for place, index in enumerate(indices):
             at = index
+            pulse.beat(where, index)
             arrays = arrays_of(source.sample(index, validates=chunk.validates), "it")
             check(arrays, layout, "it")
             for field, array in zip(fields, arrays, strict=True):
@@ -101,7 +109,9 @@ def probe(connection: Connection, source: Source) -> None:
     Messages: ``("layout", layout, first sample)`` or ``("failed", text)``.
     """
     torch.set_num_threads(1)
+    pulse = Pulse(connection.send)
     what = named(0, validates=False)
+    pulse.begin(what)
     with telling(lambda text: connection.send(("failed", f"{what}:\n{text}"))):
         random.seed(0)
         np.random.seed(0)
@@ -110,6 +120,7 @@ def probe(connection: Connection, source: Source) -> None:
         layout = layout_of(first, "it")
         if source.validate is not None:
             what = named(0, validates=True)
+            pulse.begin(what)
             check(arrays_of(source.sample(0, validates=True), "it"), layout, "it")
     connection.send(("layout", layout, [np.array(array) for array in arrays_of(first, "it")]))
     connection.poll(None)  # until the other end is closed

@@ -21,12 +21,13 @@ from uneven.fleet import checkpoint
 from uneven.fleet.batch_rule import BatchRule, global_batch, most_workers, rate_factor
 from uneven.fleet.converge import Epoch
 from uneven.fleet.engine_child import telling
+from uneven.fleet.engine_pulse import Pulse
 from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.feed_reader import Reader
 from uneven.fleet.feed_ring import RingHandle
 from uneven.fleet.feed_stream import Stream
 from uneven.fleet.member_team import Alone, Samples, Seat, Team, least_samples
-from uneven.fleet.member_train import Copies, profile, run_epoch
+from uneven.fleet.member_train import Copies, diverged, nonfinite_in, profile, run_epoch
 from uneven.fleet.profile import MOST_BATCHES
 
 
@@ -42,6 +43,7 @@ class Job:
         epochs: that it has been trained for; its checkpoint of that epoch is read, if there is one.
         batch_rule: what follows from the number of its devices.
         balance: how its batches are split among its workers, see :class:`uneven.Session`.
+        nonfinite: "raise" or "warn", see :class:`~uneven.fleet.engine_options.Options`.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Job:
     batch_rule: BatchRule = BatchRule.KEEP
     balance: str = "lb-bsp"
     places: tuple[int, ...] = ()
+    nonfinite: str = "raise"
 
 
 def checkpoint_path(folder: Path, epochs: int) -> Path:
@@ -67,12 +70,12 @@ def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
     Messages in: ``("load", job, seat)``, ``("epoch", pass)``, ``("profile", job, seat, sample, seconds)``,
     ``("leave",)``. Out: ``("loaded", workers)``, where those beyond that number have nothing to do, ``("epoch",
     Epoch)``, ``("profiled", seconds of each step, batch size, workers, bytes that only this process holds)``, what a
-    :class:`Reader` says, and the last word of a process, since nobody knows what the user's code has left behind:
-    ``("failed", text)``, or ``("lost", text)`` of one that misses another worker of its member.
+    :class:`Reader` and a :class:`Pulse` say, and the last word of a process, since nobody knows what the user's code
+    has left behind: ``("failed", text)``, or ``("lost", text)`` of one that misses another worker of its member.
     """
     torch.set_num_threads(1)
     ring = handle.open(connection)
-    reader = Reader(connection, ring)
+    reader, pulse = Reader(connection, ring), Pulse(connection.send)
     trainee: Trainee | None = None
     while True:
         what, *rest = connection.recv()
@@ -83,11 +86,11 @@ def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
                 trainee = None
             if what == "load":
                 job, seat = rest
-                trainee = Trainee(reader, job, seat, stream.train)
+                trainee = Trainee(reader, pulse, job, seat, stream.train)
                 connection.send(("loaded", trainee.used))
             elif what == "profile":
                 job, seat, sample, limit_s = rest
-                trainee = Trainee(reader, job, seat, partial(Copies, sample))
+                trainee = Trainee(reader, pulse, job, seat, partial(Copies, sample))
                 steps_s, batch = trainee.profile(limit_s)
                 own_bytes = psutil.Process().memory_full_info().uss
                 connection.send(("profiled", steps_s, batch, trainee.used, own_bytes))
@@ -105,8 +108,9 @@ class Trainee:
         used: how many of its processes the member can use.
     """
 
-    def __init__(self, reader: Reader, job: Job, seat: Seat, samples: int | partial[Copies]) -> None:
-        self._reader, self._job, self._seat = reader, job, seat
+    def __init__(self, reader: Reader, pulse: Pulse, job: Job, seat: Seat, samples: int | partial[Copies]) -> None:
+        self._reader, self._pulse, self._job, self._seat = reader, pulse, job, seat
+        pulse.begin("its factory")
         self._device = torch.device(job.devices[seat.rank])
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -123,12 +127,14 @@ class Trainee:
         if seat.rank:  # workers draw apart; the first one draws what it would alone
             _seed(job, f"worker {seat.rank} after {job.epochs}")
         if job.epochs:
+            pulse.begin("reading its checkpoint")
             saved = checkpoint.read(checkpoint_path(job.folder, job.epochs))
             checkpoint.restore(saved, job.name, self._member, seat.rank)
             self._history = saved["history"]
         if not isinstance(samples, int):
             self._tried = samples(samples=batch * MOST_BATCHES)
         source: int | Samples = samples if isinstance(samples, int) else self._tried or 0
+        pulse.begin("its start")
         if self.used == 1:
             self._workers = Alone(reader, batch)
         else:
@@ -139,7 +145,7 @@ class Trainee:
         """Seconds of each step, and samples of a step; nothing of a process that the member cannot use."""
         if self._workers is None or self._tried is None:
             return [], 0
-        steps_s = profile(self._member, self._workers, self._tried, self._device, limit_s)
+        steps_s = profile(self._member, self._workers, self._tried, self._device, limit_s, self._pulse)
         return steps_s, self._workers.batch
 
     def epoch(self, stream: Stream, number: int) -> Epoch | None:
@@ -149,16 +155,22 @@ class Trainee:
         before = self._history[-1]["devices"] if self._history else 1
         before = most_workers(rule, self._member.batch_size, before, least)
         factor = partial(rate_factor, rule, before, self.used) if rule is BatchRule.LINEAR else None
+        epochs = len(self._history) + 1
+        self._pulse.begin("step 1 of epoch {}", epochs)
         done = run_epoch(
-            self._member, self._reader, self._workers, stream.sections(number), self._job.metric, self._device, factor
-        )
+            self._member, self._reader, self._workers, stream.sections(number), self._job.metric, self._device, factor,
+            pulse=self._pulse, epoch=epochs, strict=self._job.nonfinite == "raise",
+        )  # fmt: skip
+        self._pulse.begin("keeping what it learnt in epoch {}", epochs)
         began_s = time.perf_counter()
         done = replace(done, devices=len(self._job.devices))
         self._history.append(asdict(done))
         states = self._workers.gathered(checkpoint.random_state())
         if self._seat.rank:
             return None
-        epochs = len(self._history)
+        spoilt = nonfinite_in(self._member.model) if self._job.nonfinite == "raise" else None
+        if spoilt is not None:
+            raise diverged(f"{spoilt} holds a NaN or an infinity after epoch {epochs}")
         saved = checkpoint.capture(self._job.name, self._member, epochs, self._history, states)
         checkpoint.write(checkpoint_path(self._job.folder, epochs), saved, verify=epochs == 1)
         return replace(done, checkpoint_s=time.perf_counter() - began_s)

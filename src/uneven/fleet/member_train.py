@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
+from uneven.errors import TrainingError
 from uneven.fleet.converge import Epoch
+from uneven.fleet.engine_pulse import Pulse
 from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.feed_reader import Reader
 from uneven.fleet.feed_stream import Section
@@ -30,19 +33,28 @@ def run_epoch(
     metric: Metric,
     device: torch.device,
     factor: Factor | None = None,
+    *,
+    pulse: Pulse,
+    epoch: int,
+    strict: bool,
 ) -> Epoch:
     """Train on every training sample once, then judge on every validation sample once.
 
     Args:
         factor: of the learning rate; None leaves it alone.
+        epoch: of this member, counted from 1.
+        strict: a loss that is no finite number ends the training.
+
+    Raises:
+        TrainingError: the loss was not finite, and in which step.
     """
     train, validate = sections
     waited_s, began_s = reader.waited_s, time.perf_counter()
     steps = -(-train.samples // workers.batch)
     with _scaled(member.optimizer, None if factor is None else lambda step: factor(step, steps)):
-        loss = _train(member, workers, train, device)
+        loss = _train(member, workers, train, device, pulse, epoch, strict)
     trained_s = time.perf_counter()
-    worth = _validate(member, workers, validate, metric, device) if validate.samples else loss
+    worth = _validate(member, workers, validate, metric, device, pulse, epoch) if validate.samples else loss
     if member.scheduler is not None and member.schedule == "epoch":
         if isinstance(member.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             member.scheduler.step(worth)
@@ -87,12 +99,50 @@ def _scaled(optimizer: torch.optim.Optimizer, factor: Callable[[int], float] | N
             hook.remove()
 
 
-def _train(member: Member, workers: Alone | Team, section: Section, device: torch.device) -> float:
+def _train(
+    member: Member,
+    workers: Alone | Team,
+    section: Section,
+    device: torch.device,
+    pulse: Pulse,
+    epoch: int,
+    strict: bool,
+) -> float:
     member.model.train()
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for fields, counted in workers.batches(section):
+    finite = torch.zeros((), dtype=torch.int64, device=device)  # steps; what is not finite once, remains so in a sum
+    for number, (fields, counted) in enumerate(workers.batches(section), 1):
+        if pulse.beat("step {} of epoch {}", number, epoch) and strict:
+            _refuse_nonfinite(total, finite, epoch)  # now and then, since a GPU has to be waited for
         total += _step(member, [field.to(device) for field in fields]).double() * counted
+        finite += total.isfinite()
+    if strict:
+        _refuse_nonfinite(total, finite, epoch)
     return workers.total(total) / section.samples
+
+
+def _refuse_nonfinite(total: torch.Tensor, finite: torch.Tensor, epoch: int) -> None:
+    if not total.isfinite():
+        raise diverged(f"its loss was NaN or infinite in step {int(finite) + 1} of epoch {epoch}")
+
+
+def diverged(what: str) -> TrainingError:
+    """What is said of a member that learns nothing more, with the way out."""
+    return TrainingError(
+        f"diverged: {what}; let its factory lower the learning rate or clip gradients, and name another directory; "
+        f"Options(nonfinite=\"warn\") trains on"
+    )
+
+
+def nonfinite_in(model: nn.Module) -> str | None:
+    """The first parameter with a NaN or an infinity, or buffer with a NaN; a mask may well hold infinities."""
+    for name, weights in model.named_parameters():
+        if weights.is_floating_point() and not weights.isfinite().all():
+            return name
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and buffer.isnan().any():
+            return name
+    return None
 
 
 def _step(member: Member, fields: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -108,12 +158,19 @@ def _step(member: Member, fields: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @torch.no_grad()
 def _validate(
-    member: Member, workers: Alone | Team, section: Section, metric: Metric, device: torch.device
+    member: Member,
+    workers: Alone | Team,
+    section: Section,
+    metric: Metric,
+    device: torch.device,
+    pulse: Pulse,
+    epoch: int,
 ) -> float:
     member.model.eval()
     measure = metric.of or member.loss
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for fields in workers.judged(section):
+    for number, fields in enumerate(workers.judged(section), 1):
+        pulse.beat("batch {} of the validation after epoch {}", number, epoch)
         inputs, target = _parted([field.to(device) for field in fields])
         total += measure(member.model(*inputs), target).double() * len(target)
     return workers.total(total) / section.samples
@@ -140,7 +197,7 @@ class Copies:
 
 
 def profile(
-    member: Member, workers: Alone | Team, copies: Copies, device: torch.device, limit_s: float
+    member: Member, workers: Alone | Team, copies: Copies, device: torch.device, limit_s: float, pulse: Pulse
 ) -> list[float]:
     """Seconds of the last steps of a member that never waits for data; the member is spoilt by it.
 
@@ -151,7 +208,9 @@ def profile(
     member.model.train()
     now_s = time.process_time if device.type == "cpu" and workers.size == 1 else time.perf_counter
     ends_s, most = [now_s()], MOST_BATCHES
+    pulse.begin("step 1 of its profile")
     for fields in workers.tried(copies):
+        pulse.beat("step {} of its profile", len(ends_s))
         _step(member, [field.to(device) for field in fields])
         if device.type == "cuda":
             torch.cuda.synchronize(device)

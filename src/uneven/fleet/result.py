@@ -14,7 +14,7 @@ from torch import nn
 from uneven.errors import ConfigError, TrainingError, UnknownNameError
 from uneven.fleet import checkpoint
 from uneven.fleet.engine import best_checkpoint
-from uneven.fleet.engine_state import RunState
+from uneven.fleet.engine_state import MemberState, RunState
 from uneven.fleet.ensemble import Ensemble
 
 
@@ -23,7 +23,7 @@ class Row:
     """One member of the table.
 
     Attributes:
-        rank: 1 is the best; members without an epoch come last.
+        rank: 1 is the best; members that failed come last.
         metric: at its best epoch; not a number if it has none.
         epochs: trained for.
         best_epoch: counted from 1; 0 if it has none.
@@ -31,7 +31,7 @@ class Row:
         status: "trained" or "failed".
         why: what ended it.
         note: why it was not trained on more devices, if it could not be.
-        checkpoint: of its best epoch, for ``torch.load(…, weights_only=True)``.
+        checkpoint: of its best epoch, for ``torch.load(…, weights_only=True)``; None of a member that failed.
     """
 
     rank: int
@@ -50,7 +50,7 @@ class Result:
     """What :func:`uneven.fleet.train` returns.
 
     Attributes:
-        table: a row for each member, the best first.
+        table: a row for each member, the best first, those that failed last.
         state: everything the run knows, histories and plans among it.
         directory: where it lies.
     """
@@ -80,13 +80,18 @@ class Result:
             raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error
 
     @property
+    def failed(self) -> tuple[Row, ...]:
+        """The members that were not trained, with the reason."""
+        return tuple(row for row in self.table if row.status == "failed")
+
+    @property
     def best(self) -> Row:
-        """The best member.
+        """The best of the members that were trained.
 
         Raises:
-            TrainingError: no member finished an epoch.
+            TrainingError: no member was.
         """
-        if not self.table[0].best_epoch:
+        if self.table[0].status != "trained":
             raise TrainingError(f"no member was trained; {self.table[0].name!r}: {self.table[0].why}")
         return self.table[0]
 
@@ -155,10 +160,16 @@ class Result:
         for name, member in self.state.members.items():
             best = member.history(higher).best + 1 if member.epochs else 0
             metric = member.epochs[best - 1].metric if best else math.nan
-            path = best_checkpoint(self.directory, self._ensemble, self.state, name)
+            trained = member.status == "trained"
+            path = best_checkpoint(self.directory, self._ensemble, self.state, name) if trained else None
             found.append((name, metric, best, member, path))
         worst = -math.inf
-        found.sort(key=lambda one: -(worst if math.isnan(one[1]) else one[1] if higher else -one[1]))
+
+        def order(one: tuple[str, float, int, MemberState, Path | None]) -> tuple[bool, float]:
+            worth = one[1] if higher else -one[1]
+            return one[3].status != "trained", -(worth if math.isfinite(worth) else worst)
+
+        found.sort(key=order)
         return tuple(
             Row(rank, name, metric, len(one.epochs), best, one.device_s, one.status, one.why, path, one.note)
             for rank, (name, metric, best, one, path) in enumerate(found, 1)

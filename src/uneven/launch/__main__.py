@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,21 @@ from uneven.errors import LaunchError, UnevenError
 from uneven.launch.local import run
 from uneven.launch.spec import Launch
 
+_LOOK_EVERY_S = 0.2
+
+
+def _end_with(parent: int) -> None:
+    """Ask this launcher to end, workers first, when the program that started it has ended without doing so."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
 
 def _main(task: dict[str, Any]) -> int:
     fields = task["launch"] | {key: tuple(task["launch"][key]) for key in ("target", "shares")}
     directory = task["run_directory"]
+    if "parent" in task:
+        threading.Thread(target=_end_with, args=(task["parent"],), name="uneven-parent", daemon=True).start()
     try:
         run(Launch(**fields), run_directory=Path(directory) if directory else None)
     except UnevenError as error:

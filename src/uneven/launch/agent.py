@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -16,53 +14,53 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
+from uneven.cluster.bound import bound
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
+from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
 from uneven.launch.failure import Death, all_gone, blame, gone, through_without, told_by
 from uneven.launch.losses import Losses
+from uneven.launch.silence import STOPPED
 from uneven.launch.spec import Launch, run_id
 from uneven.launch.workers import Workers
 from uneven.rundir import is_ready
 from uneven.world import READY_VARIABLE, RUN_VARIABLE
 
-_DEFAULT_PORT = 29500  # torchrun's
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
 _SHUTDOWN_WITHIN_S = "10"
 
 
 def run(launch: Launch, run_directory: Path | None) -> None:
     """See :func:`uneven.launch.run`."""
-    count = _local_workers(launch)
-    config = _config(launch, count)
-    if not launch.alone and (launch.nodes[1] == 1 or (config.rdzv_backend == "static" and launch.node_rank == 0)):
-        _refuse_used_port(config.rdzv_endpoint)
+    check(launch)
+    count = local_workers(launch)
     if run_directory is not None:
         run_directory = run_directory.absolute()  # a worker may change its working directory
     with ExitStack() as stack:
         logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="uneven-"))
-        config.logs_specs = DefaultLogsSpecs(log_dir=logs)  # only for what a worker writes about its own end
+        config = _config(launch, count, DefaultLogsSpecs(log_dir=logs))  # for what a worker writes about its own end
         stack.enter_context(_environment(_variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
         workers = stack.enter_context(_watched(launch, config.run_id, count, run_directory))
-        losses = Losses(run_directory)
+        losses = Losses(run_directory, throttled=bool(launch.shares))
 
         def lost(rank: int, failure: ProcessFailure) -> None:
-            death = _death(rank, failure, workers.ended_s)
+            death = _death(rank, failure, workers.ended_s, silent=losses.silent.get(rank, ""))
             losses.lost[rank] = death
             print(f"uneven: {gone(death)}", file=sys.stderr)
 
         try:
-            words = ["-u", *(["-m"] if launch.module else []), *launch.target]
-            failures = run_agent(config, sys.executable, words, losses=losses, on_lost=lost)
+            words = [sys.executable, "-u", *(["-m"] if launch.module else []), *launch.target]
+            program, *arguments = bound(words)
+            failures = run_agent(config, program, arguments, here=launch.here, losses=losses, on_lost=lost)
             _end(failures, losses, workers.ended_s, count)
         except (SignalException, KeyboardInterrupt) as error:
             number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
@@ -75,45 +73,19 @@ def run(launch: Launch, run_directory: Path | None) -> None:
             ) from error
 
 
-def _local_workers(launch: Launch) -> int:
-    match launch.nproc:
-        case None:
-            count = len(launch.shares) or torch.cuda.device_count() or 1
-        case "cpu":
-            count = usable_cores()
-        case "gpu":
-            count = torch.cuda.device_count()
-            if count == 0:
-                raise ConfigError("--nproc-per-node gpu: torch sees no GPU here; give a number, or cpu")
-        case "auto":
-            count = torch.cuda.device_count() or usable_cores()
-        case number:
-            count = int(number)
-    if launch.shares and len(launch.shares) != count:
-        raise ConfigError(f"{len(launch.shares)} shares for {count} workers: give one share per worker")
-    return count
-
-
-def _config(launch: Launch, count: int) -> LaunchConfig:
-    backend, endpoint, configs = launch.rdzv_backend, launch.rdzv_endpoint, {}
-    local_addr = launch.local_addr
-    if launch.alone:
-        backend, endpoint = "c10d", "127.0.0.1:0"
-        local_addr = local_addr or "127.0.0.1"
-    backend = backend or "static"
-    if backend == "static":
-        configs["rank"] = launch.node_rank
-        endpoint = endpoint or f"{launch.master_addr}:{launch.master_port or _DEFAULT_PORT}"
+def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchConfig:
+    backend = launch.rdzv_backend or "static"
     values: dict[str, Any] = {
         "min_nodes": launch.nodes[0],
         "max_nodes": launch.nodes[1],
         "nproc_per_node": count,
         "run_id": run_id(launch),
         "rdzv_backend": backend,
-        "rdzv_endpoint": endpoint,
-        "rdzv_configs": configs,
+        "rdzv_endpoint": launch.endpoint if backend == "static" else launch.rdzv_endpoint,
+        "rdzv_configs": {"rank": launch.node_rank} if backend == "static" else {},
         "max_restarts": launch.max_restarts,
-        "local_addr": local_addr,
+        "local_addr": launch.local_addr,
+        "logs_specs": logs_specs,  # or the configuration makes an empty folder of its own
         "shutdown_timeout": _shutdown_within_s(),
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}  # shutdown_timeout is younger than 2.9
@@ -128,25 +100,6 @@ def _shutdown_within_s() -> int:
     return int(text)
 
 
-def _refuse_used_port(endpoint: str) -> None:
-    """The launcher of the first machine opens this port; say so before torch waits for it in vain."""
-    host, _, text = endpoint.rpartition(":")
-    port = int(text) if text.isdigit() else 0
-    if not 0 < port < 65536:
-        raise ConfigError(f"{endpoint!r} is not an address: write it as host:port, for instance 127.0.0.1:29500")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                return  # not an address of this machine, or one of another family: torch knows better
-            raise LaunchError(
-                f"port {port} on {host} is in use, by another run perhaps: give another one with "
-                f"--master-port or --rdzv-endpoint, or leave both out and a free one is taken"
-            ) from None
-
-
 def _variables(launch: Launch, count: int, run_directory: Path | None) -> dict[str, str]:
     """What the workers find in their environment on top of the user's own and torch's."""
     variables = {} if run_directory is None else {RUN_VARIABLE: str(run_directory)}
@@ -155,7 +108,7 @@ def _variables(launch: Launch, count: int, run_directory: Path | None) -> dict[s
     if "OMP_NUM_THREADS" not in os.environ:
         # More threads than cores cost more than they bring.
         variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
-    if launch.alone and "GLOO_SOCKET_IFNAME" not in os.environ:
+    if launch.here is not None and launch.local_addr is None and "GLOO_SOCKET_IFNAME" not in os.environ:
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return variables
 
@@ -241,7 +194,11 @@ def _end(failures: Mapping[int, ProcessFailure], losses: Losses, ended_s: Mappin
     lost = tuple(losses.lost.values())
     fatal = {rank: one for rank, one in failures.items() if rank not in losses.lost}
     if fatal:
-        deaths = [_death(rank, one, ended_s, losses.stops(rank)) for rank, one in fatal.items()]
+        killed = [rank for rank, one in fatal.items() if one.exitcode == -signal.SIGKILL]
+        silent = {rank: STOPPED for rank in killed if rank in losses.stopped} | losses.silent
+        deaths = [
+            _death(rank, one, ended_s, losses.stops(rank), silent.get(rank, "")) for rank, one in fatal.items()
+        ]
         borne = {one.pid for one in lost}
         first_s = min((ended for pid, ended in ended_s.items() if pid not in borne), default=0.0)
         raise blame(deaths, first_s=first_s, shutdown_within_s=_shutdown_within_s(), lost=lost)
@@ -254,7 +211,9 @@ def _end(failures: Mapping[int, ProcessFailure], losses: Losses, ended_s: Mappin
         print(f"uneven: {said}", file=sys.stderr)
 
 
-def _death(rank: int, failure: ProcessFailure, ended_s: Mapping[int, float], stops: str = "") -> Death:
+def _death(
+    rank: int, failure: ProcessFailure, ended_s: Mapping[int, float], stops: str = "", silent: str = ""
+) -> Death:
     data: Any = failure.error_file_data
     return Death(
         rank=rank,
@@ -263,4 +222,5 @@ def _death(rank: int, failure: ProcessFailure, ended_s: Mapping[int, float], sto
         ended_s=ended_s.get(failure.pid, float("inf")),
         told=told_by(data.get("message") if isinstance(data, dict) else None),
         stops=stops,
+        silent=silent,
     )

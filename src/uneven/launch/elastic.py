@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,11 +19,12 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from uneven.launch.here import Here
 from uneven.launch.losses import Losses
 
 _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own
@@ -48,45 +49,47 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         context = self._pcontext
-        if not isinstance(context, SubprocessContext) or not self._losses.spoken:
+        if not isinstance(context, SubprocessContext):
             return super()._monitor_workers(worker_group)
         ranks = {one.local_rank: one.global_rank for one in worker_group.workers}
         ended = {
             local: code for local, one in context.subprocess_handlers.items() if (code := one.proc.poll()) is not None
         }
+        alive = {ranks[local]: pid for local, pid in context.pids().items() if local not in ended}
+        if not self._losses.spoken:
+            return self._failed(worker_group, alive) if any(ended.values()) else super()._monitor_workers(worker_group)
         for local, code in ended.items():
             if code == 0 or ranks[local] in self._losses.lost:
                 continue
             if not self._losses.borne(ranks[local]):
-                return super()._monitor_workers(worker_group)  # it finds the same, and ends the others
+                return self._failed(worker_group, alive)
             pid = context.subprocess_handlers[local].proc.pid
-            with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
-                os.killpg(pid, signal.SIGKILL)  # what it has started and left behind
+            _kill(pid)  # what it has started and left behind
             self._on_lost(ranks[local], ProcessFailure(local, pid, code, context.error_files[local]))
-        if len(ended) < len(ranks):
+        if len(ranks) > 1 or worker_group.group_world_size != 1:  # nobody waits for one that is alone
+            for rank in self._losses.hanging(alive):
+                _kill(alive[rank])  # found dead at the next look, as if somebody had done it by hand
+        if alive:
             return RunResult(state=WorkerState.HEALTHY)
         if all(rank in self._losses.lost for rank in ranks.values()) and worker_group.group_world_size == 1:
             return super()._monitor_workers(worker_group)  # nobody is left: that is a failure, as of any run
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
 
+    def _failed(self, worker_group: WorkerGroup, alive: Mapping[int, int]) -> RunResult:
+        """torch's verdict on a failure: all others are asked to end, which one that is stopped does not hear."""
+        for rank in self._losses.missed(alive):
+            _kill(alive[rank])
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
 
-def run_agent(
-    config: LaunchConfig,
-    program: str,
-    args: Sequence[str],
-    *,
-    losses: Losses,
-    on_lost: Callable[[int, ProcessFailure], None],
-) -> dict[int, ProcessFailure]:
-    """What ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
 
-    Returns:
-        Rank → how it ended, of those that the launcher could not do without, or has ended because of them.
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+        os.killpg(group, signal.SIGKILL)
 
-    Raises:
-        SignalException: somebody wants the launcher to end.
-        RendezvousError, DistNetworkError, DistStoreError: the machines do not meet.
-    """
+
+def _meeting(config: LaunchConfig) -> RendezvousHandler:
+    """torch's own, between machines."""
     meeting = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -96,11 +99,35 @@ def run_agent(
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    return rendezvous_registry.get_rendezvous_handler(meeting)
+
+
+def run_agent(
+    config: LaunchConfig,
+    program: str,
+    args: Sequence[str],
+    *,
+    here: tuple[str, int] | None,
+    losses: Losses,
+    on_lost: Callable[[int, ProcessFailure], None],
+) -> dict[int, ProcessFailure]:
+    """What ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
+
+    Args:
+        here: host and port where the workers meet if no other machine takes part, see :class:`Here`.
+
+    Returns:
+        Rank → how it ended, of those that the launcher could not do without, or has ended because of them.
+
+    Raises:
+        SignalException: somebody wants the launcher to end.
+        RendezvousError, DistNetworkError, DistStoreError: the machines do not meet.
+    """
+    handler = _meeting(config) if here is None else Here(*here, config.run_id)
     addr, port = None, None
-    if config.rdzv_backend == "static":
+    if config.rdzv_backend == "static" and here is None:
         addr, port = parse_rendezvous_endpoint(config.rdzv_endpoint.strip(), default_port=-1)
     os.environ[_SIGNALS_VARIABLE] = config.signals_to_handle
-    handler = rendezvous_registry.get_rendezvous_handler(meeting)
     alike = {one.name for one in dataclasses.fields(WorkerSpec)} & {one.name for one in dataclasses.fields(config)}
     spec = WorkerSpec(
         local_world_size=config.nproc_per_node,

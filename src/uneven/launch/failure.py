@@ -25,6 +25,7 @@ class Death:
         told: what it wrote about its end itself, see :func:`uneven.world.report_failures`.
         killed_by: why somebody or something killed it, where that is known.
         stops: why the others cannot go on without it, where their policy would else let them.
+        silent: that it was stopped or hung, and was killed for that.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class Death:
     told: Mapping[str, Any] = field(default_factory=dict)
     killed_by: str = ""
     stops: str = ""
+    silent: str = ""
 
 
 def blame(
@@ -47,13 +49,17 @@ def blame(
         shutdown_within_s: how long workers may take to end when the launcher asks them to.
         lost: those without whom the others had gone on before.
     """
-    error = _said(min(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s)))
-    return LaunchError(f"{error}\n{_before(lost)}", error.exit_code) if lost else error
+    first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
+    error = _said(first)
+    missed = [f"rank {one.rank} had missed it{_last_line(one)}" for one in others if first.silent and _trace(one)]
+    lines = [str(error), *missed[:1], *([_before(lost)] if lost else [])]
+    return LaunchError("\n".join(lines), error.exit_code)
 
 
 def gone(death: Death) -> str:
     """The line at the death of a worker without whom the others go on."""
-    return f"{_who(death)} {_how(death)[0]}; the others go on without it{_cause(death)}"
+    then = "nobody else was left here" if death.silent else "the others go on without it"
+    return f"{_who(death)} {_how(death)[0]}; {then}{_cause(death)}"
 
 
 def all_gone(lost: Sequence[Death]) -> LaunchError:
@@ -105,6 +111,8 @@ def _cause(death: Death) -> str:
         return f"; its traceback:\n{trace}"
     if death.killed_by:
         return f": {death.killed_by}"
+    if death.silent:
+        return ""
     if death.exit_code == -signal.SIGKILL:
         return "; if nobody did that by hand, the machine was out of memory (see `dmesg`)"
     return "; what it had to say is above"
@@ -112,6 +120,8 @@ def _cause(death: Death) -> str:
 
 def _how(death: Death) -> tuple[str, int]:
     """In words, and as an exit code."""
+    if death.silent:
+        return f"{death.silent}, and was killed for that", 128 + signal.SIGKILL
     if death.exit_code < 0 and _trace(death):
         # Its end after the exception took long, so that the launcher ended it, or gloo's threads aborted it.
         return "ended with an uncaught exception", 1
@@ -149,16 +159,17 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tuple[bool, bool, float, bool]:
+def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tuple[bool, bool, bool, float, bool]:
     """Sorts the deaths of one run so that the cause of the others comes first.
 
-    Whoever complains about a peer is a consequence, and whoever crashed or was killed is not, unless the
-    launcher itself killed it, much later. Then the time counts: that of the exception if the worker wrote it
-    down, else that of its end. Who ended before it had been found was the first; among those whose ends were noticed
-    together, who was asked to end comes last.
+    Who was stopped comes before those that have missed it. Whoever complains about a peer is a consequence, and
+    whoever crashed or was killed is not, unless the launcher itself killed it, much later. Then the time counts: that
+    of the exception if the worker wrote it down, else that of its end. Who ended before it had been found was the
+    first; among those whose ends were noticed together, who was asked to end comes last.
     """
     crashed = -death.exit_code in _CRASHES and death.ended_s - first_s < shutdown_within_s / 2
     asked = death.exit_code == -signal.SIGTERM
     ended_s = 0.0 if math.isinf(death.ended_s) and not asked else death.ended_s
     began_s = min(float(death.told.get("timestamp", death.ended_s)), ended_s)
-    return death.told.get("error") == PeerError.__name__, not crashed, began_s, asked
+    complains = death.told.get("error") == PeerError.__name__
+    return not death.silent, complains, not crashed, began_s, asked

@@ -97,7 +97,7 @@ def start(
     env: Mapping[str, str] | None = None,
     output: Path | None = None,
 ) -> LocalRun:
-    """Start the launcher in a process of its own and come back at once.
+    """Start the launcher in a process of its own and come back at once. It ends when this process does.
 
     Args:
         launch: what to start.
@@ -105,7 +105,11 @@ def start(
         env: variables on top of this process's own.
         output: file for everything that launcher and workers print; None shows it here.
     """
-    task = {"launch": dataclasses.asdict(launch), "run_directory": run_directory and str(run_directory)}
+    task = {
+        "launch": dataclasses.asdict(launch),
+        "run_directory": run_directory and str(run_directory),
+        "parent": os.getpid(),
+    }
     if launch.wait_ready and run_directory is None:
         raise ConfigError("wait_ready needs a run_directory: workers say there that they are ready")
     if run_directory is not None:

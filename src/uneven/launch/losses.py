@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uneven.launch.failure import Death
-from uneven.rundir import loss_of, unsay_loss
+from uneven.launch.silence import Pulse, in_words, stopped
+from uneven.rundir import Loss, loss_of, unsay_loss
 
 
 class Losses:
@@ -14,19 +16,28 @@ class Losses:
 
     Args:
         run_directory: where they say it; without one nobody does.
+        throttled: workers are stopped and continued by the launcher, so that it means nothing.
 
     Attributes:
         lost: rank → its end, of those without whom the others go on.
+        silent: rank → what is known of it, of those that were killed because they hung.
+        stopped: ranks that somebody had stopped when the newest failure was found.
     """
 
-    def __init__(self, run_directory: Path | None) -> None:
+    def __init__(self, run_directory: Path | None, *, throttled: bool = False) -> None:
         self.lost: dict[int, Death] = {}
+        self.silent: dict[int, str] = {}
+        self.stopped: tuple[int, ...] = ()
+        self._throttled = throttled
+        self._pulse = Pulse()
+        self._told: set[int] = set()
         self._run_directory = run_directory
         self._ranks: tuple[int, ...] = ()
 
     def begin(self, ranks: Sequence[int]) -> None:
         """These are about to be started, perhaps once more."""
-        self.lost.clear()
+        for memory in (self.lost, self.silent, self._told):
+            memory.clear()
         self._ranks = tuple(ranks)
         if self._run_directory is not None:
             for rank in ranks:
@@ -39,11 +50,45 @@ class Losses:
 
     def borne(self, rank: int) -> bool:
         """Whether the others can go on without this worker, as it has said."""
-        return self._said(rank) == ""
+        said = self._said(rank)
+        return said is not None and not said.stops
 
     def stops(self, rank: int) -> str:
         """Why they cannot, where it has said so."""
-        return self._said(rank) or ""
+        said = self._said(rank)
+        return "" if said is None else said.stops
 
-    def _said(self, rank: int) -> str | None:
+    def hanging(self, alive: Mapping[int, int]) -> list[int]:
+        """Ranks that hang while all others here have ended, so that nobody else would ever end the run.
+
+        One that hangs while others train is told once: they go on without it, and it may go on later.
+
+        Args:
+            alive: rank → process, of all that have not ended.
+        """
+        limits = {rank: said.timeout_s for rank in alive if (said := self._said(rank)) is not None}
+        silent = {
+            rank: in_words(alive[rank], silent_s)
+            for rank, limit_s in limits.items()
+            if (silent_s := self._pulse.silent_s(alive[rank], limit_s)) > limit_s
+        }
+        if silent and len(silent) == len(alive):
+            self.silent = silent | self.silent
+            return list(silent)
+        for rank in silent.keys() - self._told:
+            self._told.add(rank)
+            then = "the others go on without it, and once they have ended it is killed"
+            print(f"uneven: rank {rank} (process {alive[rank]}) {silent[rank]}; {then}", file=sys.stderr)
+        return []
+
+    def missed(self, alive: Mapping[int, int]) -> tuple[int, ...]:
+        """Somebody has failed: who of the others was stopped, and so may be what it has missed.
+
+        Args:
+            alive: rank → process.
+        """
+        self.stopped = () if self._throttled else tuple(rank for rank, pid in alive.items() if stopped(pid))
+        return self.stopped
+
+    def _said(self, rank: int) -> Loss | None:
         return None if self._run_directory is None else loss_of(self._run_directory, rank)

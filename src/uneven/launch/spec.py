@@ -9,9 +9,11 @@ from pathlib import Path
 
 from uneven.cluster.throttle_rule import ShareRule
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.world import is_loopback
 
 _COUNTS = ("auto", "cpu", "gpu")
 _MEETINGS = ("static", "c10d")
+DEFAULT_PORT = 29500  # torchrun's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,25 @@ class Launch:
         first, _, last = self.nnodes.partition(":")
         least = _positive("--nnodes", first, "or MIN:MAX")
         return least, _positive("--nnodes", last, "or MIN:MAX") if last else least
+
+    @property
+    def endpoint(self) -> str:
+        """Where machines that are numbered meet, or what was said; host:port."""
+        return self.rdzv_endpoint or f"{self.master_addr}:{self.master_port or DEFAULT_PORT}"
+
+    @property
+    def here(self) -> tuple[str, int] | None:
+        """Host and port where the workers meet if they are all on this machine and nobody else is to reach it.
+
+        Port 0 is any that is free.
+        """
+        if self.alone:
+            return self.local_addr or "127.0.0.1", 0
+        host, _, port = self.endpoint.rpartition(":")
+        host = host.strip("[]")
+        if self.nodes[1] > 1 or self.local_addr or not port.isdigit() or not is_loopback(host):
+            return None
+        return host, int(port)
 
     @property
     def alone(self) -> bool:

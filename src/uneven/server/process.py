@@ -40,7 +40,7 @@ class ShardProcess:
     def __init__(self, directory: Path, shard: int, members: int, *options: str) -> None:
         self._directory, self._shard = directory, shard
         arguments = (str(directory), str(shard), str(members), "--with-parent", *options)
-        self._command = [sys.executable, "-m", "uneven.server", *arguments]
+        self._command = [sys.executable, "-P", "-m", "uneven.server", *arguments]
         self.process = self._start()
 
     @property
@@ -83,9 +83,10 @@ class ShardProcess:
         self.end()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command, env={**os.environ, **_ENVIRONMENT}, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        # This very copy of uneven, and nothing from the working directory: a queue.py there is the user's.
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path}
+        return subprocess.Popen(self._command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 class ShardKeeper:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from uneven.errors import ConfigError
+
+_EXCHANGERS = {
+    "DistributedDataParallel": "DistributedDataParallel averages its gradients",
+    "FullyShardedDataParallel": "FullyShardedDataParallel holds a part of its parameters on each rank",
+    "FSDPModule": "fully_shard holds a part of its parameters on each rank",
+    "_ReplicateState": "replicate averages its gradients",
+}
+"""Classes of modules, and of owners of their hooks, that exchange gradients or parameters. They are told by name, of
+whatever package, since importing torch's takes half a second that most runs have no use for."""
 
 
 def check_model(model: nn.Module) -> torch.device:
@@ -19,11 +28,7 @@ def check_model(model: nn.Module) -> torch.device:
         ConfigError: it is wrapped already, has nothing to train, has parameters without values, or is spread
             over devices.
     """
-    if isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            "the model is already wrapped in DistributedDataParallel: pass the plain model (model.module); "
-            "session.setup carries the gradients itself"
-        )
+    refuse_wrapped(model)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if is_lazy(parameter):
@@ -59,6 +64,35 @@ def refuse_sparse_on_accelerator(model: nn.Module) -> None:
                 f"{name or type(layer).__name__} has sparse=True on {layer.weight.device}: sparse gradients are "
                 f"exchanged on CPUs only; make it with sparse=False, or leave the model on the CPU"
             )
+
+
+def refuse_wrapped(model: nn.Module, since: str = "") -> None:
+    """Refuse a model in which somebody else exchanges gradients or parameters.
+
+    Args:
+        since: what had been called when the model was still plain, if anything.
+
+    Raises:
+        ConfigError: naming who, and which module or parameter.
+    """
+    what = next(_exchangers(model), None)
+    if what is not None:
+        raise ConfigError(
+            f"{what}{f', since {since}' if since else ''}; session.setup exchanges what is needed itself: give it the "
+            f"plain model (model.module of a wrapper) and leave out what wraps or shards it, as "
+            f"DistributedDataParallel, fully_shard, accelerator.prepare(model) and fabric.setup(model) do"
+        )
+
+
+def _exchangers(model: nn.Module) -> Iterator[str]:
+    for path, module in model.named_modules():
+        owners = (getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values())
+        for base in chain(type(module).__mro__, *(type(owner).__mro__ for owner in owners)):
+            if base.__name__ in _EXCHANGERS:
+                yield f"the model{f' ({path})' if path else ''} is wrapped already: {_EXCHANGERS[base.__name__]}"
+    for name, parameter in model.named_parameters():
+        if any(base.__name__ == "DTensor" for base in type(parameter).__mro__):
+            yield f"parameter {name} is a DTensor, of which each rank holds a part"
 
 
 def describe_model(model: nn.Module) -> dict[str, str]:

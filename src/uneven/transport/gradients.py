@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
 
+from uneven.core.turn import Turn
 from uneven.errors import TrainingError
 from uneven.transport.check import refuse_sparse_on_accelerator, unused_parameters
 from uneven.transport.hooks import ModelHook
@@ -53,28 +54,6 @@ _NO_BROADCAST: dict[str, Any] = {
 statistics are averaged instead, see :mod:`uneven.transport.statistics`. The option was renamed in torch 2.13."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a batch of this worker counts in the gradient.
-
-    Attributes:
-        iteration, epoch: when it was handed out; the same on all ranks whose gradients are added up.
-        samples: in the batch, also where it only fills up a last part and so counts nothing.
-        weight: x_i / X.
-        exchanging: whether gradients are exchanged in this iteration.
-    """
-
-    iteration: int
-    epoch: int
-    samples: int
-    weight: float
-    exchanging: bool = True
-
-    def counts_like(self, other: "Turn") -> bool:
-        """Whether it makes no difference to the gradient which of the two a pass is on."""
-        return (self.weight, self.exchanging) == (other.weight, other.exchanging)
-
-
 class ExchangeObserver(Protocol):
     """Who is told when compute ends and when the exchange is over (the meter)."""
 
@@ -97,7 +76,7 @@ class GradientCarrier:
     """Makes a model's backward pass end with the weighted mean of everybody's gradients.
 
     Args:
-        turn_of: a forward pass's arguments, and its keyword arguments → the turn of the batch that it is on.
+        turn_now: gives the turn of the batch that the newest forward pass is on; None where it is on none.
         observer: told when the last bucket is ready and when the exchange is over.
         roll: names the missing when an exchange fails.
         on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
@@ -110,7 +89,7 @@ class GradientCarrier:
         owner: kept alive as long as the model.
     """
 
-    turn_of: Callable[[Any, Any], Turn | None]
+    turn_now: Callable[[], Turn | None]
     observer: ExchangeObserver
     roll: RollCall
     on_nonfinite: Callable[[], None]
@@ -230,7 +209,7 @@ class GradientCarrier:
         if self._aside:
             return args, kwargs
         if torch.is_grad_enabled():  # one that evaluates is on no batch of the loader
-            self.turn = self.turn_of(args, kwargs) or self.turn
+            self.turn = self.turn_now() or self.turn
         self._ddp.require_backward_grad_sync = self._synchronise and self.turn.exchanging
         try:
             return self._ddp._pre_forward(*args, **kwargs)

@@ -1,23 +1,115 @@
-"""Hooks on the user's model that belong to one session and do not follow copies of the model."""
+"""Hooks on the user's model that belong to one session and do not follow copies of the model.
+
+Averaged models (``copy.deepcopy``) and saved ones (``torch.save(model)``) would take their hooks along. A copy is
+nobody's replica: its forward passes must exchange nothing, and who reads the file may not have this package.
+``copyreg``, which ``pickle`` and ``copy`` both ask, is told how to leave our hooks out of the state of a model's class.
+"""
 
 from __future__ import annotations
 
+import copyreg
+import sys
+import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from torch import nn
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_ABOUT_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+"""Where a module keeps its hooks, and what they are called with; all by the number of the hook."""
+
+_lock = threading.RLock()  # a finalizer may run while its own thread holds it
+_users: Counter[type] = Counter()
+_others: dict[type, Callable[[Any], Any] | None] = {}  # what copyreg knew of these classes before
 
 
 class ModelHook:
     """Calls ``call``; in a copy of the model it does nothing.
 
-    Averaged models (``copy.deepcopy``) and saved ones (``torch.save(model)``) take their hooks along. A copy
-    is nobody's replica: its forward passes must exchange nothing.
+    A copy has one only where the model's class copies itself in a way of its own, such as parametrized modules do.
     """
 
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs) if self._call is not None else None
+        return self._call(*args, **kwargs)
 
-    def __reduce__(self) -> tuple[type[ModelHook], tuple[()]]:
-        return ModelHook, ()  # serves copy.deepcopy and pickle alike
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python has no function that does nothing; this one takes any arguments, does next to nothing, and can be read
+        # from a file everywhere.
+        return partial, (sys.audit, "uneven.copy_of_a_hook")
+
+
+class Undo:
+    """What takes off again all that somebody has put on objects of the user's: when it is called, or when who has put
+    it there is gone. Nothing in it may lead back to that one."""
+
+    def __init__(self, owner: object) -> None:
+        self._calls: list[Callable[[], object]] = []
+        self._end = weakref.finalize(owner, _call_all, self._calls)
+        self._end.atexit = False
+
+    def add(self, *calls: Callable[[], object]) -> None:
+        """More to be called then, in order."""
+        self._calls += calls
+
+    def __call__(self) -> None:
+        self._end()
+
+
+def _call_all(calls: list[Callable[[], object]]) -> None:
+    for one in calls:
+        one()
+    calls.clear()
+
+
+def keep_out_of_copies(model: nn.Module) -> Callable[[], object]:
+    """Leave the hooks that are now on ``model`` and its layers out of copies; returns what ends that."""
+    kinds = {type(module) for module in model.modules() if _ours(vars(module))}
+    with _lock:
+        for kind in kinds:
+            if not _users[kind]:
+                _others[kind] = copyreg.dispatch_table.get(kind)
+                copyreg.pickle(kind, _reduce)
+            _users[kind] += 1
+    end = weakref.finalize(model, _let_go, kinds)
+    end.atexit = False
+    return end
+
+
+def _let_go(kinds: set[type]) -> None:
+    with _lock:
+        for kind in kinds:
+            _users[kind] -= 1
+            if not _users[kind]:
+                del _users[kind], copyreg.dispatch_table[kind]
+                if (other := _others.pop(kind)) is not None:
+                    copyreg.dispatch_table[kind] = other
+
+
+def _reduce(module: nn.Module) -> tuple[Any, ...]:
+    other = _others.get(type(module))
+    return _without_ours(other(module) if other is not None else module.__reduce_ex__(2))
+
+
+def _without_ours(what: Any) -> Any:
+    """The same without our hooks, where it is a module's state or a tuple that holds one."""
+    if type(what) is tuple:
+        return tuple(map(_without_ours, what))
+    if not isinstance(what, dict) or not (ours := _ours(what)):
+        return what
+    kept = dict(what)
+    for name in (*_HOOKS, *_ABOUT_HOOKS):
+        if ours & kept.get(name, {}).keys():
+            kept[name] = type(kept[name])((key, hook) for key, hook in kept[name].items() if key not in ours)
+    return kept
+
+
+def _ours(state: dict[str, Any]) -> set[int]:
+    """The numbers of our hooks in the state of a module."""
+    return {key for name in _HOOKS for key, hook in state.get(name, {}).items() if isinstance(hook, ModelHook)}

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import uneven.fleet as fleet
+from uneven.cli import main
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet import ensemble_file
+from uneven.fleet.converge import Epoch
+from uneven.fleet.engine_state import MemberState, RunState
 from uneven.testing.scripts import run_script
 
 TESTS = Path(__file__).parents[2]
@@ -28,14 +32,58 @@ wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
 
 
 @pytest.mark.slow
-def test_a_described_ensemble_is_trained(tmp_path: Path) -> None:
-    (tmp_path / "two.toml").write_text(ENSEMBLE)
+def test_a_described_ensemble_is_trained_and_who_failed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(ENSEMBLE + 'broken = "fleet_members:raises"\n')
     command = ["-m", "uneven", "fleet", "two.toml", "--devices", "2", "--report", "two.html"]
     done = run_script(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(TESTS)}, timeout_s=100)
-    assert done.returncode == 0, done.stderr
-    assert {line.split()[1] for line in done.stdout.splitlines()[1:]} == {"small", "wide"}
+    assert done.returncode == 1, done.stderr
+    assert {line.split()[1] for line in done.stdout.splitlines()[1:]} == {"small", "wide", "broken"}
+    told = done.stderr[done.stderr.index("error: 1 of 3 members failed") :]
+    assert "  broken: Traceback" in told
+    assert "ValueError: this factory is broken" in told
+    for folder in ("00-small", "01-wide"):
+        assert f": runs/two/members/{folder}/00001.pt" in told
     assert (tmp_path / "runs" / "two" / "state.json").exists()
     assert "The plan over time" in (tmp_path / "two.html").read_text()
+
+
+def test_the_exit_code_tells_trained_from_failed_from_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two.toml").write_text(ENSEMBLE)
+    monkeypatch.chdir(tmp_path)
+    asked = ensemble_file.read(tmp_path / "two.toml")
+    given: list[fleet.Options] = []
+
+    def code(small: str, wide: str, *words: str, stopped: bool = False) -> object:
+        done = [Epoch(train_loss=1.0, metric=0.5)]
+        members = {name: MemberState(status, f"as {name}", done) for name, status in (("small", small), ("wide", wide))}
+
+        def train(*_: object, options: fleet.Options, **__: object) -> fleet.Result:
+            given.append(options)
+            if stopped:
+                raise KeyboardInterrupt
+            return fleet.Result(asked, RunState({}, members=members), Path("there"))
+
+        monkeypatch.setattr(fleet, "train", train)
+        with pytest.raises(SystemExit) as ended:
+            main(["fleet", "two.toml", *words])
+        return ended.value.code
+
+    assert code("trained", "trained", "--timeout", "7") == 0
+    assert given[0].timeout_s == 7.0
+    assert capfd.readouterr().err == ""
+    assert code("trained", "failed") == 1
+    told = capfd.readouterr().err.splitlines()
+    assert told[0].startswith("error: 1 of 2 members failed")
+    assert told[1:] == ["  wide: as wide", "the others are trained; their best weights:",
+                        "  small: there/members/00-small/00001.pt"]  # fmt: skip
+    assert code("failed", "failed") == 1
+    assert "the others" not in capfd.readouterr().err
+    assert code("trained", "trained", stopped=True) == 130
+    assert "the same command goes on after the last finished pass, kept in runs/two" in capfd.readouterr().err
+    assert code("trained", "trained", "--timeout", "0.1") == 2
+    assert "timeout_s=0.1: at least 1 s" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

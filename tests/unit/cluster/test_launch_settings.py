@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from uneven.cli.run import layers_of, parse_shares
+from uneven.cli.run import layers_of, parse_shares, refuse_misfits
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.launch import Launch, local, start
+from uneven.launch.before import check
 
 
 @pytest.fixture
@@ -45,6 +47,28 @@ def test_values_that_cannot_be(script: str, values: dict[str, object], message: 
         Launch(**{"target": (script,), **values})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("address", ["240.0.0.1", "no-such-machine.invalid"])
+def test_a_local_address_that_does_not_lead_here(script: str, address: str) -> None:
+    between_machines = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:29517"}
+    for more in ({}, between_machines):
+        start = Launch(target=(script,), local_addr=address, **more)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=f"--local-addr {address} does not lead to this machine"):
+            check(start)
+    check(Launch(target=(script,), local_addr="127.0.0.1"))
+
+
+def test_one_machine_meets_where_nobody_else_gets(script: str) -> None:
+    def here(**values: Any) -> tuple[str, int] | None:
+        return Launch(target=(script,), **values).here
+
+    assert here() == ("127.0.0.1", 0)
+    assert here(local_addr="10.0.0.1") == ("10.0.0.1", 0), "told otherwise"
+    assert here(master_port=29501) == ("127.0.0.1", 29501)
+    assert here(rdzv_backend="c10d", rdzv_endpoint="[::1]:29501") == ("::1", 29501)
+    assert here(rdzv_endpoint="10.0.0.1:29501") is None
+    assert here(nnodes="1:2", rdzv_endpoint="127.0.0.1:29501") is None, "another machine may come"
+
+
 def test_a_script_that_is_not_there(script: str) -> None:
     with pytest.raises(UnknownNameError, match=r"trian\.py'; did you mean '.*train\.py'"):
         Launch(target=(str(Path(script).with_name("trian.py")),))
@@ -76,6 +100,43 @@ def test_layers_stay_apart_and_conflicts_are_told(
     layers = layers_of({"seed": 1, "sync": None}, None)
     assert layers == {"command line": {"seed": 1}, "uneven.toml": {"seed": 2, "budget": 0.01}}
     assert "seed: command line says 1, uneven.toml says 2; using 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "file", "workers", "message"),
+    [
+        ({"balance": "static:shares=2/1"}, {}, 3, "command line: .*is for 2 workers, and this run has 3"),
+        ({"balance": "static:shares=2/1"}, {}, 1, "command line: .*is for 2 workers, and this run has 1"),
+        ({}, {"balance": "static:shares=2/1"}, 3, "uneven.toml: .*is for 2 workers, and this run has 3"),
+        ({"threads": 3, "sync": "bsp"}, {}, 2, "with threads = 3"),
+        ({"threads": 3}, {"sync": "bsp"}, None, "with threads = 3"),
+        ({"threads": 3, "balance": "lb-bsp"}, {}, 2, "'lb-bsp' with threads = 3"),
+        ({"sync": "asp", "balance": "lb-bsp"}, {}, None, "decides nothing under"),
+        ({"sync": "backup", "balance": "lb-bsp"}, {}, None, "late workers"),
+    ],
+)
+def test_what_does_not_go_together_is_found_before_anything_starts(
+    typed: dict[str, object], file: dict[str, object], workers: int | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        refuse_misfits({"command line": typed, "uneven.toml": file}, workers)
+
+
+@pytest.mark.parametrize(
+    ("typed", "workers"),
+    [
+        ({"balance": "static:shares=2/1"}, 2),
+        ({"balance": "static:shares=2/1"}, None),  # several machines: nobody knows here
+        ({"threads": 3}, 2),  # the script may name a policy
+        ({"threads": 3, "sync": "shadow:ma"}, 2),
+        ({"threads": 3, "sync": "bsp"}, 1),
+        ({"sync": "asp"}, 2),
+        ({"balance": "static"}, 5),
+    ],
+)
+def test_what_the_script_may_still_name_is_left_to_it(typed: dict[str, object], workers: int | None) -> None:
+    refuse_misfits({"command line": typed}, workers)
+    refuse_misfits({"uneven.toml": {"balance": "static:shares=2/1"}}, 1)  # its session says so and goes on
 
 
 def test_shares_as_typed() -> None:

@@ -62,6 +62,15 @@ def test_new_directories_are_named_after_time_and_target(tmp_path: Path) -> None
     assert rundir.new_path("package.module", now, tmp_path).name == "2026-01-02-030405-module"
 
 
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("scripts/train", "train"), ("v1.2/train", "train"), ("./train", "train"), ("tr\x1b[31main.py", "tr_31main")],
+)
+def test_a_run_directory_lies_beside_the_others_whatever_the_script_is_called(target: str, name: str) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    assert rundir.new_path(target, now, Path("runs")) == Path("runs", f"2026-01-02-030405-{name}")
+
+
 def test_ready_marks(tmp_path: Path) -> None:
     rundir.mark_ready(tmp_path, 1)
     assert rundir.is_ready(tmp_path, 1)

@@ -276,6 +276,11 @@ def test_errors_name_the_process(start: Start) -> None:
         with pytest.raises(ConfigError, match=r"share = 0"):
             throttle.limit(child.pid, 0)
         assert throttle.alive
+        # Its keeper descends from this process: stopped with it, it could let nobody go on.
+        for above in (os.getpid(), os.getppid(), throttle.pid):
+            with pytest.raises(ConfigError, match=f"process {above} holds the throttle itself"):
+                throttle.limit(above, 0.5)
+        assert throttle.stats()["used_s"] == {}
     with pytest.raises(ConfigError, match=r"period_s = -1"):
         Throttle(period_s=-1)
 

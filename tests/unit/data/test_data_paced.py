@@ -113,7 +113,7 @@ def test_what_is_left_comes_once_after_a_resume_with_other_workers(cut: int, ahe
     assert sorted(again) == list(range(100)), "and the epoch after it is whole"
 
 
-def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next_one() -> None:
+def test_a_state_from_the_last_batches_leaves_its_epoch_with_nothing() -> None:
     random = Random(1)
     crew = loaders(10, (2, 2), Counters())
     streams = [iter(one) for one in crew]
@@ -123,7 +123,8 @@ def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next_one() -> None:
     resumed = loaders(10, (2, 2), Counters())
     for one in resumed:
         one.load_state_dict(state)
-        assert one.epoch == 1
+        assert one.epoch == 0
+    assert turns([iter(one) for one in resumed], random) == []
     assert sorted(turns([iter(one) for one in resumed], random)) == list(range(10))
 
 

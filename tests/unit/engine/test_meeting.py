@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -50,6 +51,18 @@ def test_who_meets_again_needs_no_new_connection(world: World) -> None:
         own.leave()
     assert len(made[0]) == 3, "the keeper's own, one to ask and one to wait"
     assert made[0] == made[1] == made[2]
+
+
+def test_a_store_that_rank_0_keeps_is_open_to_this_machine_only(world: World) -> None:
+    own, first = _OwnGroup(), replace(world, rank=0)
+    store = own.meet(first, 20.0)
+    own.forget()
+    again = own.meet(first, 20.0)  # while the port is still held by the first one
+    store.set("kept", "1")
+    found = psutil.Process(os.getpid()).net_connections("tcp")
+    assert {one.laddr.ip for one in found if one.status == "LISTEN" and one.laddr.port == world.port} == {"127.0.0.1"}
+    assert dist.TCPStore("127.0.0.1", world.port).check(["uneven/1/kept"])
+    del store, again
 
 
 def test_a_store_that_has_ended_is_left_for_the_next_one(world: World) -> None:

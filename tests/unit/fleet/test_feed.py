@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import fleet_parts as parts
 from uneven.errors import ConfigError, DataError
 from uneven.fleet.engine_child import Child
 from uneven.fleet.engine_local import Local
+from uneven.fleet.engine_place import Process
 from uneven.fleet.feed import Feed, look
 from uneven.fleet.feed_layout import Field, arrays_of, check, layout_of
 from uneven.fleet.feed_preprocess import Source
@@ -39,14 +42,14 @@ def light_processes() -> Iterator[None]:
 class World:
     """A feed and its readers, listened to from here."""
 
-    def __init__(self, transform: Any = parts.noisy, most: int = 2) -> None:
+    def __init__(self, transform: Any = parts.noisy, most: int = 2, timeout_s: float = math.inf) -> None:
         self.events = Local()
         source = Source(parts.Counted(TRAIN), parts.Counted(VALIDATE), transform, None)
         self.stream = Stream(TRAIN, VALIDATE, CHUNK, seed=5)
         self.readers: dict[str, Child] = {}
         self.got: dict[str, list[tuple[list[list[int]], float]]] = {}
         self.feed = Feed(
-            self.events, source, self.stream, LAYOUT, slots=SLOTS, most=most,
+            self.events, source, self.stream, LAYOUT, slots=SLOTS, most=most, timeout_s=timeout_s,
             tell=lambda name, message: self.readers[name].send(message),
         )  # fmt: skip
         self.feed.needs(float("inf"))
@@ -156,6 +159,29 @@ def test_a_sample_that_cannot_be_prepared_is_named(transform: Any, complaint: st
             one.run(0)
 
 
+def test_a_sample_that_hangs_twice_is_named_and_its_process_ended(tmp_path: Path) -> None:
+    noted = tmp_path / "begun"
+    with world(transform=parts.Hangs(noted), most=1, timeout_s=300.0) as one:
+        one.read("reader", 16)
+        one.feed.join("reader")
+        one.readers["reader"].send(0)
+        one.feed.allow(one.stream.begins(1), one.stream.begins(1))
+        for times in (1, 2):
+            (maker,) = one.feed._makers.values()
+            while not noted.exists() or len(noted.read_text().splitlines()) < times:
+                one.feed.wait(0.1)
+            assert one.feed.deaths == times - 1
+            while maker._connection.poll():  # what it said before
+                one.events.wait(0.0)
+            one.events.awake.now_s += 301.0
+            if times == 1:
+                one.feed.wait(0.0)
+                assert (maker.ending, one.feed.deaths) == ("SIGKILL", 1)
+        with pytest.raises(DataError, match="for 300 s, the last one from sample 17 of the training set"):
+            one.feed.wait(0.0)
+        assert maker.ending == "SIGKILL"
+
+
 def test_writing_into_a_shared_batch_ends_the_writer_only() -> None:
     events, heard = Local(), []
     ring = Ring(LAYOUT, slots=2, chunk=4, writable=True)
@@ -184,12 +210,18 @@ def test_batches_are_views_unless_they_go_around_the_end() -> None:
     ring.close()
 
 
-def test_the_first_samples_are_looked_at() -> None:
+def test_the_first_samples_are_looked_at(tmp_path: Path) -> None:
     events = Local()
     found = look(events, Source(parts.Counted(3), parts.Counted(2), parts.noisy, None))
     assert found.layout == LAYOUT
     with pytest.raises(DataError, match="sample 0 of the validation set"):
         look(events, Source(parts.Counted(3), [torch.zeros(2)], None, None))
+
+    def later(process: Process) -> None:
+        events.awake.now_s += 301.0 if process.at else 0.0
+
+    with pytest.raises(DataError, match="no sign of life for 300 s, the last one from sample 0 of the training set"):
+        look(events, Source(parts.Counted(3), None, parts.Hangs(tmp_path / "begun", 0), None), 300.0, later)
     with pytest.raises(ConfigError, match="cannot be sent to another process"):
         look(events, Source(parts.Counted(3), None, lambda sample: sample, None))
     events.close()

@@ -10,7 +10,7 @@ import pytest
 from uneven.errors import LaunchError
 from uneven.launch.failure import Death, all_gone, blame, gone, through_without
 from uneven.launch.losses import Losses
-from uneven.rundir import loss_of, say_loss, unsay_loss
+from uneven.rundir import Loss, loss_of, say_loss, unsay_loss
 
 KILLED = Death(rank=2, pid=102, exit_code=-signal.SIGKILL)
 RAISED = Death(rank=1, pid=101, exit_code=1, told={"py_callstack": "Traceback …\nValueError: a bad label\n"})
@@ -23,7 +23,7 @@ def test_a_worker_says_what_its_death_means_for_as_long_as_it_does(tmp_path: Pat
     assert not losses.spoken
     assert not losses.borne(1), "who has said nothing is needed"
     say_loss(tmp_path, 1)
-    say_loss(tmp_path, 0, "it held the copy")
+    say_loss(tmp_path, 0, Loss("it held the copy"))
     assert losses.spoken
     assert [losses.borne(rank) for rank in (0, 1)] == [False, True]
     assert [losses.stops(rank) for rank in (0, 1)] == ["it held the copy", ""]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.data.hands import Hands
 from uneven.data.order import Part
-from uneven.engine.hand import Hand
+from uneven.engine.turns import Turns
 from uneven.errors import TrainingError
 
 BSP = StepPlan(
@@ -18,28 +19,39 @@ BSP = StepPlan(
 )
 
 
+MODEL = torch.nn.Linear(3, 3)
+
+
+def _hands() -> tuple[Hands, Turns]:
+    turns = Turns(0, (0, 1))
+    turns.take(BSP)
+    return Hands(turns.of), turns
+
+
 class Loop:
     """A user's loop on rank 0 of two, whose batches have the sizes given."""
 
     def __init__(self, *sizes: int) -> None:
-        self.hand = Hand(0, (0, 1))
+        self.hands, self.turns = _hands()
         self._sizes = iter(enumerate(sizes))
 
     def fetch(self) -> tuple[Tensor, Tensor]:
         iteration, size = next(self._sizes)
         batch = torch.randn(size, 3), torch.zeros(size)
         shares = (size, 12 - size)
-        self.hand.give(Part(iteration=iteration, epoch=0, start=12 * iteration, size=12, shares=shares), BSP, batch)
+        self.hands.hand(Part(iteration=iteration, epoch=0, start=12 * iteration, size=12, shares=shares), batch)
         return batch
 
     def passes(self, *args: Any) -> int:
-        turn = self.hand.on(args, {})
-        assert turn is not None
-        return turn.iteration
+        self.hands.forward(MODEL, args, {})
+        assert self.hands.turn is not None
+        return self.hands.turn.iteration
 
 
 def test_before_the_first_batch_it_is_on_none() -> None:
-    assert Hand(0, (0, 1)).on((torch.zeros(3),), {}) is None
+    hands, _ = _hands()
+    hands.forward(MODEL, (torch.zeros(3),), {})
+    assert hands.turn is None
 
 
 def test_in_a_plain_loop_it_is_the_newest_whatever_the_user_makes_of_it() -> None:
@@ -65,13 +77,13 @@ def test_one_ahead_the_memory_of_the_arguments_tells(made: str) -> None:
 
 
 def test_batches_cut_from_one_tensor_share_its_memory_and_are_told_apart() -> None:
-    hand, whole = Hand(0, (0, 1)), torch.randn(12, 3)
+    (hands, _), whole = _hands(), torch.randn(12, 3)
     for iteration, (start, size) in enumerate(((0, 4), (4, 8))):
         part = Part(iteration=iteration, epoch=0, start=0, size=12, shares=(size, 12 - size))
-        hand.give(part, BSP, [whole[start : start + size]])
-    turn = hand.on((whole[0:4],), {})
-    assert turn is not None
-    assert turn.iteration == 0
+        hands.hand(part, [whole[start : start + size]])
+    hands.forward(MODEL, (whole[0:4],), {})
+    assert hands.turn is not None
+    assert hands.turn.iteration == 0
 
 
 def test_a_batch_that_was_fetched_but_not_used_is_passed_over() -> None:

@@ -1,0 +1,27 @@
+"""What a batch of one worker counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a batch of this worker counts in the gradient.
+
+    Attributes:
+        iteration, epoch: when it was handed out; the same on all ranks whose gradients are added up.
+        samples: in the batch, also where it only fills up a last part and so counts nothing.
+        weight: x_i / X.
+        exchanging: whether gradients are exchanged in this iteration.
+    """
+
+    iteration: int
+    epoch: int
+    samples: int
+    weight: float
+    exchanging: bool = True
+
+    def counts_like(self, other: Turn) -> bool:
+        """Whether it makes no difference to the gradient which of the two a pass is on."""
+        return (self.weight, self.exchanging) == (other.weight, other.exchanging)

@@ -1,0 +1,245 @@
+"""Which of the batches that the user holds is a forward pass on, and which of them are in the model?
+
+In a plain loop the pass is on the newest one, and the step that follows takes it in. A script that fetches its next
+batch between forward and backward, a prefetcher that runs one ahead, a generator that looks whether this is the last
+one: all hold several, and a gradient counts with the weight of the batch that it was computed on. What tells them
+apart, in this order:
+
+1. the memory of the pass's arguments, if it is that of one batch (also through views, and ``.to`` the same device);
+2. that all of them count alike, so that it does not matter for the gradient: the oldest;
+3. the number of samples, if it is among the leading sizes of the arguments and fits only batches that count alike.
+
+If none of these does, the pass is refused, as a wrong weight gives wrong gradients without a word.
+
+A batch is used, and so not to be trained on again after a resume, when an optimizer has made a step after the forward
+pass that ran on it. Batches that were fetched ahead have had no forward pass yet; micro-batches of which only ``.grad``
+knows have had no step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from uneven.core.turn import Turn
+from uneven.data.order import Part
+from uneven.errors import TrainingError
+
+_MOST = 4096
+"""Batches that may wait for a step; a longer wait is none."""
+
+_DEEP, _WIDE = 4, 32
+"""Levels of containers in which tensors of a batch are looked for, and members of each of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """Where a tensor of a batch lies. When its memory is gone, others may be given the same place."""
+
+    memory: StorageWeakRef
+    start: int
+    end: int
+
+    def holds(self, tensor: Tensor) -> bool:
+        try:
+            memory = tensor.untyped_storage()._cdata
+        except NotImplementedError:  # torch.func wraps what it differentiates, and such a tensor lies nowhere
+            return False
+        same = memory == self.memory.cdata and not self.memory.expired()
+        return same and self.start <= tensor.data_ptr() < self.end
+
+
+@dataclass(slots=True)
+class _Held:
+    part: Part
+    turn: Turn | None
+    batch: Any  # itself as long as it is the newest, for the loader holds that one as well
+    traces: list[_Trace] | None = None
+
+    def let_go(self) -> None:
+        if self.traces is None:
+            self.traces = [_trace(one) for one in _tensors(self.batch)]
+        self.batch = None
+
+    def is_in(self, tensors: list[Tensor]) -> bool:
+        if self.traces is None:
+            self.traces = [_trace(one) for one in _tensors(self.batch)]
+        return any(trace.holds(one) for one in tensors for trace in self.traces)
+
+    def counts_like(self, other: _Held) -> bool:
+        return self.turn is None or other.turn is None or self.turn.counts_like(other.turn)
+
+
+class Hands:
+    """Batches that were handed out and that no optimizer step has taken in, in the order in which they were.
+
+    A batch that is passed over has been left out by the user, and counts as used with the next one. Where no forward
+    pass is seen (parts of the model are called, not the model), a step takes in all that was handed out before it.
+    Where nothing is known of a step, all that was handed out counts as used: no optimizer was given to :meth:`watch`,
+    and none has stepped.
+
+    Attributes:
+        turn_of: part → what the batch that is handed out now counts; None where nobody wants to know.
+    """
+
+    def __init__(self, turn_of: Callable[[Part], Turn] | None = None) -> None:
+        self.turn_of = turn_of
+        self._open: deque[_Held] = deque()
+        self._passed = 0  # how many of them, from the first on, have had a forward pass
+        self._last: _Held | None = None  # that the newest forward pass was on
+        self._ahead = False  # whether the user has been seen to fetch ahead
+        self._fresh = False  # whether a batch has been handed out since the last step
+        self._watched = False
+        self._trained: frozenset[int] = frozenset()
+
+    def watch(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+        """See the steps of all optimizers that hold a parameter of ``model``, also of those that are made later."""
+        self._watched = bool(optimizers)
+        self._trained = frozenset(map(id, model.parameters()))
+        handle = register_optimizer_step_post_hook(partial(_on_step, weakref.ref(self)))
+        weakref.finalize(self, handle.remove)
+
+    @property
+    def turn(self) -> Turn | None:
+        """Of the batch that the newest forward pass was on."""
+        return None if self._last is None else self._last.turn
+
+    @property
+    def newest(self) -> Turn | None:
+        """Of the batch that was handed out last."""
+        newest = self._newest()
+        return None if newest is None else newest.turn
+
+    def _newest(self) -> _Held | None:
+        return self._open[-1] if self._passed < len(self._open) else self._last
+
+    def hand(self, part: Part, batch: Any) -> None:
+        """``batch`` is handed to the user."""
+        self.rest()
+        if len(self._open) == _MOST:
+            self._open.popleft()
+            self._passed = max(0, self._passed - 1)
+        self._open.append(_Held(part, None if self.turn_of is None else self.turn_of(part), batch))
+        self._fresh = True
+
+    def rest(self) -> None:
+        """The newest batch is not to be kept any longer than the user keeps it."""
+        if (newest := self._newest()) is not None:
+            newest.let_go()
+
+    def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward pass begins; a hook of the model that the batches are for.
+
+        Raises:
+            TrainingError: it may be on any of several batches that count differently.
+        """
+        if self._passed == len(self._open) or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        found = self._found([*_tensors(args), *_tensors(kwargs)])
+        while self._last is not found:  # those in between are passed over
+            self._last = self._open[self._passed]
+            self._passed += 1
+
+    def _found(self, tensors: list[Tensor]) -> _Held:
+        waiting, last = [*islice(self._open, self._passed, None)], self._last
+        several = len(waiting) > 1
+        able = waiting if last is None else [last, *waiting]
+        seen = [one for one in able if one.is_in(tensors)]
+        if len(seen) == 1:
+            if several:  # one that is passed over was left out
+                self._ahead = seen[0] is not waiting[-1]
+            return seen[0]
+        if not several and not self._ahead:
+            return waiting[0]
+        self._ahead = True
+        if last is not None and several:
+            able = waiting  # a second pass over the same batch comes before others are fetched
+        if all(one.counts_like(able[0]) for one in able):
+            return waiting[0]
+        sizes = {size for one in tensors for size in one.shape[:2]}
+        fitting = [one for one in able if one.turn is not None and one.turn.samples in sizes]
+        if fitting and all(one.counts_like(fitting[0]) for one in fitting):
+            return fitting[0]
+        raise TrainingError(_undecided([one.turn for one in able if one.turn is not None]))
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step."""
+        if not self._open or not self._holds(optimizer):
+            return
+        self._watched = True
+        if not self._passed and self._fresh:  # no forward pass was seen
+            self._passed, self._last = len(self._open), self._open[-1]
+        for _ in range(self._passed):
+            self._open.popleft()
+        self._passed, self._fresh = 0, False
+
+    def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(id(one) in self._trained for group in optimizer.param_groups for one in group["params"])
+
+    def unused(self) -> tuple[Part, ...]:
+        """Parts whose batches were handed out and are not used."""
+        return tuple(one.part for one in self._open) if self._watched else ()
+
+    def ahead(self) -> Part | None:
+        """The first part that has had no forward pass yet; the script is still in its epoch."""
+        return self._open[self._passed].part if self._watched and self._passed < len(self._open) else None
+
+    def clear(self) -> None:
+        """What is in hand will not be trained on: the pass that it is from was left, or a state was loaded."""
+        self._open.clear()
+        self._passed, self._last, self._fresh = 0, None, False
+
+
+def _on_step(hands: weakref.ref[Hands], optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if (found := hands()) is not None:
+        found.stepped(optimizer)
+
+
+def _undecided(turns: list[Turn]) -> str:
+    batches = ", ".join(f"{one.samples} samples (iteration {one.iteration})" for one in turns)
+    return (
+        f"a forward pass while {len(turns)} batches are in hand that count differently: {batches}. Its arguments do "
+        f"not tell which one it is on, and a gradient with the weight of another batch is wrong: ask the loader for "
+        f"the next batch after optimizer.step(), or pass the model the loader's own tensors"
+    )
+
+
+def _trace(tensor: Tensor) -> _Trace:
+    start = tensor.data_ptr()
+    reach = sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return _Trace(StorageWeakRef(tensor.untyped_storage()), start, start + reach * tensor.element_size())
+
+
+def _tensors(found: Any, deep: int = _DEEP) -> Iterator[Tensor]:
+    """Those with memory of their own in a batch or in arguments, also inside of containers and plain objects."""
+    if isinstance(found, Tensor):
+        if _has_memory(found):
+            yield found
+    elif deep == 0 or isinstance(found, str | bytes | int | float | type | None):
+        return
+    elif isinstance(found, Mapping):
+        for one in islice(found.values(), _WIDE):
+            yield from _tensors(one, deep - 1)
+    elif isinstance(found, list | tuple):
+        for one in islice(found, _WIDE):
+            yield from _tensors(one, deep - 1)
+    elif hasattr(found, "__dict__"):
+        yield from _tensors(vars(found), deep - 1)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Not a sparse one, nor one that stands for others, as torch.func makes them."""
+    try:
+        return tensor.layout == torch.strided and tensor.numel() > 0 and tensor.data_ptr() != 0
+    except RuntimeError:
+        return False

@@ -1,0 +1,87 @@
+"""What can be found out before any worker starts."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from uneven.cluster.processes import usable_cores
+from uneven.errors import ConfigError, LaunchError
+from uneven.launch.spec import Launch
+
+_REACHED_WITHIN_S = 5.0
+
+
+def check(launch: Launch) -> None:
+    """See that the workers can meet where they are told to, as far as this machine can tell.
+
+    Raises:
+        ConfigError: that is no address, or not one of this machine.
+        LaunchError: its port is in use.
+    """
+    if launch.local_addr is not None:
+        _refuse_foreign_address(launch.local_addr)
+    if not launch.alone and (launch.nodes[1] == 1 or (launch.rdzv_backend != "c10d" and launch.node_rank == 0)):
+        _refuse_used_port(launch.endpoint)
+
+
+def local_workers(launch: Launch) -> int:
+    """How many workers this machine starts.
+
+    Raises:
+        ConfigError: not as many as there are shares of a core, or a device for each where there is none.
+    """
+    if launch.nproc is not None and launch.nproc.isdigit():
+        return int(launch.nproc)
+    if launch.nproc is None and launch.shares:
+        return len(launch.shares)
+    import torch  # takes long, and only the devices are asked for
+
+    match launch.nproc:
+        case None:
+            count = torch.cuda.device_count() or 1
+        case "cpu":
+            count = usable_cores()
+        case "gpu":
+            count = torch.cuda.device_count()
+            if count == 0:
+                raise ConfigError("--nproc-per-node gpu: torch sees no GPU here; give a number, or cpu")
+        case _:  # "auto"
+            count = torch.cuda.device_count() or usable_cores()
+    if launch.shares and len(launch.shares) != count:
+        raise ConfigError(f"{len(launch.shares)} shares for {count} workers: give one share per worker")
+    return count
+
+
+def _refuse_used_port(endpoint: str) -> None:
+    """The launcher of the first machine opens this port; say so before torch waits for it in vain."""
+    host, _, text = endpoint.rpartition(":")
+    port = int(text) if text.isdigit() else 0
+    if not 0 < port < 65536:
+        raise ConfigError(f"{endpoint!r} is not an address: write it as host:port, for instance 127.0.0.1:29500")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return  # not an address of this machine, or one of another family: torch knows better
+            raise LaunchError(
+                f"port {port} on {host} is in use, by another run perhaps: give another one with "
+                f"--master-port or --rdzv-endpoint, or leave both out and a free one is taken"
+            ) from None
+
+
+def _refuse_foreign_address(address: str) -> None:
+    """The workers of this machine, and others, connect to it; torch would try that for minutes."""
+    try:
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server(("", 0), family=family) as listening:
+            listening.settimeout(_REACHED_WITHIN_S)
+            with socket.create_connection((address, listening.getsockname()[1]), _REACHED_WITHIN_S):
+                listening.accept()[0].close()  # else another machine, or something on the way, has answered
+    except OSError as error:
+        raise ConfigError(
+            f"--local-addr {address} does not lead to this machine ({error.strerror or error}): give an address or "
+            f"name under which it can be reached, or leave it out"
+        ) from error

@@ -1,0 +1,138 @@
+"""Which batches are in the model: those that an optimizer step has come after, of the model that they are for."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+from uneven.data import hands as module
+from uneven.data.hands import Hands
+from uneven.data.order import Part
+
+
+class Desk:
+    """A model, its optimizer, and batches that are handed out and trained on in any order."""
+
+    def __init__(self, *, given: bool = True) -> None:
+        self.model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.hands = Hands()
+        self.hands.watch(self.model, *([self.optimizer] if given else []))
+        self.model.register_forward_pre_hook(self.hands.forward, with_kwargs=True)
+        self.batches: list[Tensor] = []
+
+    def hand(self, shape: Any = dict) -> Tensor:
+        number = len(self.batches)
+        x = torch.full((3, 2), float(number))
+        self.hands.hand(part(number), {"x": x} if shape is dict else shape(x))
+        self.batches.append(x)
+        return x
+
+    def train(self, x: Tensor) -> None:
+        self.model(x).sum().backward()
+
+    def step(self) -> list[int]:
+        """Numbers of the batches that are in no model after it."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self.left()
+
+    def left(self) -> list[int]:
+        return [one.iteration for one in self.hands.unused()]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def part(number: int) -> Part:
+    return Part(iteration=number, epoch=0, start=3 * number, size=3, shares=(3,))
+
+
+def test_a_pass_belongs_to_the_batch_whose_memory_it_is_given(desk: Desk) -> None:
+    first, second = desk.hand(), desk.hand(lambda x: [(x, "text"), None])
+    desk.train(first)
+    desk.train(first[1:])  # the same batch again, a piece of it
+    assert desk.left() == [0, 1], "there was no step yet"
+    assert desk.step() == [1]
+    third = desk.hand()
+    desk.train(third)  # the second one is left out
+    assert desk.step() == []
+    assert second is desk.batches[1]
+
+
+def test_where_no_memory_is_shared_it_belongs_to_the_next_one(desk: Desk) -> None:
+    desk.hand()
+    for number in range(3):
+        desk.hand()
+        desk.train(desk.batches[number] + 1.0)
+        assert desk.step() == [number + 1]
+
+
+def test_what_trains_nothing_is_no_pass(desk: Desk) -> None:
+    first, second = desk.hand(), desk.hand()
+    desk.train(first)
+    with torch.no_grad():
+        desk.model(second)
+    assert desk.step() == [1]
+    assert desk.step() == [1], "a second optimizer's step takes in no further batch"
+
+
+def test_a_step_takes_in_all_where_only_parts_of_the_model_are_called(desk: Desk) -> None:
+    desk.hand()
+    desk.model.forward(desk.hand()).sum().backward()
+    assert desk.step() == []
+
+
+def test_only_optimizers_of_this_model_count(desk: Desk) -> None:
+    desk.train(desk.hand())
+    other = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    other(torch.ones(1)).sum().backward()
+    optimizer.step()
+    assert desk.left() == [0]
+    torch.optim.Adam([*other.parameters(), *desk.model.parameters()]).step()
+    assert desk.left() == []
+
+
+def test_without_an_optimizer_all_counts_as_used_until_one_steps() -> None:
+    desk = Desk(given=False)
+    first, _ = desk.hand(), desk.hand()
+    assert desk.left() == []
+    assert desk.hands.ahead() is None
+    desk.train(first)
+    assert desk.step() == [1]
+    assert desk.hands.ahead() == part(1)
+
+
+def test_tensors_without_memory_are_no_help_and_no_harm(desk: Desk) -> None:
+    desk.hand(lambda x: (x.to_sparse(), ["text"] * 1000))
+    torch.func.vmap(desk.model)(torch.ones(4, 2)).sum().backward()
+    assert desk.step() == []
+
+
+def test_who_never_steps_is_forgotten_piece_by_piece(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 3)
+    for _ in range(5):
+        desk.train(desk.hand())
+    assert desk.left() == [2, 3, 4]
+    desk.hand()
+    assert desk.step() == [5]
+
+
+def test_what_was_left_is_cleared_and_nothing_is_watched_for_ever(desk: Desk) -> None:
+    desk.hand()
+    desk.hands.clear()
+    assert desk.left() == []
+    gc.collect()  # what other tests have left
+    before = len(_global_optimizer_post_hooks)
+    desk.model._forward_pre_hooks.clear()
+    desk.hands = Hands()
+    gc.collect()
+    assert len(_global_optimizer_post_hooks) == before - 1
