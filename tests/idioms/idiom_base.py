@@ -71,6 +71,11 @@ def at_own_pace(expect: Expect) -> dict[str, Expect]:
     return dict.fromkeys(OWN_PACE, expect)
 
 
+def fetching_ahead() -> dict[str, Expect]:
+    """What comes of it where parameters are exchanged when the next batch is asked for."""
+    return dict.fromkeys(("local", "asp"), Refused("asked for the next batch before"))
+
+
 def apart(why: str) -> dict[str, Expect]:
     """What the policies that exchange parameters make of an idiom that concerns gradients."""
     return dict.fromkeys(("local", *OWN_PACE), Agrees(why))
@@ -85,11 +90,13 @@ class Idiom:
         group: the part of the page that it stands in.
         expect: under ``bsp``, whatever the shares.
         by: what else happens under a policy ("local"), or under a policy and shares ("bsp moving").
-        linear: whether the mean of everybody's parameters after each step is the step on the mean gradient:
-            "always", with "fixed" shares only, or "never". Decides what is expected under ``local:every=1``.
+        linear: whether the mean of everybody's parameters after each step is the step on the mean gradient, so that
+            ``local:every=1`` is equal to one process, too.
+        like: the idiom whose weights in one process it is to have, where that is another one.
         whole: whether it goes through whole epochs, so that every sample is used once in each.
         options: for the session, in addition to policy and shares.
         dtype: torch's default while it runs.
+        shown: the test that shows it instead of the matrix, under ``bsp``, where it takes long.
     """
 
     says: str
@@ -97,10 +104,12 @@ class Idiom:
     body: Callable[[Any], Any]
     expect: Expect = field(default_factory=Equal)
     by: dict[str, Expect] = field(default_factory=dict)
-    linear: str = "always"
+    linear: bool = True
+    like: str = ""
     whole: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
+    shown: str = ""
 
     @property
     def name(self) -> str:
@@ -224,6 +233,19 @@ class Watched(uneven.Session):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.parts: list[Part] = []
+        self.successor: Watched | None = None
+        self._options = options
+
+    def another(self) -> Watched:
+        """With the same settings."""
+        return Watched(**self._options)
+
+    def again(self) -> Watched:
+        """As a run that is started again: this session is closed, and there is another one."""
+        self.close()
+        self.successor = self.another()
+        self.successor.parts = self.parts
+        return self.successor
 
     def _begin(self, part: Part) -> None:
         self.parts.append(part)

@@ -7,14 +7,28 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from idiom_base import EPOCHS, Differs, Equal, Refused, X, apart, idiom, mlp, samples, sgd, started, step
+from idiom_base import (
+    EPOCHS,
+    Differs,
+    Equal,
+    Refused,
+    X,
+    apart,
+    fetching_ahead,
+    idiom,
+    mlp,
+    samples,
+    sgd,
+    started,
+    step,
+)
 from torch import nn
 
 GRADIENTS = "Gradients"
 PASSES = 3
 
 
-@idiom("gradient accumulation, all but the last pass in `session.no_sync()`", GRADIENTS, linear="never")
+@idiom("gradient accumulation, all but the last pass in `session.no_sync()`", GRADIENTS, linear=False)
 def accumulated_unsynced(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -28,7 +42,7 @@ def accumulated_unsynced(session: Any) -> nn.Module:
     return model
 
 
-@idiom("gradient accumulation without `no_sync`", GRADIENTS, linear="never")
+@idiom("gradient accumulation without `no_sync`", GRADIENTS, linear=False)
 def accumulated_synced(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -41,7 +55,7 @@ def accumulated_synced(session: Any) -> nn.Module:
 
 
 @idiom("gradient accumulation that fetches the next batch between forward and backward (nanoGPT)", GRADIENTS,
-       linear="never", whole=False)  # fmt: skip
+       linear=False, whole=False, by=fetching_ahead())  # fmt: skip
 def accumulated_fetching(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
 
@@ -62,7 +76,7 @@ def accumulated_fetching(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a forward pass inside `no_sync()` whose loss is never used", GRADIENTS, linear="never")
+@idiom("a forward pass inside `no_sync()` whose loss is never used", GRADIENTS, linear=False)
 def unsynced_and_dropped(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -87,7 +101,7 @@ def stepped_unsynced(session: Any) -> nn.Module:
     return model
 
 
-@idiom("clipping by norm", GRADIENTS, linear="never")
+@idiom("clipping by norm", GRADIENTS, linear=False)
 def clipped_by_norm(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -99,7 +113,7 @@ def clipped_by_norm(session: Any) -> nn.Module:
     return model
 
 
-@idiom("clipping by value", GRADIENTS, linear="never")
+@idiom("clipping by value", GRADIENTS, linear=False)
 def clipped_by_value(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -204,6 +218,30 @@ def unreduced(session: Any) -> nn.Module:
     for _ in range(EPOCHS):
         for x, y in loader:
             F.cross_entropy(model(x), y, reduction="none").mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("a `float32` model where torch's default is `float64`", GRADIENTS, expect=Equal(1e-6))
+def other_default(session: Any) -> nn.Module:
+    model = mlp().float()
+    model, optimizer = session.setup(model, sgd(model))
+    loader = session.loader(samples(), X)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            step(model, optimizer, x.float(), y)
+    return model
+
+
+@idiom("a loss over pairs of samples (contrastive), whose pairs lie in one worker's part", GRADIENTS,
+       expect=Differs("pairs across workers do not exist"), by=apart("replicas take steps of their own"))  # fmt: skip
+def contrastive(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, _y in loader:
+            near = F.normalize(model(x)) @ F.normalize(model(x + 0.1)).T
+            F.cross_entropy(near / 0.1, torch.arange(len(x))).backward()
             optimizer.step()
             optimizer.zero_grad()
     return model

@@ -18,6 +18,7 @@ from idiom_base import (
     X,
     apart,
     at_own_pace,
+    fetching_ahead,
     idiom,
     mlp,
     samples,
@@ -150,7 +151,8 @@ def cycled(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-@idiom("the next batch is fetched between forward and backward (nanoGPT)", LOOPS, whole=False)
+@idiom("the next batch is fetched between forward and backward (nanoGPT)", LOOPS, whole=False,
+       by=fetching_ahead())  # fmt: skip
 def fetched_between(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     batches = cycled(loader)
@@ -183,11 +185,21 @@ class Prefetcher:
             yield ready
 
 
-@idiom("a prefetcher that runs one batch ahead (timm, apex)", LOOPS)
+@idiom("a prefetcher that runs one batch ahead (timm, apex)", LOOPS, by=fetching_ahead())
 def prefetched(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
         for x, y in Prefetcher(loader):
+            step(model, optimizer, x, y)
+    return model
+
+
+@idiom("a prefetcher that also normalizes or converts, so that the model is given other tensors than the loader's",
+       LOOPS, expect=Refused("do not tell which one"), by=fetching_ahead())  # fmt: skip
+def prefetched_and_normalized(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in Prefetcher((x - 0.1, y) for x, y in loader):
             step(model, optimizer, x, y)
     return model
 
@@ -203,7 +215,8 @@ def with_last(loader: Iterable[Any]) -> Iterator[tuple[bool, Any]]:
         yield True, ready
 
 
-@idiom("a generator that looks ahead: is this the last batch? (Lightning, Accelerate)", LOOPS)
+@idiom("a generator that looks ahead: is this the last batch? (Lightning, Accelerate)", LOOPS,
+       by=fetching_ahead())  # fmt: skip
 def looked_ahead(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     ended = 0
@@ -215,7 +228,7 @@ def looked_ahead(session: Any) -> nn.Module:
     return model
 
 
-@idiom("all batches of an epoch in a list first", LOOPS)
+@idiom("all batches of an epoch in a list first", LOOPS, by=fetching_ahead())
 def listed(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):

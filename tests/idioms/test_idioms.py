@@ -2,25 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
-from idiom_base import IDIOMS
-from idiom_runs import RUN, WAIT_S, expected, play
+from idiom_base import IDIOMS, Agrees, Differs, Equal, Expect, N, Refused
+from idiom_page import PAGE, page
+from idiom_runs import RUN, WAIT_S, expected, play, verdict
 from known import KNOWN
 
 import uneven
 from uneven.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "shares"), RUN)
 def test_the_matrix(policy: str, shares: str) -> None:
-    wrong = play(policy, shares)
-    known = {name for name in wrong if (name, policy, shares) in KNOWN}
-    news = {name: what for name, what in wrong.items() if what and name not in known}
-    mended = [name for name in known if not wrong[name]]
-    report = [f"{name}: {what} (expected: {expected(IDIOMS[name], policy, shares)})" for name, what in news.items()]
-    report += [f"{name}: in order now, so take it out of KNOWN" for name in mended]
-    assert not report, f"{policy}, {shares} shares:\n" + "\n".join(report)
+    complaints = compared(play(policy, shares), policy, shares, KNOWN)
+    assert not complaints, f"{policy}, {shares} shares:\n" + "\n".join(complaints)
+
+
+def compared(wrong: dict[str, str], policy: str, shares: str, known: dict[tuple[str, str, str], str]) -> list[str]:
+    """What is wrong and not known, and what is known and not wrong any more."""
+    complaints = []
+    for name, what in wrong.items():
+        point = known.get((name, policy, shares))
+        if what and point is None:
+            complaints.append(f"{name}: {what} (expected: {expected(IDIOMS[name], policy, shares)})")
+        elif point is not None and not what:
+            complaints.append(f"{name}: in order now, so take it out of KNOWN ({point})")
+    return complaints
+
+
+def test_what_is_mended_has_to_leave_the_table() -> None:
+    known = {("plain_loop", "bsp", "even"): "point 0"}
+    assert compared({"plain_loop": "off by 1"}, "bsp", "even", known) == []
+    assert compared({"plain_loop": ""}, "bsp", "even", known) == [
+        "plain_loop: in order now, so take it out of KNOWN (point 0)"
+    ]
+    assert compared({"plain_loop": "off by 1"}, "bsp", "static", known) == [
+        "plain_loop: off by 1 (expected: Equal(tolerance=1e-12))"
+    ]
+
+
+def row(*values: float, error: str = "", taken: tuple[int, int] = (0, N)) -> dict[str, Any]:
+    return {"values": list(values), "own": 1, "error": error, "taken": [(0, *taken)]}
+
+
+@pytest.mark.parametrize(
+    ("expect", "told", "what"),
+    [
+        (Equal(), [row(1.0), row(1.0, taken=(0, 0))], ""),
+        (Equal(), [row(1.0), row(1.0 + 1e-9, taken=(0, 0))], "off by 1.0e-09"),
+        (Equal(), [row(1.0), row(float("nan"), taken=(0, 0))], "off by inf"),
+        (Equal(), [row(1.0, taken=(0, N - 1))], "epoch 0: 0 samples twice, 1 never"),
+        (Equal(), [row(1.0), row(1.0)], f"epoch 0: {N} samples twice, 0 never"),
+        (Equal(), [row(1.0), row(error="KeyError: x")], "ranks [1]: KeyError: x"),
+        (Agrees(""), [row(2.0, 5.0), row(2.0, 6.0, taken=(0, 0))], ""),
+        (Agrees(""), [row(2.0), row(2.0 + 1e-15, taken=(0, 0))], "ranks evaluate different models"),
+        (Agrees(""), [row(float("inf"))], "not finite"),
+        (Differs(""), [row(1.1)], ""),
+        (Differs(""), [row(1.0)], "equal to one process after all: say so in the table and in docs/limits.md"),
+        (Refused("wrapped"), [row(error="ConfigError: is wrapped"), row(error="PeerError: rank 0 is gone")], ""),
+        (Refused("wrapped"), [row(error="is wrapped"), row(1.0)], "not refused on ranks [1]; elsewhere: "
+         "ranks [0]: is wrapped"),
+        (Refused("wrapped"), [row(error="oh")], "refused in other words than 'wrapped': ranks [0]: oh"),
+    ],
+)  # fmt: skip
+def test_the_judge_finds(expect: Expect, told: list[dict[str, Any]], what: str) -> None:
+    idiom = replace(IDIOMS["plain_loop"], expect=expect)
+    assert verdict(idiom, "bsp", "even", told, [1.0]) == what
+
+
+def test_the_page_says_what_the_matrix_shows() -> None:
+    assert PAGE.read_text() == page(), "write it anew: .venv/bin/python tests/idioms/idiom_page.py"
+    assert len(IDIOMS) >= 30
+
+
+def test_what_is_shown_elsewhere_is() -> None:
+    for file, test in (idiom.shown.split("::") for idiom in IDIOMS.values() if idiom.shown):
+        assert f"def {test}(" in (ROOT / file).read_text()
 
 
 def test_the_known_cells_exist() -> None:

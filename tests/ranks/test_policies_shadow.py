@@ -67,6 +67,20 @@ def test_a_slow_worker_takes_fewer_samples_and_all_come_once_an_epoch(me: RankCo
 
 
 @ranks(2)
+def test_torchs_default_type_may_differ_between_ranks(me: RankContext) -> None:
+    run = Run("shadow:load=1:ma")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if me.rank == 1 else torch.float32)
+    try:
+        run.epoch()
+        shown = run.shown()
+        assert (everybodys(shown) == shown).all()
+        run.session.close()
+    finally:
+        torch.set_default_dtype(before)
+
+
+@ranks(2)
 def test_a_state_that_is_taken_where_all_are_holds_what_nobody_has_trained_on(me: RankContext) -> None:
     for sync in ("shadow:ma", "shadow:bmuf:momentum=0.5"):
         run = Run(sync)

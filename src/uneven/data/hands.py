@@ -51,7 +51,11 @@ class _Trace:
     end: int
 
     def holds(self, tensor: Tensor) -> bool:
-        same = tensor.untyped_storage()._cdata == self.memory.cdata and not self.memory.expired()
+        try:
+            memory = tensor.untyped_storage()._cdata
+        except NotImplementedError:  # torch.func wraps what it differentiates, and such a tensor lies nowhere
+            return False
+        same = memory == self.memory.cdata and not self.memory.expired()
         return same and self.start <= tensor.data_ptr() < self.end
 
 

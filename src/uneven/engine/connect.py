@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import socket
@@ -268,7 +269,9 @@ def versions() -> dict[str, str]:
     return {"uneven": uneven.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
 
 
+@functools.cache
 def _code_digest() -> str:
+    """Of the package's files when this process first asked; what it runs does not change with them later."""
     root = Path(uneven.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

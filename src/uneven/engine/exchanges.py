@@ -174,7 +174,8 @@ class Exchanges:
 
     def _gather(self, order: Order) -> None:
         """In the shadow's thread: a sum of one number, for which all who take part have to have come."""
-        self._total(self._aside, torch.zeros(1), order.exchange)
+        # Of one type whatever torch's default is on each rank: gloo aborts the process where types differ.
+        self._total(self._aside, torch.zeros(1, dtype=torch.float32), order.exchange)
 
     def _beside(self, order: Order, resting: bool) -> bool:
         """In the shadow's thread: one exchange; whether everybody rests."""
