@@ -8,12 +8,17 @@ terminal; nothing is resolved in silence.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.tables import document, integer, located, number, quoted, table, text
+
+LONGEST_S = 1e6
+"""Eleven days. What waits for a socket counts milliseconds in 32 bits, which is twice as long."""
+
+MOST_THREADS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +47,21 @@ class RunConfig:
     def __post_init__(self) -> None:
         checks = (
             ("budget", 0 < self.budget < 1, "between 0 and 1, for instance 0.005"),
-            ("timeout_s", self.timeout_s > 0, "positive, in seconds"),
+            ("timeout_s", 0 < self.timeout_s <= LONGEST_S, f"positive, and at most {LONGEST_S:,.0f} seconds"),
             ("nonfinite", self.nonfinite in ("raise", "warn"), "'raise' or 'warn'"),
-            ("seed", self.seed >= 0, "zero or a positive integer"),
-            ("threads", self.threads >= 1, "at least 1"),
+            ("seed", 0 <= self.seed < 2**63, "zero or a positive integer of at most 63 bits"),
+            ("threads", 1 <= self.threads <= MOST_THREADS, f"at least 1 and at most {MOST_THREADS:,}"),
         )
         for key, good, want in checks:
             if not good:
                 raise ConfigError(f"{key} = {getattr(self, key)!r}: it must be {want}")
 
 
-_TYPES: dict[str, type] = {"balance": str, "sync": str, "seed": int, "budget": float, "timeout_s": float,
-                           "nonfinite": str, "threads": int}  # fmt: skip
+_READ: dict[str, Callable[[Any], Any]] = {
+    "balance": text, "sync": text, "seed": integer, "budget": number, "timeout_s": number, "nonfinite": text,
+    "threads": integer,
+}  # fmt: skip
+"""How a plain value becomes a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +87,10 @@ def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """
     good: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in _TYPES:
-            raise UnknownNameError(f"key in {source}:", key, _TYPES)
-        want = _TYPES[key]
-        if want is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, want) or isinstance(value, bool):
-            raise ConfigError(f"{source}: {key} = {value!r} must be of type {want.__name__}")
-        good[key] = value
+        if key not in _READ:
+            raise UnknownNameError(f"key in {source}:", key, _READ)
+        with located(f"{source}: {key}"):
+            good[key] = _READ[key](value)
     return good
 
 
@@ -111,34 +115,27 @@ def merge(layers: Mapping[str, Mapping[str, Any]]) -> tuple[RunConfig, tuple[Con
     return RunConfig(**{key: value for key, (_, value) in used.items()}), tuple(conflicts)
 
 
-def from_toml(text: str, source: str) -> dict[str, Any]:
+def from_toml(data: bytes | str, source: str) -> dict[str, Any]:
     """The ``[run]`` table of a TOML document, checked.
 
     Raises:
         ConfigError: it is not TOML, or a value is wrong.
         UnknownNameError: a table or key that does not exist.
     """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: {error}") from error
-    for table in document:
-        if table != "run":
-            raise UnknownNameError(f"table in {source}:", table, ["run"])
-    return checked(document.get("run", {}), f"{source} [run]")
+    found = document(data, source)
+    for name in found:
+        if name != "run":
+            raise UnknownNameError(f"table in {source}:", name, ["run"])
+    with located(f"{source}: [run]"):
+        run = table(found.get("run", {}))
+    return checked(run, f"{source} [run]")
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
     """Inverse of :func:`from_toml`."""
-    lines = [f"{key} = {_toml(value)}" for key, value in checked(values, "settings").items()]
+    good = checked(values, "settings").items()
+    lines = [f"{key} = {quoted(value) if isinstance(value, str) else repr(value)}" for key, value in good]
     return "\n".join(["[run]", *lines, ""])
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)
 
 
 def fields(config: RunConfig) -> dict[str, Any]:

@@ -20,7 +20,8 @@ A message names the thing, the value and the way out.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UnevenError(Exception):
@@ -47,6 +48,27 @@ class UnknownNameError(ConfigError):
         super().__init__(f"unknown {what} {name!r}{hint} (known: {', '.join(names) or 'none'})")
         self.name = name
         self.nearest = near[0] if near else None
+
+
+@contextmanager
+def access(doing: str, kind: type[UnevenError] = ConfigError) -> Iterator[None]:
+    """Inside, what a file system refuses (no permission, no room, too long a name) is an error of ours::
+
+        with access(f"read {path}"):
+            text = path.read_text()
+
+    Args:
+        doing: completes "cannot …".
+        kind: of the error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot {doing}: {error.strerror or error}") from error
+    except ValueError as error:
+        if isinstance(error, UnevenError) or "null" not in str(error):
+            raise
+        raise kind(f"cannot {doing}: a name of a file cannot hold the character NUL") from error
 
 
 class ConflictError(ConfigError):

@@ -18,24 +18,31 @@ The journal of each rank lies beside it.
 from __future__ import annotations
 
 import json
+import logging
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from uneven.config import RunConfig, checked, from_toml, to_toml
-from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError
+from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError, access
+from uneven.tables import document, items, known, located, quoted, required, table, text
 
 _UNFIT = re.compile(r"[^\w.+-]+")
 """What a script's name may hold and a directory that is printed and typed should not."""
+
+_log = logging.getLogger("uneven.rundir")
 
 Layers = dict[str, dict[str, Any]]
 """Where it was said → key → value, strongest first."""
 
 COMMAND_LINE = "command line"
 SETTINGS = "run.toml"
+_LONGEST_NAME = 60
+"""Of a run directory, beside the time: characters, each of up to 4 bytes of the 255 that a file system takes."""
+
 FILE = "uneven.toml"
 """Read from the working directory where nothing else is named."""
 
@@ -44,11 +51,12 @@ def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
     """A directory that does not exist yet, named after the time and the script or module ``target``."""
     last = Path(target).name  # a script may have no suffix, and lie in a folder
     name = last.removesuffix(".py") if last.endswith(".py") else last.rpartition(".")[2] or last
-    stem = f"{now:%Y-%m-%d-%H%M%S}-{_UNFIT.sub('_', name)}"
+    stem = f"{now:%Y-%m-%d-%H%M%S}-{_UNFIT.sub('_', name)[:_LONGEST_NAME]}"
     path, number = parent / stem, 1
-    while path.exists():
-        number += 1
-        path = parent / f"{stem}-{number}"
+    with access(f"look into {parent.absolute()}", JournalError):
+        while path.exists():
+            number += 1
+            path = parent / f"{stem}-{number}"
     return path
 
 
@@ -64,24 +72,24 @@ def create(directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: 
         JournalError: it cannot be written.
     """
     text = "\n".join(_layer(source, values) for source, values in layers.items() if values)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with (directory / SETTINGS).open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        if shared and (directory / SETTINGS).is_file() and not (directory / "journal").exists():
-            _compare(directory / SETTINGS, text)
-            return
-        raise ConfigError(
-            f"{directory} holds a run already (or is a file): name another directory with --run-dir, or leave it out"
-        ) from None
-    except OSError as error:
-        raise JournalError(f"cannot write {directory / SETTINGS}: {error.strerror}") from error
+    with access(f"write {directory / SETTINGS}", JournalError):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with (directory / SETTINGS).open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            if shared and (directory / SETTINGS).is_file() and not (directory / "journal").exists():
+                _compare(directory / SETTINGS, text)
+                return
+            raise ConfigError(
+                f"{directory} holds a run already (or is a file): "
+                f"name another directory with --run-dir, or leave it out"
+            ) from None
 
 
 def _compare(path: Path, text: str) -> None:
     """See that the machine that wrote ``path`` asked for the same."""
-    other = _read(path)
+    other = _read(path).decode("utf-8", "replace")
     if other != text:
         raise ConflictError(
             f"{path} was written by another machine (or an earlier start) with other settings:\n{other or '(none)'}\n"
@@ -100,13 +108,16 @@ def load_layers(run_directory: Path | None) -> Layers:
     if run_directory is None:
         return file_layer(None)
     path = run_directory / SETTINGS
-    if not path.is_file():
+    if not _is_file(path):
         return {}
-    try:
-        document = tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return {layer["source"]: checked(layer["run"], layer["source"]) for layer in document.get("layer", [])}
+    found = document(_read(path), str(path))
+    layers: Layers = {}
+    with located(str(path)):
+        known(found, ["layer"])
+        for layer in items(found.get("layer", []), table):
+            source = text(required(layer, "source"))
+            layers[source] = checked(table(required(layer, "run")), source)
+    return layers
 
 
 def file_layer(path: Path | None) -> Layers:
@@ -119,9 +130,9 @@ def file_layer(path: Path | None) -> Layers:
     """
     if path is None:
         path = Path(FILE)
-        if not path.is_file():
+        if not _is_file(path):
             return {}
-    elif not path.is_file():
+    elif not _is_file(path):
         raise UnknownNameError("settings file", str(path), map(str, path.parent.glob("*.toml")))
     return {str(path): from_toml(_read(path), str(path))}
 
@@ -130,9 +141,11 @@ def mark_ready(run_directory: Path, rank: int) -> None:
     """Say that this worker has imported what it needs; a launcher that waits for it throttles it now.
 
     A session says so by itself when its loader is first iterated, if the launcher waits for it
-    (:attr:`uneven.world.World.awaited`).
+    (:attr:`uneven.world.World.awaited`). On a full disk it cannot be said, which is logged and stops nobody.
     """
-    _ready(run_directory, rank).touch()
+    path = _ready(run_directory, rank)
+    with _spared(path, "the launcher slows this worker down only when it has waited long enough"):
+        path.touch()
 
 
 def mark_through(run_directory: Path, rank: int) -> None:
@@ -140,7 +153,9 @@ def mark_through(run_directory: Path, rank: int) -> None:
 
     For what comes after the part that is measured: evaluating and ending take ten times as long on a tenth of a core.
     """
-    _ready(run_directory, rank).unlink(missing_ok=True)
+    path = _ready(run_directory, rank)
+    with _spared(path, "the launcher does not let this worker go on freely"):
+        path.unlink(missing_ok=True)
 
 
 def is_ready(run_directory: Path, rank: int) -> bool:
@@ -161,15 +176,27 @@ class Loss(NamedTuple):
 
 
 def say_loss(run_directory: Path, rank: int, loss: Loss | None = None) -> None:
-    """Tell the launcher what the loss of this worker means to the others from now on."""
+    """Tell the launcher what the loss of this worker means to the others from now on.
+
+    Where it cannot be written (a full disk) nothing counts as said, which is logged: the death of a worker that has
+    said nothing stops the others.
+    """
     unfinished = run_directory / f"loss-{rank}.part"
-    unfinished.write_text(json.dumps(loss or Loss()), encoding="utf-8")
-    unfinished.replace(_loss(run_directory, rank))
+    with _spared(unfinished, f"the death of rank {rank} would end the others, too"):
+        try:
+            unfinished.write_text(json.dumps(loss or Loss()), encoding="utf-8")
+            unfinished.replace(_loss(run_directory, rank))
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            unsay_loss(run_directory, rank)
+            raise
 
 
 def unsay_loss(run_directory: Path, rank: int) -> None:
     """From now on its death stops the others again, as that of any worker that has said nothing."""
-    _loss(run_directory, rank).unlink(missing_ok=True)
+    path = _loss(run_directory, rank)
+    with _spared(path, f"the death of rank {rank} may pass for one that the others can do without"):
+        path.unlink(missing_ok=True)
 
 
 def loss_of(run_directory: Path, rank: int) -> Loss | None:
@@ -178,6 +205,17 @@ def loss_of(run_directory: Path, rank: int) -> Loss | None:
         return Loss(*json.loads(_loss(run_directory, rank).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+
+
+@contextmanager
+def _spared(path: Path, otherwise: str) -> Iterator[None]:
+    """The training goes on where a mark cannot be made; ``otherwise`` says what that costs."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning(
+            "%s could not be written (%s): training goes on, but %s; make room there", path, error.strerror, otherwise
+        )
 
 
 def _ready(run_directory: Path, rank: int) -> Path:
@@ -189,12 +227,14 @@ def _loss(run_directory: Path, rank: int) -> Path:
 
 
 def _layer(source: str, values: Mapping[str, Any]) -> str:
-    # A JSON string is a TOML string too.
-    return f"[[layer]]\nsource = {json.dumps(source)}\n" + to_toml(values).replace("[run]", "[layer.run]", 1)
+    return f"[[layer]]\nsource = {quoted(source)}\n" + to_toml(values).replace("[run]", "[layer.run]", 1)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise JournalError(f"cannot read {path}: {error.strerror}") from error
+def _read(path: Path) -> bytes:
+    with access(f"read {path}", JournalError):
+        return path.read_bytes()
+
+
+def _is_file(path: Path) -> bool:
+    with access(f"look for {path}", JournalError):
+        return path.is_file()

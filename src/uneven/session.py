@@ -396,9 +396,9 @@ class Session(ThreadedTraining):
         self._loaded = None
         if saved.loader:
             assert self._loader is not None
+            self._loader.check_state(saved.loader)
+            self._loop.load(saved)
             self._loader.load_state_dict(saved.loader)
-            self._loop.load_state_dict(saved.control)
-            self._loop.load_agreement(saved.agreement, saved.vectors)
 
     def _say_ready(self) -> bool:
         """Let a launcher that waits for it slow this worker down from here on, not while it imports torch."""

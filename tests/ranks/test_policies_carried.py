@@ -126,6 +126,19 @@ def test_batch_norm_goes_with_the_parameters_and_what_is_evaluated_comes_back(me
 
 
 @ranks(2)
+def test_what_is_evaluated_after_each_step_is_the_mean_of_replicas_that_have_made_it(me: RankContext) -> None:
+    """Also after the first one and after an exchange, before which all were equal."""
+    for sync in ("local:every=2", "shuffle"):
+        run = Run(sync)
+        for x, y, _ in run.loader:
+            run.step(x, y)
+            own = everybodys(flat(run.model))
+            assert not torch.equal(own[0], own[1])
+            same(run.shown(), own.mean(0))
+        run.session.close()
+
+
+@ranks(2)
 def test_warm_up_is_bsp_then_the_loop_goes_apart(me: RankContext) -> None:
     """Balanced shares too: reports are read where the workers have met."""
     run, exact = Run("local:every=4,warmup=3", balance=Moving(), model=normed, min_batch=2), []

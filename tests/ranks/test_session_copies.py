@@ -25,9 +25,16 @@ def network(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
     return kind(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
 
+class Silent:
+    """Stands for the meter."""
+
+    def ready(self) -> None: ...
+    def done(self) -> None: ...
+
+
 def weighed(model: nn.Module) -> Any:
     """Hooks on a layer that stands for a synchronised one, which works on GPUs only."""
-    return weigh_sync_batch_norm(model, lambda: 1.0, nn.BatchNorm1d)
+    return weigh_sync_batch_norm(model, lambda: 1.0, Silent(), nn.BatchNorm1d)
 
 
 def attributes(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:

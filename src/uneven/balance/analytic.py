@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from uneven.balance.base import Balancer, standing
 from uneven.balance.bounds import whole_numbers, with_memory
 from uneven.balance.fitting import Curve, Points, fit
-from uneven.balance.intake import Intake
+from uneven.balance.intake import Intake, IntakeState
 from uneven.balance.minmax import Costs, Line, earliest_end
 from uneven.balance.profile import Profile
-from uneven.balance.window import Window
+from uneven.balance.window import Window, WindowState
 from uneven.core.actions import Split
 from uneven.core.exact import Floats, column
+from uneven.core.plain import Amount, Count, Misfit, inside, read
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
 _WINDOWS = 6  # whose times are fitted, each at other shares than the one before
 _STIR = 0.1  # part of the mean share that is moved to learn a second size
 _SPREAD = 0.05  # relative noise of an iteration that the fit reckons with
+
+
+class _State(TypedDict):
+    members: list[int]
+    rows: list[tuple[list[Amount], list[Amount]]]
+    off: Count
+    watched: WindowState
+    intake: IntakeState
 
 
 class Analytic(Balancer):
@@ -165,10 +174,15 @@ class Analytic(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._members = tuple(state["members"])
-        self._rows = [(np.array(x, np.float64), np.array(t, np.float64)) for x, t in state["rows"]]
-        self._off = int(state["off"])
-        self._watched.load_state_dict(state["watched"])
+        saved = read(_State, state)
+        n = len(saved["members"])
+        if any(len(shares) != n or len(times_s) != n for shares, times_s in saved["rows"]):
+            raise Misfit(saved["rows"], f"pairs of lists of {n}, as many as members", "rows")
+        self._members = tuple(saved["members"])
+        self._rows = [(np.array(x, np.float64), np.array(t, np.float64)) for x, t in saved["rows"]]
+        self._off = saved["off"]
+        with inside("watched"):
+            self._watched.load_state_dict(state["watched"])
         self._intake.load_state_dict(state["intake"])
 
 

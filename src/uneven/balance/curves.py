@@ -7,7 +7,7 @@ belongs to the i-th member. All is elementwise arithmetic in a fixed order, so e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from uneven.balance.fitting import Curve, Points, fit
 from uneven.balance.intake import Flags, Reports, pick
 from uneven.balance.profile import Profile
 from uneven.core.exact import Floats
+from uneven.core.plain import Count, Misfit, PerMember, read
 
 SLOTS = 6
 """Batch sizes at which a worker's times are remembered."""
@@ -29,6 +30,19 @@ _UNCLEAN = 0.5  # what an iteration is worth in a report that is not of one size
 _FIRST_SPREAD, _LEAST_SPREAD = 0.1, 0.01  # relative standard deviation of one iteration
 _AT_ONCE = 100  # curves that are drawn anew after a report
 _SPREAD_WEIGHT = 0.05  # of the newest report in it
+
+
+_Rows = list[list[float | None]]
+
+
+class CurvesState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    members: list[int]
+    points: tuple[_Rows, _Rows, _Rows, _Rows]
+    spread: PerMember
+    curve: tuple[list[float], list[float], list[float]]
+    turn: Count
 
 
 class Curves:
@@ -165,13 +179,18 @@ class Curves:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._members = tuple(state["members"])
-        n = len(self._members)
-        rows = ([[np.inf if x is None else x for x in row] for row in rows] for rows in state["points"])
+        saved = read(CurvesState, state)
+        n = len(saved["members"])
+        if any(len(rows) != SLOTS or any(len(row) != n for row in rows) for rows in saved["points"]):
+            raise Misfit(saved["points"], f"{SLOTS} rows of {n}, as many as members", "points")
+        if any(len(values) != n for values in saved["curve"]):
+            raise Misfit(saved["curve"], f"lists of {n}, as many as members", "curve")
+        rows = ([[np.inf if x is None else x for x in row] for row in rows] for rows in saved["points"])
+        self._members = tuple(saved["members"])
         self.points = Points(*(np.array(values, np.float64).reshape(SLOTS, n) for values in rows))
-        self.spread = np.array(state["spread"], np.float64)
-        self.curve = Curve(*(np.array(values, np.float64) for values in state["curve"]))
-        self._turn = int(state["turn"])
+        self.spread = np.array(saved["spread"], np.float64)
+        self.curve = Curve(*(np.array(values, np.float64) for values in saved["curve"]))
+        self._turn = saved["turn"]
 
 
 def pick_rows(values: Floats, places: list[int], instead: float) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any
 from uneven.balance.base import Balancer, standing
 from uneven.balance.profile import Profile
 from uneven.core.actions import Split
+from uneven.core.plain import inside, read
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
@@ -87,7 +88,8 @@ class Hysteresis(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self.inner.load_state_dict(state["inner"])
+        with inside("inner"):
+            self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner")))
 
 
 def iteration_s(shares: tuple[int, ...], view: BalanceView) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from uneven.core.exact import Floats, column
+from uneven.core.plain import Along, PerMember, read
 from uneven.core.views import BalanceView, Observation
 
 Flags = npt.NDArray[np.bool_]
@@ -47,6 +48,16 @@ class Reports(NamedTuple):
     def seconds(self) -> Floats:
         """What an iteration takes this worker by itself: communication counts, waiting for others does not."""
         return self.local_s + self.transfer_s
+
+
+class IntakeState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    members: list[int]
+    shares: PerMember
+    newest: PerMember
+    size: PerMember
+    owed: Annotated[list[bool], Along("members")]
 
 
 class Intake:
@@ -110,11 +121,10 @@ class Intake:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._members = tuple(state["members"])
-        self._shares = np.array(state["shares"], np.float64)
-        self._newest = np.array(state["newest"], np.float64)
-        self._size = np.array(state["size"], np.float64)
-        self._owed = np.array(state["owed"], np.bool_)
+        saved = read(IntakeState, state)
+        self._members = tuple(saved["members"])
+        self._shares, self._newest = np.array(saved["shares"], np.float64), np.array(saved["newest"], np.float64)
+        self._size, self._owed = np.array(saved["size"], np.float64), np.array(saved["owed"], np.bool_)
 
 
 def pick(values: Floats, places: list[int], instead: Floats) -> Floats:

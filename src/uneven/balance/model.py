@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
 from uneven.balance.base import Balancer, check_predictor, standing
 from uneven.balance.bounds import whole_numbers, with_memory
-from uneven.balance.curves import Curves
+from uneven.balance.curves import Curves, CurvesState
 from uneven.balance.even import Even
 from uneven.balance.fitting import Curve
 from uneven.balance.hysteresis import DEFAULT_FRACTION
-from uneven.balance.intake import Intake
+from uneven.balance.intake import Intake, IntakeState
 from uneven.balance.minmax import Costs, Line, earliest_end
-from uneven.balance.overlap import Overlap
-from uneven.balance.pace import Pace
+from uneven.balance.overlap import Overlap, OverlapState
+from uneven.balance.pace import Pace, PaceState
 from uneven.balance.presume import DEFAULT_MARGIN
 from uneven.balance.profile import Profile
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
 from uneven.core.exact import column, exact_sum
+from uneven.core.plain import Count, Range, inside, read
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
 
@@ -41,6 +42,16 @@ _STEEP = 0.5
 
 A worker below its saturation point looks as if more samples cost nothing; where it saturates is not known before it
 has been there. No curve with a constant part is steeper than the mean sample, so half of it goes wrong by little."""
+
+
+class _State(TypedDict):
+    intake: IntakeState
+    curves: CurvesState
+    overlap: OverlapState
+    pace: PaceState
+    alike: Count
+    way: list[float]
+    part: Annotated[float, Range(0.0, 1.0)]
 
 
 class Model(Balancer):
@@ -207,12 +218,14 @@ class Model(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
+        saved = read(_State, state)
+        with inside("curves"):
+            self._curves.load_state_dict(state["curves"])
         self._intake.load_state_dict(state["intake"])
-        self._curves.load_state_dict(state["curves"])
         self._overlap.load_state_dict(state["overlap"])
         self._pace.load_state_dict(state["pace"])
-        self._alike = int(state["alike"])
-        self._way, self._part = np.array(state["way"], np.float64), float(state["part"])
+        self._alike = saved["alike"]
+        self._way, self._part = np.array(saved["way"], np.float64), saved["part"]
 
 
 def _logarithm(n: int) -> float:

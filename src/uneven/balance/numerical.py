@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
 from uneven.balance.base import Balancer, standing
 from uneven.balance.bounds import Bounds, device_bounds, whole_numbers, with_memory
-from uneven.balance.intake import Flags, Intake, Reports
+from uneven.balance.intake import Flags, Intake, IntakeState, Reports
 from uneven.balance.profile import Profile
-from uneven.balance.window import Window
+from uneven.balance.window import Window, WindowState
 from uneven.core.actions import Split
 from uneven.core.exact import Floats, Wholes
+from uneven.core.plain import Amount, Count, Misfit, Several, inside, read
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
@@ -32,6 +33,19 @@ REST = 0.03
 
 RESTART = 0.15
 """θ: a gap that, in two windows in a row, ends the fine tuning."""
+
+
+class _State(TypedDict):
+    members: list[int]
+    phase: Literal["fast approach", "fine-tune", "settled"]
+    step: Several
+    window: Several
+    givers: list[int]
+    takers: list[int]
+    best: tuple[Amount, list[Count]] | None
+    wide: Count
+    watched: WindowState
+    intake: IntakeState
 
 
 class Numerical(Balancer):
@@ -130,7 +144,7 @@ class Numerical(Balancer):
         bounds = device_bounds(view, self._saturation)
         can_give, can_take = bounds.can_give(shares), bounds.can_take(shares, reports.memory)
         slowest_s = float(times_s.max())
-        if self._best is None or slowest_s < self._best[0]:
+        if self._best is None or slowest_s < self._best[0] or sum(self._best[1]) != view.global_batch:
             self._best = slowest_s, view.shares
         gap = _gap(times_s, can_give, can_take)
         if self._phase != FAST and self._changed_for_good(gap):
@@ -192,13 +206,17 @@ class Numerical(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._members = tuple(state["members"])
-        self._phase, self._step, self._window = str(state["phase"]), int(state["step"]), int(state["window"])
-        self._givers, self._takers = frozenset(state["givers"]), frozenset(state["takers"])
-        best = state["best"]
-        self._best = None if best is None else (float(best[0]), tuple(best[1]))
-        self._wide = int(state["wide"])
-        self._watched.load_state_dict(state["watched"])
+        saved = read(_State, state)
+        best = saved["best"]
+        if best is not None and len(best[1]) != len(saved["members"]):
+            raise Misfit(best[1], f"a share of each of {len(saved['members'])} members", "best[1]")
+        with inside("watched"):
+            self._watched.load_state_dict(state["watched"])
+        self._members = tuple(saved["members"])
+        self._phase, self._step, self._window = saved["phase"], saved["step"], saved["window"]
+        self._givers, self._takers = frozenset(saved["givers"]), frozenset(saved["takers"])
+        self._best = None if best is None else (best[0], tuple(best[1]))
+        self._wide = saved["wide"]
         self._intake.load_state_dict(state["intake"])
 
 

@@ -7,19 +7,31 @@ longer it takes, the more is hidden; the last bucket, u, never is. Ours; the ove
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from uneven.balance.fitting import Points, added
 from uneven.balance.intake import Reports, pick
 from uneven.core.exact import Floats
+from uneven.core.plain import PerMember, read
 
 _MEMORY = 32.0  # iterations that the level is the mean of
 _STRANGE = 0.25  # relative to what is seen of it: further off twice in a row is a change for good …
 _NOTICED = 0.01  # … unless it is less than this of the whole time
 _MOST_HIDDEN = 0.9  # of each second of computing
 _STIFF = 0.03  # relative spread of computing times above which they tell what is hidden
+
+
+class OverlapState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    members: list[int]
+    level_s: PerMember
+    least_s: PerMember
+    hidden: PerMember
+    iterations: PerMember
+    strange: PerMember
 
 
 class Overlap:
@@ -108,8 +120,9 @@ class Overlap:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._members = tuple(state["members"])
-        self.level_s, self.least_s = np.array(state["level_s"], np.float64), np.array(state["least_s"], np.float64)
-        self.hidden = np.array(state["hidden"], np.float64)
-        self._iterations = np.array(state["iterations"], np.float64)
-        self._strange = np.array(state["strange"], np.float64)
+        saved = read(OverlapState, state)
+        self._members = tuple(saved["members"])
+        self.level_s, self.least_s = np.array(saved["level_s"], np.float64), np.array(saved["least_s"], np.float64)
+        self.hidden = np.array(saved["hidden"], np.float64)
+        self._iterations = np.array(saved["iterations"], np.float64)
+        self._strange = np.array(saved["strange"], np.float64)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from uneven.balance.curves import Curves
 from uneven.balance.intake import Reports
 from uneven.core.exact import Floats, column
+from uneven.core.plain import PerMember, read
 
 _STRANGE = 1.5
 """Relative; so far may a prediction be off that was made while the size changed before it counts for nothing: the first
@@ -22,6 +23,17 @@ _LEAST, _MOST = 0.02, 50.0
 
 _SHAPE = 1.0
 """How wrong a curve may be at a size that is so far from any that was measured, both relative. Ours."""
+
+
+class PaceState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    members: list[int]
+    level: PerMember
+    size: PerMember
+    formed: PerMember
+    there: PerMember
+    stale: PerMember
 
 
 class Pace:
@@ -104,10 +116,11 @@ class Pace:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._members = tuple(state["members"])
-        self.level, self._size = np.array(state["level"], np.float64), np.array(state["size"], np.float64)
-        self._formed, self._there = np.array(state["formed"], np.float64), np.array(state["there"], np.float64)
-        self._stale = np.array(state["stale"], np.float64)
+        saved = read(PaceState, state)
+        self._members = tuple(saved["members"])
+        self.level, self._size = np.array(saved["level"], np.float64), np.array(saved["size"], np.float64)
+        self._formed, self._there = np.array(saved["formed"], np.float64), np.array(saved["there"], np.float64)
+        self._stale = np.array(saved["stale"], np.float64)
 
 
 def _ratio(seconds: Floats, curve_s: Floats) -> Floats:

@@ -10,6 +10,7 @@ from uneven.balance.even import Even
 from uneven.balance.hysteresis import chance_gain, iteration_s
 from uneven.balance.profile import Profile
 from uneven.core.actions import Split
+from uneven.core.plain import inside, read
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
 
@@ -81,4 +82,5 @@ class PresumeEqual(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self.inner.load_state_dict(state["inner"])
+        with inside("inner"):
+            self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner")))

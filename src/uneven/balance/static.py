@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from uneven.balance.base import Balancer, standing
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
+from uneven.core.plain import Amount, Count, Misfit, read, whole_key
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
 _PROFILE = 5
+
+
+class _State(TypedDict):
+    weights: dict[str, Amount] | None
+    seen: dict[str, tuple[int, Count, Amount]]
 
 
 class Static(Balancer):
@@ -74,10 +80,14 @@ class Static(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`. Shares that were given to the constructor stay."""
-        self._seen = {int(r): (int(k), int(n), float(s)) for r, (k, n, s) in state["seen"].items()}
+        saved = read(_State, state)
+        weights = saved["weights"]
+        self._seen = {whole_key(rank, "seen"): row for rank, row in saved["seen"].items()}
         if not self._given:
-            weights = state["weights"]
-            self._weights = None if weights is None else {int(r): float(w) for r, w in weights.items()}
+            by_rank = None if weights is None else {whole_key(r, "weights"): w for r, w in weights.items()}
+            if by_rank is not None and not (by_rank.keys() >= self._seen.keys() and sum(by_rank.values()) > 0.0):
+                raise Misfit(weights, "a weight of each rank in seen, and not all of them 0", "weights")
+            self._weights = by_rank
 
     def _take_in(self, view: BalanceView) -> None:
         for rank, seen in zip(view.members, view.observed, strict=True):

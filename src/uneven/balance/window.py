@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from uneven.balance.intake import Reports
 from uneven.core.exact import Floats
+from uneven.core.plain import Amount, Misfit, read
 
 LEAST_REPORTS = 3
 """Of each worker in a window: with three, the median does not mind one random delay. Ours."""
 
 _MOST_REPORTS = 64
 """Kept while somebody's are still missing. Ours."""
+
+
+class WindowState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    rows: list[list[float | None]]
+    iterations: list[Amount]
+    counts: list[Amount]
 
 
 class Window:
@@ -70,6 +79,12 @@ class Window:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._rows = [np.array([np.nan if t is None else t for t in row], np.float64) for row in state["rows"]]
-        self._iterations = np.array(state["iterations"], np.float64)
-        self._counts = np.array(state["counts"], np.float64)
+        saved = read(WindowState, state)
+        workers = len(saved["iterations"])
+        if len(saved["counts"]) != workers or any(len(row) != workers for row in saved["rows"]):
+            raise Misfit(saved["rows"], f"rows of {workers}, as many as iterations and counts", "rows")
+        if any(saved["counts"]) and not saved["rows"]:
+            raise Misfit(saved["rows"], "the reports that counts tells of", "rows")
+        self._rows = [np.array([np.nan if t is None else t for t in row], np.float64) for row in saved["rows"]]
+        self._iterations = np.array(saved["iterations"], np.float64)
+        self._counts = np.array(saved["counts"], np.float64)

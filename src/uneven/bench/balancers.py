@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from uneven.balance import balancers
 from uneven.bench.devices import CASES, Case, Device, best_split, noisy_s, slowest_s
@@ -125,6 +126,6 @@ def tables(result: dict[str, Any]) -> list[Table]:
         for case, row in result[key].items():
             best = f"{max(row.values()):.3f}"
             cells = (f"{value:.3f}" for value in row.values())
-            table.add_row(case, f"{result['noise'][case]:.0%}", *(f"[bold]{c}[/]" if c == best else c for c in cells))
+            table.add_row(case, f"{result['noise'][case]:.0%}", *(Text(c, "bold") if c == best else c for c in cells))
         shown.append(table)
     return shown

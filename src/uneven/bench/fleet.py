@@ -251,4 +251,4 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 def _around(ends: list[float], form: str) -> str:
     low, high = ends
-    return f" \\[{low:{form}} … {high:{form}}]" if high > low else ""
+    return f" [{low:{form}} … {high:{form}}]" if high > low else ""

@@ -109,7 +109,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         table.add_row(
             f"{int(batch):,}",
             *(f"{1e3 * row['step_s'][way]:.1f}" for way in WAYS),
-            f"{middle:.2f} \\[{low:.2f} … {high:.2f}]",
+            f"{middle:.2f} [{low:.2f} … {high:.2f}]",
             *(f"{row['faults'][way]:,.0f}" for way in WAYS),
         )
     return [table]

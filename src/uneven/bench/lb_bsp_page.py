@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from uneven.bench.lb_bsp_cases import OURS
 
@@ -21,7 +22,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     if "equal_workers_ratio" in result:
         low, high = result["equal_workers_spread"]
         costs.add_row("equal workers, DDP ÷ DDP once more", f"{result['equal_workers_ddp_ratio']:.3f}")
-        costs.add_row("equal workers, ours ÷ DDP", f"{result['equal_workers_ratio']:.3f} \\[{low:.3f} … {high:.3f}]")
+        costs.add_row("equal workers, ours ÷ DDP", f"{result['equal_workers_ratio']:.3f} [{low:.3f} … {high:.3f}]")
     for kind, key in (("unequal", "control_share"), ("equal", "equal_workers_control_share")):
         if key in result:
             costs.add_row(f"measuring and deciding, {kind} workers", f"{result[key]:.2%} of an iteration")
@@ -41,9 +42,9 @@ def _case(name: str, rows: dict[str, Any]) -> Table:
         after = f" ({row['of_limit_after']:.3f})" if "of_limit_after" in row else ""
         iterations, seconds = row["iterations_to_target"], row["time_to_target_s"]
         shown.add_row(
-            f"[bold]{method}[/bold]" if method == OURS else method,
+            Text(method, "bold") if method == OURS else method,
             str(row["rounds"]),
-            f"{row['iteration_s'] * 1e3:.1f} [{low * 1e3:.1f} … {high * 1e3:.1f}]".replace("[", r"\["),
+            f"{row['iteration_s'] * 1e3:.1f} [{low * 1e3:.1f} … {high * 1e3:.1f}]",
             f"{row['of_limit']:.3f}{after}",
             f"{row['wait_share']:.1%}",
             "" if iterations is None else str(iterations),
@@ -63,7 +64,7 @@ def _summary(result: dict[str, Any]) -> Table:
             name,
             f"{rows['methods'][OURS]['of_limit']:.3f}",
             rows["best_rival"],
-            f"{rows['gain_over_best_rival']:.3f} \\[{low:.3f} … {high:.3f}]",
+            f"{rows['gain_over_best_rival']:.3f} [{low:.3f} … {high:.3f}]",
         )
     for name in result["left_out"]:
         shown.add_row(name, "left out: links are limited as root alone, see `uneven doctor`", "", "")

@@ -151,7 +151,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         added.add_column(heading, justify="right")
     for workers, share in result["share"].items():
         low, high = result["share_range"][workers]
-        around = f" \\[{low:.2%} … {high:.2%}]" if high > low else ""
+        around = f" [{low:.2%} … {high:.2%}]" if high > low else ""
         added.add_row(workers, f"{1e3 * result['iteration_s'][workers]:.1f} ms", f"{share:.2%}{around}")
     bar_ms = 1e3 * result["bar_decide_s"]
     decided = Table(title=f"One decision; the bar is {bar_ms:g} ms for 1,000 workers", box=SIMPLE_HEAD)

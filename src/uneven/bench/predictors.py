@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from uneven.bench import recorded, recorded_steps
 from uneven.bench.predictors_cases import ITERATIONS, Case, Floats, announced, synthetic
@@ -190,7 +191,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             least = min(values.values())
             digits = 3 if scale is None else 2
             texts = {name: f"{value:.{digits}f}" for name, value in values.items()}
-            cells = [f"[bold]{text}[/bold]" if values[name] == least else text for name, text in texts.items()]
+            cells = [Text(text, "bold") if values[name] == least else text for name, text in texts.items()]
             table.add_row(case, *cells)
         shown.append(table)
     traits = Table(title="What they follow", box=SIMPLE_HEAD)

@@ -22,7 +22,7 @@ from uneven.bench.recorded_steps import Step, find
 from uneven.cluster.files import load as load_cluster
 from uneven.cluster.spec import ClusterSpec
 from uneven.emulate.probe import why_not_isolated
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, access
 
 BALANCER = "lb-bsp:predictor=narx"
 """Under which runs are recorded: the default but for the predictor, which has the machine read on every step."""
@@ -68,7 +68,8 @@ def record(folder: Path, data: str, progress: Progress, iterations: int = cases.
     if why_not():
         raise ConfigError(f"runs cannot be recorded here: {why_not()}")
     specs = clusters()
-    there = [spec.name for spec in specs.values() if (folder / spec.name).exists()]
+    with access(f"look into {folder}"):
+        there = [spec.name for spec in specs.values() if (folder / spec.name).exists()]
     if there:
         raise ConfigError(f"{folder} has a run {there[0]!r} already: name a new folder, or score that with --runs")
     for number, (name, spec) in enumerate(specs.items()):
@@ -86,10 +87,12 @@ def load(folder: Path) -> dict[str, Recorded]:
     """
     names = {spec.name: name for name, spec in clusters().items()}
     found = {}
-    for place in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if (place / DESCRIPTION).is_file():
-            name = names.get(place.name, place.name)
-            found[name] = _read(name, place)
+    with access(f"look into {folder}"):
+        places = sorted(folder.iterdir()) if folder.is_dir() else []
+        described = [place for place in places if (place / DESCRIPTION).is_file()]
+    for place in described:
+        name = names.get(place.name, place.name)
+        found[name] = _read(name, place)
     if not found:
         raise ConfigError(f"there are no recorded runs in {folder}: make some with --record {folder}")
     return found

@@ -191,7 +191,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         cells = []
         for arm in arms:
             low, high = case["speedup_range"][arm]
-            around = f" \\[{low:.2f} … {high:.2f}]" if high > low else ""
+            around = f" [{low:.2f} … {high:.2f}]" if high > low else ""
             cells.append(f"{case['speedup'][arm]:.3f}{around}")
         speed.add_row(f"{name} ({1e3 * case['iteration_s'][arms[0]]:.0f} ms)", *cells)
         control.add_row(name, *(f"{case['control_share'][arm]:.2%}" for arm in arms))

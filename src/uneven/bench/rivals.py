@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as Shown
+from rich.text import Text
 
 from uneven.balance import balancers
 from uneven.bench.peers import Lbb, rivals
@@ -144,10 +145,10 @@ def tables(result: dict[str, Any]) -> list[Shown]:
         rows = [result["cases"][name][method] for name in names]
         leads = [method == result["best_rival"][name] for name in names]
         cells = [
-            f"[bold]{row['of_limit']:.3f}[/bold]" if lead else f"{row['of_limit']:.3f}"
+            Text(f"{row['of_limit']:.3f}", "bold") if lead else f"{row['of_limit']:.3f}"
             for row, lead in zip(rows, leads, strict=True)
         ]
-        first.add_row(f"[bold]{method}[/bold]" if method == result["ours"] else method, *cells)
+        first.add_row(Text(method, "bold") if method == result["ours"] else method, *cells)
     for key, words in (("gain_over_best_rival", "÷ best rival"), ("of_foreseen", "÷ foreseen")):
         first.add_row(words, *(f"{result[key][name]:.3f}" for name in names))
     return [first, *(_one(name, rows) for name, rows in result["cases"].items())]

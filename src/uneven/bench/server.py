@@ -74,7 +74,7 @@ def _copy(result: dict[str, Any]) -> Table:
         cells = []
         for against in copy["of"].values():
             middle, low, high = against.get(name, [1.0, 1.0, 1.0])
-            cells.append(f"{middle:.2f} × \\[{low:.2f} … {high:.2f}]" if name in against else "")
+            cells.append(f"{middle:.2f} × [{low:.2f} … {high:.2f}]" if name in against else "")
         table.add_row(name, f"{1e3 * seconds:.1f}", *cells)
     return table
 

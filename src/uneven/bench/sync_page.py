@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from uneven.bench.sync_cases import BARE, TWINS
 from uneven.bench.sync_table import OURS_NOT
@@ -35,7 +36,7 @@ def _case(name: str, case: dict[str, Any]) -> Table:
     for policy, row in case["policies"].items():
         low, high = row["of_unsynchronised_spread"]
         target_s, gap = row["time_to_target_s"], row["sync_gap"]
-        rows[policy if policy in OURS_NOT else f"[bold]{policy}[/bold]"] = (
+        rows[policy] = (
             f"{row['samples_per_s']:,.0f}",
             f"{row['of_unsynchronised']:.3f}",
             f"{low:.2f}…{high:.2f}",
@@ -50,7 +51,7 @@ def _case(name: str, case: dict[str, Any]) -> Table:
     for place in told:  # without DDP and the bare sums, say, what is compared with them is left out
         shown.add_column(headings[place], justify="right", no_wrap=place < 3)
     for policy, cells in rows.items():
-        shown.add_row(policy, *(cells[place] for place in told))
+        shown.add_row(Text(policy, "" if policy in OURS_NOT else "bold"), *(cells[place] for place in told))
     return shown
 
 
@@ -63,7 +64,7 @@ def _exchanges(name: str, case: dict[str, Any]) -> Table:
         shown.add_row(
             "ring of everybody" if way == "everybody" else f"groups: {way}",
             f"{row['seconds'] * 1e3:.0f}", f"{row['bytes'] / 1e6:.2f}", f"{row['messages']:g}",
-            f"{row['faster_than_ring']:.2f} \\[{low:.2f} … {high:.2f}]",
+            f"{row['faster_than_ring']:.2f} [{low:.2f} … {high:.2f}]",
             f"{row['predicted_by_bytes']:.2f}", f"{row['predicted_by_messages']:.2f}",
         )  # fmt: skip
     return shown

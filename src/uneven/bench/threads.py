@@ -171,7 +171,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             table.add_row(
                 way,
                 f"{row['samples_per_s']:,.0f}",
-                f"{middle:.2f} × \\[{low:.2f} … {high:.2f}]",
+                f"{middle:.2f} × [{low:.2f} … {high:.2f}]",
                 f"{row['loss']:.4f} ({least:.4f} … {most:.4f})",
             )
         found.append(table)

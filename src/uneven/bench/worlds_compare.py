@@ -117,7 +117,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         verdicts = [result["faster"][name][world] for world in Race._fields]
         for balance, one in case.items():
             low, high = one["emulated_range_s"]
-            around = f" \\[{low * 1e3:.1f} … {high * 1e3:.1f}]" if high > low else ""
+            around = f" [{low * 1e3:.1f} … {high * 1e3:.1f}]" if high > low else ""
             table.add_row(
                 name if balance == BALANCERS[0] else "",
                 balance,

@@ -7,6 +7,7 @@ does not wait for torch.
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         SystemExit: always; 0 if all went well, a LaunchError's ``exit_code``, else 2 for what uneven refused.
     """
     typed = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8, and may be printed
     try:
         application(typed)(typed, prog_name="uneven")
     except UnevenError as error:
@@ -99,8 +102,8 @@ def _top(
 
 
 def _complain(error: UnevenError) -> None:
-    from rich.console import Console
+    from uneven.report.console import Console
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", end=" ", style="bold red")
     console.print(str(error), style="red")

@@ -29,11 +29,18 @@ BENCHES = {
     "fleet": "uneven.bench.fleet",
     "fleet-plan": "uneven.bench.fleet_plan",
     "fleet-kill": "uneven.bench.fleet_kill",
+    "mutations": "uneven.bench.mutations",
+    "faults": "uneven.bench.faults",
 }
 SWEEPS = {"predictors": "uneven.bench.predictors_sweep"}
 RECORDERS = ("predictors",)
-REPORTERS = ("fleet-plan",)
-WITH_CASES = ("lb-bsp", "sync")
+ONLY_FOR = {
+    "case": ("lb-bsp", "sync"),
+    "report": ("fleet-plan",),
+    "seed": ("faults",),
+    "only": ("faults",),
+}
+"""Option → the benches that have it."""
 
 _WIDTH = 112
 """Of what is printed to no terminal; the widest table takes 104."""
@@ -58,6 +65,10 @@ def bench(
     ] = None,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write pictures, one HTML file (fleet-plan only).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults (faults only).")] = None,
+    only: Annotated[
+        int | None, typer.Option("--only", metavar="K", help="Play the K-th fault of a seed alone (faults only).")
     ] = None,
 ) -> None:
     """Measure a claim on this machine.
@@ -118,6 +129,14 @@ def bench(
     fleet-kill   trainings of an ensemble in which the run, a member or a
                  preprocessor gets kill -9 at ten random moments: is everybody
                  trained in the end, and nothing twice? Three minutes, --quick one.
+    mutations    6,400 inputs that went wrong (clusters, settings, ensembles,
+                 journals, states, command lines): is each one taken, or refused
+                 with one message? Four minutes, --quick one.
+    faults       200 faults drawn from --seed N: workers, launchers and shards of
+                 runs under all policies are killed, stopped, made to fail. Does
+                 the run end in time, name the culprit, leave nothing over, and
+                 does a resumed one use every sample once? --only K plays one of
+                 them again. A quarter of an hour, --quick two minutes.
 
     \b
     Examples:
@@ -127,6 +146,7 @@ def bench(
       uneven bench predictors --sweep
       uneven bench predictors --record runs/predictors
       uneven bench lb-bsp --json | tail -n 1 > lb-bsp.json
+      uneven bench faults --seed 28 --only 17
     """
     import importlib
 
@@ -142,16 +162,15 @@ def bench(
         raise ConfigError(f"bench {name}{' --sweep' * sweep} records no runs: leave out --{next(iter(folders))}")
     if len(folders) > 1:
         raise ConfigError("--record and --runs: give one, to record runs or to use recorded ones")
-    if case is not None and name not in WITH_CASES:
-        raise ConfigError(f"bench {name} has no --case; these have: {', '.join(WITH_CASES)}")
-    if report is not None:
-        if name not in REPORTERS:
-            raise ConfigError(f"bench {name} has no --report; these have: {', '.join(REPORTERS)}")
-        folders["report"] = report
+    given = {"case": case, "report": report, "seed": seed, "only": only}
+    more = {key: value for key, value in given.items() if value is not None}
+    for key in more:
+        if name not in ONLY_FOR[key]:
+            raise ConfigError(f"bench {name} has no --{key}; these have: {', '.join(ONLY_FOR[key])}")
     module = importlib.import_module(SWEEPS[name] if sweep else BENCHES[name])
     images(data)  # a data set that is not there is said here, not by a worker
-    result = _run(module, quick, data, {**folders, **({} if case is None else {"case": case})})
-    from rich.console import Console
+    result = _run(module, quick, data, {**folders, **more})
+    from uneven.report.console import Console
 
     console = Console()
     if not console.is_terminal:
@@ -163,11 +182,13 @@ def bench(
 
 
 def _run(module: Any, quick: bool, data: str, more: dict[str, Any]) -> dict[str, Any]:
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    state = TextColumn("{task.fields[state]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
+    from uneven.report.console import Console
+
+    state = TextColumn("{task.fields[state]}", markup=False)
+    phase = TextColumn("{task.description}", markup=False)
+    columns = (phase, BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
     with _ended_when_told(), Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 

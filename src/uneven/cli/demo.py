@@ -26,10 +26,10 @@ def demo(
       uneven demo
       UNEVEN_DATA=~/data uneven demo --data fashion-mnist --epochs 1
     """
-    from rich.console import Console
-
     from uneven.bench.workload import images
     from uneven.demo.show import WAYS, check, phase, show
+    from uneven.errors import access
+    from uneven.report.console import Console
 
     check(images(data), epochs)  # said here, not by a worker
     console = Console()
@@ -38,6 +38,7 @@ def demo(
     for number, (name, way) in enumerate(WAYS.items(), 1):
         console.rule(f"{number} of {len(WAYS)}: {name}")
         run = runs / f"{stem}-{way}"
-        run.mkdir(parents=True)
+        with access(f"make the run directory {run}"):
+            run.mkdir(parents=True)
         phases.append(phase(name, run, data, epochs, console))
     show(phases, runs / f"{stem}.html", console)

@@ -7,7 +7,6 @@ import os
 from dataclasses import asdict
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +14,7 @@ from uneven.cli.findings import Finding, Level, findings, works
 from uneven.cli.machine import gather
 from uneven.emulate import state
 from uneven.errors import ConfigError
+from uneven.report.console import Console
 
 _STYLES = {Level.GOOD: "green", Level.NOTE: "yellow", Level.MISSING: "bold red"}
 

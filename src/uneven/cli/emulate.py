@@ -13,6 +13,7 @@ from uneven.cluster.write import to_toml
 from uneven.emulate.checks import without
 from uneven.emulate.run import READY_WITHIN_S, check, emulate
 from uneven.emulate.workers import Program
+from uneven.errors import access
 
 _CLUSTER = "Cluster"
 
@@ -74,6 +75,7 @@ def command(
     layers = layers_of(asked, config_file)
     refuse_misfits(layers, len(spec.nodes))
     directory = run_directory(run_dir, program.target[0], layers)
-    (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")
+    with access(f"write the cluster into {directory}"):
+        (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")
     emulate(spec, program, run_directory=directory, unprivileged=unprivileged, ready_within_s=ready_within)
     told_without_journal(directory)

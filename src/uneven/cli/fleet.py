@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from uneven.core.text import printable
 from uneven.fleet.batch_rule import BatchRule
 from uneven.fleet.engine_pulse import TIMEOUT_S
 
@@ -83,11 +84,11 @@ def command(
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; the same command goes on after the last finished pass, kept in {where}", err=True)
         raise typer.Exit(130) from None
-    print(result)
+    print(printable(str(result)))
     if report is not None:
         result.report(report)
     if result.failed:
-        typer.echo(_failures(result), err=True)
+        typer.echo(printable(_failures(result)), err=True)
         raise typer.Exit(1)
 
 

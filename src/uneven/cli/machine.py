@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,11 @@ def gather(environment: Mapping[str, str] = os.environ) -> Facts:
 def try_torch(environment: Mapping[str, str] = os.environ, limit_s: float = TRIAL_LIMIT_S) -> TorchFacts:
     """Run :mod:`uneven.cli.trial` and read what it says; it is ended, with its child, at the time limit."""
     command = [sys.executable, "-P", "-m", "uneven.cli.trial"]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaints:
+    with ExitStack() as stack:
+        try:
+            out, complaints = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+        except OSError as no_room:
+            return TorchFacts(error=f"no temporary file can be made: {no_room.strerror or no_room}")
         trial = subprocess.Popen(
             command, stdout=out, stderr=complaints, env=dict(environment), start_new_session=True
         )

@@ -65,10 +65,12 @@ def command(
     from uneven.cli import learning, plan_page
     from uneven.errors import ConfigError
     from uneven.plan import combinations, ranked
+    from uneven.simulate.world import MOST_ITERATIONS
+    from uneven.tables import shown
 
-    for key, value, least in (("--iterations", iterations, 1), ("--seed", seed, 0)):
-        if value < least:
-            raise ConfigError(f"{key} {value}: it must be at least {least}")
+    for key, value, least, most in (("--iterations", iterations, 1, MOST_ITERATIONS), ("--seed", seed, 0, 2**63)):
+        if not least <= value <= most:
+            raise ConfigError(f"{key} {shown(value)}: it must be at least {least} and at most {most:,}")
     goal = 0.9 if train is not None and accuracy is None else accuracy
     lesson = learning.lesson(train, goal, "--accuracy")
     case = _case(cluster, iterations, seed)
@@ -113,10 +115,13 @@ class _Case:
 
 def _case(cluster: str, iterations: int, seed: int) -> _Case:
     from uneven.cluster import files
+    from uneven.errors import access
     from uneven.journal.paths import rank_paths
 
     run = Path(cluster)
-    if run.is_dir() and rank_paths(run):
+    with access(f"look for {run}"):
+        recorded = run.is_dir() and rank_paths(run)
+    if recorded:
         return _recorded(run, iterations, seed)
     return _Case(files.load(cluster), {}, iterations, seed)
 

@@ -10,11 +10,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from uneven.plan import LeftOut, Plan, Row, findings, reason
+from uneven.report.console import Console
 from uneven.report.text import count, percent, seconds
 
 if TYPE_CHECKING:

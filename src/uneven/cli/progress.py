@@ -18,10 +18,11 @@ def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
         total: what ``done`` goes up to.
         named: show the name, not the number.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    said = TextColumn("{task.description}") if named else MofNCompleteColumn()
+    from uneven.report.console import Console
+
+    said = TextColumn("{task.description}", markup=False) if named else MofNCompleteColumn()
     columns = (TextColumn("simulated"), BarColumn(), said, TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bars:
         task, shown_s = bars.add_task("", total=total), 0.0

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from uneven.core.text import printable
+
 
 def report(
     run: Annotated[
@@ -51,14 +53,18 @@ def report(
     run = run if run is not None else newest_run()
     out = out if out is not None else run / "report.html"
     html.write(html.report(run), out)
-    typer.echo(f"report:      {out}")
+    _say("report", out)
     if trace is not None:
         from uneven.report import trace as tracing
 
         tracing.write(run, trace)
-        typer.echo(f"trace:       {trace} (open it at https://ui.perfetto.dev)")
+        _say("trace", trace, " (open it at https://ui.perfetto.dev)")
     if tensorboard is not None:
         from uneven.report import tensorboard as board
 
         board.write(run, tensorboard)
-        typer.echo(f"tensorboard: {tensorboard} (tensorboard --logdir {tensorboard})")
+        _say("tensorboard", tensorboard, f" (tensorboard --logdir {tensorboard})")
+
+
+def _say(what: str, path: Path, more: str = "") -> None:
+    typer.echo(printable(f"{what + ':':<12} {path}{more}"))

@@ -17,6 +17,7 @@ from uneven.launch.before import check, local_workers
 from uneven.registry import describe
 from uneven.sync import carried, compatible, policies, threaded, unheeded
 
+_MOST_SERVERS = 1_000
 _READY_WITHIN_S = 60.0
 
 
@@ -114,6 +115,8 @@ def shared_copy(run: Path, servers: int, members: int) -> AbstractContextManager
     """
     if servers == 0:
         return nullcontext()
+    if servers > _MOST_SERVERS:
+        raise ConfigError(f"--servers {servers}: each is a process; give at most {_MOST_SERVERS:,}")
     from uneven.server.keys import SERVER
     from uneven.server.process import ShardKeeper
 

@@ -13,6 +13,7 @@ import typer
 
 from uneven.cli import options
 from uneven.cli.options import accuracy, option, played, task
+from uneven.core.text import printable
 
 if TYPE_CHECKING:
     from uneven.cli.learning import Lesson
@@ -85,7 +86,8 @@ def command(
     if compare:
         simulate_page.compare(played_out, _plain(scenario, lesson))
     if directory is not None:
-        print(f"run directory: {directory} (see `uneven report {directory}` and `uneven watch {directory}`)")
+        where = printable(str(directory))
+        print(f"run directory: {where} (see `uneven report {where}` and `uneven watch {where}`)")
 
 
 def _scenario(
@@ -153,13 +155,15 @@ def _play(scenario: Scenario, directory: Path | None, lesson: Lesson) -> Played:
     """Play it, with a journal if there is a place for it."""
     from uneven import rundir
     from uneven.cluster.write import to_toml
+    from uneven.errors import access
     from uneven.journal import ManyWriters
 
     if directory is None:
         return _timed(scenario, lesson, None)
     said = {"balance": scenario.balance, "sync": scenario.sync, "seed": scenario.seed}
     rundir.create(directory, {rundir.COMMAND_LINE: said})
-    (directory / "cluster.toml").write_text(to_toml(scenario.spec), encoding="utf-8")
+    with access(f"write the cluster into {directory}"):
+        (directory / "cluster.toml").write_text(to_toml(scenario.spec), encoding="utf-8")
     with ManyWriters(directory) as journal:
         return _timed(scenario, lesson, journal.write)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from uneven.cli import learning
+from uneven.report.console import Console
 from uneven.report.text import count, percent, seconds, span
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def compare(played: Played, plain: Played) -> None:
 def _print(lines: list[str]) -> None:
     console = Console()
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _table(scenario: Scenario, outcome: Outcome) -> Table:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from uneven.errors import JournalError
+from uneven.errors import JournalError, access
 
 
 def watch(
@@ -36,9 +36,10 @@ def watch(
     from uneven.rundir import SETTINGS
 
     run = run if run is not None else newest_run(started_by=SETTINGS)
-    started = (run / SETTINGS).is_file()  # by `uneven run`; its workers may not have written anything yet
-    if run.is_dir() and not started and not rank_paths(run):
-        below = sorted(path.name for path in run.iterdir() if path.is_dir() and rank_paths(path))
-        hint = f"it holds runs, for instance {run / below[-1]}" if below else "it holds no journal and no run.toml"
-        raise JournalError(f"{run} is not a run directory: {hint}")
+    with access(f"look into {run}", JournalError):
+        started = (run / SETTINGS).is_file()  # by `uneven run`; its workers may not have written anything yet
+        if run.is_dir() and not started and not rank_paths(run):
+            below = sorted(path.name for path in run.iterdir() if path.is_dir() and rank_paths(path))
+            hint = f"it holds runs, for instance {run / below[-1]}" if below else "it holds no journal and no run.toml"
+            raise JournalError(f"{run} is not a run directory: {hint}")
     terminal.watch(run, every_s=every)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 
 from uneven.errors import ConfigError
+from uneven.tables import shown
 
 
 def once(what: str, names: Iterable[str]) -> None:
@@ -16,13 +16,24 @@ def once(what: str, names: Iterable[str]) -> None:
         raise ConfigError(f"{what} {twice[0]!r} is there more than once: give each a name of its own")
 
 
+LEAST, MOST = 1e-18, 1e18
+"""What is positive in a description is between these, so that products and quotients are finite."""
+
+LONGEST_S = 1e9
+"""The longest time in a description, 31 years: added up, times still tell microseconds apart."""
+
+
 def positive(where: str, key: str, value: float) -> None:
-    """Refuse zero, negative and infinite values."""
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{where}: {key} = {value!r}: it must be positive and finite")
+    """Refuse zero, negative values, and what no machine has; a ``key`` that ends in ``_s`` is a time."""
+    if not LEAST <= value <= _most(key):
+        raise ConfigError(f"{where}: {key} = {shown(value)}: it must be positive, from {LEAST:g} to {_most(key):g}")
 
 
 def not_negative(where: str, key: str, value: float) -> None:
-    """Refuse negative and infinite values."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{where}: {key} = {value!r}: it must be zero or more, and finite")
+    """Refuse negative values, and what no machine has; a ``key`` that ends in ``_s`` is a time."""
+    if not 0 <= value <= _most(key):
+        raise ConfigError(f"{where}: {key} = {shown(value)}: it must be zero or more, and at most {_most(key):g}")
+
+
+def _most(key: str) -> float:
+    return LONGEST_S if key.endswith("_s") and not key.endswith("per_s") else MOST

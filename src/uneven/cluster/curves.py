@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
+from uneven.cluster.checks import not_negative, positive
 from uneven.core.cost import Affine, Cost
 from uneven.errors import ConfigError
 
@@ -56,8 +56,9 @@ class Measured:
             )
         if self.samples[0] < 0 or any(left >= right for left, right in pairwise(self.samples)):
             raise ConfigError(f"a measured cost has the batch sizes {list(self.samples)}: they must ascend from 0 or 1")
-        if not all(math.isfinite(one) and one > 0 for one in self.seconds_each):
-            raise ConfigError(f"a measured cost has the times {list(self.seconds_each)}: each must be positive seconds")
+        for x, seconds in zip(self.samples, self.seconds_each, strict=True):
+            positive("a measured cost", "samples", max(x, 1))
+            positive(f"a measured cost of {x} samples", "time_s", seconds)
         points = list(zip(self.samples, self.seconds_each, strict=True))
         for (x0, y0), (x1, y1) in pairwise(points):
             if y1 < y0:
@@ -89,7 +90,5 @@ def check_cost(cost: Cost) -> None:
 
 
 def _check_parameters(kind: str, floor_s: float, overhead_s: float, per_sample_s: float) -> None:
-    named = {"floor_s": floor_s, "overhead_s": overhead_s, "per_sample_s": per_sample_s}
-    for key, value in named.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{kind} cost: {key} = {value!r}: it must be zero or more seconds")
+    for key, value in {"floor_s": floor_s, "overhead_s": overhead_s, "per_sample_s": per_sample_s}.items():
+        not_negative(f"{kind} cost", key, value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from uneven.cluster.checks import not_negative, positive
+from uneven.cluster.checks import LEAST, not_negative, positive
 from uneven.errors import ConfigError
 
 
@@ -64,12 +64,12 @@ class Event:
             raise ConfigError(
                 f"{where} needs {' or '.join(sorted(fits - {'for_s'}))}: how much is left, as factor = 0.5"
             )
-        if self.factor is not None and not 0 < self.factor <= 1:
+        if self.factor is not None and not LEAST <= self.factor <= 1:
             raise ConfigError(f"{where}: factor = {self.factor!r}: it is what is left, above 0 and at most 1")
         if self.bit_per_s is not None:
             positive(where, "bit_per_s", self.bit_per_s)
-        if not self.for_s > 0:
-            raise ConfigError(f"{where}: for_s = {self.for_s!r}: it must be positive seconds; leave it out for good")
+        if self.for_s != math.inf:
+            positive(where, "for_s", self.for_s)
 
 
 def disorder(events: list[Event]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from uneven.cluster.parse import from_toml
 from uneven.cluster.series import SeriesFiles
 from uneven.cluster.spec import ClusterSpec
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import UnknownNameError, access
 
 
 def shipped() -> tuple[str, ...]:
@@ -33,15 +33,11 @@ def load(name_or_path: str | Path) -> ClusterSpec:
         text = _folder().joinpath(f"{name}.toml").read_text(encoding="utf-8")
         return from_toml(text, f"{name}.toml (comes with uneven)", SeriesFiles(None))
     path = Path(name_or_path)
-    if not path.exists() and path.suffix != ".toml" and len(path.parts) == 1:
-        raise UnknownNameError("cluster (and no such file)", name, shipped())
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: byte {error.start} is not UTF-8") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror} (shipped clusters: {', '.join(shipped())})") from error
-    return from_toml(text, str(path), SeriesFiles(path.parent))
+    with access(f"read {path}"):
+        if not path.exists() and path.suffix != ".toml" and len(path.parts) == 1:
+            raise UnknownNameError("cluster (and no such file)", name, shipped())
+        data = path.read_bytes()
+    return from_toml(data, str(path), SeriesFiles(path.parent))
 
 
 def _folder() -> Traversable:

@@ -6,23 +6,25 @@ The keys of a table are the attributes of the class in :mod:`uneven.cluster.spec
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from uneven.cluster.quantities import ReadTrace, comings_and_goings, cost, trace
 from uneven.cluster.spec import ClusterSpec, Do, Event, Node, SiteLink, Workload
-from uneven.cluster.tables import Table, integer, items, known, located, number, required, table, text
 from uneven.cluster.write import to_toml as to_toml
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.tables import Table, document, integer, items, known, located, number, required, table, text
+
+MOST_NODES = 100_000
+"""Our choice: ten times the workers for which deciding was measured."""
 
 _TOP = ("name", "about", "assumptions", "workload", "defaults", "nodes", "events", "links")
 
 _Part = TypeVar("_Part", Node, Event, SiteLink, Workload)
 
 
-def from_toml(text: str, source: str, read_trace: ReadTrace) -> ClusterSpec:
+def from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> ClusterSpec:
     """The cluster that a TOML document describes.
 
     Args:
@@ -34,12 +36,9 @@ def from_toml(text: str, source: str, read_trace: ReadTrace) -> ClusterSpec:
         ConfigError: a mistake, with source, table, key and value; for what is no TOML, the line.
         UnknownNameError: a key or a name that does not exist, with the nearest one that does.
     """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not TOML: {error}") from error
+    table = document(text, source)
     with located(source):
-        return from_table(document, read_trace)
+        return from_table(table, read_trace)
 
 
 def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
@@ -92,8 +91,10 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
             known(own, [*_keys(Node), "count", "present"])
             name = text(required(own, "name"))
             count = integer(own.get("count", 1))
-            if count < 1:
-                raise ConfigError(f"count = {count}: it must be 1 or more")
+            if not 1 <= count <= MOST_NODES - len(nodes):
+                raise ConfigError(
+                    f"count = {count}: it must be 1 or more, and a cluster has {MOST_NODES:,} nodes at most"
+                )
         values = {**defaults, **{key: value for key, value in own.items() if key not in ("count", "present")}}
         for copy in range(count):
             values["name"] = f"{name}{copy}" if "count" in own else name

@@ -10,10 +10,10 @@ from typing import Any
 
 from uneven.cluster.curves import Measured, Saturating
 from uneven.cluster.events import Do, Event
-from uneven.cluster.tables import integer, items, known, located, number, required, table, text
 from uneven.cluster.trace import Trace, steady
 from uneven.core.cost import Affine, Cost
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.tables import integer, items, known, located, number, required, table, text
 
 INLINE_KEYS = ("values", "step_s", "speedup", "rotate", "source")
 RECORDED_KEYS = (

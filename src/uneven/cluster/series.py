@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.cluster.quantities import Recorded
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError, UnknownNameError, access
 
 DATA_VARIABLE = "UNEVEN_DATA"
 """Names a folder of recorded data; series are looked for there if they are not beside the description."""
@@ -51,8 +51,9 @@ class SeriesFiles:
         folders = [self._folder, Path(data) if data else None]
         tried = [folder / file for folder in folders if folder is not None]
         for path in tried:
-            if path.is_file():
-                return path
+            with access(f"look for {path}"):
+                if path.is_file():
+                    return path
         places = ", ".join(map(str, tried)) or "nowhere"
         cure = (
             f"{DATA_VARIABLE}={data} must name the folder that holds it"

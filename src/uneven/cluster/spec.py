@@ -22,6 +22,9 @@ from uneven.cluster.trace import steady as steady
 from uneven.core.cost import Affine, Cost
 from uneven.errors import ConfigError, UnknownNameError
 
+MOST_BUCKETS = 100_000
+"""Buckets of a model's gradients: each is a transfer of its own. DDP's are of 25 MiB, so these hold 2.6 TB."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -163,6 +166,11 @@ class Workload:
             not_negative("workload", one.name, value)
         for key in ("global_batch", "epoch_samples", "first_bucket_bytes", "bucket_bytes"):
             positive("workload", key, getattr(self, key))
+        if self.gradient_bytes > MOST_BUCKETS * self.bucket_bytes:
+            raise ConfigError(
+                f"workload: gradient_bytes = {self.gradient_bytes} makes more than {MOST_BUCKETS:,} buckets of "
+                f"bucket_bytes = {self.bucket_bytes}: give a smaller model, or larger buckets"
+            )
         if self.framing < 1:
             raise ConfigError(f"workload: framing = {self.framing!r}: a link carries the message too, so at least 1")
         for key in ("backward", "significant"):

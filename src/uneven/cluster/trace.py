@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from uneven.cluster.checks import LEAST, MOST
 from uneven.errors import ConfigError
+
+SHORTEST_S = 1e-6
+"""What a value lasts at least: nobody feels a change sooner, and the simulator goes from one to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +38,15 @@ class Trace:
         if not self.values:
             raise ConfigError(f"{name}there are no values: give at least one")
         for place, value in enumerate(self.values):
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name}value {place} is {value!r}: it must be zero or more, and finite")
-        if not (self.step_s > 0 and 0 < self.speedup < math.inf):
+            if not 0 <= value <= MOST:
+                raise ConfigError(f"{name}value {place} is {value!r}: it must be zero or more, and at most {MOST:g}")
+        if not (self.step_s > 0 and LEAST <= self.speedup <= MOST):
             raise ConfigError(f"{name}step_s = {self.step_s} and speedup = {self.speedup}: both must be positive")
+        if self.lasts_s < SHORTEST_S:
+            raise ConfigError(
+                f"{name}step_s = {self.step_s} at speedup = {self.speedup}: each value lasts {self.lasts_s:g} s, "
+                f"which is below {SHORTEST_S:g} s: give a larger step_s, or a smaller speedup"
+            )
         constant = math.isinf(self.step_s) or min(self.values) == max(self.values)
         object.__setattr__(self, "constant", constant)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
@@ -14,6 +13,7 @@ from uneven.cluster.spec import ClusterSpec, Event, Node, SiteLink, Workload
 from uneven.cluster.trace import Trace, steady
 from uneven.core.cost import Affine
 from uneven.errors import ConfigError
+from uneven.tables import quoted
 
 
 def to_toml(spec: ClusterSpec) -> str:
@@ -52,9 +52,9 @@ def _default(one: Field[Any]) -> Any:
 def _value(value: Any) -> str:
     match value:
         case str():
-            return _text(value)
+            return quoted(value)
         case Enum():
-            return _text(value.value)
+            return quoted(value.value)
         case int() | float():
             return repr(value)
         case tuple() | list():
@@ -85,8 +85,3 @@ def _trace(trace: Trace) -> str:
 
 def _table(**values: Any) -> str:
     return f"{{ {', '.join(f'{key} = {_value(value)}' for key, value in values.items())} }}"
-
-
-def _text(value: str) -> str:
-    # A JSON string is a TOML string too, but for the delete character, which TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

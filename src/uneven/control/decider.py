@@ -8,18 +8,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import le
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
 from uneven.balance.base import Balancer
 from uneven.balance.bounds import not_growing, still_held
 from uneven.balance.profile import Profile
-from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee, Verdict
+from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee, RefereeState, Verdict
 from uneven.control.reports import Report
 from uneven.control.spacing import Spacing
 from uneven.control.table import Column, Table
 from uneven.core.apportion import proportional
+from uneven.core.plain import Along, Amount, Count, inside, read
 from uneven.core.records import SplitRecord
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConflictError
@@ -36,6 +37,19 @@ _AGREE = 3
 
 _PROFILE_DOUBT = 0.05
 """Relative; of a speed in a profile: a few steps, at a size near to the first share. Ours."""
+
+
+class DeciderState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    kind: list[str]
+    shares: list[Count]
+    predicted_per_s: Annotated[list[Amount | None], Along("shares")]
+    doubts: Annotated[list[Amount], Along("shares")]
+    held: NotRequired[list[Count]]
+    waits: NotRequired[list[Amount]]
+    referee: RefereeState
+    balancer: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,25 +281,43 @@ class Decider:
             "balancer": self._balancer.state_dict(),
         }
 
+    def check(self, state: dict[str, Any]) -> bool:
+        """Whether :meth:`load_state_dict` would go on; nothing is changed. It is then decided once, on a copy.
+
+        Raises:
+            ValueError: a field has another shape (:class:`~uneven.core.plain.Misfit`), or the balancer's split is none.
+        """
+        trial = copy.deepcopy(self)
+        if not trial.load_state_dict(state):
+            return False
+        trial.amend(0, {})
+        shares = trial.newest
+        if len(shares) != len(self._members) or sum(shares) != self._global_batch or min(shares) < 0:
+            raise ValueError(f"the balancer makes {shares} of it, which is no split of {self._global_batch}")
+        return True
+
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
 
         Returns:
             Whether it goes on.
         """
-        shares, limits = tuple(state["shares"]), self._limits
+        saved = read(DeciderState, state)
+        shares, limits = tuple(saved["shares"]), self._limits
         fits = len(shares) == len(self._members) and sum(shares) == self._global_batch
         fits = fits and all(map(le, limits.lower, shares)) and all(map(le, shares, limits.upper))
-        fits = fits and state["kind"] == self._kind()
+        fits = fits and saved["kind"] == self._kind()
         if fits:
             self.newest = shares
-            told = [math.nan if speed is None else speed for speed in state["predicted_per_s"]]
-            self._predicted_per_s, self._doubts = np.array(told), np.array(state["doubts"])
-            held = state.get("held", ())  # of others where members have changed: who is full says so again
+            told = [math.nan if speed is None else speed for speed in saved["predicted_per_s"]]
+            self._predicted_per_s, self._doubts = np.array(told), np.array(saved["doubts"])
+            held = saved.get("held", [])  # of others where members have changed: who is full says so again
             self._held = np.array(held if len(held) == len(shares) else [0] * len(shares), np.int64)
-            self._waits.extend(state.get("waits", [0.0] * _AGREE))
-            self._referee.load_state_dict(state["referee"])
-            self._balancer.load_state_dict(state["balancer"])
+            self._waits.extend(saved.get("waits", [0.0] * _AGREE))
+            with inside("referee"):
+                self._referee.load_state_dict(state["referee"])
+            with inside("balancer"):
+                self._balancer.load_state_dict(saved["balancer"])
         self._settled = self._predicted_per_s, self.newest
         self._splits = deque([(0, self.newest)], maxlen=_REMEMBERED)
         return fits

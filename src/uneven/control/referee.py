@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from uneven.control.reports import SILENT, Report
 from uneven.control.table import Column, Seen, Table
+from uneven.core.plain import Misfit, read, whole_key
 
 ABSURD_FACTOR = 1e6
 """A speed so many times above or below the middle of the others' is not believed."""
@@ -48,6 +49,12 @@ class Verdict:
     fresh: npt.NDArray[np.bool_]
     speeds_per_s: Column
     complaints: tuple[Complaint, ...]
+
+
+class RefereeState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    last: dict[str, list[float | None]]
 
 
 class Referee:
@@ -116,8 +123,11 @@ class Referee:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._members = tuple(sorted(map(int, state["last"])))
-        rows = [[math.nan if x is None else x for x in state["last"][str(rank)]] for rank in self._members]
+        last = {whole_key(rank, "last"): row for rank, row in read(RefereeState, state)["last"].items()}
+        if any(len(row) != len(_NOTHING) for row in last.values()):
+            raise Misfit(last, f"a report of {len(_NOTHING)} numbers for each rank", "last")
+        self._members = tuple(sorted(last))
+        rows = [[math.nan if x is None else x for x in last[rank]] for rank in self._members]
         self._last = Table(np.reshape(np.array(rows, np.float64), (len(rows), len(_NOTHING))))
         self._speeds_per_s = self._last.speeds_per_s()
 

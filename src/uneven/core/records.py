@@ -1,8 +1,8 @@
 """What is written down: one line of the journal per record. Pure.
 
-A record is frozen plain data. ``to_json`` and ``from_json`` are exact inverses; an unknown kind or a
-missing field is refused, an unknown field is ignored, so that a newer journal can be read by older code
-as long as the schema number is the same.
+A record is frozen plain data. ``to_json`` and ``from_json`` are exact inverses; an unknown kind, a missing field or
+one of another type or range than its annotation says is refused, an unknown field is ignored, so that a newer journal
+can be read by older code as long as the schema number is the same.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import json
 import math
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from uneven.core.plain import Along, Count, Range, Reader, reader
 from uneven.errors import JournalError
 
 SCHEMA = 1
 """Version of the journal. Raised when a field changes its meaning or disappears."""
+
+Rank = Annotated[int, Range(0, 2**20)]
+"""Readers make lists that are as long as the greatest rank."""
+Several = Annotated[int, Range(1, 2**20)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +32,10 @@ class RunRecord:
     kind: ClassVar[str] = "run"
     schema: int = SCHEMA
     run: str
-    rank: int
-    world_size: int
+    rank: Rank
+    world_size: Several
     host: str
-    pid: int
+    pid: Annotated[int, Range(0, 2**31 - 1)]
     started_at_s: float  # Unix time
     world: str = "real"  # "real", "emulated" or "simulated"
     settings: dict[str, Any] = field(default_factory=dict)
@@ -48,11 +53,11 @@ class StepRecord:
     """
 
     kind: ClassVar[str] = "step"
-    rank: int
-    iteration: int  # counted over the whole run, from 0
-    epoch: int
-    batch: int  # samples of this worker that count; 0 if it only took part
-    global_batch: int  # samples of everybody together
+    rank: Rank
+    iteration: Count  # counted over the whole run, from 0
+    epoch: Count
+    batch: Count  # samples of this worker that count; 0 if it only took part
+    global_batch: Count  # samples of everybody together
     data_s: float  # waiting for the loader
     compute_s: float  # forward, backward up to the last bucket, optimizer, everything else local
     exchange_s: float  # from the last bucket being ready until the exchange was over
@@ -63,8 +68,8 @@ class StepRecord:
     exchange_cpu_s: float = 0.0  # and in exchange_s
     others: float | None = None  # part of the node's processors that others took, as read right after the iteration
     memory: float | None = None  # part of the node's memory in use, as last read; both 0 … 1, None if unknown
-    thread: int = 0  # of this worker, which trained it
-    threads: int = 1  # of this worker side by side; seconds, and with several also processor time, are this thread's
+    thread: Count = 0  # of this worker, which trained it
+    threads: Several = 1  # of this worker side by side; seconds, and with several processor time, are this thread's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +77,9 @@ class SplitRecord:
     """A split of the global batch, as decided by every rank alike; written by rank 0."""
 
     kind: ClassVar[str] = "split"
-    decided_at: int  # iteration after which it was decided
-    iteration: int  # first iteration that uses it
-    shares: tuple[int, ...]
+    decided_at: Annotated[int, Range(-1)]  # iteration after which it was decided
+    iteration: Count  # first iteration that uses it
+    shares: tuple[Count, ...]
     speeds_per_s: tuple[float, ...]  # measured
     predicted_per_s: tuple[float, ...]
     reason: str
@@ -85,15 +90,15 @@ class LoadRecord:
     """Use of the machine and of this process, sampled now and then."""
 
     kind: ClassVar[str] = "load"
-    rank: int
-    iteration: int
+    rank: Rank
+    iteration: Count
     at_s: float  # Unix time
     machine_cpu: float  # 0 … 1, of all cores
     machine_memory: float  # 0 … 1
     process_cpu: float  # cores in use by this process
-    process_memory_bytes: int
+    process_memory_bytes: Count
     gpu: float | None = None  # 0 … 1
-    gpu_memory_bytes: int | None = None
+    gpu_memory_bytes: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +106,8 @@ class ScalarRecord:
     """A number that the user logged, for instance the loss."""
 
     kind: ClassVar[str] = "scalar"
-    rank: int
-    iteration: int
+    rank: Rank
+    iteration: Count
     at_s: float  # Unix time
     name: str
     value: float
@@ -113,8 +118,8 @@ class EventRecord:
     """Something worth telling: a report that was not believed, a failure, the end of the run."""
 
     kind: ClassVar[str] = "event"
-    rank: int
-    iteration: int
+    rank: Rank
+    iteration: Count
     at_s: float  # Unix time
     event: str  # "bad-report", "non-finite", "peer-lost", "end", …
     message: str
@@ -125,19 +130,19 @@ class ExchangeRecord:
     """One exchange of parameters, as this worker saw it; gradients under the backward pass write none."""
 
     kind: ClassVar[str] = "exchange"
-    rank: int
-    iteration: int  # the last one that it holds
+    rank: Rank
+    iteration: Count  # the last one that it holds
     at_s: float  # Unix time of its end
     moment: str  # "step" or "background"
-    members: int  # how many took part
-    samples: int  # that this worker took since its last exchange
-    gap: int  # steps of this worker, all threads, since its last exchange: the sync gap times threads
-    late: int = 0  # steps that it took while the exchange was under way: how stale the outcome is
+    members: Count  # how many took part
+    samples: Count  # that this worker took since its last exchange
+    gap: Count  # steps of this worker, all threads, since its last exchange: the sync gap times threads
+    late: Count = 0  # steps that it took while the exchange was under way: how stale the outcome is
     took_s: float = 0.0
-    sent_bytes: int = 0  # by this worker, as counted from the shape of the exchange
+    sent_bytes: Count = 0  # by this worker, as counted from the shape of the exchange
     distance: float = 0.0  # root mean square of its parameters' distance from the mean, before
-    dropped: int = 0  # exchanges that were not begun, as one was under way, since the last one; or 1: it came too late
-    threads: int = 1  # of this worker side by side
+    dropped: Count = 0  # exchanges not begun, as one was under way, since the last one; or 1: it came too late
+    threads: Several = 1  # of this worker side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +150,8 @@ class ForecastRecord:
     """What a worker foretold of its own speed, as it told the others with a report; it holds until the next."""
 
     kind: ClassVar[str] = "forecast"
-    rank: int
-    iteration: int  # the first that it is about
+    rank: Rank
+    iteration: Count  # the first that it is about
     predicted_per_s: float
     doubt: float  # relative standard error
 
@@ -156,13 +161,13 @@ class ProfileRecord:
     """What a worker measured of itself before the first iteration."""
 
     kind: ClassVar[str] = "profile"
-    rank: int
+    rank: Rank
     at_s: float  # Unix time
-    sizes: tuple[int, ...]  # samples, ascending
-    seconds: tuple[float, ...]  # of a step at each size
-    saturation: int  # samples, below which fewer gain nothing
-    most: int  # samples that it can be given at most
-    failed: int | None = None  # samples at which its memory did not suffice
+    sizes: tuple[Count, ...]  # samples, ascending
+    seconds: Annotated[tuple[Annotated[float, Range(1e-9)], ...], Along("sizes")]  # of a step at each size
+    saturation: Count  # samples, below which fewer gain nothing
+    most: Count  # samples that it can be given at most
+    failed: Count | None = None  # samples at which its memory did not suffice
     took_s: float = 0.0
 
 
@@ -179,17 +184,14 @@ _KINDS: dict[str, type[Record]] = {
     )
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}
-_FLOATS = {
-    cls: {f.name for f in dataclasses.fields(cls) if "float" in str(f.type)} for cls in _KINDS.values()
-}
-_NUMBERS = {"int", "float", "int | None", "float | None"}
+_READERS: dict[str, Reader] = {kind: reader(cls) for kind, cls in _KINDS.items()}
 _VALUES = {cls: attrgetter(*names) for cls, names in _FIELDS.items()}
-_NON_FINITE = frozenset(("nan", "inf", "-inf"))
+_NOT_NUMBERS = ("str", "tuple", "dict")
 # A record of nothing but numbers, of which one is written in every iteration, takes a third of the encoder's time so.
 _TEMPLATES = {
     cls: "{" + "".join(f'"{name}":%s,' for name in names) + f'"kind":"{kind}"}}'
     for kind, cls in _KINDS.items()
-    if (names := _FIELDS[cls]) and {str(f.type) for f in dataclasses.fields(cls)} <= _NUMBERS
+    if (names := _FIELDS[cls]) and not any(str(f.type).startswith(_NOT_NUMBERS) for f in dataclasses.fields(cls))
 }
 # json.dumps would make an encoder per call
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -216,28 +218,19 @@ def _spelled(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) and value in _NON_FINITE else value
-
-
 def from_json(line: str) -> Record:
     """Inverse of :func:`to_json`.
 
     Raises:
-        JournalError: not JSON, an unknown kind, a missing field, or another schema.
+        JournalError: not JSON, an unknown kind, a field that is missing or of another type or range (it is named), or
+            another schema.
     """
     try:
         row = json.loads(line)
-        cls = _KINDS[row["kind"]]
-        values = {name: row[name] for name in _FIELDS[cls] if name in row}
-        for name, value in values.items():
-            if isinstance(value, list):
-                values[name] = tuple(map(_number, value))
-            elif name in _FLOATS[cls]:
-                values[name] = _number(value)
-        record = cls(**values)
-    except (ValueError, KeyError, TypeError) as error:
-        raise JournalError(f"not a record of schema {SCHEMA}: {line[:120]!r} ({error})") from error
+        record: Record = _READERS[row["kind"]](row)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f"unknown kind {error}" if isinstance(error, KeyError) else error
+        raise JournalError(f"not a record of schema {SCHEMA}: {line[:120]!r} ({why})") from error
     if isinstance(record, RunRecord) and record.schema != SCHEMA:
         raise JournalError(
             f"run {record.run!r} was written with journal schema {record.schema}, this is {SCHEMA}: "

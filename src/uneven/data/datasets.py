@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
-from uneven.errors import DataError
+from uneven.errors import DataError, access
 
 _FASHION_FILE = Path("fashion_mnist") / "fashion_mnist.npz"
 _FASHION_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -80,8 +80,9 @@ def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> ImageData:
     if not where:
         raise DataError(f"Fashion-MNIST: UNEVEN_DATA is not set: set it to {want}, or take digits()")
     path = Path(where) / _FASHION_FILE
-    if not path.is_file():
-        raise DataError(f"Fashion-MNIST: {path} does not exist: set UNEVEN_DATA to {want}, or take digits()")
+    with access(f"look for Fashion-MNIST, {path}", DataError):
+        if not path.is_file():
+            raise DataError(f"Fashion-MNIST: {path} does not exist: set UNEVEN_DATA to {want}, or take digits()")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x_train, y_train, x_test, y_test = (arrays[key] for key in _FASHION_KEYS)

@@ -289,15 +289,25 @@ class BalancedLoader:
         Raises:
             CheckpointError: naming what differs, with both values; or called inside the loop.
         """
-        if self._suspended() is not None:
-            raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
-        cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
-        self._reached = read_reached(state, cursor)
+        cursor, self._reached, left = self.check_state(state)
         self._resumed = True
         self._hands.clear()
         if self.paced is not None:
-            self.paced.resume(cursor.epoch, read_left(state, cursor, self.paced.usable))
+            self.paced.resume(cursor.epoch, left)
         self._cursor = cursor
+
+    def check_state(self, state: dict[str, Any]) -> tuple[Cursor, int, list[tuple[int, int]]]:
+        """The place that ``state`` names, the epoch that the script was in, and what is left of the place's epoch at
+        one's own pace. Nothing is changed.
+
+        Raises:
+            CheckpointError: see :meth:`load_state_dict`.
+        """
+        if self._suspended() is not None:
+            raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
+        cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
+        left = [] if self.paced is None else read_left(state, cursor, self.paced.usable)
+        return cursor, read_reached(state, cursor), left
 
 
 def _check_keywords(dataloader: dict[str, Any]) -> None:

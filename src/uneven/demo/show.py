@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from uneven import journal, launch
@@ -17,6 +16,7 @@ from uneven.errors import ConfigError, LaunchError
 from uneven.journal.summary import Summary
 from uneven.launch import Launch
 from uneven.report import html, page, terminal
+from uneven.report.console import Console
 
 SHARES = (0.6, 0.4, 0.2, 0.1)
 WAYS = {"DDP": "plain", "uneven": "balanced"}

@@ -12,6 +12,7 @@ from signal import Signals
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.spec import ClusterSpec, Do, Event
 from uneven.core.records import EventRecord, StepRecord
+from uneven.core.text import printable
 from uneven.emulate import checks, probe, state
 from uneven.emulate.isolated import Isolated
 from uneven.emulate.machines import Machines
@@ -205,4 +206,4 @@ class Emulation:
 
 def say(text: str) -> None:
     """A line for the user, on standard error as all of uneven's own."""
-    print(f"uneven: {text}", file=sys.stderr)
+    print(f"uneven: {printable(text)}", file=sys.stderr)

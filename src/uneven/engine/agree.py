@@ -8,22 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.core.plain import Amount, Count, Misfit, loading, read
 from uneven.data.order import Cursor, Part, Parts
 from uneven.engine.exchanges import Exchanges, Order
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.plans import Plans
-from uneven.engine.replica import Replica
+from uneven.engine.replica import KEPT, Replica
+from uneven.engine.saved import same_policy, taken
 from uneven.errors import CheckpointError, ConfigError, PeerError, TrainingError
 from uneven.sync import Evaluated, Pace, SyncPolicy, refused
 
 _AHEAD = 4096
 """Steps within which a policy that exchanges in the background is taken to plan an exchange."""
+
+
+class _Numbers(TypedDict):
+    own: dict[str, Any]
+    clock: Count
+    gap: Count
+    fresh: list[Count]
+    since: NotRequired[list[Count] | None]
+    block: NotRequired[Amount]
+    seen: NotRequired[Amount]
+    owed: bool
 
 
 class Agreement:
@@ -108,6 +121,7 @@ class Agreement:
             self._exchanges.paused()
         self._exchanges.resumed()
         self._take(plan)
+        self._equal = False  # who evaluates in the middle of the loop has made this step already
         if not self.followed:
             self.passing(part.batch(self._rank) == 0)
 
@@ -365,22 +379,38 @@ class Agreement:
             numbers |= as_then | {"since": None, "lacking": since}
         return numbers, self._replica.state_dict() if self._policy.evaluated is Evaluated.CENTRE else {}
 
+    def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
+
+        Raises:
+            CheckpointError: the vectors do not fit the model, or a number is damaged.
+        """
+        if not same_policy(self._policy, numbers):
+            return
+        with loading("the agreement"):
+            read(_Numbers, numbers)
+            if vectors and set(vectors) != set(KEPT):
+                raise Misfit(sorted(vectors), f"{', '.join(KEPT)} or nothing", "vectors")
+        flat = self._replica.flat
+        for name, vector in vectors.items():
+            size = flat.size if name == "centre" else flat.trained
+            if len(vector) != size:
+                raise CheckpointError(
+                    f"the centre in the checkpoint has {len(vector)} numbers ({name!r}), that of this model {size}: "
+                    f"resume with the model that the run began with"
+                )
+
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`, between two steps; also with other workers. Another policy starts afresh.
 
         Raises:
-            CheckpointError: the vectors do not fit the model.
+            CheckpointError: see :meth:`check`.
         """
+        self.check(numbers, vectors)
         self._equal, self._owed, self._dropped, self._alike, self._since = False, (), 0, 0, None
         self._exchanges.paused()
         if numbers.get("policy") != repr(self._policy):
             return
-        flat = self._replica.flat
-        if any(len(vector) not in (flat.size, flat.trained) for vector in vectors.values()):
-            raise CheckpointError(
-                f"the centre in the checkpoint has {max(map(len, vectors.values()))} numbers, that of this model "
-                f"{flat.size}: resume with the model that the run began with"
-            )
         self.clock, self._gap = numbers["clock"], numbers["gap"]
         self._since = Cursor(*since) if (since := numbers.get("since")) is not None else None
         same = len(numbers["fresh"]) == len(self._members)
@@ -406,11 +436,6 @@ class Agreement:
             raise
         finally:
             self._exchanges.close(failed)
-
-
-def taken(parts: Parts, unused: Parts) -> tuple[Parts, Parts]:
-    """Of the parts in hand those that an optimizer has taken in, and those that are counted though none has."""
-    return tuple(one for one in parts if one not in unused), tuple(one for one in unused if one not in parts)
 
 
 def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:

@@ -43,6 +43,7 @@ from uneven.engine.profiling import profile_record, profile_together
 from uneven.engine.scribe import Scribe, tell_nonfinite
 from uneven.engine.served import Served
 from uneven.engine.slow import SlowLoop
+from uneven.engine.state import State
 from uneven.engine.streams import Streams
 from uneven.engine.stride import Pace, Stride
 from uneven.engine.turns import Follower, Turns
@@ -411,12 +412,6 @@ class FastLoop:
         self.books.meter.interrupted()
         return self.agreement.evaluated() if self.agreement is not None else nullcontext()
 
-    def load_agreement(self, numbers: dict[str, Any], vectors: dict[str, torch.Tensor]) -> None:
-        """Inverse of :meth:`agreement_state`."""
-        self._take_in()
-        if self.agreement is not None and numbers:
-            self.agreement.load_state_dict(numbers, vectors)
-
     def agreement_state(self, parts: Parts = (), unused: Parts = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the policy and its merges keep: numbers and vectors. ``parts`` are in the hands of several threads."""
         self._take_in()
@@ -428,12 +423,17 @@ class FastLoop:
         self.read()
         return self._slow.state_dict() if self._slow is not None else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
-        if self._slow is not None and state:
-            self.read()
-            self._loaded = state
-            self._slow.load_state_dict(state)
+    def load(self, saved: State) -> None:
+        """Inverse of :meth:`state_dict` and :meth:`agreement_state`. What is damaged is refused before any change."""
+        self.read()
+        agreement = self.agreement if saved.agreement else None
+        if agreement is not None:
+            agreement.check(saved.agreement, saved.vectors)
+        if self._slow is not None and saved.control:
+            self._slow.load_state_dict(saved.control)
+            self._loaded = saved.control
+        if agreement is not None:
+            agreement.load_state_dict(saved.agreement, saved.vectors)
 
     def close(self) -> None:
         """Let go of the model and of what was opened."""

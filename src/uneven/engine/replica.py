@@ -33,6 +33,10 @@ Total = Callable[[Tensor, Exchange], int]
 """Replaces a vector by its sum over the members of an exchange; returns the bytes that were sent for it."""
 
 
+KEPT = ("copy", "delta", "start", "centre")
+"""Vectors that a checkpoint holds of a replica with a centre."""
+
+
 @dataclass(frozen=True, slots=True)
 class Met:
     """What came of an exchange.
@@ -170,8 +174,8 @@ class Replica:
         with self._changing:
             block, centre = (self.block, self.centre) if self.block is not None else self._first()
             assert centre is not None
-            kept = {"copy": block.copy, "delta": block.delta, "start": block.start, "centre": centre}
-            return {key: value.clone() for key, value in kept.items()}
+            kept = zip(KEPT, (block.copy, block.delta, block.start, centre), strict=True)
+            return {key: value.clone() for key, value in kept}
 
     @property
     def block_samples(self) -> float:

@@ -19,25 +19,33 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from uneven.core.actions import Elastic, Exchange, Moment, Payload, StepPlan
+from uneven.core.plain import Count, Misfit, loading, read
 from uneven.core.records import ExchangeRecord
 from uneven.data.order import Part, Parts
-from uneven.engine.agree import taken
 from uneven.engine.copy import SharedCopy, Values
 from uneven.engine.exchanges import Observer, Order
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.home import Home
 from uneven.engine.plans import Plans
 from uneven.engine.replica import Replica
+from uneven.engine.saved import same_policy, taken
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
 from uneven.sync import SyncPolicy, refused
 from uneven.transport.shadow import ShadowThread
+
+
+class _Numbers(TypedDict):
+    own: dict[str, Any]
+    clock: Count
+    gap: Count
+    samples: Count
 
 
 class Served:
@@ -358,25 +366,40 @@ class Served:
             return self.copy.pulled()
         return self.copy.read() if self._loaded is None else self._loaded
 
-    def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """Inverse of :meth:`state_dict`, before the first step; also with other workers. Another policy starts afresh.
+    def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
 
         Raises:
-            CheckpointError: the copy does not fit the model, or training has begun.
+            CheckpointError: the copy does not fit the model, a number is damaged, or training has begun.
         """
         if self.copy.begun:
             raise CheckpointError(
                 "a state cannot be loaded once workers share a copy: load it before the first batch and the first "
                 "session.evaluated()"
             )
-        if numbers.get("policy") != repr(self._policy) or not vectors:
+        if not same_policy(self._policy, numbers) or not vectors:
             return
+        with loading("the agreement"):
+            read(_Numbers, numbers)
+            if set(vectors) != {"centre"}:
+                raise Misfit(sorted(vectors), "centre or nothing", "vectors")
         centre, flat = vectors["centre"], self._replica.flat
         if len(centre) != flat.size:
             raise CheckpointError(
                 f"the shared copy in the checkpoint has {len(centre)} numbers, that of this model {flat.size}: resume "
                 f"with the model that the run began with"
             )
+
+    def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """Inverse of :meth:`state_dict`, before the first step; also with other workers. Another policy starts afresh.
+
+        Raises:
+            CheckpointError: see :meth:`check`.
+        """
+        self.check(numbers, vectors)
+        if numbers.get("policy") != repr(self._policy) or not vectors:
+            return
+        centre, flat = vectors["centre"], self._replica.flat
         self._loaded = centre.detach().to("cpu", flat.dtype, copy=True).numpy()
         self.clock, self._gap, self._samples = numbers["clock"], numbers["gap"], numbers["samples"]
         self._policy.load_state_dict(numbers["own"])

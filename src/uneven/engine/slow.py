@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from uneven.control import Amendment, Decider, Decision, Forecaster, Report, Table
 from uneven.control.forecast import Forecast
+from uneven.core.plain import Count, Misfit, inside, loading, read
 from uneven.core.records import SplitRecord
 from uneven.core.views import Observation
 from uneven.engine.tutor import Tutor
@@ -34,6 +35,14 @@ from uneven.transport.rider import Heard
 
 _PAST = 32
 """Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
+
+
+class _State(TypedDict):
+    """Beside the decider's."""
+
+    rank: Count
+    forecaster: dict[str, Any]
+    past: list[list[list[float | None]]]
 
 
 @dataclass(slots=True)
@@ -258,8 +267,32 @@ class SlowLoop:
         forecaster = self._forecaster.state_dict()
         return {**self._decider.state_dict(), "rank": self._rank, "forecaster": forecaster, "past": past}
 
+    def check(self, state: dict[str, Any]) -> None:
+        """See that ``state`` can be gone on with. Nothing is changed.
+
+        Raises:
+            CheckpointError: it is damaged; the message names the field.
+        """
+        with loading("the balancing"):
+            saved = read(_State, state)
+            if not self._decider.check(state):
+                return
+            size = len(self._decider.newest), len(Report._fields)
+            if any((len(rows), *{len(row) for row in rows}) != size for rows in saved["past"]):
+                raise Misfit(saved["past"], f"tables of {size[0]} reports with {size[1]} numbers each", "past")
+            past = list(map(_table, saved["past"]))
+            for row in (row for table in past for row in table.rows.tolist()):  # all ranks refuse what one must
+                if (report := Report(*row)).believable and not report.observation().speed_per_s > 0.0:
+                    raise Misfit(row, "a report with a speed above 0", "past")
+            self._foretelling(saved["rank"], saved["forecaster"], past)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh."""
+        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
+
+        Raises:
+            CheckpointError: see :meth:`check`.
+        """
+        self.check(state)
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
             self._pending.result()
         self._pending, self._next, self._window, self._cried = None, None, _Window(), False
@@ -271,20 +304,28 @@ class SlowLoop:
         self._forecaster.hidden_s = self._decider.hidden_s
         if not goes_on:
             return
-        for rows in state["past"]:
-            self._past.append(Table([[math.nan if x is None else x for x in row] for row in rows]))
-        if state["rank"] == self._rank:
-            self._forecaster.load_state_dict(state["forecaster"])
-        else:  # another rank's file: learn anew from what this one reported
-            self._relive()
-        self._forecaster.tell()
+        self._past.extend(map(_table, state["past"]))
+        self._forecaster = self._foretelling(state["rank"], state["forecaster"], self._past)
 
     def close(self) -> None:
         """End what runs in the background."""
         self._tutor.close()
 
-    def _relive(self) -> None:
-        for table in self._past:
-            own = Report(*table.rows[self._rank].tolist())
-            if own.believable:
-                self._forecaster.observe(own.observation())
+    def _foretelling(self, rank: int, state: dict[str, Any], past: Iterable[Table]) -> Forecaster:
+        """A forecaster that goes on with this state, or with what this worker reported if it is another rank's."""
+        forecaster = self._make_forecaster()
+        forecaster.hidden_s = self._decider.hidden_s
+        if rank == self._rank:
+            with inside("forecaster"):
+                forecaster.load_state_dict(state)
+        else:
+            for table in past:
+                own = Report(*table.rows[self._rank].tolist())
+                if own.believable:
+                    forecaster.observe(own.observation())
+        forecaster.tell()
+        return forecaster
+
+
+def _table(rows: Sequence[Sequence[float | None]]) -> Table:
+    return Table([[math.nan if x is None else x for x in row] for row in rows])

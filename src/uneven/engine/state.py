@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from uneven.core.plain import Misfit, loading, read
 from uneven.errors import CheckpointError
 
 SCHEMA = 2
@@ -62,6 +63,13 @@ def unpack(state: dict[str, Any]) -> State:
     state = {**_LATER, **state}
     try:
         loader, control, agreement = (json.loads(state[key]) for key in ("loader", "control", "agreement"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"session state cannot be read ({error}): the checkpoint is damaged") from error
-    return State(loader, control, agreement, dict(state["vectors"]))
+    with loading("the session"):
+        vectors: dict[str, Tensor] = read(dict[str, Any], state["vectors"])
+        texts = {"loader": loader, "control": control, "agreement": agreement}
+        read(dict[str, dict[str, Any]], texts)
+        for name, vector in vectors.items():
+            if not (isinstance(vector, Tensor) and vector.ndim == 1 and vector.is_floating_point()):
+                raise Misfit(vector, "a vector of floating-point numbers", f"vectors.{name}")
+    return State(loader, control, agreement, dict(vectors))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from uneven.core.plain import Count
 from uneven.errors import ConfigError
 
 
@@ -34,10 +35,10 @@ class Epoch:
     waited_s: float = 0.0
     validate_s: float = 0.0
     checkpoint_s: float = 0.0
-    samples: int = 0
-    devices: int = 1
-    shares: tuple[int, ...] = ()
-    flotilla: int = 0
+    samples: Count = 0
+    devices: Count = 1
+    shares: tuple[Count, ...] = ()
+    flotilla: Count = 0
     began_s: float = 0.0
     ended_s: float = 0.0
 

@@ -10,12 +10,23 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import asdict, dataclass
 from multiprocessing import util
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 
+from uneven.core.plain import Range, read
+
 NOTE = "temporary.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    folder: str
+    process: Annotated[int, Range(1, 2**31 - 1)]
+    started_s: float
 
 
 def sweep(directory: Path) -> Path | None:
@@ -31,20 +42,20 @@ def sweep(directory: Path) -> Path | None:
     if left is not None:
         shutil.rmtree(left, ignore_errors=True)  # what cannot be deleted does no harm
     part = note.with_suffix(".part")
-    mine = {"folder": util.get_temp_dir(), "process": os.getpid(), "started_s": psutil.Process().create_time()}
-    part.write_text(json.dumps(mine), encoding="utf-8")
+    mine = _Note(util.get_temp_dir(), os.getpid(), psutil.Process().create_time())
+    part.write_text(json.dumps(asdict(mine)), encoding="utf-8")
     part.replace(note)
     return left
 
 
 def _left_behind(note: Path) -> Path | None:
     try:
-        said = json.loads(note.read_text(encoding="utf-8"))
-        folder, process, started_s = Path(said["folder"]), int(said["process"]), float(said["started_s"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        said = read(_Note, json.loads(note.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
-    if psutil.pid_exists(process) and _started_s(process) == started_s:
+    if psutil.pid_exists(said.process) and _started_s(said.process) == said.started_s:
         return None
+    folder = Path(said.folder)
     ours = folder.name.startswith("pymp-") and folder.parent == Path(tempfile.gettempdir()) and not folder.is_symlink()
     return folder if ours and folder.is_dir() and folder.stat().st_uid == os.getuid() else None
 

@@ -16,17 +16,20 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from uneven.core.plain import Amount, Count, Misfit, Range, read
 from uneven.errors import CheckpointError, ConfigError
 from uneven.fleet.converge import Epoch, History
+from uneven.fleet.rates import Rates
 
 SCHEMA = 1
 STATE = "state.json"
+Devices = Annotated[int, Range(1, 2**20)]
 
 MOST_DEATHS = 3
 """A member whose process was killed so often within one epoch, or in its profile, has failed."""
@@ -50,11 +53,11 @@ class MemberState:
         note: what else is to be known of it: why it is not trained on more devices.
     """
 
-    status: str = "waiting"
+    status: Literal["waiting", "trained", "failed"] = "waiting"
     why: str = ""
     epochs: list[Epoch] = field(default_factory=list)
-    device_s: float = 0.0
-    deaths: int = 0
+    device_s: Amount = 0.0
+    deaths: Count = 0
     note: str = ""
 
     def history(self, higher_is_better: bool) -> History:
@@ -91,17 +94,17 @@ class RunState:
     """
 
     asked: dict[str, Any]
-    passes: int = 0
-    rates: dict[str, list[float]] = field(default_factory=dict)
+    passes: Count = 0
+    rates: dict[str, list[Amount]] = field(default_factory=dict)
     members: dict[str, MemberState] = field(default_factory=dict)
-    running: dict[str, int] = field(default_factory=dict)
-    plan: list[tuple[int, dict[str, int]]] = field(default_factory=list)
-    wall_s: float = 0.0
-    preprocess_cpu_s: float = 0.0
-    prepared: int = 0
-    scheduling_s: float = 0.0
-    alone: dict[str, float] = field(default_factory=dict)
-    member_bytes: int = 0
+    running: dict[str, Devices] = field(default_factory=dict)
+    plan: list[tuple[Count, dict[str, Devices]]] = field(default_factory=list)
+    wall_s: Amount = 0.0
+    preprocess_cpu_s: Amount = 0.0
+    prepared: Count = 0
+    scheduling_s: Amount = 0.0
+    alone: dict[str, Annotated[float, Range(1e-9)]] = field(default_factory=dict)
+    member_bytes: Count = 0
 
 
 def folders(directory: Path, names: list[str]) -> dict[str, Path]:
@@ -121,26 +124,48 @@ def load(directory: Path, asked: dict[str, Any]) -> RunState:
         return RunState(asked, members={name: MemberState() for name in asked["members"]})
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
-    if saved.pop("schema", None) != SCHEMA:
+    if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise CheckpointError(f"{path} was written by another version: name another directory")
-    different = [key for key in asked if saved["asked"].get(key) != asked[key]]
-    if different:
-        key = different[0]
+    try:
+        state = read(RunState, saved)
+        different = [key for key in asked if state.asked.get(key) != asked[key]]
+        if different:
+            key = different[0]
+            raise CheckpointError(
+                f"{directory} holds a run with {key} = {state.asked.get(key)}, this one has {asked[key]}: go on with "
+                f"what the run was begun with, or name another directory"
+            )
+        _consistent(state)
+    except (Misfit, ConfigError) as error:
         raise CheckpointError(
-            f"{directory} holds a run with {key} = {saved['asked'].get(key)}, this one has {asked[key]}: go on with "
-            f"what the run was begun with, or name another directory"
-        )
-    saved["asked"] = asked
-    saved["members"] = {name: _member(one) for name, one in saved["members"].items()}
-    saved["plan"] = [(first, members) for first, members in saved["plan"]]
-    return RunState(**saved)
+            f"{path} is damaged: {error}; put back a copy of it, or name another directory to begin anew"
+        ) from error
+    state.asked = asked
+    return state
 
 
-def _member(saved: dict[str, Any]) -> MemberState:
-    saved["epochs"] = [Epoch(**{**one, "shares": tuple(one.get("shares", ()))}) for one in saved["epochs"]]
-    return MemberState(**saved)
+def _consistent(state: RunState) -> None:
+    """See that what is said of members is said of those of the run.
+
+    Raises:
+        Misfit: it is not.
+        ConfigError: rates that no member can have.
+    """
+    names = state.asked["members"]
+    if list(state.members) != names:
+        raise Misfit(list(state.members), f"the members {names}", "members")
+    told: dict[str, Iterable[str]] = {"running": state.running, "rates": state.rates, "alone": state.alone}
+    told |= {f"plan[{place}]": devices for place, (_, devices) in enumerate(state.plan)}
+    for path, said in told.items():
+        if strangers := [name for name in said if name not in state.members]:
+            raise Misfit(strangers[0], f"one of {names}", path)
+    for name, member in state.members.items():
+        if member.status == "trained" and not member.epochs:
+            raise Misfit([], "epochs of a member that is trained", f"members.{name}.epochs")
+    if state.rates:
+        Rates(state.rates)
 
 
 def save(directory: Path, state: RunState) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from uneven.fleet.engine_hosts import member_of
 from uneven.fleet.engine_options import Moment, Show
+from uneven.report.console import Console
 
 SILENT_S = 10.0
 """Who is silent for longer is shown."""
@@ -80,7 +81,7 @@ def page(moment: Moment, metric: str) -> Group:
         taken = moment.running.get(name, 0)
         rate = f"{last.samples / max(last.train_s, 1e-9):,.0f}" if last else ""
         to_go = (moment.max_epochs - len(member.epochs)) * (last.train_s + last.validate_s) if last else 0.0
-        does = member.status if member.status != "waiting" else "trains" if taken else "waits"
+        does: str = member.status if member.status != "waiting" else "trains" if taken else "waits"
         if name in held:
             does = "trains; the others wait for it"
         if name in moment.quiet and moment.quiet[name].for_s > SILENT_S:

@@ -18,19 +18,22 @@
 from __future__ import annotations
 
 import importlib
-import tomllib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError, UnknownNameError, access
 from uneven.fleet.converge import never, plateau
 from uneven.fleet.ensemble import Ensemble, Factory, Metric, accuracy, own_loss
+from uneven.tables import document, integer, located, number, shown, text
 
 METRICS: dict[str, Metric] = {"accuracy": accuracy, "loss": own_loss}
 
-_NUMBERS = {"patience": int, "least": float, "max_epochs": int, "seed": int}
+_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "patience": integer, "least": number, "max_epochs": integer, "seed": integer,
+}  # fmt: skip
 _CALLED = ("dataset", "validate")
 _TAKEN = ("transform", "validate_transform")
 _KEYS = (*_CALLED, *_TAKEN, "metric", *_NUMBERS)
@@ -43,76 +46,94 @@ def read(path: Path) -> Ensemble:
         ConfigError: the file cannot be read or understood, or names something that is not there.
         UnknownNameError: a table, key or metric that does not exist, offering the nearest one.
     """
-    document = _document(path)
-    members, asked = document.get("members", {}), document.get("ensemble", {})
+    found = _document(path)
+    members, asked = found.get("members", {}), found.get("ensemble", {})
     if "dataset" not in asked:
         raise ConfigError(f'{path}: [ensemble] has no dataset: name it as "module:name"')
-    made = {name: _factory(value, f"{path}: member {name!r}") for name, value in members.items()}
-    return Ensemble(members=made, **_options(asked, path))
+    made = {}
+    for name, value in members.items():
+        with located(f"{path}: member {shown(name)}"):
+            made[name] = _factory(value)
+    options = _options(asked, path)
+    with located(str(path)):
+        return Ensemble(members=made, **options)
 
 
 def _document(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no file {path}: give the path of a TOML file with the tables [ensemble] and [members]"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read {path}: {reason}") from error
-    for name, table in document.items():
+    with access(f"read {path}"):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise ConfigError(
+                f"there is no file {path}: give the path of a TOML file with the tables [ensemble] and [members]"
+            ) from None
+    found = document(data, str(path))
+    for name, one in found.items():
         if name not in ("ensemble", "members"):
             raise UnknownNameError(f"table in {path}", name, ("ensemble", "members"))
-        if not isinstance(table, dict):
-            raise ConfigError(f"{path}: {name} is {table!r}: it is a table, which begins with [{name}]")
-    return document
+        if not isinstance(one, dict):
+            raise ConfigError(f"{path}: {name} is {shown(one)}: it is a table, which begins with [{name}]")
+    return found
 
 
 def _options(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in asked.items():
-        where = f"{path}: {key}"
         if key not in _KEYS:
             raise UnknownNameError(f"key in {path}", key, _KEYS)
-        if key in _NUMBERS:
-            wanted = (int, float) if _NUMBERS[key] is float else int
-            if isinstance(value, bool) or not isinstance(value, wanted):
-                raise ConfigError(f"{where} is {value!r}: it is a number")
-            found[key] = value
-        elif key == "metric":
-            if value not in METRICS:
-                raise UnknownNameError("metric", str(value), METRICS)
-            found[key] = METRICS[value]
-        else:
-            named = _named(value, where)
-            found[key] = named() if key in _CALLED and callable(named) else named
+        with located(f"{path}: {key}"):
+            if key in _NUMBERS:
+                found[key] = _NUMBERS[key](value)
+            elif key == "metric":
+                found[key] = METRICS.get(text(value))
+                if found[key] is None:
+                    raise UnknownNameError("metric", value, METRICS)
+            else:
+                named = _named(value)
+                found[key] = _call(named, value)() if key in _CALLED and callable(named) else named
     patience, least = found.pop("patience", None), found.pop("least", 0.0)
     found["converged"] = never() if patience is None else plateau(patience, least)
     return found
 
 
-def _factory(value: Any, where: str) -> Factory:
+def _factory(value: Any) -> Factory:
     arguments = dict(value) if isinstance(value, dict) else {"factory": value}
     named = arguments.pop("factory", None)
     if not isinstance(named, str):
-        raise ConfigError(f'{where} is {value!r}: give "module:function", or a table with the key factory')
-    made: Factory = _named(named, where)
+        raise ConfigError(f'it is {shown(value)}: give "module:function", or a table with the key factory')
+    made: Factory = _named(named)
     if not callable(made):
-        raise ConfigError(f"{where}: {named} is {made!r}: give a function that returns a fleet.Member")
-    return partial(made, **arguments) if arguments else made
+        raise ConfigError(f"{named} is {shown(made)}: give a function that returns a fleet.Member")
+    return _call(made, named, arguments)
 
 
-def _named(value: Any, where: str) -> Any:
-    module, colon, name = str(value).partition(":")
-    if not (isinstance(value, str) and colon and module and name):
-        raise ConfigError(f'{where} is {value!r}: it is named as "module:name"')
+def _call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | None = None) -> Callable[[], Any]:
+    """The function with these arguments.
+
+    Raises:
+        ConfigError: it does not take them.
+    """
+    arguments = arguments or {}
     try:
-        found = importlib.import_module(module)
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{name} cannot be called with the keys {list(arguments)}: {error}") from error
+    except ValueError:
+        pass  # one of Python's own that does not say what it takes
+    return partial(function, **arguments) if arguments else function
+
+
+def _named(value: Any) -> Any:
+    module, colon, name = text(value).partition(":")
+    if not (colon and name and all(part.isidentifier() for part in module.split("."))):
+        raise ConfigError(f'it is {shown(value)}: it is named as "module:name"')
+    try:
+        with access(f"import the module {shown(module)}"):
+            found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not module.startswith(error.name):
             raise  # the module is there, and misses one of its own
-        raise ConfigError(f"{where}: there is no module {module!r}, neither here nor where Python looks") from error
+        raise ConfigError(f"there is no module {shown(module)}, neither here nor where Python looks") from error
     if not hasattr(found, name):
-        raise ConfigError(f"{where}: module {module!r} has no {name!r}")
+        raise ConfigError(f"module {module!r} has no {shown(name)}")
     return getattr(found, name)

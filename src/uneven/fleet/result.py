@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.errors import ConfigError, TrainingError, UnknownNameError
+from uneven.errors import TrainingError, UnknownNameError, access
 from uneven.fleet import checkpoint
 from uneven.fleet.engine import best_checkpoint
 from uneven.fleet.engine_state import MemberState, RunState
@@ -74,10 +74,8 @@ class Result:
         """
         from uneven.fleet.result_page import page
 
-        try:
+        with access(f"write the report {path}"):
             Path(path).write_text(page(self), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error
 
     @property
     def failed(self) -> tuple[Row, ...]:

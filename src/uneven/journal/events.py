@@ -16,7 +16,7 @@ END = "end"
 CLUSTER = ("slow", "cut_link", "kill", "leave", "join")
 """Something happened to a node as its cluster's description says; the names are those of the description."""
 
-_PLAN = re.compile(r"iterations=(\d+)")
+_PLAN = re.compile(r"iterations=(\d{1,15})(?!\d)", re.ASCII)  # more of them are no plan
 
 
 def plan_message(iterations: int) -> str:

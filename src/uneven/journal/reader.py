@@ -138,4 +138,6 @@ def _is_json(text: str) -> bool:
         json.loads(text)
     except ValueError:
         return False
+    except RecursionError:  # half a line of ours is not nested so deeply
+        return True
     return True

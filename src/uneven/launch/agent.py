@@ -45,7 +45,10 @@ def run(launch: Launch, run_directory: Path | None) -> None:
     if run_directory is not None:
         run_directory = run_directory.absolute()  # a worker may change its working directory
     with ExitStack() as stack:
-        logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="uneven-"))
+        try:
+            logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="uneven-"))
+        except OSError as error:
+            raise _no_room(error) from error
         config = _config(launch, count, DefaultLogsSpecs(log_dir=logs))  # for what a worker writes about its own end
         stack.enter_context(_environment(_variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
@@ -66,11 +69,22 @@ def run(launch: Launch, run_directory: Path | None) -> None:
             number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
             name = signal.Signals(number).name
             raise LaunchError(f"stopped by {name}; all workers have ended", 128 + number) from None
+        except OSError as error:  # of torch's launcher: it makes folders below this one
+            raise _no_room(error) from error
         except (RendezvousError, DistNetworkError, DistStoreError) as error:
             raise LaunchError(
                 f"the workers could not meet at {config.rdzv_endpoint} ({config.rdzv_backend}): {error}. "
                 f"Is that address right and reachable from every machine, and does each run a launcher?"
             ) from error
+
+
+def _no_room(error: OSError) -> LaunchError:
+    """What a launcher says that cannot write what it needs."""
+    where = f" {error.filename}" if error.filename else ""
+    return LaunchError(
+        f"the launcher cannot use{where or ' its temporary folder'}: {error.strerror or error}; make room there (space "
+        f"and inodes, see `df` and `df -i`), or name another folder with TMPDIR"
+    )
 
 
 def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchConfig:

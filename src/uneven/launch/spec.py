@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uneven.cluster.throttle_rule import ShareRule
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError, UnknownNameError, access
 from uneven.world import is_loopback
+
+_MOST = 100_000
+"""Workers or machines; more is a slip of the keyboard."""
 
 _COUNTS = ("auto", "cpu", "gpu")
 _MEETINGS = ("static", "c10d")
@@ -60,8 +63,9 @@ class Launch:
         if not self.target:
             raise ConfigError("nothing to run: name a script, for instance `uneven run train.py`")
         script = Path(self.target[0])
-        if not self.module and not script.is_file():
-            raise UnknownNameError("script", str(script), map(str, script.parent.glob("*.py")))
+        with access(f"look for the script {script}"):
+            if not self.module and not script.is_file():
+                raise UnknownNameError("script", str(script), map(str, script.parent.glob("*.py")))
         for share in self.shares:
             ShareRule(share=share, period_s=self.throttle_period_s)
         if self.nproc is not None and self.nproc not in _COUNTS:
@@ -122,6 +126,7 @@ def run_id(launch: Launch) -> str:
 
 
 def _positive(option: str, text: str, alternative: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"{option} {text}: it must be a positive number, {alternative}")
+    short = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST))
+    if not (short and 0 < int(text) <= _MOST):
+        raise ConfigError(f"{option} {text}: it must be a positive number of at most {_MOST:,}, {alternative}")
     return int(text)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
+from uneven.core.plain import as_many, read
 from uneven.errors import ConfigError
 from uneven.predict.arma import errors, fit
 from uneven.predict.learner import Learner, Model, whole
 from uneven.predict.past import SPEED, Floats
 
 _ECHOES = 40  # rows of which a forecast works out the errors; what was before has died away
+
+
+class _State(TypedDict):
+    ar: list[float]
+    ma: list[float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +64,9 @@ class Arima(Model):
 
     def restored(self, state: dict[str, Any]) -> Arima:
         """With these coefficients."""
-        return replace(self, ar=np.array(state["ar"], dtype=float), ma=np.array(state["ma"], dtype=float))
+        saved = read(_State, state)
+        ar, ma = as_many(saved["ar"], len(self.ar), "ar"), as_many(saved["ma"], len(self.ma), "ma")
+        return replace(self, ar=np.array(ar, dtype=float), ma=np.array(ma, dtype=float))
 
 
 def _stationary(speeds: Floats, d: int) -> tuple[Floats, float]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from uneven.core.plain import Amount, Count, Misfit, Positive, inside, read
 from uneven.core.views import Observation
 from uneven.errors import ConfigError
 from uneven.predict.base import Lesson, Predictor, measured, predictors
-from uneven.predict.doubt import Doubt
+from uneven.predict.doubt import Doubt, DoubtState
 
 EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 """The paper's six and ours."""
@@ -53,6 +54,16 @@ class _Weights:
         ]
         total, even = math.fsum(kept), self._share / len(kept)
         self.values = [(1.0 - self._share) * weight / total + even for weight in kept]
+
+
+class _State(TypedDict):
+    weights: list[list[Amount]]
+    between: NotRequired[list[Amount]]
+    error: Positive
+    seen: Count
+    doubt: DoubtState
+    turn: Count
+    experts: list[dict[str, Any]]
 
 
 class Auto(Predictor):
@@ -173,17 +184,24 @@ class Auto(Predictor):
         Raises:
             ConfigError: the state is that of another number of experts.
         """
-        if len(state["experts"]) != len(self._experts):
-            raise ConfigError(f"auto: this state has {len(state['experts'])} experts, not {len(self._experts)}")
-        if len(state.get("between", ())) == len(self._mixtures):
-            self._between.values = [float(weight) for weight in state["between"]]
-            for mixture, weights in zip(self._mixtures, state["weights"], strict=True):
-                mixture.values = [float(weight) for weight in weights]
-        self._error = float(state["error"])
+        saved, n = read(_State, state), len(self._experts)
+        if len(saved["experts"]) != n:
+            raise ConfigError(f"auto: this state has {len(saved['experts'])} experts, not {n}")
+        if saved["turn"] >= n:
+            raise Misfit(saved["turn"], f"below {n}, the number of experts", "turn")
+        between, weights = saved.get("between", []), saved["weights"]
+        if len(between) == len(self._mixtures):
+            whole = [sum(one) > 0.0 and len(one) == n for one in weights]
+            if len(whole) != len(between) or not all(whole) or not sum(between) > 0.0:
+                raise Misfit(weights, f"{len(between)} lists of {n} weights, some above 0", "weights")
+            self._between.values = between
+            for mixture, values in zip(self._mixtures, weights, strict=True):
+                mixture.values = values
+        self._error, self._turn, self._seen = saved["error"], saved["turn"], saved["seen"]
         self._doubt.load_state_dict(state["doubt"])
-        self._turn, self._seen = int(state["turn"]), int(state["seen"])
-        for expert, learnt in zip(self._experts, state["experts"], strict=True):
-            expert.load_state_dict(learnt)
+        for place, (expert, learnt) in enumerate(zip(self._experts, saved["experts"], strict=True)):
+            with inside(f"experts[{place}]"):
+                expert.load_state_dict(learnt)
 
 
 def _missed(told: float, came: float) -> float:

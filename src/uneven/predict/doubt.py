@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+from uneven.core.plain import Along, Amount, Positive, Range, read
 
 _AHEAD = 8  # iterations whose mean a prediction is held against
 _WEIGHT = 0.005  # of the newest comparison; the difference of two means needs many of them
 _CLIP = 3.0  # times the usual error; a lone spike counts as this much and no more
 _LEAST = 0.005  # relative; so exact is no clock
+
+
+class DoubtState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    told: list[Positive]
+    came: Annotated[list[Positive], Along("told")]
+    sums: tuple[Amount, Amount, Annotated[float, Range(0.0, 1.0)]]
 
 
 class Doubt:
@@ -62,6 +72,7 @@ class Doubt:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._told = deque(state["told"], maxlen=_AHEAD)
-        self._came = deque(state["came"], maxlen=_AHEAD)
-        self._first, self._second, self._weight = state["sums"]
+        saved = read(DoubtState, state)
+        self._told = deque(saved["told"], maxlen=_AHEAD)
+        self._came = deque(saved["came"], maxlen=_AHEAD)
+        self._first, self._second, self._weight = saved["sums"]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+from uneven.core.plain import Amount, Range, read
 from uneven.core.views import Observation
 from uneven.errors import ConfigError
 from uneven.predict.base import Predictor, measured
+
+
+class EMAState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    sum: Amount
+    weight: Annotated[float, Range(0.0, 1.0)]
 
 
 class EMA(Predictor):
@@ -52,4 +60,5 @@ class EMA(Predictor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._sum, self._weight = float(state["sum"]), float(state["weight"])
+        saved = read(EMAState, state)
+        self._sum, self._weight = saved["sum"], saved["weight"]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
+from uneven.core.plain import Positive, read
 from uneven.core.views import Observation
 from uneven.predict.base import Predictor, measured
+
+
+class _State(TypedDict):
+    speed_per_s: Positive | None
 
 
 class Last(Predictor):
@@ -34,5 +39,5 @@ class Last(Predictor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        speed = state["speed_per_s"]
-        self._speed_per_s = math.nan if speed is None else float(speed)
+        speed = read(_State, state)["speed_per_s"]
+        self._speed_per_s = math.nan if speed is None else speed

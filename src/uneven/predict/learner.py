@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
+from uneven.core.plain import Count, Misfit, Positive, Several, inside, read
 from uneven.core.views import Observation
 from uneven.errors import ConfigError
 from uneven.predict.base import Lesson, Predictor, measured
-from uneven.predict.doubt import Doubt
-from uneven.predict.past import LEVEL, SPEED, Floats, Past
+from uneven.predict.doubt import Doubt, DoubtState
+from uneven.predict.past import LEVEL, SPEED, Floats, Past, PastState
 
 LOWEST, HIGHEST = 0.25, 4.0
 """A prediction is kept within these multiples of the median of the newest speeds [default of the specification]."""
@@ -59,6 +60,15 @@ class Practice(Lesson):
     def learn(self) -> Model:
         """The model that is to take its place."""
         return self.model.study(self.rows, self.number)
+
+
+class _State(TypedDict):
+    past: PastState
+    model: dict[str, Any] | None
+    doubt: DoubtState
+    counts: tuple[Several, Count, Count, Count, Count]
+    held: Positive | None
+    usual: Positive
 
 
 class Learner(Predictor):
@@ -189,12 +199,18 @@ class Learner(Predictor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._past.load_state_dict(state["past"])
-        if state["model"] is not None:
-            self._model = self._model.restored(state["model"])
+        saved = read(_State, state)
+        model, learnt = saved["model"], saved["counts"][3]
+        if (model is None) != (learnt == 0):
+            raise Misfit(model, f"what {learnt} lessons have made of it", "model")
+        if model is not None:
+            with inside("model"):
+                self._model = self._model.restored(model)
+        with inside("past"):
+            self._past.load_state_dict(state["past"])
         self._doubt.load_state_dict(state["doubt"])
-        self._pace, self._since, self._lessons, self._learnt, self._calm = state["counts"]
-        self._held, self._usual, self._next = state["held"], float(state["usual"]), None
+        self._pace, self._since, self._lessons, self._learnt, self._calm = saved["counts"]
+        self._held, self._usual, self._next = saved["held"], saved["usual"], None
 
 
 def _redescended(missed: float, limit: float) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
+from uneven.core.plain import Amount, Count, Misfit, Positive, inside, read
 from uneven.core.views import Observation
 from uneven.errors import ConfigError
 from uneven.predict.base import Predictor, measured
-from uneven.predict.ema import EMA
-from uneven.predict.steady import Steady
+from uneven.predict.ema import EMA, EMAState
+from uneven.predict.steady import Steady, SteadyState
 
 _EXPERTS = 3  # the last speed, the moving average, the mean since the last change
 _MOST = 100.0  # times the usual square; a lone spike costs an expert as much and no more
@@ -17,6 +18,15 @@ _USUAL_WEIGHT = 0.005  # of the newest in the usual square, which is that of the
 _FIRST_SQUARE = 0.01  # an error of a tenth; assumed at first …
 _FIRST_WORTH = 10  # … as if it had been that of so many iterations
 _LEAST_SQUARE = 0.005**2  # smaller errors cannot tell the experts apart
+
+
+class _State(TypedDict):
+    last: Positive | None
+    ema: EMAState
+    steady: SteadyState
+    lost: tuple[Amount, Amount, Amount]
+    usual: Positive
+    seen: Count
 
 
 class Light(Predictor):
@@ -98,8 +108,12 @@ class Light(Predictor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._last = math.nan if state["last"] is None else float(state["last"])
+        saved = read(_State, state)
+        last = saved["last"]
+        if (last is None) != (saved["seen"] == 0):
+            raise Misfit(last, f"the last of {saved['seen']} speeds", "last")
+        with inside("steady"):
+            self._steady.load_state_dict(state["steady"])
         self._ema.load_state_dict(state["ema"])
-        self._steady.load_state_dict(state["steady"])
-        self._lost = [float(lost) for lost in state["lost"]]
-        self._usual, self._seen = float(state["usual"]), int(state["seen"])
+        self._last = math.nan if last is None else last
+        self._lost, self._usual, self._seen = list(saved["lost"]), saved["usual"], saved["seen"]

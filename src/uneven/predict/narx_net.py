@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from uneven.core.plain import Positive, as_many, read
 from uneven.predict.learner import Model
 from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, SPEED, Floats, next_row
 
@@ -18,6 +19,12 @@ _LEAST_DAMPING, _MOST_DAMPING = 1e-6, 1e6
 _DIRECT = 0.01  # price of a direct weight
 _FARTHEST = 3.0  # logarithm of a speed in units of the level, further than whoever predicts would believe
 _TRIES = 2  # steps of different damping in one lesson
+
+
+class _State(TypedDict):
+    weights: list[float]
+    damping: Positive
+    mean_use: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,13 +164,9 @@ class NarxNet(Model):
 
     def restored(self, state: dict[str, Any]) -> NarxNet:
         """With these weights."""
-        cpu, memory = state["mean_use"]
-        return replace(
-            self,
-            weights=np.array(state["weights"]),
-            damping=float(state["damping"]),
-            mean_use=(float(cpu), float(memory)),
-        )
+        saved = read(_State, state)
+        weights = np.array(as_many(saved["weights"], len(self.weights), "weights"))
+        return replace(self, weights=weights, damping=saved["damping"], mean_use=saved["mean_use"])
 
 
 def _mean(uses: Floats) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+
+from uneven.core.plain import Amount, Count, Misfit, Positive, read
 
 Floats = npt.NDArray[np.float64]
 
@@ -20,6 +22,17 @@ LEVEL_WEIGHT = 0.2
 """Of the newest speed in the level, which is the moving average that :class:`~uneven.predict.ema.EMA` keeps."""
 
 _DIGITS = 7  # kept of each number, so that a checkpoint stays small; timers are not that exact
+
+
+_Use = list[Amount | None]
+
+
+class PastState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    seen: Count
+    first: _Use
+    rows: tuple[list[Positive], _Use, _Use]
 
 
 class Past:
@@ -74,8 +87,16 @@ class Past:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`; of more rows than are kept, the newest."""
-        first, measured = _numbers(state["first"]), [_numbers(column) for column in state["rows"]]
-        self._end, self.seen = 0, int(state["seen"]) - len(measured[0])
+        saved = read(PastState, state)
+        first, measured = _numbers(saved["first"]), [_numbers(list(column)) for column in saved["rows"]]
+        if len({len(column) for column in measured}) > 1:
+            raise Misfit(saved["rows"], "columns of one length", "rows")
+        kept = len(measured[0]) + bool(first)
+        if len(first) not in (0, 6) or not kept <= saved["seen"] or (saved["seen"] > 0 and not first):
+            raise Misfit(saved["first"], f"the six numbers of the first of {saved['seen']} rows", "first")
+        if first and not (first[SPEED] > 0.0 and first[LEVEL] > 0.0):
+            raise Misfit(saved["first"], "speeds above 0", "first")
+        self._end, self.seen = 0, saved["seen"] - len(measured[0])
         if first:
             self._buffer[0], self._end = first, 1
         for speed, cpu, memory in zip(*measured, strict=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
+from uneven.core.plain import Amount, Count, as_many, read
 from uneven.predict.cells import Cell
 from uneven.predict.learner import Model
 from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, MEMORY_LEVEL, SPEED, Floats, next_row
@@ -15,6 +16,13 @@ _USE = 2.0  # differences of uses, which are 0 … 1, are taken times this
 _MOST = 4.0  # inputs and targets, in usual differences; a spike counts as this
 _LEAST_SPREAD = 0.01  # relative
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's
+
+
+class _State(TypedDict):
+    weights: list[float]
+    moments: tuple[list[float], list[float]]
+    steps: Count
+    spread: Amount
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,13 +126,10 @@ class RecurrentNet(Model):
 
     def restored(self, state: dict[str, Any]) -> RecurrentNet:
         """With these weights."""
-        return replace(
-            self,
-            weights=np.array(state["weights"]),
-            moments=np.array(state["moments"]),
-            steps=int(state["steps"]),
-            spread=float(state["spread"]),
-        )
+        saved, size = read(_State, state), len(self.weights)
+        weights = np.array(as_many(saved["weights"], size, "weights"))
+        moments = np.array([as_many(one, size, "moments") for one in saved["moments"]])
+        return replace(self, weights=weights, moments=moments, steps=saved["steps"], spread=saved["spread"])
 
 
 def _bounded(values: Floats) -> Floats:

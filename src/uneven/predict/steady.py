@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
+from uneven.core.plain import Amount, Count, Misfit, Positive, read
 from uneven.core.views import Observation
 from uneven.predict.base import Predictor, measured
 
@@ -17,6 +18,18 @@ _KEPT = 1  # iterations that what was learnt at another batch size is worth
 _PRIOR_SPREAD = 0.2  # relative standard deviation assumed at first, worth as much as _PRIOR_ITERATIONS iterations
 _PRIOR_ITERATIONS = 4
 _LEAST_SPREAD = 0.01  # relative; a machine without noise must not take its first hiccup for a change
+
+
+class SteadyState(TypedDict):
+    """What a checkpoint holds of it."""
+
+    mean_s: Positive | None
+    count: Count
+    batch: Positive | None
+    variance: Amount
+    slower: Amount
+    faster: Amount
+    run: list[Positive]
 
 
 class Steady(Predictor):
@@ -106,9 +119,11 @@ class Steady(Predictor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._mean_s = math.nan if state["mean_s"] is None else float(state["mean_s"])
-        self._count = int(state["count"])
-        self._batch = math.inf if state["batch"] is None else float(state["batch"])
-        self._variance = float(state["variance"])
-        self._slower, self._faster = float(state["slower"]), float(state["faster"])
-        self._run = [float(value) for value in state["run"]]
+        saved = read(SteadyState, state)
+        mean_s, batch = saved["mean_s"], saved["batch"]
+        if saved["count"] and (mean_s is None or batch is None):
+            raise Misfit(mean_s, f"the mean of {saved['count']} iterations, and their batch", "mean_s")
+        self._mean_s, self._count = math.nan if mean_s is None else mean_s, saved["count"]
+        self._batch = math.inf if batch is None else batch
+        self._variance, self._slower, self._faster = saved["variance"], saved["slower"], saved["faster"]
+        self._run = saved["run"]

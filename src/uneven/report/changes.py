@@ -145,7 +145,7 @@ def _marks(run: RunData, last: int) -> tuple[list[dict[str, Any]], list[dict[str
         before = event.iteration
         late = event.iteration > 0.6 * last
         labels.append(
-            {"text": draw.plain(f"{event.event}: {event.message}"), "xref": "x", "yref": "paper", "x": event.iteration,
+            {"text": f"{event.event}: {event.message}", "xref": "x", "yref": "paper", "x": event.iteration,
              "y": 1, "yshift": 16 * level, "xanchor": "right" if late else "left", "yanchor": "bottom",
              "showarrow": False, "font": {"size": 11, "color": "#555"}}
         )  # fmt: skip

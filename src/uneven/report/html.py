@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from uneven.errors import JournalError
+from uneven.errors import JournalError, access
 from uneven.journal.exchanges import Exchanged, staleness_told
 from uneven.journal.metrics import NAN
 from uneven.journal.reader import read
@@ -146,11 +146,9 @@ def write(html: str, path: Path) -> None:
     Raises:
         JournalError: it cannot be written.
     """
-    try:
+    with access(f"write {path} (another file can be named with --out)", JournalError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise JournalError(f"cannot write {path} ({error.strerror}): name another file with --out") from error
 
 
 def summary_table(runs: Mapping[str, RunData]) -> Table:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
+from uneven.core.text import printable
 from uneven.report.draw import Figure
 
 _STYLE = """
@@ -74,7 +75,7 @@ class Page:
     def figure(self, title: str, figure: Figure, note: str = "") -> None:
         """A picture in a section of its own; left out if it has nothing to show."""
         if figure["data"]:
-            text = json.dumps(_finite(figure), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+            text = json.dumps(_shown(figure), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
             height = figure["layout"]["height"]
             box = f'<div class="figure" style="height:{height}px"></div>'
             self._section(title, note, f'{box}<script type="application/json">{text}</script>')
@@ -111,9 +112,20 @@ def _table(table: Table) -> str:
     return f"<table><thead>{row('th', table.columns)}</thead><tbody>{body}</tbody></table>"
 
 
-def _finite(value: Any) -> Any:
+def escape(text: str) -> str:
+    """Text that stays text in HTML."""
+    return html.escape(printable(text))
+
+
+def _shown(value: Any, key: str = "") -> Any:
+    """A figure as Plotly shall read it, which takes a little HTML in every text: what a name holds of it is only shown.
+
+    Templates are made here, and no name is put into one.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if key.endswith("template") else printable(value).replace("&", "&amp;").replace("<", "&lt;")
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _shown(item, name) for name, item in value.items()}
+    return [_shown(item, key) for item in value] if isinstance(value, list | tuple) else value

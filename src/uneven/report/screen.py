@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -159,7 +158,7 @@ def _row(state: RunState, worker: WorkerSummary, batch: int, biggest: int, bar: 
     share = Text.assemble(f"{batch:>5} ", ("■" * max(1 if batch else 0, round(room * batch / biggest)), "cyan"))
     row: list[str | Text] = [
         str(worker.rank),
-        escape(run.host if run else "?"),
+        run.host if run else "?",
         count(worker.speed_per_s),
         share,
         stacked(worker, bar),

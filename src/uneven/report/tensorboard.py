@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from uneven.errors import JournalError
+from uneven.core.text import printable
+from uneven.errors import JournalError, access
 from uneven.journal.reader import read
 from uneven.report.series import RunData, run_data
 
@@ -27,13 +28,9 @@ def write(run: Path, folder: Path) -> int:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise JournalError(f"TensorBoard is not installed ({error}): pip install 'uneven[tensorboard]'") from error
-    try:
+    with access(f"write to {folder} (another folder can be named with --tensorboard)", JournalError):
         folder.mkdir(parents=True, exist_ok=True)
         writer = SummaryWriter(str(folder))
-    except OSError as error:
-        raise JournalError(
-            f"cannot write to {folder} ({error.strerror}): name another folder with --tensorboard"
-        ) from error
     values = _values(data)
     for name, value, iteration, at_s in values:
         writer.add_scalar(name, value, iteration, walltime=at_s)
@@ -43,7 +40,9 @@ def write(run: Path, folder: Path) -> int:
 
 def _values(data: RunData) -> list[tuple[str, float, int, float]]:
     values = [
-        (f"user/{name}", row.value, row.iteration, row.at_s) for name, rows in data.scalars.items() for row in rows
+        (f"user/{printable(name)}", row.value, row.iteration, row.at_s)
+        for name, rows in data.scalars.items()
+        for row in rows
     ]
     for one in data.iterations:
         at = (one.iteration, one.ended_at_s)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 from rich.live import Live
 
 from uneven.core.records import RunRecord
-from uneven.errors import JournalError
+from uneven.errors import JournalError, access
 from uneven.journal.reader import Follower
+from uneven.report.console import Console
 from uneven.report.screen import final, live
 from uneven.report.state import RunState
 from uneven.report.text import count, percent, seconds, span
@@ -67,8 +67,9 @@ def watch(
     Raises:
         JournalError: no such directory, or a journal that cannot be read.
     """
-    if not run.is_dir():
-        raise JournalError(f"no run directory {run}: runs are kept under runs/ unless told otherwise")
+    with access(f"look into {run}", JournalError):
+        if not run.is_dir():
+            raise JournalError(f"no run directory {run}: runs are kept under runs/ unless told otherwise")
     console = console or Console()
     watched = Watched(run)
     try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import JournalError
+from uneven.errors import JournalError, access
 from uneven.journal.metrics import Iteration, Timing
 from uneven.journal.reader import read
 from uneven.report.screen import split_message
@@ -36,15 +36,13 @@ def write(run: Path, path: Path) -> int:
     """
     data = run_data(read(run))
     written = 0
-    try:
+    with access(f"write {path} (another file can be named with --trace)", JournalError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as out:
             out.write('{"displayTimeUnit":"ms","traceEvents":[')
             for written, event in enumerate(events(data), start=1):
                 out.write(("\n" if written == 1 else ",\n") + json.dumps(event, separators=(",", ":")))
             out.write("\n]}\n")
-    except OSError as error:
-        raise JournalError(f"cannot write {path} ({error.strerror}): name another file with --trace") from error
     return written
 
 

@@ -7,9 +7,13 @@ import math
 import numpy as np
 
 from uneven.cluster.spec import Node
+from uneven.errors import ConfigError
 
 _BLOCK = 256
 """Iterations whose jitter is drawn at once."""
+
+_MOST_CHANGES = 100_000
+"""Of a node within one piece of work; ours."""
 
 _KEPT_CORE_S = 1e-3
 """Quota that Linux leaves with a core whose threads have gone to sleep, beyond the period that it was dealt out in
@@ -43,18 +47,26 @@ class Processor:
         self._factor = math.prod(self._factors)
 
     def end_s(self, start_s: float, work_s: float) -> float:
-        """When work that begins at ``start_s`` is done; infinite if it never is."""
+        """When work that begins at ``start_s`` is done; infinite if it never is.
+
+        Raises:
+            ConfigError: too much changes until then.
+        """
         if self._steady is not None:
             rate = self._steady * self._factor
             return start_s + work_s / rate if rate > 0.0 else math.inf if work_s > 0.0 else start_s
         time_s, left_s = start_s, work_s
-        while True:
+        for _ in range(_MOST_CHANGES):
             rate = self._node.available(time_s) * self._factor
             change_s = self._node.next_change_s(time_s)
             if rate * (change_s - time_s) >= left_s:
                 return time_s + (left_s / rate if left_s > 0.0 else 0.0)
             left_s -= rate * (change_s - time_s)
             time_s = change_s
+        raise ConfigError(
+            f"node {self._node.name!r}: its share or load changes more than {_MOST_CHANGES:,} times while it computes "
+            f"{work_s:g} s: give it a larger step_s, or a smaller cost"
+        )
 
     def after_rest(self, now_s: float, idle_s: float, work_s: float) -> float:
         """What is left of a piece of work that begins now, counted as if processor time were dealt out evenly.

@@ -7,10 +7,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from uneven.cluster.checks import LONGEST_S
+
 Action = Callable[..., None]
 
 Handle = list[Any]
 """One appointment: when, its number, what to do (None once it was called off), with what."""
+
+LAST_S = LONGEST_S
+"""Where virtual time ends."""
 
 
 class EventQueue:
@@ -20,12 +25,14 @@ class EventQueue:
         now_s: virtual time, seconds from the start.
         happened: how many appointments were kept so far.
         stopped: whether no more are kept.
+        late: whether one was left that is later than :data:`LAST_S`.
     """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.happened = 0
         self.stopped = False
+        self.late = False
         self._made = 0
         self._heap: list[Handle] = []
 
@@ -53,6 +60,9 @@ class EventQueue:
         while heap and not self.stopped:
             time_s, _, action, arguments = heapq.heappop(heap)
             if action is not None:
+                if time_s > LAST_S:
+                    self.late = True
+                    return
                 self.now_s = time_s
                 self.happened += 1
                 action(*arguments)

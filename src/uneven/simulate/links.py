@@ -15,7 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.cluster.spec import Trace
+from uneven.errors import ConfigError
 from uneven.simulate.events import Action, EventQueue, Handle
+
+_MOST_LOOKS = 20_000
+"""Changes of a bandwidth within one transfer; ours."""
 
 _SAME = 1e-12
 """Relative difference up to which two links are full at the same level."""
@@ -50,9 +54,10 @@ class Flow:
         left_bytes: what the most loaded link still has to carry.
         rate: bytes/s there.
         end_s: when it is over at this rate.
+        landing: the appointment at its end, once its last byte has departed.
     """
 
-    __slots__ = ("arguments", "end_s", "latency_s", "left_bytes", "load", "on_done", "rate")
+    __slots__ = ("arguments", "end_s", "landing", "latency_s", "left_bytes", "load", "on_done", "rate")
 
     def __init__(self, route: Route, size_bytes: float, on_done: Action, arguments: tuple[Any, ...]) -> None:
         self.load, self.latency_s = route
@@ -61,6 +66,7 @@ class Flow:
         self.arguments = arguments
         self.rate = 0.0
         self.end_s = math.inf
+        self.landing: Handle | None = None
 
 
 def fair_rates(loads: Sequence[Load], capacities: npt.NDArray[np.float64]) -> list[float]:
@@ -115,13 +121,14 @@ class Network:
         self._flows: list[Flow] = []
         self._since_s = 0.0
         self._event: Handle | None = None
+        self._looks = 0  # since a transfer has ended
         self._stale = False
 
     def start(self, route: Route, size_bytes: float, on_done: Action, *arguments: Any) -> Flow:
         """Begin a transfer of ``size_bytes``; ``on_done`` is called at its end, never within this call."""
         flow = Flow(route, size_bytes, on_done, arguments)
         if flow.left_bytes <= 0.0:
-            self._queue.at(self._queue.now_s + flow.latency_s, on_done, *arguments)
+            flow.landing = self._queue.at(self._queue.now_s + flow.latency_s, on_done, *arguments)
         else:
             self._advance()
             self._flows.append(flow)
@@ -129,7 +136,8 @@ class Network:
         return flow
 
     def cancel(self, flow: Flow) -> None:
-        """Break a transfer off; one that is over is no matter."""
+        """Break a transfer off, also one whose last bytes are still under way; one that is over is no matter."""
+        self._queue.cancel(flow.landing)
         if flow in self._flows:
             self._advance()
             self._flows.remove(flow)
@@ -176,10 +184,16 @@ class Network:
         self._advance()
         now_s = self._queue.now_s
         over = [flow for flow in self._flows if flow.end_s <= now_s]
+        self._looks = 0 if over else self._looks + 1
+        if self._looks > _MOST_LOOKS:
+            raise ConfigError(
+                f"bandwidth changes more than {_MOST_LOOKS:,} times during one transfer: give its trace a larger "
+                f"step_s, or the workload fewer gradient_bytes"
+            )
         if over:
             self._flows = [flow for flow in self._flows if flow.end_s > now_s]
         for flow in over:
-            self._queue.at(now_s + flow.latency_s, flow.on_done, *flow.arguments)
+            flow.landing = self._queue.at(now_s + flow.latency_s, flow.on_done, *flow.arguments)
         self._restart()
 
     def _settle(self) -> None:

@@ -39,9 +39,12 @@ class Rings:
             worker.meeting = meeting
         else:
             stage.arithmetic.sends(worker.rank, one)
+        begun = meeting.launched
         meeting.arrive(worker, worker.clock)
-        if meeting.complete:
-            self._launch(meeting)
+        if begun:  # it left and came back, and nobody has waited for it
+            self.hasten(meeting)
+        else:
+            self.recheck(meeting)
 
     def lose(self, meeting: Round, rank: int) -> None:
         """A member has died; the others go on, and send the bucket that was on its way once more."""

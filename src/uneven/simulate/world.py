@@ -13,7 +13,7 @@ from uneven.journal.events import END, PLAN, plan_message
 from uneven.registry import describe
 from uneven.simulate.arithmetic import Arithmetic
 from uneven.simulate.compute import Jitter, Processor
-from uneven.simulate.events import EventQueue
+from uneven.simulate.events import LAST_S, EventQueue
 from uneven.simulate.exchanges import Exchanges
 from uneven.simulate.faults import Faults
 from uneven.simulate.links import Network
@@ -25,8 +25,12 @@ from uneven.simulate.steps import Steps
 from uneven.simulate.tally import Outcome, Tally
 from uneven.simulate.worker import Machine, Worker
 from uneven.sync import SyncPolicy
+from uneven.tables import shown
 
 Sink = Callable[[Record], None]
+
+MOST_ITERATIONS, MOST_AHEAD = 10**9, 10**6
+"""More is a slip of the keyboard, and would take months."""
 
 _FORETOLD_UP_TO = 1000
 """More workers than this write no forecasts: nobody could look at them, and making them takes time."""
@@ -64,9 +68,11 @@ class Scenario:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key, least in (("iterations", 1), ("seed", 0), ("lookahead", 0)):
-            if getattr(self, key) < least:
-                raise ConfigError(f"{key} = {getattr(self, key)}: it must be at least {least}")
+        for key, least, most in (("iterations", 1, MOST_ITERATIONS), ("seed", 0, 2**63), ("lookahead", 0, MOST_AHEAD)):
+            if not least <= getattr(self, key) <= most:
+                raise ConfigError(
+                    f"{key} = {shown(getattr(self, key))}: it must be at least {least} and at most {most:,}"
+                )
 
 
 def simulate(
@@ -85,7 +91,7 @@ def simulate(
 
     Raises:
         ConfigError: what the description, the balancer or the policy cannot do together.
-        TrainingError: workers wait for each other for ever.
+        TrainingError: workers wait for each other for ever, or virtual time has come to its end.
     """
     return _World(scenario, sink or _nowhere, arithmetic or Arithmetic(), progress).play()
 
@@ -153,6 +159,11 @@ class _World:
                     why = "the training has come to what was asked for"
                     self._tell(worker.rank, max(self._stage.newest, 0), END, why)
             return self._outcome()
+        if stage.queue.late and any(not worker.gone for worker in stage.workers.values()):
+            raise TrainingError(
+                f"after {LAST_S:g} s of virtual time {max(stage.newest, 0):,} of {self._scenario.iterations:,} "
+                f"iterations are over: look for a cost, a bandwidth or an event that is off by its unit"
+            )
         stuck = [worker.rank for worker in stage.workers.values() if not worker.gone and worker.clock <= stage.newest]
         if stuck:
             raise TrainingError(self._why_stuck(stuck))

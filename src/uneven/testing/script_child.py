@@ -15,6 +15,7 @@ import multiprocessing.process
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -26,9 +27,18 @@ def main(task: int) -> None:
     """Read the task, a dictionary in JSON, from the file with this descriptor, and do it."""
     with open(task, encoding="utf-8") as file:
         told: dict[str, Any] = json.load(file)
+    become(told["program"], told["directory"], told["environment"], told["path"])
+
+
+def become(program: list[str], directory: str, environment: Mapping[str, str], path: list[str]) -> None:
+    """Run the program that ``python PROGRAM…`` would run, with what is given.
+
+    Args:
+        path: what follows its folder and ``PYTHONPATH`` in ``sys.path``.
+    """
     os.environ.clear()
-    os.environ.update(told["environment"])
-    os.chdir(told["directory"])
+    os.environ.update(environment)
+    os.chdir(directory)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where its children look
     _open_streams()
     _forget_what_others_drew()
@@ -36,7 +46,7 @@ def main(task: int) -> None:
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     try:
-        exec(_program(told["program"], told["path"], module), vars(module))
+        exec(_program(program, path, module), vars(module))
         _ended.append(None)
     except BaseException as error:
         _ended.append(error)

@@ -10,6 +10,9 @@ from uneven.errors import ConfigError
 from uneven.registry import Registry
 from uneven.virtual.task import Classification, Task
 
+_WIDEST = 100_000
+"""Hidden units; more are no task for virtual time, where every node's model lies in one memory."""
+
 tasks: Registry[Task] = Registry("training task", Task)  # type: ignore[type-abstract]
 """Training tasks by name."""
 
@@ -29,11 +32,14 @@ def _fashion(
 def _perceptron(
     data: ImageData, samples: int, hidden: int, learning_rate: float, momentum: float, seed: int
 ) -> Task:
-    for key, value, least in (("samples", samples, 1), ("hidden", hidden, 0), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{data.name}: {key} = {value!r} must be a whole number, at least {least}")
-    if isinstance(learning_rate, bool) or not isinstance(learning_rate, int | float) or not learning_rate > 0:
-        raise ConfigError(f"{data.name}: learning_rate = {learning_rate!r} must be above 0")
+    bounds = (("samples", samples, 1, 2**63), ("hidden", hidden, 0, _WIDEST), ("seed", seed, 0, 2**63 - 1))
+    for key, value, least, most in bounds:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(
+                f"{data.name}: {key} = {value!r} must be a whole number, at least {least} and at most {most:,}"
+            )
+    if isinstance(learning_rate, bool) or not isinstance(learning_rate, int | float) or not 0 < learning_rate < 1e9:
+        raise ConfigError(f"{data.name}: learning_rate = {learning_rate!r} must be above 0 and below 1e9")
     if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
         raise ConfigError(f"{data.name}: momentum = {momentum!r} must be at least 0 and below 1")
     x, y = (column[:samples] for column in data.train.tensors)

@@ -43,6 +43,8 @@ def test_the_help_says_what_every_bench_is(capsys: pytest.CaptureFixture[str]) -
         (("bench", "lb-bsp", "--case", "trace"), "unknown case 'trace'; did you mean 'traces'?"),
         (("bench", "rivals", "--case", "traces"), "bench rivals has no --case; these have: lb-bsp"),
         (("bench", "rivals", "--report", "a.html"), "bench rivals has no --report; these have: fleet-plan"),
+        (("bench", "rivals", "--seed", "1"), "bench rivals has no --seed; these have: faults"),
+        (("bench", "faults", "--only", "-1"), "--only -1: cases are numbered from 0"),
         (("bench", "rivals", "--record", "kept"), "bench rivals records no runs: leave out --record"),
         (("bench", "predictors", "--sweep", "--runs", "kept"), "bench predictors --sweep records no runs"),
         (("bench", "predictors", "--record", "a", "--runs", "b"), "--record and --runs: give one"),

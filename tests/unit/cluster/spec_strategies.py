@@ -16,7 +16,7 @@ from uneven.cluster.spec import (
 )
 from uneven.core.cost import Affine
 
-positive = st.floats(1e-9, 1e15)
+positive = st.floats(1e-9, 1e9)
 small = st.floats(1e-6, 10.0)
 counts = st.integers(1, 10**12)
 maybe = st.none
@@ -27,8 +27,8 @@ def traces(most: float = 1e12) -> st.SearchStrategy[Trace]:
     varying = st.builds(
         Trace,
         values=st.lists(value, min_size=1, max_size=5).map(tuple),
-        step_s=positive | st.just(float("inf")),
-        speedup=st.floats(1e-3, 1e6),
+        step_s=st.floats(1e-3, 1e9) | st.just(float("inf")),
+        speedup=st.floats(1e-3, 1e3),
         source=st.text(max_size=8),
     )
     return value.map(steady) | varying

@@ -30,6 +30,9 @@ def test_a_run_on_one_machine_needs_no_address(script: str) -> None:
     ("values", "message"),
     [
         ({"nproc": "0"}, r"--nproc-per-node 0: .*positive"),
+        ({"nproc": "7" * 5000}, r"it must be a positive number of at most 100,000, or gpu"),
+        ({"nproc": "1000000000000"}, r"--nproc-per-node 1000000000000: .*at most 100,000"),
+        ({"target": ("n" * 300,)}, r"cannot look for the script n+: File name too long"),
         ({"nproc": "for"}, r"--nproc-per-node for: .*gpu, cpu or auto"),
         ({"nproc": "3", "shares": (0.5, 0.5)}, r"--nproc-per-node 3 with 2 shares"),
         ({"shares": (0.5, -1.0)}, r"share = -1\.0"),

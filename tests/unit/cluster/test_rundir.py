@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from uneven import rundir
-from uneven.errors import ConfigError, ConflictError, UnknownNameError
+from uneven.config import merge
+from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError
 
 
 def test_layers_come_back_strongest_first(tmp_path: Path) -> None:
@@ -90,3 +91,72 @@ def test_machines_of_one_run_share_a_directory(tmp_path: Path) -> None:
     (tmp_path / "run" / "journal").mkdir()  # workers have been there: this is an older run
     with pytest.raises(ConfigError, match="holds a run already"):
         rundir.create(tmp_path / "run", layers, shared=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"[run]\nseed = 1 # \xff", r"uneven\.toml is not TOML: byte 0xff in line 2 is not UTF-8: save"),
+        (b"run = 3", r"uneven\.toml: \[run\]: 3 is of type int; it must be a table"),
+        (b"[[run]]\nseed = 1", r"uneven\.toml: \[run\]: .* is a list; it must be a table"),
+        (b"[run]\ntimeout_s = inf", r"timeout_s = inf: it must be positive, and at most 1,000,000 seconds"),
+        (b"[run]\ntimeout_s = nan", r"timeout_s: nan is not a number"),
+        (b"[run]\ntimeout_s = 1" + b"0" * 400, r"timeout_s: a whole number has at most 64 bits, and this one has more"),
+        (b"[run]\nseed = 1" + b"0" * 400, r"seed: a whole number has at most 64 bits"),
+        (b"[run]\nseed = 1" + b"0" * 5000, r"uneven\.toml is not TOML: a number in it has more than 4,300 digits"),
+        (b"[run]\nseed = " + b"[" * 3000, r"uneven\.toml is not TOML: its brackets are nested too deeply"),
+        (b"[run]\nthreads = 1_000_000_000", r"threads = 1000000000: it must be at least 1 and at most 1,000"),
+        (b"[run]\nbalance = 3", r"\[run\]: balance: 3 is of type int; it must be a text in quotation marks"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_words(
+    text: bytes, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("uneven.toml").write_bytes(text)
+    with pytest.raises(ConfigError, match=complaint):
+        merge(rundir.load_layers(None))
+
+
+@pytest.mark.parametrize("balance", ["lb-bsp\n", "a\x00b\x7f\u2028", '"\\'])
+def test_whatever_a_text_holds_comes_back(balance: str, tmp_path: Path) -> None:
+    rundir.create(tmp_path / "run", {"command line": {"balance": balance}})
+    assert rundir.load_layers(tmp_path / "run") == {"command line": {"balance": balance}}
+
+
+def test_a_name_that_is_not_utf8_does_not_break_the_settings(tmp_path: Path) -> None:
+    rundir.create(tmp_path / "run", {"odd\udcff.toml": {"seed": 1}})
+    assert rundir.load_layers(tmp_path / "run") == {"odd\\udcff.toml": {"seed": 1}}
+    with pytest.raises(ConfigError, match="balance: 'lb\\\\udcff' holds a character that UTF-8 cannot write"):
+        rundir.create(tmp_path / "other", {"command line": {"balance": "lb\udcff"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[[layer]]\nsource = 'x'", r"run\.toml: the key 'run' is missing"),
+        ("[[layer]]\nsource = []\n[layer.run]", r"run\.toml: \[\] is a list; it must be a text"),
+        ("layer = 3", r"run\.toml: 3 is of type int; it must be a list"),
+        ("layers = 3", r"run\.toml: unknown key 'layers'; did you mean 'layer'"),
+    ],
+)
+def test_a_broken_run_directory_is_told(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        rundir.load_layers(tmp_path)
+
+
+def test_any_name_makes_a_run_directory(tmp_path: Path) -> None:
+    for name in ("n" * 300, "東" * 300, "a\x00b", "with/slash"):
+        path = rundir.new_path(name, datetime.now(), tmp_path)
+        assert path.parent == tmp_path
+        rundir.create(path, {})
+
+
+def test_paths_that_no_file_system_takes_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / ("n" * 300), tmp_path / ("d/" * 2100)):
+        for use in (rundir.file_layer, rundir.load_layers, lambda path: rundir.create(path, {})):
+            with pytest.raises(JournalError, match="File name too long"):
+                use(path)
+    with pytest.raises(JournalError, match="cannot hold the character NUL"):
+        rundir.create(tmp_path / "a\x00b", {})

@@ -156,7 +156,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
         files.load(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"name = '\xff'")
-    with pytest.raises(ConfigError, match=r"binary\.toml is not TOML: byte 8 is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"binary\.toml is not TOML: byte 0xff in line 1 is not UTF-8"):
         files.load(tmp_path / "binary.toml")
 
 

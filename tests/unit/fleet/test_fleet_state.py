@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from torch import nn
 
 import uneven.fleet as fleet
+from mutations import mutated_line
 from uneven.errors import CheckpointError
 from uneven.fleet import checkpoint, engine_state
 from uneven.fleet.converge import Epoch
@@ -47,6 +49,34 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
         engine_state.load(tmp_path, ASKED)
     with pytest.raises(CheckpointError, match="cannot write"):
         engine_state.save(tmp_path / "nowhere", state)
+
+
+def test_damaged_states_are_refused_by_field(tmp_path: Path) -> None:
+    """Whatever is changed in it, it is refused by the name of the file and what is wrong, or can be gone on with."""
+    state = engine_state.load(tmp_path, ASKED)
+    state.members["two"].epochs.append(Epoch(train_loss=1 / 3, metric=0.5, samples=5, shares=(2, 3)))
+    state.members["two"].status = "trained"
+    state.rates, state.alone = {"two": [0.0, 5.0]}, {"two": 4.0}
+    state.plan.append((0, {"two": 1}))
+    state.running = {"a/b c": 1}
+    engine_state.save(tmp_path, state)
+    whole, dice, refused = json.loads((tmp_path / "state.json").read_text()), random.Random(28), 0
+    for _ in range(400):
+        text, what = mutated_line(whole, dice)
+        (tmp_path / "state.json").write_text(text)
+        try:
+            found = engine_state.load(tmp_path, ASKED)
+        except CheckpointError as error:
+            refused += "state.json" in str(error) or "holds a run with" in str(error)
+            continue
+        except Exception as error:
+            raise AssertionError(what) from error
+        page(Moment(found, found.running, Ledger(slots=2, end=8), 1, 9, {}), "accuracy")
+        assert all(one.history(True).best < len(one.epochs) for one in found.members.values() if one.epochs), what
+    assert refused > 150
+    (tmp_path / "state.json").write_text(json.dumps(whole | {"members": whole["members"] | {"two": {"deaths": -1}}}))
+    with pytest.raises(CheckpointError, match=r"state.json is damaged: members\.two\.deaths is -1, expected a whole"):
+        engine_state.load(tmp_path, ASKED)
 
 
 def test_folders_fit_every_file_system_and_old_files_go(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_what_happened_is_marked_with_its_words(tmp_path: Path) -> None:
     assert [line["x0"] for line in lines] == [15, 18]
     assert [(band["x0"], band["x1"]) for band in bands] == [(0, 30), (30, 59)]
     first, second = layout["annotations"]
-    assert first["text"] == "cut_link: m60 has &lt;100> Mbit/s left"
+    assert first["text"] == "cut_link: m60 has <100> Mbit/s left"
     assert second["yshift"] > first["yshift"], "neighbours do not cover each other"
     page = html.report(tmp_path)
     assert "Dashed: what happened to the cluster." in page

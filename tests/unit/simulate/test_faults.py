@@ -7,7 +7,8 @@ from small_world import MEGABIT_PER_S, Ran, cluster, node
 from test_exchanges import Heard
 
 from uneven.cluster.events import Do, Event
-from uneven.cluster.spec import steady
+from uneven.cluster.spec import Trace, steady
+from uneven.errors import ConfigError, TrainingError
 from uneven.sync import policies
 
 THREE = tuple(node(f"n{rank}") for rank in range(3))
@@ -130,3 +131,22 @@ def test_members_that_come_and_go_by_turns_hold_up_nobody(spec: str) -> None:
     for step in run.steps:
         assert step.exchange_s >= 0.0
         assert step.batch <= step.global_batch
+
+
+def test_who_comes_back_before_it_has_gone_meets_those_who_went_on() -> None:
+    slow = node("n2", step_s=8.0)
+    events = (Event(do=Do.LEAVE, node="n2", at_s=0.5), Event(do=Do.JOIN, node="n2", at_s=1.0))
+    run = Ran(cluster(node("n0"), node("n1"), slow, events=events), iterations=3)
+    assert [step.iteration for step in run.of(0)] == [0, 1, 2]
+    assert run.outcome.ended_at_s >= 8.0
+
+
+def test_times_that_are_off_by_their_unit_end_in_words() -> None:
+    with pytest.raises(TrainingError, match=r"after 1e\+09 s of virtual time 1 of 3 iterations are over: look for a"):
+        Ran(cluster(node("n0", step_s=9e8), node("n1")), iterations=3)
+    moving = node("n0", step_s=1e6, share=Trace(values=(1.0, 0.5), step_s=1e-3))
+    with pytest.raises(ConfigError, match=r"node 'n0': its share or load changes more than 100,000 times while it"):
+        Ran(cluster(moving), iterations=1)
+    for key, value in (("iterations", 10**10), ("seed", 2**64), ("lookahead", 10**7)):
+        with pytest.raises(ConfigError, match=f"{key} = .*at most"):
+            Ran(cluster(moving), **{"iterations": 1, key: value})

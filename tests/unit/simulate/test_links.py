@@ -14,6 +14,7 @@ from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import Node, SiteLink, Trace, steady
 from uneven.core.actions import Add, Exchange, Moment, Payload, StepPlan, Via
 from uneven.core.views import SyncView
+from uneven.errors import ConfigError
 from uneven.simulate.events import EventQueue
 from uneven.simulate.links import Load, Network, Route, fair_rates
 from uneven.simulate.routes import Topology
@@ -248,3 +249,19 @@ def test_a_cut_link_at_an_iteration_and_one_that_had_no_limit() -> None:
     assert run.ends_s(1) == [pytest.approx(1.0, abs=1e-6), pytest.approx(3.0, abs=1e-6)]
     (event,) = run.events("cut_link")
     assert (event.iteration, event.message) == (1, "n0 has 8 Mbit/s left")
+
+
+def test_a_transfer_whose_last_bytes_are_under_way_can_be_broken_off() -> None:
+    ended: list[int] = []
+    transfers = Transfers(steady(10 * BYTE_PER_S))
+    flow = transfers.network.start(Route(Load({0: 1.0}), 5.0), 10.0, ended.append, 1)
+    transfers.queue.at(3.0, lambda: transfers.network.cancel(flow))
+    transfers.queue.run()
+    assert not ended
+
+
+def test_bandwidth_that_never_stops_changing_ends_in_words() -> None:
+    transfers = Transfers(Trace(values=(8.0, 16.0), step_s=1e-6))
+    transfers.start("one", 0.0, 1e9, {0: 1.0})
+    with pytest.raises(ConfigError, match=r"changes more than 20,000 times during one transfer: give its trace a"):
+        transfers.queue.run()

@@ -1,0 +1,139 @@
+"""Reads TOML, and plain values out of its tables: the right type, or an error that says where and what. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from uneven.errors import ConfigError, UnknownNameError
+
+Table = Mapping[str, Any]
+
+_INTEGERS = 2**63
+"""TOML promises integers of 64 bits, and what reads ours later has no more."""
+
+
+def document(data: bytes | str, source: str) -> dict[str, Any]:
+    """A TOML document.
+
+    Args:
+        data: its text, in UTF-8 if it is bytes.
+        source: its name, for messages.
+
+    Raises:
+        ConfigError: it is none; names the source and, where there is one, the line.
+    """
+    try:
+        return tomllib.loads(data if isinstance(data, str) else data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        problem = f"byte {error.object[error.start]:#x} in line {line} is not UTF-8: save the file as UTF-8"
+    except tomllib.TOMLDecodeError as error:
+        problem = str(error)
+    except RecursionError:
+        problem = "its brackets are nested too deeply"
+    except ValueError:
+        problem = "a number in it has more than 4,300 digits"  # Python reads no longer ones
+    raise ConfigError(f"{source} is not TOML: {problem}")
+
+
+def quoted(value: str) -> str:
+    """A text in quotation marks, as TOML wants it."""
+    # A JSON string is a TOML string too, but for the delete character, which TOML wants escaped.
+    return json.dumps(_writable(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _writable(value: str) -> str:
+    """With what UTF-8 cannot say, as a name of a file that is not UTF-8, spelled out."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Put ``where`` in front of the message of a ConfigError, which stays of its class."""
+    try:
+        yield
+    except ConfigError as error:
+        error.args = (f"{where}: {error}",)
+        raise
+
+
+def known(table: Table, names: Iterable[str]) -> None:
+    """Refuse keys that do not exist, offering the nearest one that does."""
+    names = list(names)
+    for key in table:
+        if key not in names:
+            raise UnknownNameError("key", key, names)
+
+
+def required(table: Table, key: str) -> Any:
+    """The value of a key that must be there."""
+    if key not in table:
+        raise ConfigError(f"the key {key!r} is missing")
+    return table[key]
+
+
+def number(value: Any) -> float:
+    """A number; whole ones become floats."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _type_error(value, "a number")
+    if math.isnan(_in_64_bits(value)):
+        raise ConfigError(f"{value!r} is not a number: give one")
+    return float(value)
+
+
+def integer(value: Any) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _type_error(value, "a whole number")
+    return _in_64_bits(value)
+
+
+def text(value: Any) -> str:
+    """A text in quotation marks."""
+    if not isinstance(value, str):
+        raise _type_error(value, "a text in quotation marks")
+    if value != _writable(value):
+        raise ConfigError(f"{shown(value)} holds a character that UTF-8 cannot write: leave it out")
+    return value
+
+
+def table(value: Any) -> Table:
+    """A table."""
+    if not isinstance(value, dict):
+        raise _type_error(value, "a table, as { key = value }")
+    return value
+
+
+def items(value: Any, each: Callable[[Any], Any] = lambda one: one) -> tuple[Any, ...]:
+    """A list, each of whose items ``each`` accepts; the place of a wrong one is named."""
+    if not isinstance(value, list):
+        raise _type_error(value, "a list in square brackets")
+    found = []
+    for place, one in enumerate(value):
+        with located(f"item {place}"):
+            found.append(each(one))
+    return tuple(found)
+
+
+def shown(value: Any) -> str:
+    """A value for messages, cut short if it is long."""
+    if isinstance(value, int) and abs(value) >= _INTEGERS:
+        return "a whole number of more than 64 bits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _in_64_bits(value: Any) -> Any:
+    if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+        raise ConfigError("a whole number has at most 64 bits, and this one has more: give a smaller one")
+    return value
+
+
+def _type_error(value: Any, want: str) -> ConfigError:
+    kind = {dict: "a table", list: "a list", str: "a text", bool: "true or false"}.get(type(value), "")
+    return ConfigError(f"{shown(value)} is {kind or 'of type ' + type(value).__name__}; it must be {want}")

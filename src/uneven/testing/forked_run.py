@@ -1,0 +1,137 @@
+"""``python -m uneven.testing.forked_run …`` is ``uneven …``, but ``uneven run`` forks its workers from itself.
+
+The launcher has imported torch, and a worker that imports it again takes three seconds of processor time to be there.
+Started as a :class:`uneven.testing.scripts.Script` the launcher is there at once too, so a whole run takes a second.
+
+All else is as ever: torch's elastic agent, a session and a process group for each worker, its environment (also where
+others look for it, in ``/proc``), its streams, exit codes and signals, and what is done at exit. What differs from a
+real start is what :mod:`uneven.testing.scripts` says.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from uneven.testing import script_child
+
+_ENVIRONMENT_AT = slice(47, 49)
+"""Where ``/proc/PID/stat`` says from where to where the environment is, counted from behind the program's name."""
+
+
+_OPTIONS = ("-u", "-P", "-I", "-S")
+"""Of the interpreter, which say nothing to one that has begun already, but for the first."""
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A Python program in a fork of this process; poll, wait and signals are those of any other child."""
+
+    def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
+        environment: Mapping[str, str] = rest[5]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        path = list(sys.path)
+        with _undisturbed():
+            self.pid = os.fork()
+            if self.pid == 0:
+                _become([*args][1:], environment, path)
+            vars(self)["_child_created"] = True
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals come afterwards: Python loses what their handlers raise in the functions that it calls at a fork."""
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
+
+
+def _become(words: list[str], environment: Mapping[str, str], path: list[str]) -> NoReturn:
+    """Run the program that ``python WORDS…`` would run, here and now, and end."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    vars(weakref.finalize)["_registry"].clear()  # the launcher's own folders are not ours to remove
+    _show(environment)
+    vars(os)["execv"] = lambda program, words: _run([*words][1:], os.environ, path)
+    try:
+        _run(words, environment, path)
+    finally:
+        _end(sys.exception())
+
+
+def _run(words: list[str], environment: Mapping[str, str], path: list[str]) -> NoReturn:
+    """Run a program to its end, also one that another one becomes."""
+    options = list(takewhile(_OPTIONS.__contains__, words))
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if "-u" in options else {}
+    script_child.become(words[len(options) :], os.getcwd(), {**environment, **unbuffered}, path)
+    sys.exit()
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    """What the interpreter does when a program has ended of this, or well."""
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+        if not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()  # the last of them ends the process …
+    os._exit(code)  # … but not where a file of the launcher's, closed here, cannot be written
+
+
+def _show(environment: Mapping[str, str]) -> None:
+    """Write it where others read it: over what the process was started with. What is new comes first, if all is too
+    much."""
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return
+    begin, end = map(int, stat.read_text().rpartition(")")[2].split()[_ENVIRONMENT_AT])
+    known = [key for key, value in environment.items() if os.environ.get(key) == value]
+    new = [key for key in environment if key not in known]
+    text = b""
+    for line in (os.fsencode(f"{key}={environment[key]}\0") for key in (*new, *known)):
+        if len(text) + len(line) < end - begin:
+            text += line
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def main() -> None:
+    """Be ``python -m uneven`` with the arguments of this process."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    vars(subprocess_handler)["Popen"] = Forked
+    # For a log that nobody reads, torch looks up the source of all its callers: a second of processor time.
+    vars(dynamic_rendezvous)["get_method_name"] = lambda depth=2: ""
+    runpy.run_module("uneven", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

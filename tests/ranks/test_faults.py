@@ -1,0 +1,57 @@
+"""The short form of ``uneven bench faults``: one real run for each way in which something can go wrong.
+
+Each ends as :func:`uneven.bench.faults_cases.expected` says, with nothing left over, and where it had written a
+checkpoint, other workers go on from that and use every sample once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from uneven.bench.faults import play_all
+from uneven.bench.faults_cases import Case
+
+pytestmark = [pytest.mark.slow(25), pytest.mark.timeout(300)]
+
+
+def case(kind: str, moment: str, step: int = 1, **more: Any) -> Case:
+    usual: dict[str, Any] = {"sync": "bsp", "balance": "even", "workers": 2, "servers": 0, "rank": 1, "save_every": 0,
+                             "ahead": False, "resumed": 2}  # fmt: skip
+    return Case(seed=0, number=0, kind=kind, moment=moment, step=step, **(usual | more))
+
+
+KNOWN: dict[str, Case] = {
+    "3: nobody notices a rank that leaves the loop": case("break", "step", 4, sync="local:every=3"),
+    "6: an epoch too many": case("late", "backward", 4, save_every=3, resumed=3),
+    "7: the batch in hand counts as used": case("raise", "batch", 12, save_every=4, ahead=True, resumed=3),
+    "12: nobody ends one that hangs": case("stop", "forward", 2, sync="asp"),
+    "13: workers outlive their launcher": case("launcher-kill", "backward", 3),
+    "14: a death needs room for a file": case("markers", "import", sync="easgd:every=2"),
+    "16: memory is blamed": case("stop", "forward", 2, workers=3),
+}
+"""Open points of issue 28, which fail today. Each moves to ``CASES`` when it holds, until none is left here."""
+
+CASES: dict[str, Case] = {
+    "killed in the middle of an epoch": case(
+        "kill", "forward", 14, workers=3, balance="lb-bsp", save_every=2, resumed=5
+    ),
+    "the data set raises": case("raise", "batch", 12, sync="local:every=3", rank=0, resumed=3),
+    "exit code 3 while a checkpoint is written": case("exit-3", "save", 2, sync="shadow:ma", rank=0, resumed=3),
+    "ends with 0 in the middle": case("os-exit-0", "backward", 3),
+    "hangs in evaluated()": case("sleep", "evaluated", 1, sync="ma:every=2", rank=0),
+    "a NaN": case("nan", "forward", 4, sync="bsp", balance="static:shares=2/1"),
+    "Ctrl-C": case("launcher-int", "step", 12, sync="local:every=3", resumed=2),
+    "killed, and the others go on": case("kill", "step", 2, sync="asp", workers=3),
+    "a shard is killed": case("shard", "forward", 3, sync="asp", servers=1, resumed=3),
+    "no room for the journal": case("journal-full", "import", sync="hierarchical:every=2", rank=0, resumed=3),
+}
+
+
+def test_every_fault_ends_as_it_has_to_and_every_sample_is_used_once() -> None:
+    played = dict(zip(CASES, play_all(list(CASES.values()), lambda *_: None), strict=True))
+    assert [name for name, one in played.items() if not one.struck] == []
+    wrong = {name: (one.wrong, one.said) for name, one in played.items() if one.wrong}
+    assert not wrong, "\n".join(f"{name}: {what}\n{said}" for name, (what, said) in wrong.items())
+    assert sum(one.resumed for one in played.values()) >= 6
