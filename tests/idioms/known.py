@@ -8,19 +8,9 @@ from __future__ import annotations
 from idiom_runs import RUN
 
 BSP = [cell for cell in RUN if cell[0] == "bsp"]
-LOCAL = [cell for cell in RUN if cell[0] == "local"]
-APART = [cell for cell in RUN if cell[0] != "bsp"]
 
 WAITING: list[tuple[str, str, list[tuple[str, str]]]] = [
-    ("point 2", "ddp_after fabric_before fabric_after accelerate_after fsdp2_before fsdp2_after", RUN),
-    ("point 4", "second_session", RUN),
-    ("point 6", "resumed_at_the_end", BSP + LOCAL),
-    ("point 7", "resumed_in_hand", BSP),
-    ("point 11", "saved_whole", RUN),
-    ("found here", "step_in_backward updated_by_hand unused_and_unsaid other_default", BSP),
-    ("found here, and mended with point 2", "unfrozen_later", RUN),
-    ("found here, and mended with point 2", "assigned", RUN),
-    ("found here, and mended with point 2", "new_head", APART),
+    ("found by this matrix", "step_in_backward updated_by_hand unused_and_unsaid other_default", BSP),
 ]
 """(the point of the issue that they wait for, names of idioms, cells). Whoever mends one takes it out."""
 
