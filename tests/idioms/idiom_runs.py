@@ -80,6 +80,9 @@ class Told:
 
 def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dist.Store) -> dict[str, Any]:
     limit = timedelta(seconds=WAIT_S)
+    store.set(f"here/{me.rank}", "")
+    # In the cell before, others may have waited for their time-out, and then once more as they closed the session.
+    store.wait([f"here/{rank}" for rank in range(me.size)], timedelta(seconds=4 * WAIT_S))
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=limit)
     began_s = time.process_time()
     said, found, session = Told(), {"error": "", "values": [], "taken": []}, None

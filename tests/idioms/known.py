@@ -8,14 +8,9 @@ from __future__ import annotations
 from idiom_runs import RUN
 
 BSP = [cell for cell in RUN if cell[0] == "bsp"]
-LOCAL = [cell for cell in RUN if cell[0] == "local"]
-APART = [cell for cell in RUN if cell[0] != "bsp"]
 
 WAITING: list[tuple[str, str, list[tuple[str, str]]]] = [
-    ("found here", "step_in_backward updated_by_hand unused_and_unsaid other_default", BSP),
-    ("found here, and mended with point 2", "unfrozen_later", RUN),
-    ("found here, and mended with point 2", "assigned", RUN),
-    ("found here, and mended with point 2", "new_head", APART),
+    ("found by this matrix", "step_in_backward updated_by_hand unused_and_unsaid other_default", BSP),
 ]
 """(the point of the issue that they wait for, names of idioms, cells). Whoever mends one takes it out."""
 

@@ -22,7 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -106,8 +106,8 @@ class Hands:
         """See the steps of all optimizers that hold a parameter of ``model``, also of those that are made later."""
         self._watched = bool(optimizers)
         self._trained = frozenset(map(id, model.parameters()))
-        handle = register_optimizer_step_post_hook(partial(_on_step, weakref.ref(self)))
-        weakref.finalize(self, handle.remove)
+        _see_steps()
+        _watching.add(self)
 
     @property
     def turn(self) -> Turn | None:
@@ -143,7 +143,7 @@ class Hands:
         Raises:
             TrainingError: it may be on any of several batches that count differently.
         """
-        if self._passed == len(self._open) or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self._passed == len(self._open) or not torch.is_grad_enabled():
             return
         found = self._found([*_tensors(args), *_tensors(kwargs)])
         while self._last is not found:  # those in between are passed over
@@ -200,9 +200,19 @@ class Hands:
         self._passed, self._last, self._fresh = 0, None, False
 
 
-def _on_step(hands: weakref.ref[Hands], optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if (found := hands()) is not None:
-        found.stepped(optimizer)
+_watching: weakref.WeakSet[Hands] = weakref.WeakSet()
+
+
+@cache
+def _see_steps() -> None:
+    """Once in a process, and for good: taken off by the collector of garbage, which may come in the midst of a step, it
+    would change torch's table of hooks while torch walks over it."""
+    register_optimizer_step_post_hook(_on_step)
+
+
+def _on_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for hands in list(_watching):
+        hands.stepped(optimizer)
 
 
 def _undecided(turns: list[Turn]) -> str:
