@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from idiom_base import IDIOMS, Agrees, Differs, Equal, Expect, N, Refused
 from idiom_page import PAGE, page
-from idiom_runs import RUN, WAIT_S, expected, play, verdict
+from idiom_runs import RUN, expected, play, verdict
 from known import KNOWN
 
-import uneven
-from uneven.errors import ConfigError
+from uneven.sync import compatible
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,5 +95,4 @@ def test_the_known_cells_exist() -> None:
 def test_shares_are_refused_where_nobody_waits(policy: str) -> None:
     """So the matrix has no such cells."""
     for shares in ("static:shares=4/3/2/1", "lb-bsp"):
-        with pytest.raises(ConfigError, match="decides nothing under sync"):
-            uneven.Session(sync=policy, balance=shares, timeout_s=WAIT_S)
+        assert "decides nothing under sync" in (compatible(policy, shares) or "")

@@ -182,7 +182,7 @@ def test_asked_twice_it_waits_for_nobody(tmp_path: Path) -> None:
 
 def test_an_error_in_the_middle_of_making_a_network_leaves_nothing(tmp_path: Path) -> None:
     """The kernel itself refuses a second interface of one name; here it is the bandwidth that it cannot count."""
-    nodes = cluster(tmp_path, '[[nodes]]\nname = "a"\nup_bit_per_s = 1e25\n')
+    nodes = cluster(tmp_path, '[[nodes]]\nname = "a"\nup_bit_per_s = 1e18\n')
     done = emulate(tmp_path, nodes, "--", str(script(tmp_path, WITH_CHILD)))
     assert done.returncode == 1
     assert "`tc` refuses" in done.stderr

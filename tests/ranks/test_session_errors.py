@@ -83,7 +83,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], type[UnevenError], list[str]]] = {
     "time-out": ({"timeout_s": 0.0}, ConfigError, ["timeout_s = 0.0", "positive"]),
     "nonfinite": ({"nonfinite": "ignore"}, ConfigError, ["nonfinite = 'ignore'", "'raise' or 'warn'"]),
     "seed": ({"seed": -1}, ConfigError, ["seed = -1", "zero or a positive"]),
-    "type": ({"seed": "x"}, ConfigError, ["seed = 'x'", "type int"]),
+    "type": ({"seed": "x"}, ConfigError, ["seed: 'x'", "whole number"]),
 }
 
 

@@ -171,9 +171,9 @@ class _Killer:
     def _strike(self) -> None:
         processes = self._newest.processes if self._newest is not None else {}
         found = [pid for name, pids in processes.items() for pid in pids if bool(name) == (self._kind == "member")]
-        if found:
+        try:
             os.kill(self._draw.choice(found), signal.SIGKILL)
-        else:  # none there yet; soon
+        except (IndexError, ProcessLookupError):  # none there yet, or it has just ended; soon
             self._timer = threading.Timer(0.1, self._strike)
             self._timer.start()
 

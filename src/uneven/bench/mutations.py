@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from uneven.cluster.processes import import_path
@@ -141,5 +140,5 @@ def tables(result: dict[str, Any]) -> list[Table]:
     faults = Table("input", "number", "fault", box=SIMPLE_HEAD)
     for name, row in result["targets"].items():
         for number, why in row["faults"].items():
-            faults.add_row(name, number, escape(why))
+            faults.add_row(name, number, why)
     return [table, faults] if faults.row_count else [table]

@@ -82,7 +82,7 @@ class Agreement:
         self._waits_for_all = False
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
-        self._epoch = -1
+        self._epoch = self._counted = -1  # of the step that is to come, and of the last one
         self._fresh = [0] * len(members)  # samples of each rank since its last exchange, but for …
         self._shares: tuple[int, ...] = ()  # … those of the newest steps, …
         self._alike = 0  # … of which there are so many with these shares
@@ -181,7 +181,7 @@ class Agreement:
     def _count(self, part: Part) -> None:
         self.clock += 1
         self._gap += 1
-        self._iteration = part.iteration
+        self._iteration, self._counted = part.iteration, part.epoch
         if self._since is None:
             self._since = part.before
         if part.shares is not self._shares:
@@ -274,7 +274,7 @@ class Agreement:
             weight=sum(self._fresh[rank] for rank in party),
             dropped=self._dropped,
             threads=self.threads,
-            epoch=self._epoch if self._hand_out is None and self.threads == 1 else None,  # threads end in any order
+            epoch=self._counted if self._hand_out is None else None,
         )
         self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
         self._gap = self._dropped = 0

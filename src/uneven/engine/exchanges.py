@@ -193,7 +193,8 @@ class Exchanges:
         if order.epoch is None or self._line is None or exchange.parties or len(ranks) == 1:
             return self._total(self._line, vector, exchange)
         index = ranks.index(self._rank)
-        vector[-1] = mark(order.epoch, order.iteration, index, len(ranks), vector.dtype)
+        # By the clock, for threads of a worker end their iterations in any order.
+        vector[-1] = mark(order.epoch, order.clock, index, len(ranks), vector.dtype)
         sent = self._total(self._line, vector, exchange)
         if vector[-1]:
             total = partial(self._line.total, members=ranks)

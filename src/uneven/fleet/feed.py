@@ -56,11 +56,24 @@ def look(
         DataError: it cannot be read or transformed, hangs, or the two sets do not agree.
         ConfigError: data set or transform cannot be pickled.
     """
+    for _ in range(MOST_DEATHS):
+        word, *more = _looked(place, source, timeout_s, watch)
+        if word == "layout":
+            return Probed(*more)
+        if word == "failed" or not more[0].startswith("SIG"):
+            raise DataError(more[0] if word == "failed" else _UNSTARTED.format(more[0]))
+    raise DataError(_UNSTARTED.format(more[0]))
+
+
+def _looked(
+    place: Place, source: Source, timeout_s: float, watch: Callable[[Process], None]
+) -> tuple[Any, ...]:
+    """One attempt: "layout" with that and the sample, "failed" with why, or "died" with how the process ended."""
     heard: list[Any] = []
     child = place.start(
         "preprocessor", probe, (source,),
         heard=lambda _, message: heard.append(message),
-        died=lambda one: heard.append(("failed", _UNSTARTED.format(one.ending))),
+        died=lambda one: heard.append(("died", one.ending)),
     )  # fmt: skip
     try:
         while not heard:
@@ -71,9 +84,7 @@ def look(
                 child.end()
     finally:
         child.close()
-    if heard[0][0] == "failed":
-        raise DataError(heard[0][1])
-    return Probed(*heard[0][1:])
+    return tuple(heard[0])
 
 
 class Feed:

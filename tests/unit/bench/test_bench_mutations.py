@@ -19,15 +19,9 @@ from uneven.cli.mutations import TARGETS, Target, limited, warm_up
 from uneven.testing.scripts import run_script
 
 EACH = 60
-UNCHECKED = pytest.mark.xfail(reason="types are not checked there yet")
-OTHERS = ("journal", "session state", "fleet state")
 
 
-@pytest.mark.parametrize(
-    "target",
-    [pytest.param(one, marks=UNCHECKED if one.name in OTHERS else ()) for one in TARGETS],
-    ids=lambda one: one.name,
-)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda one: one.name)
 def test_every_input_is_taken_or_refused_with_an_error_of_ours(target: Target, tmp_path: Path) -> None:
     folder = tmp_path / "of" / "one"
     warm_up(target, folder)

@@ -88,9 +88,9 @@ def test_what_cannot_be_said_anew_is_not_left_as_it_was(
     """An old word by which the others go on must not outlive the moment in which they no longer can."""
     rundir.say_loss(disk, 1)
     rundir.mark_ready(disk, 1)
-    assert rundir.loss_of(disk, 1) == ""
+    assert rundir.loss_of(disk, 1) == rundir.Loss()
     fill(disk)
-    rundir.say_loss(disk, 1, "it holds the copy")
+    rundir.say_loss(disk, 1, rundir.Loss("it holds the copy"))
     assert rundir.loss_of(disk, 1) is None
     assert not (disk / "loss-1.part").exists()
     rundir.mark_through(disk, 1)  # taking away needs no room
