@@ -143,7 +143,7 @@ class Hands:
         Raises:
             TrainingError: it may be on any of several batches that count differently.
         """
-        if self._passed == len(self._open) or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self._passed == len(self._open) or not torch.is_grad_enabled():
             return
         found = self._found([*_tensors(args), *_tensors(kwargs)])
         while self._last is not found:  # those in between are passed over

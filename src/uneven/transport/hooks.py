@@ -16,7 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _ABOUT_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -25,6 +27,11 @@ _ABOUT_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", 
 _lock = threading.RLock()  # a finalizer may run while its own thread holds it
 _users: Counter[type] = Counter()
 _others: dict[type, Callable[[Any], Any] | None] = {}  # what copyreg knew of these classes before
+
+
+@_disable_dynamo  # the public way imports all of torch.compile at once
+def _uncompiled(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return call(*args, **kwargs)
 
 
 class ModelHook:
@@ -37,6 +44,8 @@ class ModelHook:
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a model that is compiled after setup takes its hooks along
+            return _uncompiled(self._call, args, kwargs)
         return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from uneven.errors import ConfigError
@@ -124,7 +123,6 @@ class ModelWatch:
         if self.epoch < 0 and ModelWatch._midway:
             self._refuse_batch_of_another()
 
-    @_disable_dynamo  # the public way imports all of torch.compile at once
     def _refuse_around(self, around: nn.Module) -> None:
         if self.shares(around) is not None:
             raise ConfigError(
@@ -134,7 +132,6 @@ class ModelWatch:
             )
         self._innocent = weakref.ref(around)
 
-    @_disable_dynamo
     def _refuse_batch_of_another(self) -> None:
         if torch.is_grad_enabled():
             raise ConfigError(
