@@ -48,6 +48,14 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Either:
+    """Equal, or refused with these words: which of them depends on the shares."""
+
+    words: str
+    tolerance: float = 1e-12
+
+
+@dataclass(frozen=True)
 class Differs:
     """Neither equal nor refused: nothing can notice it, and docs/limits.md says so."""
 
@@ -61,7 +69,7 @@ class Unfit:
     why: str
 
 
-Expect = Equal | Agrees | Refused | Differs | Unfit
+Expect = Equal | Agrees | Refused | Either | Differs | Unfit
 
 OWN_PACE = ("shadow:ma", "asp")
 """Under which each worker takes samples when it is ready for them, so that ranks take different numbers of steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from idiom_base import Agrees, Differs, Equal, Expect, Idiom, Refused
+from idiom_base import Agrees, Differs, Either, Equal, Expect, Idiom, Refused
 from idiom_runs import IDIOMS, POLICIES, RUN, expected
 from known import KNOWN
 
@@ -19,6 +19,8 @@ def word(expect: Expect) -> str:
         return "agree"
     if isinstance(expect, Refused):
         return "refused"
+    if isinstance(expect, Either):
+        return "equal or refused"
     return "**differs**" if isinstance(expect, Differs) else "—"
 
 

@@ -22,7 +22,7 @@ import idioms_optimizers  # noqa: F401
 import idioms_wrapped  # noqa: F401
 import torch
 import torch.distributed as dist
-from idiom_base import IDIOMS, Agrees, Differs, Equal, Expect, Idiom, N, Plain, Refused, Unfit, Watched
+from idiom_base import IDIOMS, Agrees, Differs, Either, Equal, Expect, Idiom, N, Plain, Refused, Unfit, Watched
 from torch import nn
 
 from uneven.balance import Balancer
@@ -146,7 +146,7 @@ def reference() -> dict[str, list[float]]:
 
 
 def needs_reference(idiom: Idiom, policy: str, shares: str) -> bool:
-    return not idiom.shown and isinstance(expected(idiom, policy, shares), Equal | Differs)
+    return not idiom.shown and isinstance(expected(idiom, policy, shares), Equal | Either | Differs)
 
 
 def expected(idiom: Idiom, policy: str, shares: str) -> Expect:
@@ -162,7 +162,11 @@ def expected(idiom: Idiom, policy: str, shares: str) -> Expect:
 
 
 def is_run(idiom: Idiom, policy: str, shares: str) -> bool:
-    return not idiom.shown and not isinstance(expected(idiom, policy, shares), Unfit)
+    """What is refused whatever the shares is tried with one kind of them."""
+    outcomes = {kind: expected(idiom, policy, kind) for one, kind in RUN if one == policy}
+    once = all(isinstance(one, Refused) for one in outcomes.values())
+    tried = list(outcomes)[-1] if once else shares
+    return not idiom.shown and not isinstance(outcomes[shares], Unfit) and shares == tried
 
 
 def verdict(idiom: Idiom, policy: str, shares: str, told: list[dict[str, Any]], alone: list[float]) -> str:
@@ -172,8 +176,9 @@ def verdict(idiom: Idiom, policy: str, shares: str, told: list[dict[str, Any]], 
         told: what came of it, by rank.
         alone: the weights of one process.
     """
-    expect = expected(idiom, policy, shares)
-    errors = errors_of(told)
+    expect, errors = expected(idiom, policy, shares), errors_of(told)
+    if isinstance(expect, Either):
+        expect = Refused(expect.words) if errors else Equal(expect.tolerance)
     if isinstance(expect, Refused):
         well = [rank for rank, one in enumerate(told) if not one["error"]]
         if well:

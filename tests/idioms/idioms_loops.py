@@ -13,6 +13,7 @@ from idiom_base import (
     EPOCHS,
     STEPS,
     Agrees,
+    Either,
     Refused,
     Unfit,
     X,
@@ -195,7 +196,7 @@ def prefetched(session: Any) -> nn.Module:
 
 
 @idiom("a prefetcher that also normalizes or converts, so that the model is given other tensors than the loader's",
-       LOOPS, expect=Refused("do not tell which one"), by=fetching_ahead())  # fmt: skip
+       LOOPS, expect=Either("do not tell which one"), by=fetching_ahead())  # fmt: skip
 def prefetched_and_normalized(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from idiom_base import IDIOMS, Agrees, Differs, Equal, Expect, N, Refused
+from idiom_base import IDIOMS, OWN_PACE, Agrees, Differs, Either, Equal, Expect, N, Refused
 from idiom_page import PAGE, page
 from idiom_runs import RUN, expected, play, verdict
 from known import KNOWN
 
-from uneven.sync import compatible
+import uneven
+from uneven.errors import ConfigError
+from uneven.testing.ranks import RankContext, ranks
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.parametrize(("policy", "shares"), RUN)
 def test_the_matrix(policy: str, shares: str) -> None:
     complaints = compared(play(policy, shares), policy, shares, KNOWN)
@@ -68,6 +70,10 @@ def row(*values: float, error: str = "", taken: tuple[int, int] = (0, N)) -> dic
         (Refused("wrapped"), [row(error="ConfigError: is wrapped"), row(error="PeerError: rank 0 is gone")], ""),
         (Refused("wrapped"), [row(error="is wrapped"), row(1.0)], "not refused on ranks [1]; elsewhere: "
          "ranks [0]: is wrapped"),
+        (Either("hand"), [row(1.0)], ""),
+        (Either("hand"), [row(2.0)], "off by 1.0e+00"),
+        (Either("hand"), [row(error="in hand"), row(error="PeerError")], ""),
+        (Either("hand"), [row(error="in hand"), row(1.0)], "not refused on ranks [1]; elsewhere: ranks [0]: in hand"),
         (Refused("wrapped"), [row(error="oh")], "refused in other words than 'wrapped': ranks [0]: oh"),
     ],
 )  # fmt: skip
@@ -91,8 +97,10 @@ def test_the_known_cells_exist() -> None:
     assert {(policy, shares) for _, policy, shares in KNOWN} <= set(RUN)
 
 
-@pytest.mark.parametrize("policy", ["shadow:ma", "asp"])
-def test_shares_are_refused_where_nobody_waits(policy: str) -> None:
+@ranks(2)
+def test_shares_are_refused_where_nobody_waits(me: RankContext) -> None:
     """So the matrix has no such cells."""
-    for shares in ("static:shares=4/3/2/1", "lb-bsp"):
-        assert "decides nothing under sync" in (compatible(policy, shares) or "")
+    for policy in OWN_PACE:
+        for shares in ("static:shares=2/1", "lb-bsp"):
+            with pytest.raises(ConfigError, match="decides nothing under sync"):
+                uneven.Session(sync=policy, balance=shares)

@@ -128,7 +128,7 @@ COMMANDS = tuple(
     shlex.split(line)
     for line in (
         "run --nproc 2 --balance static:shares=3/2 --sync local:every=4 --seed 1 --run-dir new train.py --lr 0.1",
-        "run --shares 0.6,0.4 --timeout 30 --budget 0.01 --threads 2 --sync shadow:ma --balance even --config settings.toml train.py",
+        "run --shares 0.6,0.4 --timeout 30 --threads 2 --sync shadow:ma --balance even --config settings.toml train.py",
         "run --nnodes 1:2 --node-rank 0 --rdzv-backend c10d --rdzv-endpoint h:29500 --max-restarts 1 train.py",
         "run --nproc 2 --rdzv-id x --servers 2 --master-addr 10.0.0.1 --master-port 29501 -m package.train",
         "emulate demo4 --unprivileged --leave-out latency_s --ready-within 5 --run-dir new -- train.py",

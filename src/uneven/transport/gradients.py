@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from uneven.core.turn import Turn
 from uneven.errors import TrainingError
-from uneven.transport.check import refuse_sparse_on_accelerator, unused_parameters
+from uneven.transport.check import refuse_early_hooks, refuse_sparse_on_accelerator, unused_parameters
 from uneven.transport.hooks import ModelHook
 from uneven.transport.instep import out_of_step
 from uneven.transport.rider import Rider
@@ -110,6 +110,9 @@ class GradientCarrier:
     _flag: Any = None  # the same memory as _nonfinite where the host can read it, without going through torch
     _synchronise: bool = True
     _weight: float = 0.0  # of what the gradients will be scaled by: those of the pass under way, and all that wait
+    _looked: int = -1  # the epoch in which the model was last looked at
+    _seen: tuple[int, int] = (0, -1)  # exchanges, and changes of the first parameter, when passes on this batch began
+    _past: int = 0  # batches in a row that have changed it without an exchange
     _pass: int = -1  # torch's number of the backward pass under way
     _prepared: bool = False  # whether DDP expects gradients to exchange
     _handles: list[RemovableHandle] = field(default_factory=list)
@@ -139,7 +142,7 @@ class GradientCarrier:
             dist.broadcast(buffer, group=self._group, group_src=0)
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
         self._statistics = BatchStatistics.of(model, self._group)
-        self._nonfinite = torch.zeros(1, device=self._parameters[0].device)
+        self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
         self.rider = Rider(self._group.rank(), self._group.size(), self.report_length) if on_host else None
@@ -196,7 +199,10 @@ class GradientCarrier:
         seen, missed = self._steps.get(id(optimizer), (0, 0))
         closure = any(callable(value) for value in args[1:]) or kwargs.get("closure") is not None
         missed = missed + 1 if seen == self._exchanges and self.turn.exchanging and not closure else 0
-        if missed > (seen > 0) and any(p.grad is not None for p in self._parameters):
+        with_gradient = sum(p.grad is not None for p in self._parameters)
+        if self._ddp is not None and missed > (seen > 0) and 0 < with_gradient < len(self._parameters):
+            raise TrainingError(unused_parameters(self._ddp.module, self._parameters, self.turn.iteration))
+        if missed > (seen > 0) and with_gradient:
             raise TrainingError(
                 f"iteration {self.turn.iteration}: optimizer.step() but no gradients were exchanged: call the model "
                 f"that session.setup returned, model(x), not model.forward(x) or a part of it; and if torch.compile "
@@ -209,7 +215,9 @@ class GradientCarrier:
         if self._aside:
             return args, kwargs
         if torch.is_grad_enabled():  # one that evaluates is on no batch of the loader
-            self.turn = self.turn_now() or self.turn
+            turn = self.turn_now() or self.turn
+            if turn is not self.turn:
+                self._follow(model, turn)
         self._ddp.require_backward_grad_sync = self._synchronise and self.turn.exchanging
         try:
             return self._ddp._pre_forward(*args, **kwargs)
@@ -217,6 +225,26 @@ class GradientCarrier:
             if "find_unused_parameters" in str(error):
                 raise TrainingError(unused_parameters(model, self._parameters, self.turn.iteration)) from error
             raise
+
+    def _follow(self, model: nn.Module, turn: Turn) -> None:
+        """Passes on another batch begin.
+
+        Raises:
+            TrainingError: the model is trained past the exchange, twice in a row.
+        """
+        if turn.epoch != self._looked:
+            self._looked = turn.epoch
+            refuse_early_hooks(model)
+        before, self._seen = self._seen, (self._exchanges, self._parameters[0]._version)
+        past = self._seen[0] == before[0] and self._seen[1] != before[1] >= 0
+        self._past = self._past + 1 if past else 0
+        if self._past > 1:
+            raise TrainingError(
+                f"iteration {self.turn.iteration}: the parameters have changed, but no gradients were exchanged. That "
+                f"happens in loss.backward(), not in torch.autograd.grad or torch.func.grad: call loss.backward() and "
+                f"update by what is in .grad then"
+            )
+        self.turn = turn
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
         assert self._ddp is not None
@@ -325,7 +353,8 @@ class GradientCarrier:
     def _scale_by(self, gradients: torch.Tensor) -> torch.Tensor:
         """The weight as a tensor on the gradients' device; it is the same for many iterations."""
         if self._weight_on_device is None or self._weight_on_device[0] != self._weight:
-            self._weight_on_device = self._weight, torch.tensor(self._weight, device=gradients.device)
+            weight = torch.tensor(self._weight, dtype=torch.float32, device=gradients.device)
+            self._weight_on_device = self._weight, weight
         return self._weight_on_device[1]
 
     def _land(self) -> None:

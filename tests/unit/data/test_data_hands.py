@@ -140,13 +140,13 @@ def test_what_was_left_is_cleared_and_nothing_is_watched_for_ever(desk: Desk) ->
 
 def test_one_that_is_collected_in_the_midst_of_a_step_of_another_disturbs_it_not(desk: Desk) -> None:
     """As the session of an earlier cell of a notebook, whenever the collector of garbage comes."""
-    earlier = Desk()
-    earlier.model.whole = earlier  # a cycle, which nothing but the collector ends
-    gone = weakref.ref(earlier.hands)
-    del earlier
-    desk.train(desk.hand())
     collecting = register_optimizer_step_post_hook(lambda *rest: gc.collect())
     try:
+        earlier = Desk()
+        earlier.model.whole = earlier  # a cycle, which nothing but the collector ends
+        gone = weakref.ref(earlier.hands)
+        del earlier
+        desk.train(desk.hand())
         assert gone() is not None
         assert desk.step() == []
     finally:
