@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,7 +83,6 @@ def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dis
     # In the cell before, others may have waited for their time-out, and then once more as they closed the session.
     store.wait([f"here/{rank}" for rank in range(me.size)], timedelta(seconds=4 * WAIT_S))
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=limit)
-    began_s = time.process_time()
     said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
     with said, prepared(idiom):
         settings = {"sync": POLICIES[policy], "balance": balance(shares), "budget": 0.9, "timeout_s": WAIT_S}
@@ -99,7 +97,6 @@ def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dis
         if session is not None:
             (session.successor or session).close()
     found["error"] = said.error
-    found["took_s"] = time.process_time() - began_s
     del session
     with said:
         dist.destroy_process_group()
@@ -227,15 +224,11 @@ def not_once(told: list[dict[str, Any]], policy: str) -> str:
     return "" if epochs else "no sample was used"
 
 
-TOOK_S: dict[tuple[str, str], dict[str, float]] = {}
-
-
 def play(policy: str, shares: str, names: list[str] | None = None, timeout_s: float = 100) -> dict[str, str]:
     """Run all idioms, or these; what is wrong with each."""
     chosen = [name for name in (IDIOMS if names is None else names) if is_run(IDIOMS[name], policy, shares)]
     body = cells.rank_body  # type: ignore[attr-defined]
     table = run_ranks(WORKERS, body, policy, shares, chosen, join=False, fresh=True, timeout_s=timeout_s)
-    TOOK_S[policy, shares] = {name: sum(row[name]["took_s"] for row in table) for name in chosen}
     alone = reference()
     return {
         name: verdict(IDIOMS[name], policy, shares, [row[name] for row in table], alone.get(name, []))
