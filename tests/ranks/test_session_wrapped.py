@@ -211,14 +211,14 @@ def test_parameters_that_are_replaced_for_one_call_are_not_gone(me: RankContext)
 
 @ranks(2)
 def test_a_model_that_is_compiled_afterwards(me: RankContext) -> None:
-    """To look around is a part of what is compiled, and breaks no graph."""
+    """Its hooks run beside what is compiled."""
     torch._dynamo.reset()
     with uneven.Session(sync="local:every=2", balance="even") as session:
         model = net()
         session.setup(model)
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        compiled = torch.compile(model, backend="eager")
         x, _ = next(iter(session.loader(TensorDataset(*tensors()), X)))
         compiled(x).sum().backward()
         wrapped = DistributedDataParallel(compiled)
-        with pytest.raises((ConfigError, torch._dynamo.exc.Unsupported), match=r"averaged twice|_refuse_around"):
+        with pytest.raises(ConfigError, match="averaged twice"):
             wrapped(x)

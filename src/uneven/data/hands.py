@@ -90,10 +90,11 @@ class Hands:
 
     Attributes:
         turn_of: part → what the batch that is handed out now counts; None where nobody wants to know.
+        exchanged: whether gradients are exchanged, at the end of a backward pass.
     """
 
     def __init__(self, turn_of: Callable[[Part], Turn] | None = None) -> None:
-        self.turn_of = turn_of
+        self.turn_of, self.exchanged = turn_of, False
         self._open: deque[_Held] = deque()
         self._passed = 0  # how many of them, from the first on, have had a forward pass
         self._last: _Held | None = None  # that the newest forward pass was on
@@ -173,9 +174,18 @@ class Hands:
         raise TrainingError(_undecided([one.turn for one in able if one.turn is not None]))
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step."""
+        """An optimizer has made a step.
+
+        Raises:
+            TrainingError: in the midst of a backward pass, before the exchange.
+        """
         if not self._open or not self._holds(optimizer):
             return
+        if self.exchanged and torch._C._current_graph_task_id() != -1:
+            raise TrainingError(
+                "optimizer.step() inside of a backward pass, as in register_post_accumulate_grad_hook: gradients are "
+                "exchanged when the pass ends, so the step was on this worker's own; step after loss.backward()"
+            )
         self._watched = True
         if not self._passed and self._fresh:  # no forward pass was seen
             self._passed, self._last = len(self._open), self._open[-1]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.plain import Amount, Count, Misfit, loading, read
 from uneven.data.order import Cursor, Part, Parts
-from uneven.engine.exchanges import Exchanges, Order
+from uneven.engine.exchanges import Exchanges, Order, Place
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.plans import Plans
 from uneven.engine.replica import KEPT, Replica
@@ -274,12 +274,16 @@ class Agreement:
             weight=sum(self._fresh[rank] for rank in party),
             dropped=self._dropped,
             threads=self.threads,
-            epoch=self._counted if self._hand_out is None else None,
+            place=self._place(),
         )
         self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
         self._gap = self._dropped = 0
         self._since = None
         return order
+
+    def _place(self, shows: bool = False) -> Place | None:
+        """None where workers take samples at their own pace."""
+        return Place(self._counted, self._iteration, self.clock, shows) if self._hand_out is None else None
 
     # ---------------------------------------------------------------- the model that counts
     @contextmanager
@@ -332,7 +336,7 @@ class Agreement:
         if self._policy.evaluated is Evaluated.REPLICA or equal or len(self._members) == 1:
             return None
         everybody = Exchange(payload=Payload.PARAMETERS, members=self._members, merge=Mean(), moment=Moment.STEP)
-        return self._exchanges.mean(everybody)
+        return self._exchanges.mean(everybody, self._place(shows=True))
 
     def _settle(self) -> None:
         """Let nothing be under way in the background, on any worker, taking part until the last one is through."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,26 @@ class Observer(Protocol):
     def done(self) -> None: ...
 
 
+class Place(NamedTuple):
+    """Where a worker is in the loop that all are in.
+
+    Attributes:
+        epoch, iteration: of the last step.
+        clock: steps taken. The iterations of threads end in any order.
+        shows: whether the model to evaluate is made, and not a step ended.
+    """
+
+    epoch: int
+    iteration: int
+    clock: int
+    shows: bool = False
+
+    @property
+    def number(self) -> int:
+        """Another one at each place of an epoch."""
+        return 2 * self.clock + self.shows
+
+
 @dataclass(slots=True)
 class Order:
     """An exchange to be carried out, and what this worker brings along.
@@ -41,7 +61,7 @@ class Order:
         samples, gap: samples and steps of this worker since its last exchange.
         weight: samples that it speaks for: its own, or those of its party.
         threads: of this worker, which took these steps side by side.
-        epoch: of the last step, where all take the same steps, and are to be at the same place when they meet.
+        place: where all take the same steps, and are to be at the same one when they meet.
     """
 
     exchange: Exchange
@@ -52,7 +72,7 @@ class Order:
     weight: float
     dropped: int = 0
     threads: int = 1
-    epoch: int | None = None
+    place: Place | None = None
 
 
 class Exchanges:
@@ -138,7 +158,7 @@ class Exchanges:
         """
         began_s = time.perf_counter()
         self._observer.ready()
-        met = self._replica.meet(order.exchange, order.weight, partial(self._in_step, order))
+        met = self._replica.meet(order.exchange, order.weight, partial(self._in_step, order.place))
         self._observer.done()
         self._land(order, met, began_s)
         self.write_down()
@@ -152,9 +172,13 @@ class Exchanges:
         self._shadow.rest(order)
         self.write_down()
 
-    def mean(self, everybody: Exchange) -> Tensor:
-        """The plain mean of all replicas."""
-        return self._replica.mean(partial(self._total, self._line), everybody)
+    def mean(self, everybody: Exchange, place: Place | None) -> Tensor:
+        """The plain mean of all replicas.
+
+        Raises:
+            TrainingError: somebody is at another place.
+        """
+        return self._replica.mean(partial(self._in_step, place), everybody)
 
     def write_down(self) -> None:
         """Hand over what has been noted of finished exchanges; in the thread that trains."""
@@ -187,18 +211,17 @@ class Exchanges:
             order.weight = 0.0  # what it had to say is said
         return met.resting == len(order.exchange.members)
 
-    def _in_step(self, order: Order, vector: Tensor, exchange: Exchange) -> int:
-        """In the foreground nobody rests, so the place for that holds a mark of where everybody is."""
+    def _in_step(self, place: Place | None, vector: Tensor, exchange: Exchange) -> int:
+        """In the foreground nobody rests, so the number for that holds a mark of where everybody is."""
         ranks = exchange.members
-        if order.epoch is None or self._line is None or exchange.parties or len(ranks) == 1:
+        if place is None or self._line is None or exchange.parties or len(ranks) == 1:
             return self._total(self._line, vector, exchange)
         index = ranks.index(self._rank)
-        # By the clock, for threads of a worker end their iterations in any order.
-        vector[-1] = mark(order.epoch, order.clock, index, len(ranks), vector.dtype)
+        vector[-1] = mark(place.epoch, place.number, index, len(ranks), vector.dtype)
         sent = self._total(self._line, vector, exchange)
         if vector[-1]:
             total = partial(self._line.total, members=ranks)
-            raise out_of_step(total, order.epoch, order.iteration, index, ranks)
+            raise out_of_step(total, place.epoch, place.iteration, index, ranks)
         return sent
 
     def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:

@@ -133,14 +133,14 @@ class FastLoop:
         if self.agreement is not None:
             self.agreement.waiting = self._stride.over
             self._follower = follow(self._terms(), model, self.hands, self.agreement, out)
-        if self._copied:
-            return None
-        if self._connection.roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
+        roll = None if self._copied else self._connection.roll
+        if roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
             self._averaging = next(one for one in out.gradient_groups if self._rank in one)
+            self.hands.exchanged = True
             self.carrier = GradientCarrier(
                 turn_now=lambda: self.hands.turn,
                 observer=self.books.meter,
-                roll=self._connection.roll,
+                roll=roll,
                 on_nonfinite=lambda: self._nonfinite("gradient"),
                 turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
                 group=group,

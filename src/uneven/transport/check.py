@@ -66,20 +66,6 @@ def refuse_sparse_on_accelerator(model: nn.Module) -> None:
             )
 
 
-def refuse_early_hooks(model: nn.Module) -> None:
-    """Refuse hooks that see this worker's own gradient where that of all is meant, before the exchange.
-
-    Raises:
-        ConfigError: naming the parameter.
-    """
-    for name, parameter in model.named_parameters():
-        if parameter._post_accumulate_grad_hooks:
-            raise ConfigError(
-                f"parameter {name} has a hook by register_post_accumulate_grad_hook, which runs before gradients are "
-                f"exchanged, so that an optimizer's step in it is on this worker's own: step after loss.backward()"
-            )
-
-
 def refuse_wrapped(model: nn.Module, since: str = "") -> None:
     """Refuse a model in which somebody else exchanges gradients or parameters.
 

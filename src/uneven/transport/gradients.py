@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from uneven.core.turn import Turn
 from uneven.errors import TrainingError
-from uneven.transport.check import refuse_early_hooks, refuse_sparse_on_accelerator, unused_parameters
+from uneven.transport.check import refuse_sparse_on_accelerator, unused_parameters
 from uneven.transport.hooks import ModelHook
 from uneven.transport.instep import out_of_step
 from uneven.transport.rider import Rider
@@ -110,7 +110,6 @@ class GradientCarrier:
     _flag: Any = None  # the same memory as _nonfinite where the host can read it, without going through torch
     _synchronise: bool = True
     _weight: float = 0.0  # of what the gradients will be scaled by: those of the pass under way, and all that wait
-    _looked: int = -1  # the epoch in which the model was last looked at
     _seen: tuple[int, int] = (0, -1)  # exchanges, and changes of the first parameter, when passes on this batch began
     _past: int = 0  # batches in a row that have changed it without an exchange
     _pass: int = -1  # torch's number of the backward pass under way
@@ -217,7 +216,7 @@ class GradientCarrier:
         if torch.is_grad_enabled():  # one that evaluates is on no batch of the loader
             turn = self.turn_now() or self.turn
             if turn is not self.turn:
-                self._follow(model, turn)
+                self._follow(turn)
         self._ddp.require_backward_grad_sync = self._synchronise and self.turn.exchanging
         try:
             return self._ddp._pre_forward(*args, **kwargs)
@@ -226,18 +225,15 @@ class GradientCarrier:
                 raise TrainingError(unused_parameters(model, self._parameters, self.turn.iteration)) from error
             raise
 
-    def _follow(self, model: nn.Module, turn: Turn) -> None:
+    def _follow(self, turn: Turn) -> None:
         """Passes on another batch begin.
 
         Raises:
             TrainingError: the model is trained past the exchange, twice in a row.
         """
-        if turn.epoch != self._looked:
-            self._looked = turn.epoch
-            refuse_early_hooks(model)
         before, self._seen = self._seen, (self._exchanges, self._parameters[0]._version)
         past = self._seen[0] == before[0] and self._seen[1] != before[1] >= 0
-        self._past = self._past + 1 if past else 0
+        self._past = self._past + 1 if past and self.turn.exchanging else 0
         if self._past > 1:
             raise TrainingError(
                 f"iteration {self.turn.iteration}: the parameters have changed, but no gradients were exchanged. That "
