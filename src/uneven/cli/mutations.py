@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import uneven
 from uneven import rundir
 from uneven.bench import mutations_make as make
 from uneven.bench import mutations_seeds as seeds
@@ -91,7 +92,7 @@ class Caught:
 
 def _named(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    last = [one for one in frames if "uneven" in one.filename][-1]
+    last = [one for one in frames if Path(one.filename).is_relative_to(_PACKAGE)][-1]
     return f"{type(error).__name__}: {str(error)[:100]} ({Path(last.filename).name}:{last.lineno} in {last.name})"
 
 
@@ -219,6 +220,8 @@ def _nothing(*_: Any, **__: Any) -> Any:
 
     raise typer.Exit
 
+
+_PACKAGE = Path(uneven.__file__).parent
 
 _STARTS = (
     *("uneven.launch:run", "uneven.server.process:ShardKeeper", "uneven.cli.emulate:emulate", "uneven.fleet:train"),
