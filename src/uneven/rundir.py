@@ -163,6 +163,10 @@ def is_ready(run_directory: Path, rank: int) -> bool:
     return _ready(run_directory, rank).exists()
 
 
+GIVES_UP_WITHIN_S = 10.0
+"""After its time-out: a worker that waits for another asks who is missing, and ends by itself."""
+
+
 class Loss(NamedTuple):
     """What the loss of a worker with an open session means to the others.
 

@@ -25,7 +25,7 @@ import uneven
 from uneven.config import RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.measure.meter import Meter
-from uneven.rundir import Loss, say_loss, unsay_loss
+from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss, unsay_loss
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
@@ -203,7 +203,7 @@ def connect(world: World, timeout_s: float) -> Connection:
             own.leave(failed=True)
         raise
     if world.run_directory is not None:
-        say_loss(world.run_directory, world.rank, Loss("", timeout_s, training=False, idles=True))
+        say_loss(world.run_directory, world.rank, Loss("", timeout_s + GIVES_UP_WITHIN_S, training=False, idles=True))
     return Connection(transport, roll, own, world)
 
 

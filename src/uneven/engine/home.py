@@ -15,7 +15,7 @@ from uneven.engine.connect import compare
 from uneven.engine.folder import TemporaryFolder
 from uneven.engine.handout import StoredHandOut
 from uneven.errors import ConfigError
-from uneven.rundir import Loss, say_loss
+from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss
 from uneven.server import Patience, ShardHost, ZmqLine, make_keys
 from uneven.server.host import LOOPBACK
 from uneven.server.keys import SERVER, client_keys, shards_in
@@ -55,7 +55,7 @@ class Home:
             training: False before that: others may train already, and come to their end without this worker.
         """
         if self.world.run_directory is not None:
-            loss = Loss("" if self.host is None else _HELD, self.timeout_s, training)
+            loss = Loss("" if self.host is None else _HELD, self.timeout_s + GIVES_UP_WITHIN_S, training)
             say_loss(self.world.run_directory, self.world.rank, loss)
 
     def line(self) -> ZmqLine:

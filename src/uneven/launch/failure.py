@@ -94,7 +94,7 @@ def all_gone(lost: Sequence[Death]) -> LaunchError:
 def left_alone(lost: Sequence[Death], left: Sequence[Left]) -> LaunchError | None:
     """For workers that have missed one whose process ended with exit code 0 in the midst of its session."""
     quitters = [_leaver(one) for one in left if one.unclosed]
-    if not quitters or not any(map(_complains, lost)):
+    if not quitters or not any(one.silent or _complains(one) for one in lost):
         return None
     return LaunchError(f"{', '.join(quitters)}, and the others have missed it\n{_before(lost)}")
 
