@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.balance import Balancer
+from uneven.balance import Balancer, Even
 from uneven.balance.bounds import profiled_limits
 from uneven.balance.profile import Profile
 from uneven.config import RunConfig
@@ -28,6 +28,7 @@ from uneven.control.reports import Report
 from uneven.core.actions import StepPlan
 from uneven.core.turn import Turn
 from uneven.core.views import Limits
+from uneven.data.drawn import DrawnSteps
 from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
@@ -48,8 +49,10 @@ from uneven.engine.state import State
 from uneven.engine.streams import Streams
 from uneven.engine.stride import Pace, Stride
 from uneven.engine.turns import Follower, Turns
+from uneven.errors import ConfigError
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
+from uneven.registry import describe
 from uneven.run.lines import Lines
 from uneven.run.part import Run, Step
 from uneven.run.parts import Parts
@@ -173,8 +176,39 @@ class FastLoop:
             tell_nonfinite=partial(partial, tell_nonfinite, self._scribe, self._config, self._rank),
         )  # fmt: skip
 
+    def draw(self, batch_size: int | None, samples: int | None, balancer: Balancer) -> DrawnSteps:
+        """Steps of a script that draws its batches itself; see :meth:`uneven.Session.step`.
+
+        Raises:
+            ConfigError: workers take samples at their own pace; or neither number is given, or both.
+        """
+        if self._hand_out is not None:
+            raise ConfigError(
+                f"session.step under sync = {describe(self._policy)}: workers take samples at their own pace there, "
+                f"from a counter that only session.loader has; use a loader, or a policy whose workers step together"
+            )
+        if (batch_size is None) == (samples is None):
+            raise ConfigError(f"session.step(batch_size={batch_size}, samples={samples}): give one of the two")
+        if samples is None:
+            assert batch_size is not None
+            loader = DrawnSteps(batch_size, self._rank)
+            self.start(loader, balancer, 1, None)
+            return loader
+        own = compare(self._connection.transport, {"_samples": samples}, "session.step")
+        each = [int(one["_samples"]) for one in own]
+        if min(each) < 0 or sum(each) == 0:
+            raise ConfigError(f"session.step(samples=…): the workers say {each}; none may be below 0, nor all be 0")
+        loader = DrawnSteps(sum(each), self._rank)
+        self.start(loader, Even(), samples, samples)
+        return loader
+
     def start(
-        self, loader: BalancedLoader, balancer: Balancer, min_batch: int, max_batch: int | None, **same: Any
+        self,
+        loader: BalancedLoader | DrawnSteps,
+        balancer: Balancer,
+        min_batch: int,
+        max_batch: int | None,
+        **same: Any,
     ) -> None:
         """Agree with the other ranks on limits and look-ahead, and make the slow loop.
 
@@ -288,7 +322,7 @@ class FastLoop:
         """The newest split decided; empty before there is a loader."""
         return self._slow.newest if self._slow is not None else ()
 
-    def begin(self, part: Part, loader: BalancedLoader) -> None:
+    def begin(self, part: Part, loader: BalancedLoader | DrawnSteps) -> None:
         """A batch is about to be handed to the user.
 
         Raises:
@@ -339,9 +373,14 @@ class FastLoop:
         self._planned = plan
         return plan
 
-    def end(self) -> None:
-        """The iteration is over: the user asks for the next batch, or leaves the loop."""
-        part, leaving, met = self._part, sys.exc_info()[0] is GeneratorExit, True
+    def end(self, leaving: bool | None = None) -> None:
+        """The iteration is over: the user asks for the next batch, or leaves the loop.
+
+        Args:
+            leaving: whether it is left in its midst; None where a generator that is closed tells.
+        """
+        part, met = self._part, True
+        leaving = sys.exc_info()[0] is GeneratorExit if leaving is None else leaving
         stride = self._stride
         if stride.left > 1 and part is not None and not leaving:
             stride.over.append((part, stride.began, self.books.meter.glance(), time.time()))
