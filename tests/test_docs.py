@@ -292,6 +292,24 @@ def test_every_dependency_has_its_reason_and_nothing_else_has() -> None:
     page = (DOCS / "dependencies.md").read_text()
     rows = re.findall(r"^\| `([^`]+)` \|.* (\S+) \|$", page, flags=re.MULTILINE)
     assert sorted({need for need, _ in rows}) == sorted({need for group in groups for need in group})
-    for need, newest in rows:  # what was tested lies within what is allowed
-        if "<" in need and newest[-1].isdigit():
-            assert newest in Requirement(need).specifier
+    assert [need for need, _ in rows if "<" in need] == []  # no breakage is known
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (DOCS.parent / "constraints.txt").read_text(), flags=re.MULTILINE))
+    tested = {Requirement(need).name: newest for need, newest in rows if newest != "newest"}
+    assert tested == pins
+    assert all(tested.get(Requirement(need).name, "1") in Requirement(need).specifier for need, _ in rows[:-1])
+
+
+def unpinned(makefile: str) -> list[str]:
+    """Lines that install something other than the tested versions, and stamps that overlook a change of these."""
+    pips = [line for line in makefile.splitlines() if "pip" in line and "install" in line and not line.startswith("#")]
+    bad = [line for line in pips if "$(INSTALL)" not in line and "--constraint constraints.txt" not in line]
+    stamps = re.findall(r"^\.venv/\.stamp-\w+:.*pyproject\.toml.*$", makefile, flags=re.MULTILINE)
+    return bad + [line for line in stamps if "constraints.txt" not in line]
+
+
+def test_make_installs_the_tested_versions() -> None:
+    makefile = (DOCS.parent / "Makefile").read_text()
+    assert makefile.count("$(INSTALL)") >= 3
+    assert unpinned(makefile) == []
+    bad = "\t$(BIN)/python -m pip install --quiet .", ".venv/.stamp-test: pyproject.toml"
+    assert unpinned("\n".join(bad)) == list(bad)
