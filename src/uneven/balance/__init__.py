@@ -1,7 +1,7 @@
 """How much does each worker compute? Pure."""
 
 from uneven.balance.analytic import Analytic
-from uneven.balance.base import Balancer, balancers
+from uneven.balance.base import Balancer, WrappingBalancer, balancers
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import Hysteresis
 from uneven.balance.lb_bsp import LbBsp
@@ -30,5 +30,6 @@ __all__ = [
     "PresumeEqual",
     "Proportional",
     "Static",
+    "WrappingBalancer",
     "balancers",
 ]
