@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from uneven import plugins, registry
+
 if TYPE_CHECKING:
     from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Proportional, Static, balancers
     from uneven.core.actions import Split, StepPlan
@@ -81,6 +83,8 @@ _HOMES = {
     "uneven.sync": ("BSP", "SyncPolicy", "policies"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+registry.find_outside = plugins.find
 
 
 def __getattr__(name: str) -> Any:

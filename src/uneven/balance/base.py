@@ -77,7 +77,8 @@ def check_predictor(spec: str) -> str:
         ConfigError: not a specification.
     """
     if not isinstance(spec, str):
-        raise ConfigError(f"predictor = {spec!r}: give its name ({', '.join(predictors)}), each worker gets its own")
+        names = ", ".join(predictors.listed())
+        raise ConfigError(f"predictor = {spec!r}: give its name ({names}), each worker gets its own")
     predictors.resolve(spec)
     return spec
 

@@ -25,6 +25,7 @@ import uneven
 from uneven.config import RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.measure.meter import Meter
+from uneven.registry import in_use
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
@@ -266,7 +267,8 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of everything that takes part in a decision."""
-    return {"uneven": uneven.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    own = {"uneven": uneven.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    return own | ({"plug-ins": ", ".join(in_use())} if in_use() else {})
 
 
 @functools.cache
