@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import runpy
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from uneven.balance import balancers
 from uneven.core.actions import Moment, Payload, Via, Wait
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.errors import ConfigError
+from uneven.predict import predictors
 from uneven.sync import BSP
 from virtual_time import play
 
@@ -297,6 +300,27 @@ def test_every_dependency_has_its_reason_and_nothing_else_has() -> None:
     tested = {Requirement(need).name: newest for need, newest in rows if newest != "newest"}
     assert tested == pins
     assert all(tested.get(Requirement(need).name, "1") in Requirement(need).specifier for need, _ in rows[:-1])
+
+
+def test_the_lists_of_names_are_those_of_the_registries() -> None:
+    names = runpy.run_path(str(DOCS / "names.py"))
+    page = (DOCS / "reference.md").read_text()
+    should = names["written"](page)
+    assert page == should, f"run `python docs/names.py`, or let docs/reference.md say:\n{should}"
+    shrunk = page.replace("| `numerical` |", "| `nummerical` |")
+    assert names["written"](shrunk) == page
+    with pytest.raises(KeyError, match="policies"):
+        names["written"](page.replace("<!-- names: policies -->", ""))
+
+
+def test_the_reference_says_what_the_notes_of_the_lists_mean() -> None:
+    page = (DOCS / "reference.md").read_text()
+    for word, registry in (("experimental", balancers), ("costly", predictors)):
+        noted = [name for name, note in registry.notes.items() if note == word]
+        assert noted
+        assert all(f"`{name}` *({word})*" in page for name in noted)
+    assert "`model` is *experimental*" in page
+    assert "**When the costly ones pay.**" in page
 
 
 def unpinned(makefile: str) -> list[str]:

@@ -76,7 +76,7 @@ def ds_sync(
     seed: int | None = None,
     inside: int | None = None,
 ) -> Shuffle:
-    """:class:`Shuffle` from a text: the options of the grouping stand beside its name.
+    """The exchange of ``inner``, within groups that change each time (DS-Sync); the grouping has options too.
 
     Args:
         groups: grid (columns), digits (base), random (size, seed) or sites (inside).
