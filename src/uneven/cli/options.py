@@ -50,6 +50,13 @@ Budget = Annotated[
 Threads = Annotated[
     int | None, option(_TRAINING, "Threads of each worker, for session.train(loop). [default: 1]", metavar="M")
 ]
+KeepFreedMemory = Annotated[
+    bool | None,
+    option(
+        *(_TRAINING, "Keep the memory that a step frees for the next one. [default: keep]"),
+        "--keep-freed-memory/--no-keep-freed-memory",
+    ),
+]
 Timeout = Annotated[float | None, option(_TRAINING, "How long to wait for a missing worker.", metavar="SECONDS")]
 ConfigFile = Annotated[
     Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")

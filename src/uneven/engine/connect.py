@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 import uneven
-from uneven.config import RunConfig, fields
+from uneven.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.measure.meter import Meter
 from uneven.registry import in_use
@@ -260,8 +260,8 @@ def compare(transport: Transport, what: dict[str, Any], where: str) -> list[dict
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must be the same on every rank before anything starts; a machine with more cores may take more threads."""
-    same = {key: value for key, value in fields(config).items() if key != "threads"}
+    """What must be the same on every rank before anything starts."""
+    same = {key: value for key, value in fields(config).items() if key not in OF_ONE_MACHINE}
     return {**same, **versions(), "code": _code_digest()}
 
 
