@@ -7,6 +7,7 @@ from pathlib import Path
 MINE = """
 from uneven.balance import Balancer
 from uneven.core.actions import Split
+from uneven.predict import Last
 from uneven.sync import MA
 
 
@@ -23,12 +24,20 @@ class Mine(Balancer):
         return Split((self.least,) * (n - 1) + (view.global_batch - self.least * (n - 1),), "mine")
 
 
+class Guess(Last):
+    pass
+
+
 class Often(MA):
     def __init__(self) -> None:
         super().__init__(every=2)
 """
 
-ENTRIES = {"uneven.balancers": {"mine": "fast_shares:Mine"}, "uneven.policies": {"often": "fast_shares:Often"}}
+ENTRIES = {
+    "uneven.balancers": {"mine": "fast_shares:Mine"},
+    "uneven.policies": {"often": "fast_shares:Often"},
+    "uneven.predictors": {"guess": "fast_shares:Guess"},
+}
 
 
 def install(

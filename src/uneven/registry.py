@@ -84,6 +84,11 @@ class Registry(Mapping[str, Callable[..., T]]):
         """Name → what lists say of it, for the names that have a note."""
         return self._notes
 
+    def marked(self, spec: str) -> str:
+        """A specification with what lists say of its name: ``"model:margin=0 (experimental)"``."""
+        note = self._notes.get(spec.partition(":")[0].strip())
+        return f"{spec} ({note})" if note else spec
+
     @property
     def group(self) -> str:
         """The group of entry points in which other distributions name plug-ins of this kind ("uneven.balancers")."""

@@ -181,7 +181,7 @@ def test_the_help_lists_installed_ones_and_survives_those_that_are_refused(uneve
     said = " ".join(uneven("run", "--help").stdout.split())
     assert "numerical, mine (fast-shares 1.2)." in said
     assert "model (experimental)" in said
-    assert "narx (costly)" in said
+    assert "narx (costly), auto (costly), light, guess (fast-shares 1.2)." in said
     assert "shadow, often (fast-shares 1.2)." in said
     install(tmp_path, "slow-shares", "3", entries={"uneven.balancers": {"even": "slow_shares:Mine"}})
     done = uneven("simulate", "--help")
@@ -191,8 +191,9 @@ def test_the_help_lists_installed_ones_and_survives_those_that_are_refused(uneve
 
 def test_the_simulator_plays_an_installed_one(uneven: Help, tmp_path: Path) -> None:
     install(tmp_path)
-    done = uneven("simulate", "demo4", "--balance", "mine:least=3", "--iterations", "5")
-    assert done.returncode == 0, done.stderr
+    for balance in ("mine:least=3", "lb-bsp:predictor=guess"):
+        done = uneven("simulate", "demo4", "--balance", balance, "--iterations", "5")
+        assert done.returncode == 0, done.stderr
     wrong = uneven("simulate", "demo4", "--balance", "mnie")
     assert wrong.returncode == 2
     assert "did you mean 'mine'?" in wrong.stderr
