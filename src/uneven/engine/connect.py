@@ -26,6 +26,7 @@ from uneven.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.measure.meter import Meter
 from uneven.registry import in_use
+from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss, unsay_loss
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
@@ -115,12 +116,14 @@ class Connection:
         transport: for the slow loop.
         roll: names the missing after a failure; None for a worker that is alone.
         own_group: the default process group if a session made it, else None.
+        world: this worker.
         leaving: called first when this worker leaves, with whether something has failed.
     """
 
     transport: Transport
     roll: RollCall | None
     own_group: _OwnGroup | None
+    world: World
     leaving: Callable[[bool], None] | None = None
 
     @contextlib.contextmanager
@@ -128,10 +131,10 @@ class Connection:
         """Inside, this worker waits for others in an exchange of the script's own."""
         with meter.waiting():
             if self.roll is not None:
-                self.roll.waiting = True
+                self.roll.place = "an exchange of the script's own"
             yield
             if self.roll is not None:
-                self.roll.waiting = False
+                self.roll.place = ""
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
@@ -146,6 +149,8 @@ class Connection:
             if self.own_group is not None:
                 self.own_group.leave(failed)
             self.roll = self.own_group = None
+            if self.world.run_directory is not None and not failed:
+                unsay_loss(self.world.run_directory, self.world.rank)
 
 
 def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -176,7 +181,7 @@ def connect(world: World, timeout_s: float) -> Connection:
         ConfigError: the group that exists is not this world.
     """
     if world.alone:
-        return Connection(Hub(1).endpoint(0), None, None)
+        return Connection(Hub(1).endpoint(0), None, None, world)
     if not dist.is_initialized():
         _join(world, timeout_s)
         _own.users = 0
@@ -198,7 +203,9 @@ def connect(world: World, timeout_s: float) -> Connection:
         if own is not None:
             own.leave(failed=True)
         raise
-    return Connection(transport, roll, own)
+    if world.run_directory is not None:
+        say_loss(world.run_directory, world.rank, Loss("", timeout_s + GIVES_UP_WITHIN_S, training=False, idles=True))
+    return Connection(transport, roll, own, world)
 
 
 def _join(world: World, timeout_s: float) -> None:

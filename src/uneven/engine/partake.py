@@ -150,12 +150,14 @@ def serve(terms: Terms, model: nn.Module, hand_out: StoredHandOut, world: World)
         scribe.event("lost", text, warn=True, rank=rank)
 
     replica = _replica(terms, model)
+    home = find_home(terms.connection.transport, world, timeout_s)
+    home.begun(training=False)
     agreement = Served(
         terms.policy,
         terms.members,
         terms.sites,
         replica,
-        home=find_home(terms.connection.transport, world, timeout_s),
+        home=home,
         hand_out=hand_out,
         timeout_s=timeout_s,
         observer=terms.observer,
