@@ -178,11 +178,13 @@ def uneven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Help:
 
 def test_the_help_lists_installed_ones_and_survives_those_that_are_refused(uneven: Help, tmp_path: Path) -> None:
     install(tmp_path)
-    said = " ".join(uneven("run", "--help").stdout.split())
-    assert "numerical, mine (fast-shares 1.2)." in said
-    assert "model (experimental)" in said
-    assert "narx (costly), auto (costly), light, guess (fast-shares 1.2)." in said
-    assert "shadow, often (fast-shares 1.2)." in said
+    said = "".join(uneven("run", "--help").stdout.split())  # a narrow terminal breaks names at their hyphens
+    for words in (
+        "model (experimental), numerical, mine (fast-shares 1.2).",
+        "narx (costly), auto (costly), light, guess (fast-shares 1.2).",
+        "shadow, often (fast-shares 1.2).",
+    ):
+        assert words.replace(" ", "") in said
     install(tmp_path, "slow-shares", "3", entries={"uneven.balancers": {"even": "slow_shares:Mine"}})
     done = uneven("simulate", "--help")
     assert done.returncode == 0
