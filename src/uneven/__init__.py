@@ -6,8 +6,8 @@
     model, optimizer = session.setup(model, optimizer)
     loader = session.loader(dataset, batch_size=512)  # the global batch; this worker's part follows its speed
 
-What is here: the session, the errors, and all that a plug-in is written with (base classes, what they are shown, what
-they answer, registries). A balancer, predictor or policy that comes along is chosen by its name, as in
+What is here: the session, the errors, and all that plug-ins and parts are written with (base classes, what they
+are shown, what they answer, registries). A balancer, predictor or policy that comes along is chosen by its name, as in
 ``Session(balance="lb-bsp")``; its class is in ``uneven.balance``, ``uneven.predict`` or ``uneven.sync``.
 
 A name is imported when it is first touched, so ``import uneven`` alone does not wait for torch.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnevenError,
     )
     from uneven.predict import Predictor, predictors
+    from uneven.run.part import Part, Run, Step
     from uneven.session import Session
     from uneven.sync import SyncPolicy, WrappingPolicy, policies
 
@@ -47,10 +48,13 @@ __all__ = [
     "DataError",
     "NonFiniteError",
     "Observation",
+    "Part",
     "PeerError",
     "Predictor",
+    "Run",
     "Session",
     "Split",
+    "Step",
     "StepPlan",
     "SyncPolicy",
     "SyncView",
@@ -77,6 +81,7 @@ _HOMES = {
         "UnevenError",
     ),
     "uneven.predict": ("Predictor", "predictors"),
+    "uneven.run.part": ("Part", "Run", "Step"),
     "uneven.session": ("Session",),
     "uneven.sync": ("SyncPolicy", "WrappingPolicy", "policies"),
 }

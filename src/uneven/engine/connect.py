@@ -26,6 +26,7 @@ from uneven.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.measure.meter import Meter
 from uneven.registry import in_use
+from uneven.run.lines import GroupLines, Lines, ThreadLines
 from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss, unsay_loss
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
@@ -117,6 +118,7 @@ class Connection:
         roll: names the missing after a failure; None for a worker that is alone.
         own_group: the default process group if a session made it, else None.
         world: this worker.
+        timeout_s: for how long an exchange may wait.
         leaving: called first when this worker leaves, with whether something has failed.
     """
 
@@ -124,6 +126,7 @@ class Connection:
     roll: RollCall | None
     own_group: _OwnGroup | None
     world: World
+    timeout_s: float
     leaving: Callable[[bool], None] | None = None
 
     @contextlib.contextmanager
@@ -135,6 +138,27 @@ class Connection:
             yield
             if self.roll is not None:
                 self.roll.place = ""
+
+    def lines(self, meter: Meter, refusal: str = "") -> Lines:
+        """The door to the others for parts of a step.
+
+        Args:
+            meter: told of the time in which this worker waits.
+            refusal: why none can be opened, where that is so.
+        """
+        roll = self.roll
+        if roll is None:
+            return ThreadLines.alone(lambda what: meter.waiting())
+
+        @contextlib.contextmanager
+        def waiting(what: str) -> Iterator[None]:
+            with meter.waiting(), roll.waiting(what):
+                yield
+
+        everybody, texts = tuple(range(self.world.size)), self.transport.gather_text
+        return GroupLines(
+            self.world.rank, everybody, waiting, texts=texts, timeout_s=self.timeout_s, refusal=refusal
+        )
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
@@ -181,7 +205,7 @@ def connect(world: World, timeout_s: float) -> Connection:
         ConfigError: the group that exists is not this world.
     """
     if world.alone:
-        return Connection(Hub(1).endpoint(0), None, None, world)
+        return Connection(Hub(1).endpoint(0), None, None, world, timeout_s)
     if not dist.is_initialized():
         _join(world, timeout_s)
         _own.users = 0
@@ -205,7 +229,7 @@ def connect(world: World, timeout_s: float) -> Connection:
         raise
     if world.run_directory is not None:
         say_loss(world.run_directory, world.rank, Loss("", timeout_s + GIVES_UP_WITHIN_S, training=False, idles=True))
-    return Connection(transport, roll, own, world)
+    return Connection(transport, roll, own, world, timeout_s)
 
 
 def _join(world: World, timeout_s: float) -> None:
