@@ -69,6 +69,7 @@ class Session(ThreadedTraining):
             own time-out for the gradients.
         nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first.
         threads: how many threads train this worker's replica side by side, without a lock; see :meth:`train`.
+        keep_freed_memory: whether the memory that a step frees is kept for the next one (on the CPU, with glibc).
         journal: directory for the run's journal; under ``uneven run`` its run directory, else none.
         parts: what else takes part in each step, in this order; see :class:`uneven.Part`.
 
@@ -88,23 +89,21 @@ class Session(ThreadedTraining):
         timeout_s: float | None = None,
         nonfinite: str | None = None,
         threads: int | None = None,
+        keep_freed_memory: bool | None = None,
         journal: str | Path | None = None,
         parts: Sequence[StepPart] = (),
     ) -> None:
         self.world = joined(discover())
         report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
-                 "nonfinite": nonfinite, "threads": threads}  # fmt: skip
+                 "nonfinite": nonfinite, "threads": threads, "keep_freed_memory": keep_freed_memory}  # fmt: skip
         settings = decide_settings(self.world, {k: v for k, v in given.items() if v is not None})
         self.config: RunConfig = settings.config
         sync, balance = (settings.objects.get(key, getattr(self.config, key)) for key in ("sync", "balance"))
         self._balancer, self._policy = balancers.resolve(balance), policies.resolve(sync)
         check_carried(self._policy, tuple(range(self.world.size)), {})
-        if senseless := compatible(self._policy, self._balancer):
-            raise ConfigError(senseless)
-        if senseless := unheeded(self._policy, self._balancer):
-            raise ConfigError(senseless)
-        if senseless := threaded(sync, balance, self.config.threads, self.world.size):
+        senseless = compatible(self._policy, self._balancer) or unheeded(self._policy, self._balancer)
+        if senseless := senseless or threaded(sync, balance, self.config.threads, self.world.size):
             raise ConfigError(senseless)
         self._parts = Parts(parts)
         if parts and self.config.threads > 1:

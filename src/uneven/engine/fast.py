@@ -130,7 +130,7 @@ class FastLoop:
         said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
         compare(self._connection.transport, said, "session.setup")
         self.attached = True
-        self._give_back = keep_freed_memory(self) if device.type == "cpu" else None
+        self._give_back = keep_freed_memory(self) if self._config.keep_freed_memory and device.type == "cpu" else None
         # Where a device computes, this thread's own time tells nothing of how long a step takes.
         self._spent_s = time.thread_time if device.type == "cpu" else time.perf_counter
         self.books = Books(self._rank, self._scribe, device)

@@ -6,7 +6,7 @@ Every name is a policy with defaults; ``uneven.registry`` says how options and w
 
 from uneven.sync.asp import ASP, SSP
 from uneven.sync.backup import Backup
-from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, policies
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.sync.block import BMUF, DiLoCo
 from uneven.sync.bsp import BSP
 from uneven.sync.elastic import EASGD
@@ -55,6 +55,7 @@ __all__ = [
     "Shuffle",
     "Sites",
     "SyncPolicy",
+    "WrappingPolicy",
     "carried",
     "compatible",
     "ds_sync",

@@ -8,13 +8,13 @@ from uneven.core.actions import Mean, Payload, StepPlan, Via
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.registry import Value
-from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, policies
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.sync.groups import Grouping, groupings
 from uneven.sync.local import often
 from uneven.sync.parts import NOTHING, Members, PerRank
 
 
-class Shuffle(SyncPolicy):
+class Shuffle(WrappingPolicy):
     """The exchange of ``inner``, within a group of the moment only (DS-Sync, Wang et al. 2020, with ``MA(every=1)``).
 
     A smaller barrier, and over several exchanges all agree: two on a full grid, d on a hypercube. Weighted by
@@ -37,7 +37,7 @@ class Shuffle(SyncPolicy):
     evaluated = Evaluated.MEAN
 
     def __init__(self, inner: str | SyncPolicy = "ma", groups: str | Grouping = "grid") -> None:
-        self.inner = policies.resolve(inner, every=1)
+        super().__init__(policies.resolve(inner, every=1))
         self.groups = groupings.resolve(groups)
         self._facts = _checked(self.inner)
         self._group = PerRank(self._make_groups, looks_at_sites=self.groups.looks_at_sites)
@@ -76,7 +76,7 @@ def ds_sync(
     seed: int | None = None,
     inside: int | None = None,
 ) -> Shuffle:
-    """:class:`Shuffle` from a text: the options of the grouping stand beside its name.
+    """The exchange of ``inner``, within groups that change each time (DS-Sync); the grouping has options too.
 
     Args:
         groups: grid (columns), digits (base), random (size, seed) or sites (inside).
