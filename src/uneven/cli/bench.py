@@ -182,21 +182,9 @@ def bench(
 
 
 def _run(module: Any, quick: bool, data: str, more: dict[str, Any]) -> dict[str, Any]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from uneven.cli.progress import phases
 
-    from uneven.report.console import Console
-
-    state = TextColumn("{task.fields[state]}", markup=False)
-    phase = TextColumn("{task.description}", markup=False)
-    columns = (phase, BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
-    with _ended_when_told(), Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def progress(phase: str, state: str, done: float) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=1.0, state="")
-            bars.update(tasks[phase], completed=done, state=state)
-
+    with _ended_when_told(), phases() as progress:
         result: dict[str, Any] = module.run(quick, data, progress, **more)
         return result
 
