@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypedDict
@@ -60,7 +60,7 @@ class Served:
         on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
 
     Attributes:
-        strides, waiting, followed: see ``Agreement``.
+        followed: see ``Agreement``.
     """
 
     def __init__(
@@ -89,12 +89,11 @@ class Served:
         self._landed: deque[ExchangeRecord] = deque()  # of the shadow
         self._refused = False  # an update of the shadow's
         self._loaded: Values | None = None  # the copy to begin with
-        self.clock = 0  # steps taken in
+        self.clock = 0  # steps taken
         self._epoch = -1
         self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
         self._plan = StepPlan()
-        self.strides = self.followed = False
-        self.waiting: Sized = ()
+        self.followed = False
         self._owed = False  # what the plan says of the last step
         self._in_hand = False  # a batch
         self._following = False  # the replica is the copy, as of the last pull
@@ -128,10 +127,7 @@ class Served:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
         self.copy.begin(self._loaded, self.clock)
         self._make_up()
-        if plan is not self._plan:
-            self._plan = plan
-            seldom = self._plans.constant and all(one.load < 1.0 for one in plan.exchanges)
-            self.strides = 0 < len(_of(plan, Moment.BACKGROUND)) == len(plan.exchanges) and seldom and not plan.waits
+        self._plan = plan
         if self._epoch != part.epoch:
             self._epoch = part.epoch
             self._shadow.paused()
@@ -152,20 +148,6 @@ class Served:
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Before a step of the optimizer: every batch counts here."""
 
-    def took(self, parts: Iterable[Part]) -> None:
-        """So many steps are over, and nothing is to be done for it: nobody waits for a clock in strides."""
-        for part in parts:
-            self._count(part)
-            self._dropped += len(self._plan.exchanges)
-
-    def _count(self, part: Part) -> None:
-        self._in_hand = False
-        self.clock += 1
-        self._gap += 1
-        self._samples += part.batch(self._rank)
-        self._iteration = part.iteration
-        self._shadow.counted()
-
     def after(self, part: Part, leaving: bool) -> bool:
         """A step is over.
 
@@ -175,7 +157,11 @@ class Served:
         Returns:
             False: nobody has waited for everybody.
         """
-        self._count(part)
+        self._in_hand = False
+        self.clock += 1
+        self._gap += 1
+        self._samples += part.batch(self._rank)
+        self._iteration = part.iteration
         self._write_down()
         self._shadow.stepped()
         if leaving:
@@ -191,14 +177,8 @@ class Served:
         return False
 
     def paused(self) -> None:
-        """The newest step has just ended, and what comes until the next one is none."""
-        self._shadow.stepped()
+        """What comes until the next step is none."""
         self._shadow.paused()
-
-    @property
-    def showing(self) -> bool:
-        """Whether the model is the one to evaluate."""
-        return self._shown is not None
 
     @property
     def exchanging(self) -> bool:
@@ -267,7 +247,7 @@ class Served:
             self._refused = True
             self.copy.follow(0)
             return False
-        meanwhile = self.clock + len(self.waiting) - order.clock
+        meanwhile = self.clock - order.clock
         self._landed.append(self._record(order, own, outcome, late, began_s, meanwhile))
         self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
         return False
