@@ -112,7 +112,8 @@ class Agreement:
             self._epoch = part.epoch
             self._exchanges.paused()
         self._exchanges.resumed()
-        self._take(plan)
+        if plan is not self._plan:
+            self._take(plan)
         self._equal = False  # who evaluates in the middle of the loop has made this step already
         if not self.followed:
             self.passing(part.batch(self._rank) == 0)
@@ -125,8 +126,6 @@ class Agreement:
 
     def _take(self, plan: StepPlan) -> None:
         """Take a plan apart, which seldom is another than that of the step before."""
-        if plan is self._plan:
-            return
         self._plan = plan
         self._after, self._beside = _of(plan, Moment.STEP), _of(plan, Moment.BACKGROUND)
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
@@ -185,11 +184,6 @@ class Agreement:
             self._exchanges.paused()
             self._owed = self._after
             return False
-        self._look()
-        return self._all_met()
-
-    def _look(self) -> None:
-        """Carry out what is due after a step."""
         for exchange in self._after:
             self._meet(exchange)
         for exchange in self._beside:
@@ -197,6 +191,7 @@ class Agreement:
                 self._exchanges.begin(self._order(exchange))
             else:
                 self._dropped += 1
+        return self._all_met()
 
     def paused(self) -> None:
         """What comes until the next step is none."""
@@ -204,7 +199,9 @@ class Agreement:
 
     def over(self, part: Part) -> None:
         """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
-        self._take(self.plan())
+        plan = self.plan()
+        if plan is not self._plan:
+            self._take(plan)
         self.after(part, leaving=False)
 
     @property

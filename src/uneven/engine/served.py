@@ -93,6 +93,9 @@ class Served:
         self._epoch = -1
         self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
         self._plan = StepPlan()
+        self._in_step: tuple[Exchange, ...] = ()  # the plan's, after the step
+        self._background: tuple[Exchange, ...] = ()  # and in the background
+        self._moves = self._quorum = False  # whether the plan pushes movements, and waits for the first so many
         self.followed = False
         self._owed = False  # what the plan says of the last step
         self._in_hand = False  # a batch
@@ -114,7 +117,8 @@ class Served:
 
     def _due(self) -> int:
         """Steps that everybody must have finished before this worker's next one."""
-        return max((one.clock for one in self._plans.at(self.clock).waits), default=0)
+        waits = self._plans.at(self.clock).waits
+        return max(one.clock for one in waits) if waits else 0
 
     def before(self, part: Part, plan: StepPlan) -> None:
         """A step is about to begin.
@@ -126,21 +130,31 @@ class Served:
         if self._shown is not None:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
         self.copy.begin(self._loaded, self.clock)
-        self._make_up()
-        self._plan = plan
+        if self._owed:
+            self._make_up()
+        if plan is not self._plan:
+            self._take(plan)
         if self._epoch != part.epoch:
             self._epoch = part.epoch
             self._shadow.paused()
             self._through(part.epoch)  # perhaps without a sample of the one before
             # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
-            self._following &= all(one.quorum is None for one in plan.exchanges)
+            self._following &= not self._quorum
         self._shadow.resumed()
-        moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
-        due = self._due()
-        known = self.copy.base is not None and (self._following or bool(_of(plan, Moment.BACKGROUND)))
-        if moves and not (known and self.copy.least >= due):
-            self.copy.follow(due)
+        if self._moves:
+            due = self._due()
+            known = self.copy.base is not None and (self._following or bool(self._background))
+            if not (known and self.copy.least >= due):
+                self.copy.follow(due)
         self._following = self._in_hand = True
+
+    def _take(self, plan: StepPlan) -> None:
+        """Take a plan apart, which seldom is another than that of the step before."""
+        self._plan = plan
+        self._in_step = (*_of(plan, Moment.BACKWARD), *_of(plan, Moment.STEP))
+        self._background = _of(plan, Moment.BACKGROUND)
+        self._moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
+        self._quorum = any(one.quorum is not None for one in plan.exchanges)
 
     def passing(self, padded: bool) -> None:
         """A pass is on a batch: each counts here."""
@@ -162,7 +176,8 @@ class Served:
         self._gap += 1
         self._samples += part.batch(self._rank)
         self._iteration = part.iteration
-        self._write_down()
+        if self._landed or self._refused:
+            self._write_down()
         self._shadow.stepped()
         if leaving:
             self._shadow.paused()
@@ -171,7 +186,7 @@ class Served:
             return False
         sampler = self._hand_out.sampler
         more = sampler is not None and sampler.more()  # taken now, so that whoever waits below has its samples
-        self._carry(self._due())
+        self._carry(self._due() if self._in_step else 0)
         if not more:
             self._through(part.epoch + 1)
         return False
@@ -186,9 +201,9 @@ class Served:
         return self._shadow.exchanging
 
     def _carry(self, due: int) -> None:
-        for exchange in (*_of(self._plan, Moment.BACKWARD), *_of(self._plan, Moment.STEP)):
+        for exchange in self._in_step:
             self._meet(self._order(exchange), due)
-        for exchange in _of(self._plan, Moment.BACKGROUND):
+        for exchange in self._background:
             if self._shadow.free(exchange.load):
                 self._shadow.offer(self._order(exchange), exchange.load)
             else:
@@ -320,9 +335,8 @@ class Served:
     def _settle(self) -> None:
         """Let nothing be under way beside the training."""
         self._shadow.paused()
-        exchange = next(iter(_of(self._plan, Moment.BACKGROUND)), None)
-        if exchange is not None:
-            self._shadow.rest(Order(exchange, self.clock, self._iteration, 0, 0, 1.0))
+        if self._background:
+            self._shadow.rest(Order(self._background[0], self.clock, self._iteration, 0, 0, 1.0))
         self._write_down()
 
     # ---------------------------------------------------------------- checkpoints and the end
