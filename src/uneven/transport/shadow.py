@@ -53,10 +53,7 @@ class ShadowThread(Generic[Order]):
         Raises:
             TrainingError: an exchange has failed.
         """
-        if self._ended:
-            with self._changed:
-                self._check()
-        return self._order is None  # asked after every step, so without the lock: only this side sets one
+        return self.free(1.0)
 
     @property
     def exchanging(self) -> bool:
@@ -95,7 +92,11 @@ class ShadowThread(Generic[Order]):
         Raises:
             TrainingError: an exchange has failed.
         """
-        return self.idle and (load >= 1.0 or self._toll.allows(load))
+        if self._ended:
+            with self._changed:
+                self._check()
+        # Asked after every step, so without the lock: only this side sets an order.
+        return self._order is None and (load >= 1.0 or self._toll.allows(load))
 
     def offer(self, order: Order, load: float = 1.0) -> None:
         """Begin an exchange, where nothing is under way; never waits for anybody."""
