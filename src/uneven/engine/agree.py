@@ -6,8 +6,9 @@ backward pass. Exchanges of parameters are ordered here, when the step is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import add
 from typing import Any, NotRequired, TypedDict
 
 import torch
@@ -48,12 +49,9 @@ class Agreement:
         hand_out: of the samples, where each worker takes them at its own pace.
 
     Attributes:
-        clock: steps that were taken in.
-        waiting: as long as there are steps that were taken, and not taken in.
+        clock: steps taken.
         threads: that take them side by side.
         followed: whether :meth:`passing` is called with each pass, as batches may be handed out ahead of their steps.
-        strides: whether several may be taken in together, as all that the policy wants is done beside the training
-            when it can afford it.
     """
 
     def __init__(
@@ -71,9 +69,8 @@ class Agreement:
         self._replica = replica
         self._exchanges: Exchanges
         self.clock = 0
-        self.waiting: Sized = ()
         self.threads = 1
-        self.strides = self.followed = False
+        self.followed = False
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
@@ -83,9 +80,7 @@ class Agreement:
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
         self._epoch = self._counted = -1  # of the step that is to come, and of the last one
-        self._fresh = [0] * len(members)  # samples of each rank since its last exchange, but for …
-        self._shares: tuple[int, ...] = ()  # … those of the newest steps, …
-        self._alike = 0  # … of which there are so many with these shares
+        self._fresh = [0] * len(members)  # samples of each rank since its last exchange
         self._since: Cursor | None = None  # where the first step since the last exchange began
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
@@ -93,10 +88,7 @@ class Agreement:
 
     def carry_by(self, **lines: Any) -> None:
         """Make the lines; every rank does so at the same time. See :class:`Exchanges`, which takes the arguments."""
-        self._exchanges = Exchanges(self._replica, rank=self._rank, clock=self._now, **lines)
-
-    def _now(self) -> int:
-        return self.clock + len(self.waiting)
+        self._exchanges = Exchanges(self._replica, rank=self._rank, clock=lambda: self.clock, **lines)
 
     # ---------------------------------------------------------------- around a step
     def plan(self, ahead: int = 0) -> StepPlan:
@@ -120,7 +112,8 @@ class Agreement:
             self._epoch = part.epoch
             self._exchanges.paused()
         self._exchanges.resumed()
-        self._take(plan)
+        if plan is not self._plan:
+            self._take(plan)
         self._equal = False  # who evaluates in the middle of the loop has made this step already
         if not self.followed:
             self.passing(part.batch(self._rank) == 0)
@@ -133,14 +126,10 @@ class Agreement:
 
     def _take(self, plan: StepPlan) -> None:
         """Take a plan apart, which seldom is another than that of the step before."""
-        if plan is self._plan:
-            return
         self._plan = plan
         self._after, self._beside = _of(plan, Moment.STEP), _of(plan, Moment.BACKGROUND)
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
         self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
-        seldom = self._plans.constant and all(one.load < 1.0 for one in self._beside)
-        self.strides = 0 < len(self._beside) == len(plan.exchanges) and seldom
 
     def open(self) -> None:
         """What comes before any step: the first one's beginning, and what is owed.
@@ -172,25 +161,6 @@ class Agreement:
                 elif parameter.grad is not None:
                     parameter.grad.zero_()
 
-    def took(self, parts: Iterable[Part]) -> None:
-        """So many steps are over, and nothing is to be done for it."""
-        for part in parts:
-            self._count(part)
-            self._dropped += len(self._beside)
-
-    def _count(self, part: Part) -> None:
-        self.clock += 1
-        self._gap += 1
-        self._iteration, self._counted = part.iteration, part.epoch
-        if self._since is None:
-            self._since = part.before
-        if part.shares is not self._shares:
-            self._tally()
-            self._shares = part.shares
-        self._alike += 1
-        self._exchanges.counted()
-        self._equal = False
-
     def after(self, part: Part, leaving: bool) -> bool:
         """A step is over.
 
@@ -201,18 +171,19 @@ class Agreement:
         Returns:
             Whether everybody has waited for everybody, or in groups for some.
         """
-        self._count(part)
+        self.clock += 1
+        self._gap += 1
+        self._iteration, self._counted = part.iteration, part.epoch
+        if self._since is None:
+            self._since = part.before
+        self._fresh = list(map(add, self._fresh, part.shares))
+        self._equal = False
         self._exchanges.stepped()
         if leaving:
             self._dropped += len(self._beside)
             self._exchanges.paused()
             self._owed = self._after
             return False
-        self._look()
-        return self._all_met()
-
-    def _look(self) -> None:
-        """Carry out what is due after a step."""
         for exchange in self._after:
             self._meet(exchange)
         for exchange in self._beside:
@@ -220,27 +191,18 @@ class Agreement:
                 self._exchanges.begin(self._order(exchange))
             else:
                 self._dropped += 1
+        return self._all_met()
 
     def paused(self) -> None:
-        """The newest step has just ended, and what comes until the next one is none."""
-        self._exchanges.stepped()
+        """What comes until the next step is none."""
         self._exchanges.paused()
-
-    def _tally(self) -> None:
-        """Count the samples of the newest steps."""
-        if self._alike:
-            self._fresh = [before + self._alike * own for before, own in zip(self._fresh, self._shares, strict=True)]
-        self._alike = 0
 
     def over(self, part: Part) -> None:
         """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
-        self._take(self.plan())
+        plan = self.plan()
+        if plan is not self._plan:
+            self._take(plan)
         self.after(part, leaving=False)
-
-    @property
-    def showing(self) -> bool:
-        """Whether the model is the one to evaluate."""
-        return self._showing
 
     @property
     def exchanging(self) -> bool:
@@ -263,7 +225,6 @@ class Agreement:
         self._equal = len(exchange.members) == len(self._members)
 
     def _order(self, exchange: Exchange) -> Order:
-        self._tally()
         party = next((party for party in exchange.parties if self._rank in party), (self._rank,))
         order = Order(
             exchange,
@@ -359,7 +320,6 @@ class Agreement:
         """
         more, less = taken(parts, unused)
         hand = len(more)
-        self._tally()
         fresh = [
             max(0, samples + sum(part.shares[rank] for part in more) - sum(part.shares[rank] for part in less))
             for rank, samples in enumerate(self._fresh)
@@ -411,7 +371,7 @@ class Agreement:
             CheckpointError: see :meth:`check`.
         """
         self.check(numbers, vectors)
-        self._equal, self._owed, self._dropped, self._alike, self._since = False, (), 0, 0, None
+        self._equal, self._owed, self._dropped, self._since = False, (), 0, None
         self._exchanges.paused()
         if numbers.get("policy") != repr(self._policy):
             return

@@ -1,8 +1,7 @@
 """The fast loop: what happens around each of the user's iterations.
 
 It marks time, hands weights to the carrier, writes a record and gives the slow loop its turn. Everything here
-runs on every step, so everything here is counted into ``control_s``, but for marks in time. Where a shadow exchanges
-beside the training and shares stay as they are, most steps leave nothing but those, and are taken in together.
+runs on every step, so everything here is counted into ``control_s``, but for marks in time.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ from uneven.engine.served import Served
 from uneven.engine.slow import SlowLoop
 from uneven.engine.state import State
 from uneven.engine.streams import Streams
-from uneven.engine.stride import Pace, Stride
 from uneven.engine.turns import Follower, Turns
 from uneven.errors import ConfigError
 from uneven.measure.load import nvml_uuid
@@ -101,8 +99,6 @@ class FastLoop:
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._part: Part | None = None
-        self._stride, self._pace = Stride(), Pace()
-        self._spent_s = time.thread_time  # computing, which sets the pace
         self._epoch = -1
         self._steps = 0
         self._exchange_cost_s = 0.0
@@ -131,8 +127,6 @@ class FastLoop:
         compare(self._connection.transport, said, "session.setup")
         self.attached = True
         self._give_back = keep_freed_memory(self) if self._config.keep_freed_memory and device.type == "cpu" else None
-        # Where a device computes, this thread's own time tells nothing of how long a step takes.
-        self._spent_s = time.thread_time if device.type == "cpu" else time.perf_counter
         self.books = Books(self._rank, self._scribe, device)
         out = outlook(self._policy, self._members, self._sites)
         if self._copied and self._hand_out is not None:
@@ -140,7 +134,6 @@ class FastLoop:
         elif not out.gradients_of_all(self._members):
             self.agreement = agree(self._terms(), model, out, self._hand_out)
         if self.agreement is not None:
-            self.agreement.waiting = self._stride.over
             self._follower = follow(self._terms(), model, self.hands, self.agreement, out)
         roll = None if self._copied else self._connection.roll
         if roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
@@ -328,27 +321,18 @@ class FastLoop:
         Raises:
             ConfigError: several workers, and no model whose gradients are exchanged.
         """
-        stride = self._stride
-        if stride.left and part.epoch == self._epoch and part.shares is stride.shares:
-            stride.began = self.books.meter.glance()
-            self._part = part
-            self._scribe.iteration = part.iteration
-            return
-        self._take_in()
         entered_s = time.perf_counter()
         if not self.attached:
             check_alone(self._members)
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self.books.meter.pause()
             self._streams.begin(loader.first_samples)
-        self._epoch, stride.shares = part.epoch, part.shares
+        self._epoch = part.epoch
         self._part = part
         self._scribe.iteration = part.iteration
         plan = self._plan()
         if self.agreement is not None:
             self.agreement.before(part, plan)
-            if self.agreement.strides:
-                self._pace.start(self._steps, self._spent_s(), time.perf_counter())
         self._turns.take(plan)
         if self.carrier is not None:
             self._calls = self._turns.all_average
@@ -381,13 +365,6 @@ class FastLoop:
         """
         part, met = self._part, True
         leaving = sys.exc_info()[0] is GeneratorExit if leaving is None else leaving
-        stride = self._stride
-        if stride.left > 1 and part is not None and not leaving:
-            stride.over.append((part, stride.began, self.books.meter.glance(), time.time()))
-            stride.left -= 1
-            self._part = stride.began = None
-            return
-        self._take_in()
         if self._parts.wanted and part is not None and not leaving:
             self._parts.after()
         if self.agreement is not None and part is not None:
@@ -399,7 +376,7 @@ class FastLoop:
             return
         self._steps += 1
         heard = self._heard()
-        self.books.end(part, time.time())
+        self.books.end(part)
         adapts = self._slow.adapts
         due = adapts and self._slow.due(part.iteration, heard)
         if due or leaving or (adapts and (self._slow.watches or self._slow.wary)) or self.books.meter.ripe(adapts):
@@ -408,23 +385,12 @@ class FastLoop:
             self._exchange(part.iteration, heard, met)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
-        agreed = self.agreement
-        if agreed is not None and agreed.strides and not (adapts or leaving or agreed.showing or self._parts.wanted):
-            stride.left = self._pace.next(self._steps, self._spent_s(), time.perf_counter())
         self.books.control_s += time.perf_counter() - entered_s
         if not leaving:
             self._streams.check(met)
 
-    def _take_in(self) -> None:
-        """The steps of a stride; none joins it any more."""
-        if self._stride.left:
-            entered_s = time.perf_counter()
-            self._steps += self._stride.end(self.books, self.agreement, self._part)
-            self.books.control_s += time.perf_counter() - entered_s
-
     def over(self) -> None:
         """The epoch has no more batches; its last step has just ended."""
-        self._take_in()
         self.hands.rest()
         if self.agreement is not None:
             self.agreement.paused()
@@ -451,7 +417,6 @@ class FastLoop:
 
     def read(self) -> None:
         """Take in what has been measured and not been read."""
-        self._take_in()
         if self._slow is not None:
             self.books.read(self._slow)
 
@@ -477,7 +442,6 @@ class FastLoop:
     @contextmanager
     def evaluated(self) -> Iterator[None]:
         """See :meth:`uneven.Session.evaluated`."""
-        self._take_in()
         self.books.meter.interrupted()
         with self.agreement.evaluated() if self.agreement is not None else nullcontext(), self._parts.evaluated():
             yield
@@ -486,7 +450,6 @@ class FastLoop:
         self, parts: Portions = (), unused: Portions = ()
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the policy and its merges keep: numbers and vectors. ``parts`` are in the hands of several threads."""
-        self._take_in()
         hand = parts if self._part is None else (self._part,)
         return self.agreement.state_dict(hand, unused) if self.agreement is not None else ({}, {})
 
