@@ -20,6 +20,7 @@ LONGEST_FILE = 450
 PURE = (
     *("uneven.core", "uneven.core.*", "uneven.predict", "uneven.predict.*"),
     *("uneven.balance", "uneven.balance.*", "uneven.sync", "uneven.sync.*"),
+    *("uneven.merge", *(f"uneven.merge.{name}" for name in ("base", "add", "block", "elastic", "mean"))),
     *("uneven.config", "uneven.errors", "uneven.registry", "uneven.tables"),
     *("uneven.data.order", "uneven.data.paced", "uneven.data.supply"),
     *("uneven.journal.metrics", "uneven.cluster.throttle_rule"),

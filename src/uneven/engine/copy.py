@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Add, Elastic, Exchange
+from uneven.core.actions import Exchange, Merge, Payload
 from uneven.engine.home import Home
 from uneven.engine.replica import Replica
 from uneven.errors import NonFiniteError
@@ -103,15 +103,15 @@ class SharedCopy:
             NonFiniteError: the copy refuses what was given.
             PeerError: as of the client.
         """
-        before, outcome = self._version, own.copy()
-        if isinstance(exchange.merge, Elastic):
-            reply = self.client.exchange(step, [own], alpha=exchange.merge.alpha)
+        before, outcome, merge = self._version, own.copy(), exchange.merge
+        factor = merge.served(exchange.payload)
+        assert factor is not None, "refused before it came here"
+        if exchange.payload is Payload.PARAMETERS:
+            self._note(self.client.exchange(step, [own], alpha=factor).into([outcome]))
         else:
-            assert isinstance(exchange.merge, Add), "refused before it came here"
             assert self.base is not None, "pulled before the first step"
-            reply = self.client.push_pull(step, [own - self.base], scale=exchange.merge.scale, clock=due)
-        self._note(reply.into([outcome]))
-        if isinstance(exchange.merge, Add):
+            given = self._given(merge, own - self.base)
+            self._note(self.client.push_pull(step, [given], scale=factor, clock=due).into([outcome]))
             self.base = outcome
         return outcome, max(0, self._version - before - 1)
 
@@ -139,6 +139,15 @@ class SharedCopy:
         self._note((self.client.pull() if late else reply).into([outcome]))
         self.base = outcome
         return outcome, self._version - step if late else 0
+
+    def _given(self, merge: Merge, movement: Values) -> Values:
+        """What goes to the copy of a movement; that of running statistics goes as it is, unless the merge wants it."""
+        length = len(movement) if merge.whole else self._replica.flat.trained
+        part = torch.from_numpy(movement[:length])
+        given = merge.contribute(part, {})
+        if given is not part:
+            movement[:length] = given.numpy()
+        return movement
 
     def _note(self, reply: Reply) -> None:
         self._version, self.least = reply.version, reply.least

@@ -22,6 +22,7 @@ from uneven.core.actions import (
     StepPlan,
     Via,
     Wait,
+    WriteBack,
 )
 from uneven.core.views import SyncView
 from uneven.engine.partake import check_carried
@@ -217,7 +218,11 @@ _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), momen
         (replace(_MEAN, via=Via.SERVER), "one exchange of all in a step"),
         (replace(_MEAN, quorum=1), "leaves who is late behind"),
         (replace(_MEAN, payload=Payload.DELTA), "movements rather than parameters"),
-        (replace(_MEAN, merge=Add()), "by a mean, by block momentum or elastically, not by Add"),
+        (replace(_MEAN, merge=Add()), "Add does not merge parameters: take a mean, block momentum or an elastic pull"),
+        (
+            replace(_MEAN, merge=Elastic(0.1), moment=Moment.BACKGROUND, write_back=WriteBack(lerp=True)),
+            "Elastic says what each replica is moved by",
+        ),
         (replace(_MEAN, moment=Moment.BACKGROUND, parties=((0,), (1,))), "in the foreground only"),
         (
             replace(_MEAN, payload=Payload.GRADIENT, moment=Moment.BACKWARD, merge=Mean(by_samples=False)),
