@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TrainingError,
         UnevenError,
     )
+    from uneven.merge import Merge, merges
     from uneven.predict import EMA, Last, Predictor, predictors
     from uneven.session import Session
     from uneven.sync import BSP, SyncPolicy, policies
@@ -45,6 +46,7 @@ __all__ = [
     "Hysteresis",
     "Last",
     "LbBsp",
+    "Merge",
     "NonFiniteError",
     "Observation",
     "PeerError",
@@ -59,6 +61,7 @@ __all__ = [
     "TrainingError",
     "UnevenError",
     "balancers",
+    "merges",
     "policies",
     "predictors",
 ]
@@ -76,6 +79,7 @@ _HOMES = {
         "TrainingError",
         "UnevenError",
     ),
+    "uneven.merge": ("Merge", "merges"),
     "uneven.predict": ("EMA", "Last", "Predictor", "predictors"),
     "uneven.session": ("Session",),
     "uneven.sync": ("BSP", "SyncPolicy", "policies"),

@@ -58,7 +58,7 @@ def test_the_three_lists_of_names_agree() -> None:
 
 
 def test_the_door_stays_small() -> None:
-    assert len(uneven.__all__) <= 27  # about 25; whoever adds one takes one away
+    assert len(uneven.__all__) <= 29  # the base class and the registry of each kind of plug-in; else whoever adds one takes one away
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

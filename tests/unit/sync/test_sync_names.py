@@ -112,7 +112,8 @@ def test_a_value_may_still_be_a_specification_of_another_kind() -> None:
         balancers.resolve("even:static")
 
 
-TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "shuffle", "hierarchical")
+TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "blocks", "shuffle",
+            "hierarchical")  # fmt: skip
 APART = ("asp", "ssp", "easgd", "shadow", "shadow:ma", "shadow:asp")
 
 
@@ -160,7 +161,7 @@ class _Silent(SyncPolicy):
 
 CARRIED = (
     *("bsp", "local", "local:every=4,warmup=9", "local:every=9000", "diloco", "ma", "bmuf", "shuffle"),
-    "hierarchical",
+    *("hierarchical", "blocks", "blocks:every=3,merge=block-momentum:momentum=0.5"),
 )
 SHADOWED = (
     *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),
