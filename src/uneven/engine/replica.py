@@ -163,11 +163,13 @@ class Replica:
             with self._changing:
                 self._kept, _ = merge.combine(self._of(merge), vector[:-EXTRA], weight_in(vector), in_place=True)
             self.flat.add(given, -1.0)
-        elif merge.plain and not self._centred and exchange.moment is Moment.BACKGROUND and not back.lerp:
+        elif not merge.plain or self._centred:
+            weight = merge.weight(samples) if alone else weight_in(vector)
+            self._write(exchange, own, self._merged(merge, vector, weight))
+        elif exchange.moment is Moment.BACKGROUND and not back.lerp:
             self.flat.add(away, -back.alpha)
         else:
-            weight = merge.weight(samples) if alone else weight_in(vector)
-            self._write(exchange, own, *self._merged(merge, vector, weight))
+            self._write(exchange, own, average(vector))
         return Met(sent_bytes, distance, finite, resting_in(vector))
 
     def _of(self, merge: Merge) -> Kept:
@@ -190,33 +192,34 @@ class Replica:
             self._rooms[moment] = _Room(self.flat)
         return self._rooms[moment]
 
-    def _merged(self, merge: Merge, total: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """The outcome of a mean, and the statistics that are not in it."""
-        middle = average(total)
+    def _merged(self, merge: Merge, total: Tensor, weight: float) -> Tensor:
+        """The outcome of a mean, and behind it the statistics that are averaged beside."""
+        middle, trained = average(total), self.flat.trained
         length = len(middle) if merge.whole else len(middle) - self._statistics
-        rest = middle[length:]
         with self._changing:
             kept, outcome = merge.combine(self._of(merge), middle[:length], weight, in_place=True)
             if merge.keeps:
                 self._kept = kept
             if self._centred:
                 passing = outcome.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
-                self._outcome = outcome.clone() if passing else outcome, rest.clone()
-        return outcome, rest
+                parameters = outcome.clone() if passing else outcome
+                self._outcome = parameters[:trained], torch.cat((parameters[trained:], middle[length:]))
+        if length == len(middle):
+            return outcome
+        if length != trained:
+            return torch.cat((outcome, middle[length:]))
+        middle[:length].copy_(outcome)
+        return middle
 
-    def _write(self, exchange: Exchange, sent: Tensor, outcome: Tensor, rest: Tensor) -> None:
+    def _write(self, exchange: Exchange, sent: Tensor, outcome: Tensor) -> None:
         """Into the replica, which has moved on after an exchange beside the training; ``sent`` is lost then."""
-        back, length = exchange.write_back, len(outcome)
-        if exchange.moment is Moment.BACKGROUND and not back.lerp:
-            torch.sub(outcome, sent[:length], out=sent[:length])
-            torch.sub(rest, sent[length:], out=sent[length:])
-            self.flat.add(sent, back.alpha)
-            return
-        whole = torch.cat((outcome, rest), out=sent) if len(rest) else outcome
-        if exchange.moment is Moment.BACKGROUND:
-            self.flat.interpolate(whole, back.alpha)
+        back = exchange.write_back
+        if exchange.moment is not Moment.BACKGROUND:
+            self.flat.write(outcome)
+        elif back.lerp:
+            self.flat.interpolate(outcome, back.alpha)
         else:
-            self.flat.write(whole)
+            self.flat.add(torch.sub(outcome, sent, out=sent), back.alpha)
 
     def mean(self, total: Total, everybody: Exchange) -> Tensor:
         """The plain mean of all replicas: the model to evaluate where a policy names the mean. Waits."""
