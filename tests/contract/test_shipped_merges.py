@@ -40,7 +40,8 @@ def test_keeps(spec: str, promise: str) -> None:
 
 
 def test_no_shipped_merge_is_left_out() -> None:
-    assert {spec.split(":")[0] for spec in SHIPPED} == set(merges)
+    shipped = {name for name, make in merges.items() if make.__module__.startswith("uneven.")}  # others register theirs
+    assert {spec.split(":")[0] for spec in SHIPPED} == shipped
     assert len(PROMISES) == 11
 
 
