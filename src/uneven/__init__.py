@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         TrainingError,
         UnevenError,
     )
+    from uneven.merge import Merge, merges
     from uneven.predict import Predictor, predictors
     from uneven.run.part import Part, Run, Step
     from uneven.session import Session
@@ -46,6 +47,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "Merge",
     "NonFiniteError",
     "Observation",
     "Part",
@@ -63,6 +65,7 @@ __all__ = [
     "WrappingBalancer",
     "WrappingPolicy",
     "balancers",
+    "merges",
     "policies",
     "predictors",
 ]
@@ -80,6 +83,7 @@ _HOMES = {
         "TrainingError",
         "UnevenError",
     ),
+    "uneven.merge": ("Merge", "merges"),
     "uneven.predict": ("Predictor", "predictors"),
     "uneven.run.part": ("Part", "Run", "Step"),
     "uneven.session": ("Session",),

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.core.plain import Amount, Count, Misfit, loading, read
+from uneven.core.plain import Amount, Count, loading, read
 from uneven.data.order import Cursor, Part, Parts
 from uneven.engine.exchanges import Exchanges, Order, Place
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.plans import Plans
-from uneven.engine.replica import KEPT, Replica
+from uneven.engine.replica import Replica
 from uneven.engine.saved import same_policy, taken
-from uneven.errors import CheckpointError, ConfigError, PeerError, TrainingError
-from uneven.sync import Evaluated, Pace, SyncPolicy, refused
+from uneven.errors import ConfigError, PeerError, TrainingError
+from uneven.sync import Evaluated, Pace, SyncPolicy, first_plans, refused
 
 _AHEAD = 4096
 """Steps within which a policy that exchanges in the background is taken to plan an exchange."""
@@ -35,8 +35,7 @@ class _Numbers(TypedDict):
     gap: Count
     fresh: list[Count]
     since: NotRequired[list[Count] | None]
-    block: NotRequired[Amount]
-    seen: NotRequired[Amount]
+    kept: NotRequired[dict[str, Amount]]
     owed: bool
 
 
@@ -67,6 +66,8 @@ class Agreement:
         self._policy, self._rank, self._members = policy, rank, members
         self._plans = Plans(policy, rank, members, sites)
         self._replica = replica
+        coming = {one.merge for plan in first_plans(policy, members, sites) for one in plan.exchanges}
+        replica.expect(coming, centre=policy.evaluated is Evaluated.CENTRE)
         self._exchanges: Exchanges
         self.clock = 0
         self.threads = 1
@@ -101,7 +102,7 @@ class Agreement:
             ConfigError: something that is not carried.
         """
         plan = self._plans.at(self.clock + ahead)
-        if plan is not self._plan and (why := refused(plan, copy=False)):
+        if plan is not self._plan and (why := refused(plan, copy=False) or self._replica.refused(plan)):
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
         return plan
 
@@ -145,7 +146,7 @@ class Agreement:
             self._make_up()
 
     def _begin(self) -> None:
-        if not self._begun and self._policy.evaluated is Evaluated.CENTRE:
+        if not self._begun:
             self._replica.begin()
         self._begun = True
 
@@ -326,6 +327,7 @@ class Agreement:
         ]
         owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if more else self._owed
         since = self._since or next((part.before for part in more), None)
+        vectors, kept = self._replica.state_dict()
         numbers = {
             "policy": repr(self._policy),
             "own": self._policy.state_dict(),
@@ -333,15 +335,14 @@ class Agreement:
             "gap": max(0, self._gap + hand - len(less)),
             "fresh": fresh,
             "since": since,
-            "block": self._replica.block_samples,
-            "seen": self._replica.seen_samples,
+            "kept": kept,
             "owed": bool(owed),
         }
         if self._showing and self._policy.evaluated is Evaluated.CENTRE and self._hand_out is None:
             # The centre is as the last exchange has left it; steps since then are in no model that others would save.
             as_then = {"clock": self.clock - self._gap, "gap": 0, "fresh": [0] * len(fresh), "owed": False}
             numbers |= as_then | {"since": None, "lacking": since}
-        return numbers, self._replica.state_dict() if self._policy.evaluated is Evaluated.CENTRE else {}
+        return numbers, vectors
 
     def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """See that :meth:`load_state_dict` can take this up. Nothing is changed.
@@ -353,16 +354,7 @@ class Agreement:
             return
         with loading("the agreement"):
             read(_Numbers, numbers)
-            if vectors and set(vectors) != set(KEPT):
-                raise Misfit(sorted(vectors), f"{', '.join(KEPT)} or nothing", "vectors")
-        flat = self._replica.flat
-        for name, vector in vectors.items():
-            size = flat.size if name == "centre" else flat.trained
-            if len(vector) != size:
-                raise CheckpointError(
-                    f"the centre in the checkpoint has {len(vector)} numbers ({name!r}), that of this model {size}: "
-                    f"resume with the model that the run began with"
-                )
+            self._replica.check(vectors, numbers.get("kept", {}))
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`, between two steps; also with other workers. Another policy starts afresh.
@@ -380,7 +372,7 @@ class Agreement:
         same = len(numbers["fresh"]) == len(self._members)
         self._fresh = list(numbers["fresh"]) if same else [0] * len(self._members)
         self._policy.load_state_dict(numbers["own"])
-        self._replica.load_state_dict(vectors, numbers.get("block", 0.0), numbers.get("seen", 0.0))
+        self._replica.load_state_dict(vectors, numbers.get("kept", {}))
         if numbers["owed"]:
             self._owed = _of(self._plans.at(self.clock - 1), Moment.STEP)
 

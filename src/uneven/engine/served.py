@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Elastic, Exchange, Moment, Payload, StepPlan
+from uneven.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.core.plain import Count, Misfit, loading, read
 from uneven.core.records import ExchangeRecord
 from uneven.data.order import Part, Parts
@@ -270,7 +270,6 @@ class Served:
     def _record(
         self, order: Order, own: Values, outcome: Values, late: int, began_s: float, meanwhile: int = 0
     ) -> ExchangeRecord:
-        merge = order.exchange.merge
         moved = (outcome - own)[: self._replica.flat.trained]
         apart = float(np.sqrt(np.mean(np.square(moved)))) if len(moved) else 0.0
         return ExchangeRecord(
@@ -284,7 +283,7 @@ class Served:
             late=meanwhile if order.exchange.moment is Moment.BACKGROUND else late,
             took_s=time.perf_counter() - began_s,
             sent_bytes=own.nbytes,
-            distance=apart / merge.alpha if isinstance(merge, Elastic) else apart,
+            distance=order.exchange.merge.distance(apart),
             dropped=order.dropped,
         )
 

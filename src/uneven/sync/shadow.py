@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import Elastic, Moment, Payload, StepPlan, WriteBack
+from uneven.core.actions import Combined, Moment, Payload, StepPlan, WriteBack
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy, policies
@@ -133,7 +133,7 @@ def _check_answers(inner: SyncPolicy) -> None:
     """
     facts = inner.facts
     probe = inner.plan(SyncView(rank=0, clock=(1 if facts is None else facts.every) - 1, members=(0, 1)))
-    pulls = any(isinstance(one.merge, Elastic) for one in probe.exchanges)
+    pulls = any(one.merge.combined is Combined.CENTRE for one in probe.exchanges)
     if pulls or (facts is not None and facts.pace is Pace.OWN):
         raise ConfigError(
             f"shadow: alpha and write_back are for outcomes that the workers come to among themselves, as with ma or "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import Mean, Payload, StepPlan, Via
+from uneven.core.actions import Payload, StepPlan, Via
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.registry import Value
@@ -111,7 +111,7 @@ def _checked(inner: SyncPolicy) -> Facts:
         )
     probe = SyncView(rank=0, clock=facts.every - 1, members=(0, 1))
     for exchange in inner.plan(probe).exchanges:
-        if exchange.via is not Via.GROUP or not isinstance(exchange.merge, Mean):
+        if exchange.via is not Via.GROUP or not exchange.merge.plain:
             raise ConfigError(
                 f"shuffle: {inner!r} keeps a copy or a momentum that all share ({type(exchange.merge).__name__}), and "
                 f"changing groups would tear it apart: use shuffle:ma:every={facts.every}"

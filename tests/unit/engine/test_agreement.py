@@ -234,6 +234,7 @@ def test_to_rest_moves_no_centre_and_a_checkpoint_knows_how_long_blocks_are() ->
     model, _ = linear()
     one = Replica(model)
     exchange = Shadow(BMUF(every=1, momentum=0.5)).plan(SyncView(rank=0, clock=0, members=(0,))).exchanges[0]
+    one.expect([exchange.merge], centre=True)
     one.begin()
     weights = []
     for learnt, samples in ((1.0, 8), (0.0, 0), (0.0, 0), (1.0, 4)):
@@ -242,6 +243,7 @@ def test_to_rest_moves_no_centre_and_a_checkpoint_knows_how_long_blocks_are() ->
         one.meet(exchange, samples, lambda vector, exchange: 0)
         weights.append(model.weight.detach()[0, 0].item())
         again = Replica(model)
-        again.load_state_dict(one.state_dict(), one.block_samples, one.seen_samples)
+        again.expect([exchange.merge], centre=True)
+        again.load_state_dict(*one.state_dict())
         one = again
     assert weights == [2.0, 2.0, 2.0, 3.25], "half as long a block is carried on by half of the momentum"
