@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 import uneven
 from uneven.balance import Balancer
 from uneven.bench.workload import Workload, stretch
-from uneven.data.order import epoch_order
+from uneven.demo.training import FixedSampler, ReadyMark
 
 _FILLERS, _FILLER_BYTES = 20, 1 << 20
 """Pieces of memory that are taken before a block, and how large they are at most."""
@@ -54,20 +54,6 @@ class Block:
     exposed_s: tuple[float, ...]
     worked_s: float
     samples: float = 1.0
-
-
-class ReadyMark:
-    """Notes when the last gradient of a backward pass is ready: that of the layer nearest to the input."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.ready_s = 0.0
-        self.worked_s = 0.0  # processor time of this process at that moment
-        layer = next(layer for layer in model.modules() if list(layer.parameters(recurse=False)))
-        for parameter in layer.parameters(recurse=False):
-            parameter.register_post_accumulate_grad_hook(self._mark)
-
-    def _mark(self, _: torch.Tensor) -> None:
-        self.ready_s, self.worked_s = time.perf_counter(), time.process_time()
 
 
 class Arm(ABC):
@@ -153,27 +139,6 @@ class LoopArm(Arm):
             self.ended()
             begun_s = time.perf_counter()
         return tuple(exposed_s)
-
-
-def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """The same for every arm."""
-    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-
-class FixedSampler(Sampler[list[int]]):
-    """This rank's slice of each global batch under the split that it is given; the order is uneven's own."""
-
-    def __init__(self, length: int, shares: tuple[int, ...], rank: int) -> None:
-        self.shares = shares
-        self._length, self._rank, self._epoch = length, rank, 0
-
-    def __iter__(self) -> Any:
-        order = epoch_order(length=self._length, seed=0, epoch=self._epoch)
-        self._epoch += 1
-        total = sum(self.shares)
-        for start in range(0, self._length, total):
-            offset = start + sum(self.shares[: self._rank])
-            yield order[offset : offset + self.shares[self._rank]].tolist()
 
 
 class DDPArm(LoopArm):

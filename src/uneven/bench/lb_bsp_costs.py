@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from torch.nn.parallel import DistributedDataParallel
 
-from uneven.bench.arms import ReadyMark
 from uneven.bench.peers.cubic import Cubic
 from uneven.bench.workload import Workload, stretch
 from uneven.core.cost import Affine
+from uneven.demo.training import ReadyMark
 from uneven.measure.clock import HostClock
 
 _EXCHANGES = 14

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.bench.server_parts import ended
-from uneven.bench.workload import images
+from uneven.data.datasets import images
 from uneven.server import Client, ZmqLine, make_keys, table_of
 from uneven.server.process import ShardProcess
 

@@ -20,7 +20,7 @@ from uneven.bench.lb_bsp_stage import OnStage
 from uneven.bench.lb_bsp_worker import print_into
 from uneven.bench.sync_cases import EVERY, GAUGE, Case, seed_of
 from uneven.bench.sync_exchange import EVERYBODY, Exchanged, sweep
-from uneven.bench.workload import images
+from uneven.data.datasets import images
 from uneven.engine.connect import Connection, connect
 from uneven.world import SITE_VARIABLE, discover, report_failures
 

@@ -18,8 +18,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import nn
 
-from uneven.bench.workload import images, network
-from uneven.data.datasets import ImageData
+from uneven.data.datasets import ImageData, images
+from uneven.demo.training import network
 from uneven.session import Session
 
 BATCH = 64

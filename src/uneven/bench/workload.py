@@ -1,4 +1,4 @@
-"""What the demo and the benches train: a small convolutional network on real images, and one pass over them."""
+"""What the benches train: the demo's network on real images, or one of the authors' own workloads."""
 
 from __future__ import annotations
 
@@ -9,78 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from uneven.data.datasets import ImageData, digits, fashion_mnist
+from uneven.data.datasets import images
+from uneven.demo.training import accuracy, loss_of, most_likely, network
 from uneven.errors import UnknownNameError
 
-DATA = {"digits": digits, "fashion-mnist": fashion_mnist}
 WIDTH = 64
 """Channels of the benches' network."""
 
 MeanLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@lru_cache(maxsize=1)
-def images(name: str) -> ImageData:
-    """"digits" (ships with scikit-learn) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
-
-    Raises:
-        UnknownNameError: no such data set.
-        DataError: it is not on this machine; says how to get it.
-    """
-    if name not in DATA:
-        raise UnknownNameError("data set", name, DATA)
-    return DATA[name]()
-
-
-def network(data: ImageData, width: int = 32) -> nn.Module:
-    """Two convolutions and two linear layers; the same weights on every call."""
-    torch.manual_seed(0)
-    side = data.train.tensors[0].shape[-1]
-    return nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(2 * width * (side // 2) ** 2, 64), nn.ReLU(),
-        nn.Linear(64, data.classes),
-    )  # fmt: skip
-
-
 def first(dataset: TensorDataset, samples: int) -> Subset[tuple[torch.Tensor, ...]]:
     """So many samples from the beginning, over again if the data set is smaller."""
     return Subset(dataset, [index % len(dataset) for index in range(samples)])
-
-
-def most_likely(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Whether each sample's class is the likeliest one."""
-    return model(x).argmax(1) == y
-
-
-@torch.no_grad()
-def accuracy(
-    model: nn.Module,
-    dataset: TensorDataset,
-    batch_size: int = 512,
-    right: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] = most_likely,
-) -> float:
-    """Share of the data set that the model gets right, 0 … 1. Leaves the model in training mode."""
-    model.eval()
-    x, y = dataset.tensors
-    counts = (
-        int(right(model, some, labels).sum())
-        for some, labels in zip(x.split(batch_size), y.split(batch_size), strict=True)
-    )
-    found = sum(counts) / len(dataset)
-    model.train()
-    return found
-
-
-def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy over the batch."""
-    return F.cross_entropy(model(x), y)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from uneven import journal
 from uneven.balance import balancers
 from uneven.bench.recorded_runs import emulate
-from uneven.bench.workload import images, network
 from uneven.bench.worlds_cases import CHANGE_AT, GLOBAL_BATCH, Case, calibration, cases
 from uneven.bench.worlds_compare import (
     BALANCERS,
@@ -36,6 +35,8 @@ from uneven.bench.worlds_costs import as_in, shape_of
 from uneven.bench.worlds_worker import WIDTH
 from uneven.cluster.spec import ClusterSpec, Workload
 from uneven.core.records import Record
+from uneven.data.datasets import images
+from uneven.demo.training import network
 from uneven.emulate.probe import why_not_isolated
 from uneven.errors import LaunchError
 from uneven.simulate import Scenario, simulate

@@ -7,8 +7,9 @@ import sys
 import torch
 
 import uneven
-from uneven.bench.arms import make_optimizer
-from uneven.bench.workload import first, images, loss_of, network
+from uneven.bench.workload import first
+from uneven.data.datasets import images
+from uneven.demo.training import loss_of, make_optimizer, network
 
 WIDTH = 64
 

@@ -150,7 +150,7 @@ def bench(
     """
     import importlib
 
-    from uneven.bench.workload import images
+    from uneven.data.datasets import images
     from uneven.errors import ConfigError, UnknownNameError
 
     if name not in BENCHES:

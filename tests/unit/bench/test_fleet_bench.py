@@ -18,7 +18,7 @@ from uneven.bench import fleet_socket, fleet_tune
 from uneven.bench.fleet_baseline import train_member
 from uneven.bench.fleet_cases import BATCH, CASES, WIDTHS, ensemble, member
 from uneven.bench.fleet_socket_child import Epochs, Packing, loader, loader_batches, unpack
-from uneven.bench.workload import images
+from uneven.data.datasets import images
 from uneven.errors import TrainingError
 
 METHODS = ("baseline", "homogeneous", "sequential", "fleet-g", "together")
