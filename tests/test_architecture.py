@@ -28,7 +28,7 @@ PURE = (
     *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
     *("uneven.plan", "uneven.plan.*"),
     *(f"uneven.server.{name}" for name in ("wire", "partition", "vectors", "rounds", "shard", "link")),
-    *("uneven.bench.server_fuzz", "uneven.bench.mutations_make"),
+    *("uneven_bench.server.fuzz", "uneven_bench.mutations.make"),
     *(f"uneven.fleet.{name}" for name in ("rates", "profile", "allocate", "assign", "rounds")),
     *(f"uneven.fleet.{name}" for name in ("densest", "learning", "rivals", "simulate", "optimal")),
     *(f"uneven.fleet.{name}" for name in ("converge", "feed_ledger", "feed_stream", "feed_size", "batch_rule")),
@@ -36,10 +36,10 @@ PURE = (
     *(f"uneven.bench.{name}" for name in ("fleet_plan_cases", "faults_cases", "faults_judge")),
     *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
     *(f"uneven.cluster.{name}" for name in ("quantities", "parse", "write")),
-    *("uneven.bench.peers", *(f"uneven.bench.peers.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),
+    *("uneven.balance.rivals", *(f"uneven.balance.rivals.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),
     *(f"uneven.bench.{name}" for name in ("rivals_cases", "rivals_inside", "rivals_loops")),
     *(f"uneven.bench.{name}" for name in ("lb_bsp_cases", "lb_bsp_table", "sync_cases", "sync_table")),
-    *(f"uneven.bench.peers.{name}" for name in ("accumulate", "flexrr", "flexrr_messages", "flexrr_time", "quorum")),
+    *(f"uneven.balance.rivals.{name}" for name in ("accumulate", "flexrr", "flexrr_messages", "flexrr_time", "quorum")),
 )
 
 WORLDLY = {

@@ -13,10 +13,10 @@ import pytest
 import typer
 
 from uneven.cli import application
-from uneven.cli.bench import BENCHES
 from uneven.cli.commands import COMMANDS
 from uneven.config import RunConfig, fields
 from uneven.testing.scripts import run_script
+from uneven_bench.commands import BENCHES
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"

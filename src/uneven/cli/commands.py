@@ -32,7 +32,7 @@ COMMANDS: dict[str, Command] = {
         Command("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
         Command("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
         Command("demo", "uneven.cli.demo:demo", "See it work on four unequal workers, against DDP."),
-        Command("bench", "uneven.cli.bench:bench", "Measure a claim on this machine."),
+        Command("bench", "uneven_bench.commands:bench", "Measure a claim on this machine."),
         Command("doctor", "uneven.cli.doctor:doctor", "Say what this machine can and cannot do."),
     )
 }

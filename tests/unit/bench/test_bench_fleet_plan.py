@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from uneven.bench import fleet_plan
-from uneven.bench.fleet_plan_cases import (
+from uneven_bench.fleet_plan import bench as fleet_plan
+from uneven_bench.fleet_plan.cases import (
     DEVICES,
     EPOCHS,
     KINDS,
@@ -24,7 +24,7 @@ from uneven.bench.fleet_plan_cases import (
     median,
     single_rates,
 )
-from uneven.bench.fleet_plan_page import NAMES
+from uneven_bench.fleet_plan.page import NAMES
 
 
 def test_the_members_are_as_the_paper_tells_of_them() -> None:

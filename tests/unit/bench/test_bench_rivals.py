@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from uneven.balance import balancers
-from uneven.bench import rivals
-from uneven.bench.peers import rivals as registered
-from uneven.bench.rivals_cases import CHANGE, HELD, ITERATIONS, SETTLING, Case, cases
-from uneven.bench.rivals_inside import accumulating, backup, flexrr
-from uneven.bench.rivals_loops import Outcome, Totals, foreseen, oracle, ours, rival
+from uneven.balance.rivals import rivals as registered
+from uneven_bench.rivals import bench as rivals
+from uneven_bench.rivals.cases import CHANGE, HELD, ITERATIONS, SETTLING, Case, cases
+from uneven_bench.rivals.inside import accumulating, backup, flexrr
+from uneven_bench.rivals.loops import Outcome, Totals, foreseen, oracle, ours, rival
 
 
 def quiet(speeds: tuple[float, ...], total: int, moved_s: float = 0.0) -> Case:

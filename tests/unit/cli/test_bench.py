@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from uneven.bench import micro_split
 from uneven.cli import main
-from uneven.cli.bench import BENCHES
+from uneven_bench import split as micro_split
+from uneven_bench.commands import BENCHES
 
 
 def uneven(*arguments: str) -> int:
@@ -69,7 +69,7 @@ def test_bad_input_is_refused_before_a_worker_starts(
 
 
 def test_closed_loops_give_the_same_figures_every_time() -> None:
-    from uneven.bench import closed_loop
+    from uneven_bench import closed_loop
 
     steps: list[float] = []
     first = closed_loop.run(quick=True, data="digits", progress=lambda phase, state, done: steps.append(done))

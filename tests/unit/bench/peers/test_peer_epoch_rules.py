@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from uneven.bench.peers import rivals
-from uneven.bench.peers.dbs import Dbs, dbs_shares
-from uneven.bench.peers.epochs import Epochs
-from uneven.bench.peers.omnilearn import OmniLearn, omnilearn_round
+from uneven.balance.rivals import rivals
+from uneven.balance.rivals.dbs import Dbs, dbs_shares
+from uneven.balance.rivals.epochs import Epochs
+from uneven.balance.rivals.omnilearn import OmniLearn, omnilearn_round
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.testing.contracts import BalancerContract

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from test_peer_epoch_rules import at_start, seen
 
-from uneven.bench.peers.cubic import Cubic, even_finish
-from uneven.bench.peers.lbb import Lbb, one_sample, refit, straggling
+from uneven.balance.rivals.cubic import Cubic, even_finish
+from uneven.balance.rivals.lbb import Lbb, one_sample, refit, straggling
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError
 from uneven.testing.contracts import BalancerContract
