@@ -38,7 +38,7 @@ _EARLY, _LATER = 1, 4
 """Iterations between two reports, for the first four and from then on."""
 
 
-def run(quick: bool, data: str, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
+def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
     """The share of the best that each predictor reaches.
 
     Returns:

@@ -42,8 +42,8 @@ WHAT = {
 """Key of the result → the same in words."""
 
 
-def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Time the functions, and the default balancer when it moves and when it keeps. No data is used.
+def run(quick: bool, progress: Progress) -> dict[str, Any]:
+    """Time the functions, and the default balancer when it moves and when it keeps.
 
     Returns:
         ``workers``, ``bar_ms``, ``repeats``, ``slowest_ms``, and the keys of ``WHAT``.

@@ -165,4 +165,4 @@ def test_what_went_wrong_is_shown_with_how_to_play_it_again() -> None:
     assert "1 of 2 as they have to end, 1 resumed" in shown.get()
     assert "--seed 5 --only 17" in shown.get()
     with pytest.raises(ConfigError, match="--only -1: cases are numbered from 0"):
-        bench.run(True, "digits", lambda *_: None, only=-1)
+        bench.run(True, lambda *_: None, only=-1)

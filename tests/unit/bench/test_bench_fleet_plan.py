@@ -54,7 +54,7 @@ def test_the_median_is_one_that_occurred() -> None:
 def test_a_short_run(tmp_path: Path) -> None:
     done: list[float] = []
     pictures = tmp_path / "new" / "plans.html"
-    result = fleet_plan.run(True, "digits", lambda phase, state, share: done.append(share), report=pictures)
+    result = fleet_plan.run(True, lambda phase, state, share: done.append(share), report=pictures)
     again = json.loads(json.dumps(result))
     rows = again["kinds"]["paper"]["80"]
     assert set(rows) == set(fleet_plan.METHODS)

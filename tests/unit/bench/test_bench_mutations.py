@@ -62,7 +62,7 @@ def _grows(given: object) -> None:
 def test_a_traceback_and_a_runaway_are_seen(tmp_path: Path) -> None:
     here = Path.cwd()
     verdict = Target("bad", TARGETS[0].inputs, _fails).verdict(b"", tmp_path / "one")
-    assert verdict.startswith("KeyError: 'a bug' (mutations.py:")
+    assert verdict.startswith("KeyError: 'a bug' (targets.py:")
     with limited():
         assert Target("large", TARGETS[0].inputs, _grows).verdict(b"", tmp_path / "one").startswith("MemoryError")
     assert Path.cwd() == here

@@ -1,9 +1,9 @@
 """``uneven bench balancers``: the balancers compared where the costs are known.
 
-Each case of :mod:`uneven_bench.balancers.devices` is played for 400 iterations in virtual time. Every worker predicts itself, as
-in a run; reports come after 1, 2, 4 and then every 8 iterations while nothing changes, as where nobody can call for
-them; a report of iteration i is read at the end of i + 1. What counts is the time of the best integer split ÷ the
-time of the splits in force, both without the noise: seconds, and the same figures on every machine.
+Each case of :mod:`uneven_bench.balancers.devices` is played for 400 iterations in virtual time. Every worker predicts
+itself, as in a run; reports come after 1, 2, 4 and then every 8 iterations while nothing changes, as where nobody can
+call for them; a report of iteration i is read at the end of i + 1. What counts is the time of the best integer split ÷
+the time of the splits in force, both without the noise: seconds, and the same figures on every machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMES = ("even", "lb-bsp", "numerical", "numerical:pairs=8", "analytic", "model"
 _RAREST = 8
 
 
-def run(quick: bool, data: str, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
+def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
     """The share of the best that each balancer reaches.
 
     Returns:

@@ -33,7 +33,7 @@ _SHOWN = 1500
 Progress = Callable[[str, str, float], None]
 
 
-def run(quick: bool, data: str, progress: Progress, seed: int = SEED, only: int | None = None) -> dict[str, Any]:
+def run(quick: bool, progress: Progress, seed: int = SEED, only: int | None = None) -> dict[str, Any]:
     """Play 200 faults, some at a time; with ``quick``, 24.
 
     Args:

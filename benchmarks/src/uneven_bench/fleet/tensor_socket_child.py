@@ -1,4 +1,4 @@
-"""The two kinds of process of :mod:`uneven_bench.fleet.tensor_socket`: the producer and a member, and what works round faults.
+"""The producer and the member of :mod:`uneven_bench.fleet.tensor_socket`, each a process, and what works round faults.
 
 Nothing here imports TensorSocket before one of the two begins.
 """

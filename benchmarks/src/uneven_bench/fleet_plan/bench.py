@@ -67,14 +67,11 @@ METHODS: dict[str, Callable[[Rates, int, int], Plans]] = {
 """Name → planner from the believed rates, the number of devices and a seed."""
 
 
-def run(
-    quick: bool, data: str, progress: Callable[[str, str, float], None], report: Path | None = None
-) -> dict[str, Any]:
-    """Every method on every ensemble. No data is used.
+def run(quick: bool, progress: Callable[[str, str, float], None], report: Path | None = None) -> dict[str, Any]:
+    """Every method on every ensemble.
 
     Args:
         quick: two numbers of devices, one ensemble each.
-        data: not used.
         progress: told the phase, what it is doing, and how much of it is done, 0 … 1.
         report: where to write pictures of plans for a small ensemble, one HTML file.
 

@@ -1,7 +1,8 @@
 """``uneven bench mutations``: thousands of inputs that went wrong; each is taken, or refused with one message.
 
-They come from :mod:`uneven_bench.mutations.make`, and processes of their own take them (:mod:`uneven_bench.mutations.targets`),
-with little memory. A fault is an exception that is none of ours, a process that dies, and an input that takes too long.
+They come from :mod:`uneven_bench.mutations.make`, and processes of their own, with little memory, take them
+(:mod:`uneven_bench.mutations.targets`). A fault is an exception that is none of ours, a process that dies, and an input
+that takes too long.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Tried:
     faults: dict[int, str] = field(default_factory=dict)
 
 
-def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
+def run(quick: bool, progress: Progress) -> dict[str, Any]:
     """Try every target.
 
     Returns:
@@ -53,7 +54,6 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     Raises:
         LaunchError: a process that tries them does not start.
     """
-    del data
     each = QUICK_EACH if quick else EACH
     said = subprocess.run([*_CHILD, "list"], stdout=subprocess.PIPE, env=_environment(), timeout=_STARTS_WITHIN_S)
     if said.returncode:

@@ -2,8 +2,8 @@
 
 A target takes an input, or refuses it with an error of uneven's. Everything else that it raises is a fault.
 
-``python -m uneven_bench.mutations.targets`` is the process in which ``uneven bench mutations`` tries them: what hangs or
-grows takes nobody with it. It prints JSON, a line before and a line after each input.
+``python -m uneven_bench.mutations.targets`` is the process in which ``uneven bench mutations`` tries them: what hangs
+or grows takes nobody with it. It prints JSON, a line before and a line after each input.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import uneven
+import uneven_bench
 from uneven import rundir
 from uneven.errors import ConfigError, UnevenError
 from uneven_bench.mutations import make, seeds
@@ -91,7 +92,7 @@ class Caught:
 
 def _named(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    last = [one for one in frames if Path(one.filename).is_relative_to(_PACKAGE)][-1]
+    last = [one for one in frames if any(Path(one.filename).is_relative_to(place) for place in _OURS)][-1]
     return f"{type(error).__name__}: {str(error)[:100]} ({Path(last.filename).name}:{last.lineno} in {last.name})"
 
 
@@ -220,12 +221,12 @@ def _nothing(*_: Any, **__: Any) -> Any:
     raise typer.Exit
 
 
-_PACKAGE = Path(uneven.__file__).parent
+_OURS = tuple(Path(file).parent for file in (uneven.__file__, uneven_bench.__file__) if file)
 
 _STARTS = (
     *("uneven.launch:run", "uneven.server.process:ShardKeeper", "uneven.cli.emulate:emulate", "uneven.fleet:train"),
-    *("uneven.report.terminal:watch", "uneven.demo.show:phase", "uneven_bench.commands:_run", "uneven.cli.doctor:gather"),
-    "uneven.cli.doctor:_clean",
+    *("uneven.report.terminal:watch", "uneven.demo.show:phase", "uneven_bench.show:_measured"),
+    *("uneven.cli.doctor:gather", "uneven.cli.doctor:_clean"),
 )
 
 TARGETS: tuple[Target, ...] = (

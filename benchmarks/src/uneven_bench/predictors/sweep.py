@@ -56,8 +56,8 @@ GRID: dict[str, dict[str, tuple[str, ...]]] = {
 Progress = Callable[[str, str, float], None]
 
 
-def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Every value of every option, the others at their defaults. ``data`` is not used.
+def run(quick: bool, progress: Progress) -> dict[str, Any]:
+    """Every value of every option, the others at their defaults.
 
     Returns:
         ``rmse`` and ``iteration_s``: specification → geometric mean over the cases of the figure ÷ that of ``ema`` at

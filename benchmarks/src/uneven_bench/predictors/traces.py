@@ -25,7 +25,7 @@ _NOISE = 0.03
 _LEAST_FREE = 0.05
 _MOST_JOB_ITERATIONS = 600
 _LEAST_ITERATIONS = 20
-_FALLBACK = "predictors_fallback.csv"
+_FALLBACK = "fallback.csv"
 
 
 def real(quick: bool = False) -> dict[str, Case]:

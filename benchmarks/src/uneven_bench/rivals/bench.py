@@ -47,8 +47,8 @@ Progress = Callable[[str, str, float], None]
 """Told the phase, what it is doing, and how much of it is done, 0 … 1."""
 
 
-def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Play all. No data set is used; recorded traces if ``UNEVEN_DATA`` names their folder.
+def run(quick: bool, progress: Progress) -> dict[str, Any]:
+    """Play all, on recorded traces too if ``UNEVEN_DATA`` names their folder.
 
     Returns:
         ``cases``: case → method → of_limit, iteration_s, waiting, lost, samples, best; ``best_rival`` and

@@ -28,8 +28,8 @@ class Point(NamedTuple):
 def rate(ranks: Sequence[Mapping[str, Any]], *, own_pace: bool) -> float:
     """Samples per second of all workers in a stretch: each by its own time where nobody waits for anybody."""
     if own_pace:
-        return sum(one["samples"] / one["seconds"] for one in ranks)
-    return sum(one["samples"] for one in ranks) / max(one["seconds"] for one in ranks)
+        return sum(float(one["samples"] / one["seconds"]) for one in ranks)
+    return float(sum(one["samples"] for one in ranks) / max(one["seconds"] for one in ranks))
 
 
 def curve(arm: Mapping[str, Any]) -> list[Point]:
@@ -57,7 +57,7 @@ def loss_at(points: Sequence[Point], axis: str, where: float) -> float:
         low, high = getattr(before, axis), getattr(after, axis)
         if low <= where <= high and high > low:
             part = math.log(where / low) / math.log(high / low) if low > 0 else (where - low) / (high - low)
-            return before.loss * (after.loss / before.loss) ** part
+            return float(before.loss * (after.loss / before.loss) ** part)
     return math.nan
 
 
