@@ -34,7 +34,7 @@ def command(
     ],
     iterations: Annotated[int, played("Global batches that each one takes.")] = 200,
     balance: Annotated[
-        str | None, played("Balancers. [default: all]", metavar="NAME,…", show_default=False)
+        str | None, played("Balancers. [default: all but the rivals]", metavar="NAME,…", show_default=False)
     ] = None,
     sync: Annotated[
         str | None, played("Synchronisations. [default: all]", metavar="NAME,…", show_default=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from uneven.balance import balancers
-from uneven.balance.rivals import rivals as registered
+from uneven.balance.rivals import RIVALS
 from uneven_bench.rivals import bench as rivals
 from uneven_bench.rivals.cases import CHANGE, HELD, ITERATIONS, SETTLING, Case, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
@@ -123,7 +123,7 @@ def test_gains_are_over_the_best_that_is_not_ours() -> None:
 
 
 def test_every_rival_takes_part_and_the_tables_show_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(registered) | {"even", "static", "flexrr", "backup", "accumulate", "lb-bsp"} <= set(rivals.methods())
+    assert set(RIVALS) | {"even", "static", "flexrr", "backup", "accumulate", "lb-bsp"} <= set(rivals.methods())
     monkeypatch.delenv("UNEVEN_DATA", raising=False)
     monkeypatch.setattr(rivals, "cases", lambda recorded, seed: (dataclasses.replace(quiet((1.0, 2.0), 48)),))
     said = []

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from uneven.balance.rivals import Lbb, rivals
+from uneven.balance import balancers
+from uneven.balance.rivals import Lbb
 from uneven.balance.rivals.cubic import Cubic
 from uneven.core.apportion import fastest_finish
 from uneven.core.views import Limits
@@ -117,7 +118,7 @@ class _Run:
             return DDPArm(model, work, even, case.block)
         if who.startswith(_RIVAL):
             spec = who.removeprefix(_RIVAL)
-            rule = Lbb(profile=self._profiles) if spec == "lbb" else rivals.resolve(spec)
+            rule = Lbb(profile=self._profiles) if spec == "lbb" else balancers.resolve(spec)
             every = parse_spec(spec)[1].get("epoch", 1)
             assert isinstance(every, int)
             return RuleArm(model, work, even, case.block, rule=rule, every=every)

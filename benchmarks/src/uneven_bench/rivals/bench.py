@@ -20,7 +20,7 @@ from rich.table import Table as Shown
 from rich.text import Text
 
 from uneven.balance import balancers
-from uneven.balance.rivals import Lbb, rivals
+from uneven.balance.rivals import RIVALS, Lbb
 from uneven.cluster.series import DATA_VARIABLE
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, Case, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
@@ -90,7 +90,7 @@ def methods() -> dict[str, Callable[[Case, int], Outcome]]:
         "even": lambda case, _: ours(case, balancers.resolve("even")),
         "static": lambda case, _: ours(case, balancers.resolve("static")),
     }
-    for name in rivals:
+    for name in RIVALS:
         found[name] = lambda case, seed, name=name: rival(case, name, seed)  # type: ignore[misc]
     found[LBB_AS_OURS] = lambda case, seed: ours(case, Lbb(profile=profiles(case, seed)))
     for name, play in INSIDE.items():

@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 from statistics import median
 
-from uneven.balance.base import Balancer
-from uneven.balance.rivals import Lbb, rivals
+from uneven.balance.base import Balancer, balancers
+from uneven.balance.rivals import Lbb
 from uneven.balance.rivals.cubic import Cubic
 from uneven.control import Decider, Forecaster, Report, Table
 from uneven.core.apportion import fastest_finish
@@ -100,8 +100,8 @@ def _knowing(case: Case, slow: Factors) -> Outcome:
 
 
 def rival(case: Case, name: str, seed: int) -> Outcome:
-    """A balancer of ``peers``: sees every iteration of every worker, and its answer counts in the next one."""
-    balancer: Balancer = Lbb(profile=profiles(case, seed)) if name == "lbb" else rivals.resolve(name)
+    """A rival balancer: it sees every iteration of every worker, and its answer counts in the next one."""
+    balancer: Balancer = Lbb(profile=profiles(case, seed)) if name == "lbb" else balancers.resolve(name)
     n = case.workers
     shares = (case.global_batch // n,) * n
     view = BalanceView(

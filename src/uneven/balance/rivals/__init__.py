@@ -1,19 +1,15 @@
-"""Rivals, written by us from their descriptions; docs/ideas/rivals.md tells what each description leaves open.
+"""Balancers from the literature, written from their descriptions, to compare ours with. Pure.
 
-Those that are balancers have a name here. It is not a public one: they are there to be compared with.
+``docs/ideas/rivals.md`` says what each description leaves open, and how they do. ``uneven plan`` tries them only where
+they are named.
 """
 
 from uneven.balance.base import Balancer
 from uneven.balance.rivals.dbs import Dbs
 from uneven.balance.rivals.lbb import Lbb
 from uneven.balance.rivals.omnilearn import OmniLearn
-from uneven.registry import Registry
 
-rivals: Registry[Balancer] = Registry("rival", Balancer)  # type: ignore[type-abstract]
-"""Rival balancers by name."""
+RIVALS: dict[str, type[Balancer]] = {"dbs": Dbs, "omnilearn": OmniLearn, "lbb": Lbb}
+"""Their names; registered among the balancers."""
 
-rivals.register("dbs", Dbs)
-rivals.register("omnilearn", OmniLearn)
-rivals.register("lbb", Lbb)
-
-__all__ = ["Dbs", "Lbb", "OmniLearn", "rivals"]
+__all__ = ["RIVALS", "Dbs", "Lbb", "OmniLearn"]

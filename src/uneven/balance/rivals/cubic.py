@@ -12,6 +12,9 @@ import numpy as np
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
 
+LEAST_SIZES = 4
+"""Different batch sizes that a cubic needs: as many as it has coefficients."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cubic:
@@ -44,7 +47,7 @@ class Cubic:
         Raises:
             ConfigError: fewer sizes than a cubic has coefficients.
         """
-        if len(set(sizes)) < 4:
+        if len(set(sizes)) < LEAST_SIZES:
             raise ConfigError(f"a cubic needs at least four different batch sizes, not {sorted(set(sizes))}")
         largest = float(max(sizes))
         x = np.array(sizes, float) / largest

@@ -15,11 +15,12 @@ Open in the description, and our reading:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uneven.balance.base import Balancer, standing
-from uneven.balance.rivals.cubic import Cubic, even_finish
+from uneven.balance.profile import Profile
+from uneven.balance.rivals.cubic import LEAST_SIZES, Cubic, even_finish
 from uneven.core.actions import Split
 from uneven.core.apportion import fastest_finish
 from uneven.core.views import BalanceView, Limits
@@ -65,13 +66,14 @@ class Lbb(Balancer):
     """Decides after every iteration that was measured under the present split.
 
     Args:
-        profile: each worker's cubic, by rank; without one, equal shares at first and a0 = 0.
+        profile: each worker's cubic, by rank; without one, what the session profiles. Where nobody does that, equal
+            shares at first and a0 = 0.
         calm: SE below which nothing moves.
         far: SE from which the costs are fitted anew.
         window: iterations after a refit with single samples only.
 
     Raises:
-        ConfigError: thresholds or window out of range.
+        ConfigError: thresholds or window out of range, or a profile that is none.
     """
 
     predictor = "last"
@@ -88,6 +90,8 @@ class Lbb(Balancer):
             raise ConfigError(
                 f"lbb: calm = {calm!r} must lie between 0 and far = {far!r}, and window = {window!r} not be negative"
             )
+        if profile is not None and not all(isinstance(one, Cubic) for one in profile):
+            raise ConfigError(f"lbb: profile = {profile!r}: give a Cubic of each rank, in Python")
         self._profile = None if profile is None else tuple(profile)
         self._calm, self._far, self._window = calm, far, window
         self._started = False
@@ -117,6 +121,13 @@ class Lbb(Balancer):
         shares = refit(present, times_s, a0_s, view.global_batch, view.limits)
         return Split(shares, f"lbb: rapid tuning, times {far_apart:.1%} apart")
 
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:
+        """The next split is made from cubics through it, unless others were given or it has too few sizes for them."""
+        whole = tuple(sorted(profiles)) == tuple(range(len(profiles)))
+        if self._profile is None and whole and all(len(one.sizes) >= LEAST_SIZES for one in profiles.values()):
+            self._profile = tuple(Cubic.fit(one.sizes, one.seconds) for _, one in sorted(profiles.items()))
+            self._started = False
+
     def _first(self, view: BalanceView) -> Split:
         if self._profile is None:
             return Split(standing(view), "lbb: no profile, equal shares at first")
@@ -142,10 +153,13 @@ class Lbb(Balancer):
         return times_s
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the window is."""
-        return {"started": self._started, "newest": self._newest, "refitted": self._refitted}
+        """Where the window is, and the profile."""
+        profile = None if self._profile is None else [[one.a0, one.a1, one.a2, one.a3] for one in self._profile]
+        return {"started": self._started, "newest": self._newest, "refitted": self._refitted, "profile": profile}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
         self._started = bool(state["started"])
         self._newest, self._refitted = int(state["newest"]), int(state["refitted"])
+        if state["profile"] is not None:
+            self._profile = tuple(Cubic(*map(float, row)) for row in state["profile"])

@@ -7,12 +7,17 @@ import math
 
 import pytest
 
-from uneven.balance.rivals import rivals
+from uneven.balance import balancers
+from uneven.balance.rivals import RIVALS
 from uneven.balance.rivals.dbs import Dbs, dbs_shares
 from uneven.balance.rivals.epochs import Epochs
 from uneven.balance.rivals.omnilearn import OmniLearn, omnilearn_round
+from uneven.cluster import files
+from uneven.core.records import Record, SplitRecord
 from uneven.core.views import BalanceView, Limits, Observation
-from uneven.errors import ConfigError, UnknownNameError
+from uneven.errors import ConfigError
+from uneven.simulate import Scenario, simulate
+from uneven.sync import BSP
 from uneven.testing.contracts import BalancerContract
 
 TABLE = {
@@ -111,19 +116,23 @@ def test_an_epoch_is_over_when_all_have_reported_it() -> None:
         ("omnilearn:dead_band=-1", "dead_band = -1"),
         ("omnilearn:least=2", "must hold 1"),
         ("lbb:calm=0.5", "calm = 0.5"),
+        ("lbb:profile=1/2", "give a Cubic of each rank"),
     ],
 )
 def test_wrong_settings_are_refused(spec: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        rivals.resolve(spec)
+        balancers.resolve(spec)
 
 
-def test_rivals_are_no_public_balancers() -> None:
-    from uneven.balance import balancers
-
-    assert not set(rivals) & set(balancers)
-    with pytest.raises(UnknownNameError):
-        balancers.resolve("lbb")
+@pytest.mark.parametrize("name", RIVALS)
+def test_a_rival_is_a_name_like_any_other(name: str) -> None:
+    assert isinstance(balancers.resolve(name), RIVALS[name])
+    spec = files.load("demo4")
+    records: list[Record] = []
+    simulate(Scenario(spec=spec, balancer=balancers.resolve(name), policy=BSP(), iterations=200), records.append)
+    shares = [one.shares for one in records if isinstance(one, SplitRecord)][-1]
+    assert sum(shares) == spec.workload.global_batch
+    assert shares[0] > 2 * shares[3], "0.6 of a core beside 0.1"
 
 
 class TestDbs(BalancerContract):

@@ -6,8 +6,9 @@ import dataclasses
 from itertools import pairwise
 
 import pytest
-from test_peer_epoch_rules import at_start, seen
+from test_rival_epoch_rules import at_start, seen
 
+from uneven.balance.profile import Profile
 from uneven.balance.rivals.cubic import Cubic, even_finish
 from uneven.balance.rivals.lbb import Lbb, one_sample, refit, straggling
 from uneven.core.views import BalanceView, Limits, Observation
@@ -113,6 +114,24 @@ def test_the_profile_is_of_these_workers() -> None:
     with pytest.raises(ConfigError, match="none of rank 1"):
         Lbb(profile=[Cubic(0.0, 1.0)]).split(at_start(10, 2))
     assert Lbb(profile=[Cubic(0.0, 0.03), Cubic(0.0, 0.01)]).split(at_start(100, 2)).shares == (25, 75)
+
+
+def test_what_the_session_profiles_is_a_profile_too() -> None:
+    sizes = (1, 2, 4, 8)
+    profiles = {
+        rank: Profile(sizes=sizes, seconds=tuple(x * each_s for x in sizes)) for rank, each_s in enumerate((0.03, 0.01))
+    }
+    balancer, view = Lbb(), at_start(100, 2)
+    assert balancer.split(view).shares == (50, 50)
+    balancer.profiled(profiles)
+    state = balancer.state_dict()
+    assert balancer.split(view).shares == (25, 75)
+    resumed = Lbb()
+    resumed.load_state_dict(state)
+    assert resumed.split(view).shares == (25, 75)
+    coarse = Lbb()
+    coarse.profiled({rank: Profile(sizes=(1, 2), seconds=(0.1, 0.2)) for rank in range(2)})
+    assert coarse.split(view).shares == (50, 50), "too few sizes for a cubic"
 
 
 class TestLbb(BalancerContract):
