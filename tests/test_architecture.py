@@ -245,6 +245,21 @@ def test_the_table_has_no_rows_without_a_package_and_no_cycles() -> None:
     assert len(list(graphlib.TopologicalSorter(inner).static_order())) == len(table)
 
 
+def test_ranks_compare_the_code_that_takes_part_in_a_run() -> None:
+    """What ``uneven.session`` reaches by imports, in functions too."""
+    from uneven.engine.connect import IN_A_RUN
+
+    by_name = {module.name: module for module in modules()}
+    reached, waiting = set(), ["uneven.session"]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [target(one, KNOWN) for _, one in imports(by_name[name]) if one.split(".")[0] == "uneven"]
+    units = {name.split(".")[1] if "." in name else "__init__" for name in reached}
+    assert sorted(units) == sorted(IN_A_RUN)
+
+
 def test_only_the_world_reads_the_launchers_variables() -> None:
     others = [module for module in modules() if module.name not in READERS]
     assert [wrong for module in others for wrong in launcher_variables(module)] == []
