@@ -245,6 +245,12 @@ def test_the_table_has_no_rows_without_a_package_and_no_cycles() -> None:
     assert len(list(graphlib.TopologicalSorter(inner).static_order())) == len(table)
 
 
+def test_no_two_files_of_the_benches_need_each_other() -> None:
+    benches = [module for module in modules() if module.unit == "uneven_bench"]
+    needs = {one.name: {target(name, KNOWN) for _, name in imports(one)} & KNOWN - {one.name} for one in benches}
+    assert len(list(graphlib.TopologicalSorter(needs).static_order())) > 90
+
+
 def test_ranks_compare_the_code_that_takes_part_in_a_run() -> None:
     """What ``uneven.session`` reaches by imports, in functions too."""
     from uneven.engine.connect import IN_A_RUN

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from uneven.testing.ranks import RankContext, ranks
-from uneven_bench.sync.arms import RATE, SyncArm, make
+from uneven_bench.sync.arm import RATE, SyncArm
+from uneven_bench.sync.arms import make
 
 STEPS = 8
 TOGETHER = {

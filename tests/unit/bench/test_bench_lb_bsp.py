@@ -191,7 +191,7 @@ def test_sparse_rows_are_filled_up_and_cut_off() -> None:
 
 
 def test_the_stand_ins_and_the_models_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uneven_bench.workloads.base import workload
+    from uneven_bench.workloads.named import workload
 
     monkeypatch.delenv("UNEVEN_DATA", raising=False)
     with pytest.raises(UnknownNameError, match="unknown workload 'svn'; did you mean 'svm'"):

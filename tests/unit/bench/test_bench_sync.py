@@ -18,7 +18,8 @@ from uneven.data.order import epoch_order
 from uneven.errors import UnknownNameError
 from uneven.sync import policies
 from uneven_bench.sync import bench as sync
-from uneven_bench.sync.arms import Block, EvenSampler, mlp
+from uneven_bench.sync.arm import Block
+from uneven_bench.sync.arms import EvenSampler, mlp
 from uneven_bench.sync.cases import (
     AGAIN,
     BARE,

@@ -10,7 +10,7 @@ import time
 import torch
 
 from uneven.engine.heap import keep_freed_memory
-from uneven_bench.workloads.base import workload
+from uneven_bench.workloads.named import workload
 
 
 def main(way: str, batch: int, steps: int, data: str) -> None:

@@ -28,7 +28,8 @@ from uneven_bench.lb_bsp.cases import LIMIT, SLOW, Case, corrected, oracle_costs
 from uneven_bench.lb_bsp.costs import affine, cubic, transfer_s
 from uneven_bench.lb_bsp.rival_arms import AccumulateArm, BackupArm, FlexRRArm, RuleArm
 from uneven_bench.lb_bsp.stage import OnStage
-from uneven_bench.workloads.base import Workload, workload
+from uneven_bench.workloads.base import Workload
+from uneven_bench.workloads.named import workload
 
 TASK = "task.json"
 RESULTS = "results.json"

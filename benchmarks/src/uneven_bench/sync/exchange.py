@@ -15,7 +15,7 @@ from uneven.sync import groupings
 from uneven.transport.base import Transport
 from uneven.transport.parameters import VectorCarrier
 from uneven.transport.rollcall import RollCall
-from uneven_bench.sync.arms import sent_bytes
+from uneven_bench.sync.arm import sent_bytes
 
 EVERYBODY = "everybody"
 WAYS = ("grid", "digits")

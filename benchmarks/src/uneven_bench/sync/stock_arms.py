@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from uneven.errors import UnknownNameError
-from uneven_bench.sync.arms import SyncArm
+from uneven_bench.sync.arm import SyncArm
 
 _WARM = 2
 """Steps in which PowerSGD sends whole gradients; torch wants two at least, as buckets are made anew after the first."""

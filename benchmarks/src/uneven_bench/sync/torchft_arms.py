@@ -24,7 +24,7 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from uneven.errors import UnknownNameError
 from uneven.sync.block import DiLoCo as DiLoCoPolicy
 from uneven.world import discover
-from uneven_bench.sync.arms import SyncArm
+from uneven_bench.sync.arm import SyncArm
 
 _TIMEOUT = timedelta(seconds=120)
 

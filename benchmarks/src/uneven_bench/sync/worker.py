@@ -20,7 +20,8 @@ from uneven.engine.connect import Connection, connect
 from uneven.world import SITE_VARIABLE, discover, report_failures
 from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.lb_bsp.worker import print_into
-from uneven_bench.sync.arms import Block, SyncArm, make, mlp
+from uneven_bench.sync.arm import Block, SyncArm
+from uneven_bench.sync.arms import make, mlp
 from uneven_bench.sync.cases import EVERY, GAUGE, Case, seed_of
 from uneven_bench.sync.exchange import EVERYBODY, Exchanged, sweep
 

@@ -1,10 +1,9 @@
-"""What the benches train: the demo's network on real images, or one of the authors' own workloads."""
+"""A model and the data it is trained on, and the stretches of the data that one block of training uses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from uneven.data.datasets import images
-from uneven.demo.training import accuracy, loss_of, most_likely, network
-from uneven.errors import UnknownNameError
-
-WIDTH = 64
-"""Channels of the benches' network."""
+from uneven.demo.training import accuracy, loss_of, most_likely
 
 MeanLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -57,31 +51,6 @@ class Workload:
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
         """The same for every way to train it."""
         return torch.optim.SGD(parameters, lr=self.rate, momentum=0.9)
-
-
-@lru_cache(maxsize=1)
-def workload(name: str, data: str = "digits") -> Workload:
-    """"images" (the network on ``data``), "svm" (sparse URLs) or "resnet" (CIFAR-10).
-
-    Raises:
-        UnknownNameError: no such workload or data set.
-        DataError: data that was named is not on this machine; says how to get it.
-    """
-    from uneven_bench.workloads.resnet import resnet
-    from uneven_bench.workloads.svm import svm
-
-    makers = {"images": lambda: _convolutional(data), "svm": svm, "resnet": resnet}
-    if name not in makers:
-        raise UnknownNameError("workload", name, makers)
-    return makers[name]()
-
-
-def _convolutional(data: str) -> Workload:
-    found = images(data)
-    return Workload(
-        about=f"a convolutional network of width {WIDTH} on {data}",
-        train=found.train, test=found.test, make=lambda: network(found, WIDTH),
-    )  # fmt: skip
 
 
 class Stretch(Dataset[tuple[torch.Tensor, ...]]):
