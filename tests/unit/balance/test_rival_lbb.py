@@ -124,11 +124,7 @@ def test_what_the_session_profiles_is_a_profile_too() -> None:
     balancer, view = Lbb(), at_start(100, 2)
     assert balancer.split(view).shares == (50, 50)
     balancer.profiled(profiles)
-    state = balancer.state_dict()
     assert balancer.split(view).shares == (25, 75)
-    resumed = Lbb()
-    resumed.load_state_dict(state)
-    assert resumed.split(view).shares == (25, 75)
     coarse = Lbb()
     coarse.profiled({rank: Profile(sizes=(1, 2), seconds=(0.1, 0.2)) for rank in range(2)})
     assert coarse.split(view).shares == (50, 50), "too few sizes for a cubic"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
+from uneven.core.plain import Amount, Count, Misfit, Several, read, whole_key
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
@@ -26,6 +27,11 @@ class Passed:
     def speed_per_s(self) -> float:
         """Samples per second of compute time."""
         return self.samples / self.local_s
+
+
+class _State(TypedDict):
+    end: Several
+    sums: dict[str, tuple[int, Count, Amount, Count]]
 
 
 class Epochs:
@@ -68,5 +74,9 @@ class Epochs:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._end = int(state["end"])
-        self._sums = {int(r): (int(k), int(x), float(t), int(n)) for r, (k, x, t, n) in state["sums"].items()}
+        saved = read(_State, state)
+        for rank, row in saved["sums"].items():
+            if len({number > 0 for number in row[1:]}) > 1:
+                raise Misfit(row, "samples, seconds and iterations that are all above 0, or none", f"sums.{rank}")
+        self._end = saved["end"]
+        self._sums = {whole_key(rank, "sums"): row for rank, row in saved["sums"].items()}

@@ -16,13 +16,14 @@ Open in the description, and our reading:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from uneven.balance.base import Balancer, standing
 from uneven.balance.profile import Profile
 from uneven.balance.rivals.cubic import LEAST_SIZES, Cubic, even_finish
 from uneven.core.actions import Split
 from uneven.core.apportion import fastest_finish
+from uneven.core.plain import read
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
 
@@ -60,6 +61,12 @@ def refit(
     fixed_s = [min(a0, 0.5 * t) for a0, t in zip(a0_s, times_s, strict=True)]
     slopes_s = [(t - a0) / b for t, a0, b in zip(times_s, fixed_s, shares, strict=True)]
     return fastest_finish(fixed_s, slopes_s, total, limits)
+
+
+class _State(TypedDict):
+    started: bool
+    newest: int
+    refitted: int
 
 
 class Lbb(Balancer):
@@ -153,13 +160,10 @@ class Lbb(Balancer):
         return times_s
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the window is, and the profile."""
-        profile = None if self._profile is None else [[one.a0, one.a1, one.a2, one.a3] for one in self._profile]
-        return {"started": self._started, "newest": self._newest, "refitted": self._refitted, "profile": profile}
+        """Where the window is; a profile is measured anew."""
+        return {"started": self._started, "newest": self._newest, "refitted": self._refitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        self._started = bool(state["started"])
-        self._newest, self._refitted = int(state["newest"]), int(state["refitted"])
-        if state["profile"] is not None:
-            self._profile = tuple(Cubic(*map(float, row)) for row in state["profile"])
+        saved = read(_State, state)
+        self._started, self._newest, self._refitted = saved["started"], saved["newest"], saved["refitted"]
