@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UnevenError,
     )
     from uneven.predict import EMA, Last, Predictor, predictors
+    from uneven.run.part import Part, Run, Step
     from uneven.session import Session
     from uneven.sync import BSP, SyncPolicy, policies
 
@@ -47,12 +48,15 @@ __all__ = [
     "LbBsp",
     "NonFiniteError",
     "Observation",
+    "Part",
     "PeerError",
     "Predictor",
     "Proportional",
+    "Run",
     "Session",
     "Split",
     "Static",
+    "Step",
     "StepPlan",
     "SyncPolicy",
     "SyncView",
@@ -77,6 +81,7 @@ _HOMES = {
         "UnevenError",
     ),
     "uneven.predict": ("EMA", "Last", "Predictor", "predictors"),
+    "uneven.run.part": ("Part", "Run", "Step"),
     "uneven.session": ("Session",),
     "uneven.sync": ("BSP", "SyncPolicy", "policies"),
 }

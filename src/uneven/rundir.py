@@ -163,16 +163,26 @@ def is_ready(run_directory: Path, rank: int) -> bool:
     return _ready(run_directory, rank).exists()
 
 
+GIVES_UP_WITHIN_S = 10.0
+"""After its time-out: a worker that waits for another asks who is missing, and ends by itself."""
+
+
 class Loss(NamedTuple):
-    """What the loss of a worker means to the others.
+    """What the loss of a worker with an open session means to the others.
 
     Attributes:
         stops: why they cannot go on without it; empty if they can.
         timeout_s: for how long it may do nothing before it counts as one that hangs.
+        training: whether it is between its first batch and its last, where a policy may do without a worker. Before
+            and after that workers meet, so a death stops them under any policy.
+        idles: whether it may wait for something that is none of the run's business, a visitor or a download, once the
+            others have ended; then only being stopped counts as hanging.
     """
 
     stops: str = ""
     timeout_s: float = RunConfig().timeout_s
+    training: bool = True
+    idles: bool = False
 
 
 def say_loss(run_directory: Path, rank: int, loss: Loss | None = None) -> None:

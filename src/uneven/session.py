@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,8 @@ from uneven.engine.settings import ALONE, CODE, decide_settings
 from uneven.engine.state import State, pack, unpack
 from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
+from uneven.run.part import Part as StepPart
+from uneven.run.parts import Parts
 from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy, compatible, policies, threaded, unheeded
 from uneven.transport.hooks import ModelHook, Undo, keep_out_of_copies
@@ -67,6 +69,7 @@ class Session(ThreadedTraining):
         nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first.
         threads: how many threads train this worker's replica side by side, without a lock; see :meth:`train`.
         journal: directory for the run's journal; under ``uneven run`` its run directory, else none.
+        parts: what else takes part in each step, in this order; see :class:`uneven.Part`.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -85,6 +88,7 @@ class Session(ThreadedTraining):
         nonfinite: str | None = None,
         threads: int | None = None,
         journal: str | Path | None = None,
+        parts: Sequence[StepPart] = (),
     ) -> None:
         self.world = joined(discover())
         report_failures()
@@ -101,6 +105,7 @@ class Session(ThreadedTraining):
             raise ConfigError(senseless)
         if senseless := threaded(sync, balance, self.config.threads, self.world.size):
             raise ConfigError(senseless)
+        self._parts = Parts(parts)
         connection = connect(self.world, self.config.timeout_s)
         with ExitStack() as undo:
             undo.callback(connection.close, failed=True)
@@ -112,7 +117,7 @@ class Session(ThreadedTraining):
         for conflict in settings.conflicts:  # the launcher has told those between command line and file
             self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner in (CODE, ALONE))
         sites = {rank: one["_site"] for rank, one in enumerate(said)}
-        self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world)
+        self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world, self._parts)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
@@ -208,6 +213,8 @@ class Session(ThreadedTraining):
             before_step.append(carrier.check_step)
         if self._loop.agreement is not None:
             before_step.append(self._loop.agreement.still)
+        if (ready := self._loop.attach_parts(model, optimizers)) is not None:
+            before_step.append(ready)
         for optimizer in optimizers:
             self._undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
         self._loop.hands.watch(model, *optimizers)
@@ -376,9 +383,10 @@ class Session(ThreadedTraining):
         """
         agreement, vectors = self._loop.agreement_state(self._threads.in_hand(), self._loop.hands.unused())
         lacking = agreement.pop("lacking", None)
-        if self._loader is None:
-            return self._loaded if self._loaded is not None else pack(State({}, {}, agreement, vectors))
-        return pack(State(self._loader.state_dict(lacking), self._loop.state_dict(), agreement, vectors))
+        if self._loader is None and self._loaded is not None:
+            return self._loaded
+        loader = {} if self._loader is None else self._loader.state_dict(lacking)
+        return pack(State(loader, self._loop.state_dict(), agreement, vectors, *self._parts.state()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -399,6 +407,7 @@ class Session(ThreadedTraining):
             self._loader.check_state(saved.loader)
             self._loop.load(saved)
             self._loader.load_state_dict(saved.loader)
+        self._parts.load(saved.parts, saved.tensors)
 
     def _say_ready(self) -> bool:
         """Let a launcher that waits for it slow this worker down from here on, not while it imports torch."""

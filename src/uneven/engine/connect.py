@@ -25,6 +25,8 @@ import uneven
 from uneven.config import RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.measure.meter import Meter
+from uneven.run.lines import GroupLines, Lines, ThreadLines
+from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss, unsay_loss
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
 from uneven.transport.collective import CollectiveTransport
@@ -114,12 +116,16 @@ class Connection:
         transport: for the slow loop.
         roll: names the missing after a failure; None for a worker that is alone.
         own_group: the default process group if a session made it, else None.
+        world: this worker.
+        timeout_s: for how long an exchange may wait.
         leaving: called first when this worker leaves, with whether something has failed.
     """
 
     transport: Transport
     roll: RollCall | None
     own_group: _OwnGroup | None
+    world: World
+    timeout_s: float
     leaving: Callable[[bool], None] | None = None
 
     @contextlib.contextmanager
@@ -127,10 +133,31 @@ class Connection:
         """Inside, this worker waits for others in an exchange of the script's own."""
         with meter.waiting():
             if self.roll is not None:
-                self.roll.waiting = True
+                self.roll.place = "an exchange of the script's own"
             yield
             if self.roll is not None:
-                self.roll.waiting = False
+                self.roll.place = ""
+
+    def lines(self, meter: Meter, refusal: str = "") -> Lines:
+        """The door to the others for parts of a step.
+
+        Args:
+            meter: told of the time in which this worker waits.
+            refusal: why none can be opened, where that is so.
+        """
+        roll = self.roll
+        if roll is None:
+            return ThreadLines.alone(lambda what: meter.waiting())
+
+        @contextlib.contextmanager
+        def waiting(what: str) -> Iterator[None]:
+            with meter.waiting(), roll.waiting(what):
+                yield
+
+        everybody, texts = tuple(range(self.world.size)), self.transport.gather_text
+        return GroupLines(
+            self.world.rank, everybody, waiting, texts=texts, timeout_s=self.timeout_s, refusal=refusal
+        )
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
@@ -145,6 +172,8 @@ class Connection:
             if self.own_group is not None:
                 self.own_group.leave(failed)
             self.roll = self.own_group = None
+            if self.world.run_directory is not None and not failed:
+                unsay_loss(self.world.run_directory, self.world.rank)
 
 
 def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -175,7 +204,7 @@ def connect(world: World, timeout_s: float) -> Connection:
         ConfigError: the group that exists is not this world.
     """
     if world.alone:
-        return Connection(Hub(1).endpoint(0), None, None)
+        return Connection(Hub(1).endpoint(0), None, None, world, timeout_s)
     if not dist.is_initialized():
         _join(world, timeout_s)
         _own.users = 0
@@ -197,7 +226,9 @@ def connect(world: World, timeout_s: float) -> Connection:
         if own is not None:
             own.leave(failed=True)
         raise
-    return Connection(transport, roll, own)
+    if world.run_directory is not None:
+        say_loss(world.run_directory, world.rank, Loss("", timeout_s + GIVES_UP_WITHIN_S, training=False, idles=True))
+    return Connection(transport, roll, own, world, timeout_s)
 
 
 def _join(world: World, timeout_s: float) -> None:

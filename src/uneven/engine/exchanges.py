@@ -229,7 +229,9 @@ class Exchanges:
             return 0
         beside = exchange.moment is Moment.BACKGROUND
         what = f"the exchange of parameters {'beside' if beside else 'after'} step {self._clock()}"
-        return line.total(vector, exchange.members, exchange.parties, what)
+        # Beside the training each has come to another step.
+        place = "the exchange of parameters beside the training" if beside else ""
+        return line.total(vector, exchange.members, exchange.parties, what, place)
 
     def _land(self, order: Order, met: Met, began_s: float) -> None:
         record = ExchangeRecord(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,14 +30,15 @@ from uneven.core.turn import Turn
 from uneven.core.views import Limits
 from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part, Parts
+from uneven.data.order import Part
+from uneven.data.order import Parts as Portions
 from uneven.data.stream import is_stream
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.heap import keep_freed_memory
-from uneven.engine.partake import Terms, agree, by_copy, check_alone, check_attached, follow, hand_out_for, serve
+from uneven.engine.partake import Terms, agree, apart, by_copy, check_alone, check_attached, follow, hand_out_for, serve
 from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_record, profile_together
 from uneven.engine.scribe import Scribe, tell_nonfinite
@@ -49,6 +50,9 @@ from uneven.engine.stride import Pace, Stride
 from uneven.engine.turns import Follower, Turns
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
+from uneven.run.lines import Lines
+from uneven.run.part import Run, Step
+from uneven.run.parts import Parts
 from uneven.sync import SyncPolicy, outlook
 from uneven.transport.base import Pending
 from uneven.transport.check import check_model, describe_model
@@ -75,8 +79,9 @@ class FastLoop:
 
     def __init__(
         self, connection: Connection, scribe: Scribe, config: RunConfig, policy: SyncPolicy, sites: dict[int, str],
-        world: World,
+        world: World, parts: Parts,
     ) -> None:  # fmt: skip
+        self._parts = parts
         self._connection = connection
         self._scribe = scribe
         self._config = config
@@ -109,6 +114,7 @@ class FastLoop:
         self.agreement: Agreement | Served | None = None  # None where nothing is exchanged but everybody's gradients
         self._give_back: Callable[[], object] | None = None  # memory that is kept between steps
         self.attached = False
+        self.lines: Lines | None = None
 
     def attach(self, model: nn.Module, find_unused_parameters: bool) -> GradientCarrier | None:
         """Measure where ``model`` is; the carrier for its gradients, or None where no gradients are exchanged.
@@ -147,6 +153,17 @@ class FastLoop:
                 report_length=len(Report._fields),
             )
         return self.carrier
+
+    def attach_parts(
+        self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]
+    ) -> Callable[..., None] | None:
+        """Attach the parts that the session was given; what to call before each step of the optimizers, if they ask."""
+        own_pace = self._hand_out is not None and len(self._members) > 1
+        self.lines = self._connection.lines(self.books.meter, apart(self._policy) if own_pace else "")
+        run = Run(rank=self._rank, members=self._members, lines=self.lines, model=model, optimizers=optimizers,
+                  log=self._scribe.scalar)  # fmt: skip
+        self._parts.attach(run)
+        return (lambda *args: self._parts.ready(self.hands.turn, *args)) if self._parts.sees_optimizers else None
 
     def _terms(self) -> Terms:
         return Terms(
@@ -305,6 +322,9 @@ class FastLoop:
                 self._call(self.carrier.rider, self._slow, part.iteration)
         self.books.control_s += time.perf_counter() - entered_s
         self.books.meter.begin(part.iteration)
+        if self._parts.wanted:  # as training, so that waiting in their lines is told from computing
+            at = self._steps, part.iteration, part.epoch
+            self._parts.before(Step(*at, self._rank, self._members, part.shares, plan))
 
     def _call(self, rider: Rider, slow: SlowLoop, iteration: int) -> None:
         row = slow.cry(iteration, self.books.use, self._exchange_cost_s)
@@ -329,6 +349,8 @@ class FastLoop:
             self._part = stride.began = None
             return
         self._take_in()
+        if self._parts.wanted and part is not None and not leaving:
+            self._parts.after()
         if self.agreement is not None and part is not None:
             met = self.agreement.after(part, leaving)
         self.books.meter.end()
@@ -348,7 +370,7 @@ class FastLoop:
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
         agreed = self.agreement
-        if agreed is not None and agreed.strides and not (adapts or leaving or agreed.showing):
+        if agreed is not None and agreed.strides and not (adapts or leaving or agreed.showing or self._parts.wanted):
             stride.left = self._pace.next(self._steps, self._spent_s(), time.perf_counter())
         self.books.control_s += time.perf_counter() - entered_s
         if not leaving:
@@ -368,6 +390,13 @@ class FastLoop:
         if self.agreement is not None:
             self.agreement.paused()
         self.read()
+        self._note_traffic()
+
+    def _note_traffic(self) -> None:
+        """Write down what has passed on the lines since this was last done."""
+        if self.lines is not None:
+            for record in self.lines.records(self._scribe.iteration, time.time()):
+                self._scribe.write(record)
 
     def _heard(self) -> Heard | None:
         """See :meth:`SlowLoop.tick`. All must hear the same, so calls count only where all exchanged gradients."""
@@ -406,13 +435,17 @@ class FastLoop:
     def _nonfinite(self, what: str) -> None:
         tell_nonfinite(self._scribe, self._config, self._rank, what)
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
         """See :meth:`uneven.Session.evaluated`."""
         self._take_in()
         self.books.meter.interrupted()
-        return self.agreement.evaluated() if self.agreement is not None else nullcontext()
+        with self.agreement.evaluated() if self.agreement is not None else nullcontext(), self._parts.evaluated():
+            yield
 
-    def agreement_state(self, parts: Parts = (), unused: Parts = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def agreement_state(
+        self, parts: Portions = (), unused: Portions = ()
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the policy and its merges keep: numbers and vectors. ``parts`` are in the hands of several threads."""
         self._take_in()
         hand = parts if self._part is None else (self._part,)
@@ -441,6 +474,10 @@ class FastLoop:
             if one is not None:
                 one.detach()
         self.read()
+        self._note_traffic()
+        self._parts.close()
+        if self.lines is not None:
+            self.lines.close()
         if self._slow is not None:
             self._slow.close()
         self.books.close()

@@ -15,7 +15,7 @@ from uneven.engine.connect import compare
 from uneven.engine.folder import TemporaryFolder
 from uneven.engine.handout import StoredHandOut
 from uneven.errors import ConfigError
-from uneven.rundir import Loss, say_loss, unsay_loss
+from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss
 from uneven.server import Patience, ShardHost, ZmqLine, make_keys
 from uneven.server.host import LOOPBACK
 from uneven.server.keys import SERVER, client_keys, shards_in
@@ -48,13 +48,14 @@ class Home:
     host: ShardHost | None = None
     own: TemporaryFolder | None = None
 
-    def begun(self) -> None:
+    def begun(self, *, training: bool = True) -> None:
         """Training through the shards begins: tell the launcher that the others go on if this worker dies, or why not.
 
-        Before and after that workers meet as under any policy, so a death stops them.
+        Args:
+            training: False before that: others may train already, and come to their end without this worker.
         """
         if self.world.run_directory is not None:
-            loss = Loss("" if self.host is None else _HELD, self.timeout_s)
+            loss = Loss("" if self.host is None else _HELD, self.timeout_s + GIVES_UP_WITHIN_S, training)
             say_loss(self.world.run_directory, self.world.rank, loss)
 
     def line(self) -> ZmqLine:
@@ -74,8 +75,6 @@ class Home:
                 hand_out.close()
             if self.host is not None and not failed:
                 _wait(self.host, hand_out, timeout_s)
-            if not failed and self.world.run_directory is not None:
-                unsay_loss(self.world.run_directory, self.world.rank)
         finally:
             self.leave()
 

@@ -96,6 +96,14 @@ def check_attached(
             )
 
 
+def apart(policy: SyncPolicy) -> str:
+    """Why no part of a step can exchange anything where each worker takes steps at its own pace."""
+    return (
+        f"under sync = {describe(policy)} workers take different numbers of steps, so they would wait for each other "
+        f"in vain; use a policy whose workers step together, such as 'bsp' or 'local:every=8'"
+    )
+
+
 def _named(members: Members) -> str:
     return ", ".join(map(str, members))
 
@@ -150,12 +158,14 @@ def serve(terms: Terms, model: nn.Module, hand_out: StoredHandOut, world: World)
         scribe.event("lost", text, warn=True, rank=rank)
 
     replica = _replica(terms, model)
+    home = find_home(terms.connection.transport, world, timeout_s)
+    home.begun(training=False)
     agreement = Served(
         terms.policy,
         terms.members,
         terms.sites,
         replica,
-        home=find_home(terms.connection.transport, world, timeout_s),
+        home=home,
         hand_out=hand_out,
         timeout_s=timeout_s,
         observer=terms.observer,

@@ -26,7 +26,7 @@ from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
 from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
-from uneven.launch.failure import Death, all_gone, blame, gone, through_without, told_by
+from uneven.launch.failure import Death, all_gone, blame, gone, left_alone, through_without, told_by
 from uneven.launch.losses import Losses
 from uneven.launch.silence import STOPPED
 from uneven.launch.spec import Launch, run_id
@@ -205,7 +205,7 @@ def _end(failures: Mapping[int, ProcessFailure], losses: Losses, ended_s: Mappin
     Raises:
         LaunchError: a worker died without whom the others could not go on; or all did; or rank 0.
     """
-    lost = tuple(losses.lost.values())
+    lost, left = tuple(losses.lost.values()), tuple(losses.left.values())
     fatal = {rank: one for rank, one in failures.items() if rank not in losses.lost}
     if fatal:
         killed = [rank for rank, one in fatal.items() if one.exitcode == -signal.SIGKILL]
@@ -215,9 +215,11 @@ def _end(failures: Mapping[int, ProcessFailure], losses: Losses, ended_s: Mappin
         ]
         borne = {one.pid for one in lost}
         first_s = min((ended for pid, ended in ended_s.items() if pid not in borne), default=0.0)
-        raise blame(deaths, first_s=first_s, shutdown_within_s=_shutdown_within_s(), lost=lost)
+        raise blame(deaths, first_s=first_s, shutdown_within_s=_shutdown_within_s(), lost=lost, left=left)
     if len(lost) == count:
         raise all_gone(lost)
+    if (error := left_alone(lost, left)) is not None:
+        raise error
     if lost:
         said, code = through_without(lost)
         if code:

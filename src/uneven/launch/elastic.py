@@ -56,6 +56,9 @@ class Agent(LocalElasticAgent):
             local: code for local, one in context.subprocess_handlers.items() if (code := one.proc.poll()) is not None
         }
         alive = {ranks[local]: pid for local, pid in context.pids().items() if local not in ended}
+        for local, code in ended.items():
+            if code == 0:
+                self._losses.leaves(ranks[local], context.subprocess_handlers[local].proc.pid)
         if not self._losses.spoken:
             return self._failed(worker_group, alive) if any(ended.values()) else super()._monitor_workers(worker_group)
         for local, code in ended.items():

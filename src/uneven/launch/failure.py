@@ -39,8 +39,26 @@ class Death:
     silent: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A worker that ended with exit code 0, perhaps before the others were through.
+
+    Attributes:
+        unclosed: that its session was open still, so that Python cannot have ended in order.
+    """
+
+    rank: int
+    pid: int
+    unclosed: bool
+
+
 def blame(
-    deaths: Sequence[Death], *, first_s: float, shutdown_within_s: float, lost: Sequence[Death] = ()
+    deaths: Sequence[Death],
+    *,
+    first_s: float,
+    shutdown_within_s: float,
+    lost: Sequence[Death] = (),
+    left: Sequence[Left] = (),
 ) -> LaunchError:
     """One line, about the worker that died first.
 
@@ -48,11 +66,14 @@ def blame(
         first_s: when the first end of any worker was noticed, Unix time.
         shutdown_within_s: how long workers may take to end when the launcher asks them to.
         lost: those without whom the others had gone on before.
+        left: those that had ended before with exit code 0, and may be whom the others have missed.
     """
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
     error = _said(first)
     missed = [f"rank {one.rank} had missed it{_last_line(one)}" for one in others if first.silent and _trace(one)]
     lines = [str(error), *missed[:1], *([_before(lost)] if lost else [])]
+    if _complains(first) and left:
+        lines += [f"{_leaver(one)} before that, and may be whom it has missed" for one in left]
     return LaunchError("\n".join(lines), error.exit_code)
 
 
@@ -68,6 +89,14 @@ def all_gone(lost: Sequence[Death]) -> LaunchError:
     how, code = _how(last)
     message = f"{_who(last)} {how}, and nobody is left{_cause(last)}"
     return LaunchError(f"{message}\n{_before(lost[:-1])}" if lost[1:] else message, code)
+
+
+def left_alone(lost: Sequence[Death], left: Sequence[Left]) -> LaunchError | None:
+    """For workers that have missed one whose process ended with exit code 0 in the midst of its session."""
+    quitters = [_leaver(one) for one in left if one.unclosed]
+    if not quitters or not any(one.silent or _complains(one) for one in lost):
+        return None
+    return LaunchError(f"{', '.join(quitters)}, and the others have missed it\n{_before(lost)}")
 
 
 def through_without(lost: Sequence[Death]) -> tuple[str, int]:
@@ -135,6 +164,16 @@ def _who(death: Death) -> str:
     return f"rank {death.rank} ({where}process {death.pid})"
 
 
+def _leaver(one: Left) -> str:
+    how = "in the midst of its session (os._exit?)" if one.unclosed else "(a return or sys.exit that only it reaches?)"
+    return f"rank {one.rank} (process {one.pid}) had ended with exit code 0 {how}"
+
+
+def _complains(death: Death) -> bool:
+    """Whether it ended because of somebody else."""
+    return death.told.get("error") == PeerError.__name__
+
+
 def _trace(death: Death) -> str:
     return str(death.told.get("py_callstack", "")).rstrip()
 
@@ -162,8 +201,9 @@ def _name(number: int) -> str:
 def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tuple[bool, bool, bool, float, bool]:
     """Sorts the deaths of one run so that the cause of the others comes first.
 
-    Who was stopped comes before those that have missed it. Whoever complains about a peer is a consequence, and
-    whoever crashed or was killed is not, unless the launcher itself killed it, much later. Then the time counts: that
+    Who was stopped comes before those that have missed it. Whoever complains about a peer is a consequence, and so is
+    whoever was asked to end after somebody else had; whoever crashed or was killed is not, unless the launcher itself
+    killed it, much later. Then the time counts: that
     of the exception if the worker wrote it down, else that of its end. Who ended before it had been found was the
     first; among those whose ends were noticed together, who was asked to end comes last.
     """
@@ -171,5 +211,5 @@ def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tupl
     asked = death.exit_code == -signal.SIGTERM
     ended_s = 0.0 if math.isinf(death.ended_s) and not asked else death.ended_s
     began_s = min(float(death.told.get("timestamp", death.ended_s)), ended_s)
-    complains = death.told.get("error") == PeerError.__name__
-    return not death.silent, complains, not crashed, began_s, asked
+    consequence = _complains(death) or (asked and ended_s > first_s)
+    return not death.silent, consequence, not crashed, began_s, asked

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uneven.launch.failure import Death
+from uneven.launch.failure import Death, Left
 from uneven.launch.silence import Pulse, in_words, stopped
 from uneven.rundir import Loss, loss_of, unsay_loss
 
@@ -22,12 +22,14 @@ class Losses:
         lost: rank → its end, of those without whom the others go on.
         silent: rank → what is known of it, of those that were killed because they hung.
         stopped: ranks that somebody had stopped when the newest failure was found.
+        left: rank → its end, of those that have ended with exit code 0.
     """
 
     def __init__(self, run_directory: Path | None, *, throttled: bool = False) -> None:
         self.lost: dict[int, Death] = {}
         self.silent: dict[int, str] = {}
         self.stopped: tuple[int, ...] = ()
+        self.left: dict[int, Left] = {}
         self._throttled = throttled
         self._pulse = Pulse()
         self._told: set[int] = set()
@@ -36,7 +38,7 @@ class Losses:
 
     def begin(self, ranks: Sequence[int]) -> None:
         """These are about to be started, perhaps once more."""
-        for memory in (self.lost, self.silent, self._told):
+        for memory in (self.lost, self.silent, self.left, self._told):
             memory.clear()
         self._ranks = tuple(ranks)
         if self._run_directory is not None:
@@ -51,7 +53,12 @@ class Losses:
     def borne(self, rank: int) -> bool:
         """Whether the others can go on without this worker, as it has said."""
         said = self._said(rank)
-        return said is not None and not said.stops
+        return said is not None and said.training and not said.stops
+
+    def leaves(self, rank: int, pid: int) -> None:
+        """It has ended with exit code 0. Its session is closed by then, unless Python has not ended in order."""
+        if rank not in self.left:
+            self.left[rank] = Left(rank=rank, pid=pid, unclosed=self._said(rank) is not None)
 
     def stops(self, rank: int) -> str:
         """Why they cannot, where it has said so."""
@@ -66,16 +73,19 @@ class Losses:
         Args:
             alive: rank → process, of all that have not ended.
         """
-        limits = {rank: said.timeout_s for rank in alive if (said := self._said(rank)) is not None}
+        saids = {rank: said for rank in alive if (said := self._said(rank)) is not None}
         silent = {
             rank: in_words(alive[rank], silent_s)
-            for rank, limit_s in limits.items()
-            if (silent_s := self._pulse.silent_s(alive[rank], limit_s)) > limit_s
+            for rank, said in saids.items()
+            if (silent_s := self._pulse.silent_s(alive[rank], said.timeout_s)) > said.timeout_s
+            and (not said.idles or stopped(alive[rank]))
         }
         if silent and len(silent) == len(alive):
             self.silent = silent | self.silent
             return list(silent)
         for rank in silent.keys() - self._told:
+            if not saids[rank].training:
+                continue  # the others wait for it, and say so when their time is over
             self._told.add(rank)
             then = "the others go on without it, and once they have ended it is killed"
             print(f"uneven: rank {rank} (process {alive[rank]}) {silent[rank]}; {then}", file=sys.stderr)

@@ -134,6 +134,9 @@ class Meter:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Inside, the training waits for others, in an exchange that is not the gradients'."""
+        if self._ready is not None:  # inside of another one
+            yield
+            return
         self.ready()
         try:
             yield

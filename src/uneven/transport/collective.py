@@ -15,6 +15,8 @@ import torch.distributed as dist
 from uneven.transport.base import Rows
 from uneven.transport.rollcall import RollCall
 
+_REPORTS = "gathering the reports"
+
 
 class _Gather:
     def __init__(self, work: dist.Work, table: torch.Tensor, roll: RollCall) -> None:
@@ -23,12 +25,8 @@ class _Gather:
         self._roll = roll
 
     def result(self) -> Rows:
-        self._roll.waiting = True
-        try:
+        with self._roll.waiting(_REPORTS):
             self._work.wait()
-        except RuntimeError as error:
-            raise self._roll.failure("gathering the reports", error) from error
-        self._roll.waiting = False
         rows: Rows = self._table.numpy()
         return rows
 
@@ -48,21 +46,15 @@ class CollectiveTransport:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._roll = roll
-        roll.waiting = True
-        try:
+        with roll.waiting("forming the group for reports"):
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            raise roll.failure("forming the group for reports", error) from error
-        roll.waiting = False
 
     def gather(self, row: Sequence[float]) -> _Gather:
         """Start an all-gather of one row of float64."""
         mine = torch.tensor(row, dtype=torch.float64)
         table = torch.empty((self.size, len(row)), dtype=torch.float64)
-        try:
+        with self._roll.waiting(_REPORTS):
             work = dist.all_gather(list(table.unbind()), mine, group=self._group, async_op=True)
-        except RuntimeError as error:
-            raise self._roll.failure("gathering the reports", error) from error
         assert work is not None
         return _Gather(work, table, self._roll)
 
@@ -73,12 +65,8 @@ class CollectiveTransport:
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(payload)] = payload
         table = torch.empty((self.size, len(padded)), dtype=torch.uint8)
-        self._roll.waiting = True
-        try:
+        with self._roll.waiting("comparing the ranks at start"):
             dist.all_gather(list(table.unbind()), padded, group=self._group)
-        except RuntimeError as error:
-            raise self._roll.failure("comparing the ranks at start", error) from error
-        self._roll.waiting = False
         return tuple(bytes(table[rank, :length].tolist()).decode() for rank, length in enumerate(lengths))
 
     def close(self) -> None:

@@ -327,7 +327,7 @@ class GradientCarrier:
                 return self._group.allreduce(lane.alone)
             return self._group.allreduce([self.rider.mount(lane.bucket, self.turn.epoch, self.turn.iteration)])
         except RuntimeError as error:
-            raise self._failure(error) from error
+            raise self.roll.failure(self._this_exchange, error) from error
 
     def _scale(self, lane: _Lane) -> None:
         gradients = lane.bucket
@@ -356,8 +356,7 @@ class GradientCarrier:
     def _land(self) -> None:
         works, self._works = self._works, []
         self._landed.append(works)
-        self.roll.waiting = True
-        try:
+        with self.roll.waiting(self._this_exchange):
             for lane, work in zip(self._lanes, works, strict=False):
                 work.wait()
                 if lane.bucket.is_sparse:  # whose sum has other entries, so gloo gives another tensor
@@ -366,9 +365,6 @@ class GradientCarrier:
                 self.rider.dismount()
             if self._statistics is not None:
                 self._statistics.finish()
-        except RuntimeError as error:
-            raise self._failure(error) from error
-        self.roll.waiting = False
         if self.rider is not None and self.rider.apart:
             raise self._out_of_step()
         self._exchanges += 1
@@ -393,8 +389,9 @@ class GradientCarrier:
         total = partial(dist.all_reduce, group=group)
         return out_of_step(total, self.turn.epoch, self.turn.iteration, group.rank(), ranks)
 
-    def _failure(self, error: RuntimeError) -> TrainingError:
-        return self.roll.failure(f"the gradient exchange of iteration {self.turn.iteration}", error)
+    @property
+    def _this_exchange(self) -> str:
+        return f"the gradient exchange of iteration {self.turn.iteration}"
 
 
 def on_entering(output: Any, call: Callable[[torch.Tensor], None]) -> bool:

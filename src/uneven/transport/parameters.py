@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from uneven.errors import PeerError
 from uneven.transport.rollcall import RollCall
 
 Members = tuple[int, ...]
@@ -39,19 +40,23 @@ class VectorCarrier:
         # Works of the newest exchange are kept alive, so that it is never gloo's own thread that destroys one; see
         # uneven.transport.gradients for what could hang otherwise.
         self._kept: list[dist.Work] = []
-        roll.waiting = True
-        try:
+        with roll.waiting("forming the group for parameters"):
             self._group: Any = dist.new_group(timeout=self._limit)
-        except RuntimeError as error:
-            raise roll.failure("forming the group for parameters", error) from error
-        roll.waiting = False
 
-    def total(self, vector: torch.Tensor, members: Members, parties: tuple[Members, ...] = (), what: str = "") -> int:
+    def total(
+        self,
+        vector: torch.Tensor,
+        members: Members,
+        parties: tuple[Members, ...] = (),
+        what: str = "the exchange of parameters",
+        place: str = "",
+    ) -> int:
         """Replace ``vector`` by its sum over ``members``, or over the first of each of ``parties``. Waits.
 
         Args:
             vector: one axis, of the same length and type on every member.
             what: the exchange, for the message.
+            place: see :meth:`RollCall.waiting`.
 
         Returns:
             Bytes that this worker sent for it, as counted from the shape of the exchange.
@@ -59,19 +64,16 @@ class VectorCarrier:
         Raises:
             PeerError: somebody did not take part in time, or is gone; the message says who.
         """
-        self._roll.waiting = True
         self._kept.clear()
         try:
-            sent = self._total(vector, members, parties)
-        except RuntimeError as error:
-            failure = self._roll.failure(what or "the exchange of parameters", error)
+            with self._roll.waiting(what, place):
+                return self._total(vector, members, parties)
+        except PeerError as failure:
             # Who waits for this worker in turn hears of it when the connections end, not by its time-out. A work in a
             # frame of the traceback would keep them.
-            traceback.clear_frames(error.__traceback__)
+            traceback.clear_frames(failure.__cause__.__traceback__ if failure.__cause__ is not None else None)
             self.close()
-            raise failure from error
-        self._roll.waiting = False
-        return sent
+            raise
 
     def _total(self, vector: torch.Tensor, members: Members, parties: tuple[Members, ...]) -> int:
         if parties:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 from torch.distributed import distributed_c10d as c10d
@@ -31,7 +32,7 @@ first ask at once, when one that is merely slower may still be in the step befor
 _ASLEEP = timedelta(days=20)
 """The longest wait that the store's clock can hold; a thread that gives up then is missed by nobody but us."""
 
-_WAITING, _ELSEWHERE = "waiting", "elsewhere"
+_ELSEWHERE = "elsewhere"
 _CALL, _LEAVE = "call", "leave"
 
 
@@ -39,21 +40,22 @@ class RollCall:
     """One worker's line to the roll call.
 
     Args:
-        place: the key-value store that the ranks met at; asleep while all goes well.
+        meeting_place: the key-value store that the ranks met at; asleep while all goes well.
         meeting: what begins the keys of this meeting there.
         timeout_s: the time-out of the exchanges, for the message.
 
     Attributes:
-        waiting: whether this worker waits in an exchange now; set by those who carry them.
+        place: the exchange in which this worker waits now, as one reads it in a message; "" outside of all.
     """
 
-    def __init__(self, place: MeetingPlace, meeting: str, rank: int, size: int, timeout_s: float) -> None:
-        self.waiting = False
+    def __init__(self, meeting_place: MeetingPlace, meeting: str, rank: int, size: int, timeout_s: float) -> None:
+        self.place = ""
         self._verdict: dict[int, str] | None = None
-        count = place.store.add(f"{meeting}/roll-calls/{rank}", 1)  # tells apart the sessions of one process group
+        # Tells apart the sessions of one process group.
+        count = meeting_place.store.add(f"{meeting}/roll-calls/{rank}", 1)
         self._prefix = f"{meeting}/roll-call/{count}"
-        self._store = c10d.PrefixStore(self._prefix, place.store)
-        self._place = place
+        self._store = c10d.PrefixStore(self._prefix, meeting_place.store)
+        self._meeting_place = meeting_place
         self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
@@ -61,10 +63,31 @@ class RollCall:
         self._thread = threading.Thread(target=self._answer, name="uneven-roll-call", daemon=True)
         self._thread.start()
 
+    @contextlib.contextmanager
+    def waiting(self, what: str, place: str = "") -> Iterator[None]:
+        """Inside, this worker waits for others in ``what``.
+
+        A worker that has failed still counts as one that waits there, for those who ask after it.
+
+        Args:
+            place: the same on all who wait for each other, where ``what`` is not.
+
+        Raises:
+            PeerError: the exchange failed; it says who is missing.
+        """
+        self.place = place or what
+        try:
+            yield
+        except PeerError:
+            raise
+        except RuntimeError as error:
+            raise self.failure(what, error) from error
+        self.place = ""
+
     def failure(self, what: str, error: BaseException) -> PeerError:
         """The error to raise in place of ``error``, naming the missing ranks."""
         short = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        states = self._verdict or self._ask() or self._verdict
+        states = self._verdict or self._ask(what) or self._verdict
         if states is None:
             return PeerError(
                 f"{what} failed on rank {self._rank}, and the store that the ranks met at does not answer: the process "
@@ -82,6 +105,12 @@ class RollCall:
                 f"{what}: {_ranks(absent)} did not take part within {self._timeout_s:g} s, but is alive: it hangs "
                 f"elsewhere, left the loop that the others are in, or is only slow and needs a larger timeout_s "
                 f"(noticed by rank {self._rank}: {short})"
+            )
+        if len(set(states.values())) > 1:
+            return PeerError(
+                f"{what}: the ranks wait for each other in different exchanges ({_places(states)}): all ranks must run "
+                f"the same loop. Look for a break, continue or return that only some ranks reach (noticed by rank "
+                f"{self._rank}: {short})"
             )
         return PeerError(
             f"{what} failed on rank {self._rank} although all {self._size} ranks are alive and wait in it: the "
@@ -103,39 +132,39 @@ class RollCall:
 
     def _answer(self) -> None:
         # The store may have ended: nobody needs an answer then. Connected here, for that may take torch seconds.
-        with contextlib.suppress(RuntimeError), self._place.aside() as connection:
+        with contextlib.suppress(RuntimeError), self._meeting_place.aside() as connection:
             store = c10d.PrefixStore(self._prefix, connection)
             store.wait([f"call/{self._rank}"], _ASLEEP)
             if store.get(f"call/{self._rank}") == _LEAVE.encode():
                 return
-            store.set(f"answer/{self._rank}", _WAITING if self._comes() else _ELSEWHERE)
+            store.set(f"answer/{self._rank}", self._comes() or _ELSEWHERE)
             # Who was the first to ask may end, and the store with it, before this rank comes to ask.
             store.wait(["verdict"], timedelta(seconds=2 * _GRACE_S))
             self._verdict = {int(rank): state for rank, state in json.loads(store.get("verdict")).items()}
 
-    def _comes(self) -> bool:
-        """Whether this worker waits in an exchange, or does so before long."""
+    def _comes(self) -> str:
+        """The exchange in which this worker waits, or does so before long."""
         deadline = time.monotonic() + _ON_ITS_WAY_S
-        while not self.waiting and time.monotonic() < deadline:
+        while not self.place and time.monotonic() < deadline:
             time.sleep(0.05)
-        return self.waiting
+        return self.place
 
-    def _ask(self) -> dict[int, str] | None:
+    def _ask(self, what: str) -> dict[int, str] | None:
         """What each rank that answers is doing; None if the store does not answer.
 
         The store is asked from a thread, for one that was stopped would let us wait for ever.
         """
         states: dict[int, str] = {}
         try:
-            within(_GRACE_S + 1.0, lambda: self._collect(states))
+            within(_GRACE_S + 1.0, lambda: self._collect(what, states))
         except (RuntimeError, TimeoutError) as error:  # what was learnt before the store ended still holds
             self._lost = isinstance(error, TimeoutError)
             return states or None
         return states
 
-    def _collect(self, states: dict[int, str]) -> None:
+    def _collect(self, what: str, states: dict[int, str]) -> None:
         store = self._store
-        store.set(f"answer/{self._rank}", _WAITING)
+        store.set(f"answer/{self._rank}", self.place or what)
         for rank in range(self._size):
             store.set(f"call/{rank}", _CALL)
         deadline = time.monotonic() + _GRACE_S
@@ -145,6 +174,13 @@ class RollCall:
                     states[rank] = store.get(f"answer/{rank}").decode()
             time.sleep(0.05)
         store.set("verdict", json.dumps(states))
+
+
+def _places(states: dict[int, str]) -> str:
+    where: dict[str, list[int]] = {}
+    for rank, place in sorted(states.items()):
+        where.setdefault(place, []).append(rank)
+    return "; ".join(f"{_ranks(ranks)}: {place}" for place, ranks in where.items())
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -13,6 +13,7 @@ from torch import distributed as dist
 
 from uneven.emulate.ports import quiet_ports
 from uneven.engine.connect import _OwnGroup
+from uneven.errors import PeerError
 from uneven.transport.meeting import MeetingPlace
 from uneven.transport.rollcall import RollCall
 from uneven.world import World
@@ -88,3 +89,20 @@ def test_two_who_wait_have_a_connection_each(world: World) -> None:
         assert first is not second
         first.set("key", "value")
         assert second.get("key") == b"value"
+
+
+def test_ranks_that_wait_in_different_exchanges_are_told_where_each_is(world: World) -> None:
+    place = MeetingPlace(server(world))
+    rolls = [RollCall(place, "uneven", rank, 3, 20.0) for rank in range(3)]
+
+    def waits(rank: int, what: str) -> PeerError:
+        with pytest.raises(PeerError) as told, rolls[rank].waiting(what):
+            raise RuntimeError("timed out")
+        return told.value
+
+    rolls[1].place, rolls[2].place = "the mean to evaluate", "the gradients of iteration 4"
+    said = str(waits(0, "the gradients of iteration 4"))
+    assert "(rank 0, 2: the gradients of iteration 4; rank 1: the mean to evaluate)" in said
+    assert said.endswith("only some ranks reach (noticed by rank 0: timed out)")
+    for roll in rolls:
+        roll.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from uneven.launch.failure import Death, blame
+from uneven.launch.failure import Death, Left, blame, left_alone
 
 
 def death(rank: int, exit_code: int, ended_s: float, **told: Any) -> Death:
@@ -30,8 +30,21 @@ ASKED = -signal.SIGTERM
         ([death(0, 1, 10.0), death(1, -signal.SIGKILL, 16.0)], 0),  # the launcher killed it, for it did not end
         ([death(0, 1, 10.0, error="PeerError"), death(1, 1, 11.0)], 1),
         ([death(0, 1, 10.0), death(1, 1, 11.0, timestamp=9.0)], 1),
+        ([death(0, 1, 11.0, error="PeerError", timestamp=10.5), death(1, ASKED, 12.0)], 0),  # both miss a third
     ],
 )
 def test_who_died_first_is_told(deaths: list[Death], first: int) -> None:
     error = blame(deaths, first_s=10.0, shutdown_within_s=10.0)
     assert str(error).startswith(f"rank {first} (process {100 + first}) ")
+
+
+@pytest.mark.parametrize(("unclosed", "how"), [(False, "(a return or sys.exit"), (True, "in the midst of its session")])
+def test_one_that_left_before_is_named_by_whoever_misses_it(unclosed: bool, how: str) -> None:
+    left = [Left(rank=2, pid=102, unclosed=unclosed)]
+    missing = death(0, 1, 11.0, error="PeerError")
+    error = blame([missing], first_s=10.0, shutdown_within_s=10.0, left=left)
+    assert f"\nrank 2 (process 102) had ended with exit code 0 {how}" in str(error)
+    assert "rank 2" not in str(blame([death(0, 7, 11.0)], first_s=10.0, shutdown_within_s=10.0, left=left))
+    gone = left_alone([missing], left)
+    assert (gone is not None and "rank 2" in str(gone) and gone.exit_code == 1) == unclosed
+    assert left_alone([death(0, 7, 11.0)], left) is None, "it did not miss anybody"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,6 +39,37 @@ def test_a_worker_says_what_its_death_means_for_as_long_as_it_does(tmp_path: Pat
     losses.begin([0, 1])
     assert loss_of(tmp_path, 0) is None, "words of an earlier start do not count"
     assert (losses.spoken, losses.lost) == (False, {})
+
+
+def test_a_worker_outside_of_the_training_is_needed_and_may_hang(tmp_path: Path) -> None:
+    losses = Losses(tmp_path)
+    losses.begin([0, 1])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as waiting, ExitStack() as end:
+        end.callback(waiting.kill)
+        alive = {0: waiting.pid}
+        say_loss(tmp_path, 0, Loss("", 0.5, training=False, idles=True))
+        assert not losses.borne(0)
+        os.kill(waiting.pid, signal.SIGSTOP)
+        while not losses.hanging(alive):
+            time.sleep(0.02)
+        assert losses.silent[0].startswith("was stopped, by SIGSTOP")
+        os.kill(waiting.pid, signal.SIGCONT)
+        while losses.hanging(alive):
+            time.sleep(0.02)
+        say_loss(tmp_path, 0, Loss("", 0.5, training=False))
+        while not losses.hanging(alive):
+            time.sleep(0.02)
+
+
+def test_who_ends_with_its_session_open_is_remembered(tmp_path: Path) -> None:
+    losses = Losses(tmp_path)
+    losses.begin([0, 1])
+    say_loss(tmp_path, 1, Loss("", 8.0, training=False, idles=True))
+    for rank in (0, 1):
+        losses.leaves(rank, 100 + rank)
+    unsay_loss(tmp_path, 1)
+    losses.leaves(1, 101)
+    assert [losses.left[rank].unclosed for rank in (0, 1)] == [False, True]
 
 
 def test_without_a_run_directory_nobody_can_say_so() -> None:
