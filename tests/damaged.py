@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from uneven.bench.mutations_make import documents
+from uneven_bench.mutations.make import documents
 
 
 def damaged(whole: Any, seed: int) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from uneven.balance.model import Model
 from uneven.balance.numerical import Numerical
 from uneven.balance.presume import PresumeEqual
 from uneven.balance.proportional import Proportional
+from uneven.balance.rivals import RIVALS
 from uneven.balance.static import Static
 
 balancers.register("even", Even)
@@ -18,6 +19,8 @@ balancers.register("lb-bsp", LbBsp)
 balancers.register("analytic", Analytic)
 balancers.register("model", Model, note="experimental")
 balancers.register("numerical", Numerical)
+for _name, _rival in RIVALS.items():
+    balancers.register(_name, _rival)
 
 __all__ = [
     "Analytic",

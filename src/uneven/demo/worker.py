@@ -19,11 +19,10 @@ from torch.utils.data import DataLoader
 
 import uneven
 from uneven import rundir
-from uneven.bench.arms import FixedSampler, ReadyMark, make_optimizer
-from uneven.bench.workload import accuracy, images, loss_of, network
 from uneven.config import RunConfig
 from uneven.core.records import StepRecord
-from uneven.data.datasets import ImageData
+from uneven.data.datasets import ImageData, images
+from uneven.demo.training import FixedSampler, ReadyMark, accuracy, loss_of, make_optimizer, network
 from uneven.engine.connect import versions
 from uneven.engine.heap import keep_freed_memory
 from uneven.engine.scribe import Scribe

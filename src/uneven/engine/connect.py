@@ -302,12 +302,29 @@ def versions() -> dict[str, str]:
     return own | ({"plug-ins": ", ".join(in_use())} if in_use() else {})
 
 
+IN_A_RUN = (
+    *("__init__", "balance", "config", "control", "core", "data", "engine", "errors", "journal", "measure", "merge"),
+    *("predict", "registry", "rundir", "server", "session", "sync", "tables", "transport", "world"),
+)
+"""The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
+
+Ranks must have the same code in these, and may differ in all others, which only look at runs, start them or play them.
+``tests/test_architecture.py`` follows the imports and compares.
+"""
+
+
 @functools.cache
 def _code_digest() -> str:
-    """Of the package's files when this process first asked; what it runs does not change with them later."""
-    root = Path(uneven.__file__).parent
+    """Of this package's files when this process first asked; what it runs does not change with them later."""
+    return code_digest(Path(uneven.__file__).parent)
+
+
+def code_digest(root: Path) -> str:
+    """16 hexadecimal digits of the files in ``root``, a copy of this package, that take part in a run."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
+    for name in IN_A_RUN:
+        folder = root / name
+        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
+            digest.update(path.relative_to(root).as_posix().encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
