@@ -163,7 +163,7 @@ def pure() -> tuple[str, ...]:
 
 @cache
 def is_pure(name: str) -> bool:
-    return any(name == one.removesuffix(".*") or f"{name}.".startswith(one.removesuffix("*")) for one in pure())
+    return any(name == one or (one.endswith(".*") and f"{name}.".startswith(one.removesuffix("*"))) for one in pure())
 
 
 def directions(module: Module, known: frozenset[str], table: dict[str, set[str]]) -> list[str]:

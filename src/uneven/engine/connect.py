@@ -302,7 +302,7 @@ def versions() -> dict[str, str]:
 
 IN_A_RUN = (
     *("__init__", "balance", "config", "control", "core", "data", "engine", "errors", "journal", "measure", "merge"),
-    *("predict", "registry", "rundir", "server", "session", "sync", "tables", "transport", "world"),
+    *("predict", "registry", "run", "rundir", "server", "session", "sync", "tables", "transport", "world"),
 )
 """The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
 
