@@ -18,7 +18,7 @@ GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"
 # pip would compile every file of every package, which takes longer than all the rest of an install. Python keeps the
 # bytecode of what it imports by itself, also of this package, unless told not to.
 export PYTHONDONTWRITEBYTECODE =
-INSTALL := -m pip install --quiet --no-compile
+INSTALL := -m pip install --quiet --no-compile --constraint constraints.txt
 
 # The library, and the distribution that brings `uneven bench`.
 PROJECTS := pyproject.toml benchmarks/pyproject.toml
@@ -40,13 +40,13 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-.venv/.stamp-installed: .venv/.stamp-made $(PROJECTS)
+.venv/.stamp-installed: .venv/.stamp-made $(PROJECTS) constraints.txt
 	$(BIN)/python $(INSTALL) $(OURS)
 	@touch $@
 
 # The packages together with pytest, for pip takes seconds to begin. It uses one core, so while it fetches the rest, the
 # other core compiles.
-.venv/.stamp-test: .venv/.stamp-made $(PROJECTS)
+.venv/.stamp-test: .venv/.stamp-made $(PROJECTS) constraints.txt
 	@$(BIN)/python -c '$(GROUPS)' test > .venv/test.txt
 	@$(BIN)/python -c '$(GROUPS)' test-with > .venv/test-with.txt
 	$(BIN)/python $(INSTALL) $(OURS) --requirement .venv/test.txt

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from uneven.merge import merges
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "uneven"
 BENCHES = ROOT / "benchmarks" / "src" / "uneven_bench"
@@ -28,6 +30,8 @@ WORLDLY = {
 
 SEEDED = {"random": {"Random"}, "numpy.random": {"Generator", "PCG64", "SeedSequence", "default_rng"}}
 """From modules of randomness only these, and only called with a seed."""
+
+SHIPPED_MERGES = {make.__name__ for make in merges.values()}  # type: ignore[attr-defined]
 
 LAUNCHER = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
 
@@ -201,6 +205,23 @@ def broad_handlers(module: Module) -> list[str]:
     return wrong
 
 
+def asks_for_a_merge(module: Module) -> list[str]:
+    """Lines that ask which of the shipped merges one is, rather than what it says about itself."""
+    wrong = []
+    for node in ast.walk(module.tree):
+        asked: ast.AST | None = None
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            asked = node.args[1]
+        elif isinstance(node, ast.Compare) and "type(" in ast.unparse(node):
+            asked = node
+        elif isinstance(node, ast.MatchClass):
+            asked = node.cls
+        found = {ast.unparse(one).rpartition(".")[2] for one in ast.walk(asked)} if asked is not None else set()
+        if found & SHIPPED_MERGES:
+            wrong.append(f"{module.name}:{node.lineno}")
+    return wrong
+
+
 KNOWN = frozenset(module.name for module in modules())
 OURS = ("uneven", "uneven_bench")
 
@@ -275,6 +296,12 @@ def test_no_broad_exception_handler() -> None:
     assert [wrong for module in modules() for wrong in broad_handlers(module)] == []
 
 
+def test_nobody_asks_which_merge_it_is_but_the_merges_themselves() -> None:
+    assert {"Mean", "Add", "Elastic", "BlockMomentum"} <= SHIPPED_MERGES
+    others = [module for module in modules() if not module.name.startswith("uneven.merge.")]
+    assert [wrong for module in others for wrong in asks_for_a_merge(module)] == []
+
+
 def test_files_stay_short() -> None:
     folders = [ROOT / name for name in ("src", "benchmarks", "tests", "examples")]
     files = [path for folder in folders for path in folder.rglob("*.py")]
@@ -347,3 +374,19 @@ def test_a_second_reader_of_the_environment_is_seen() -> None:
 def test_a_broad_handler_is_seen(kind: str) -> None:
     assert broad_handlers(Module("x", f"try:\n    pass\nexcept{kind}:\n    pass")) == ["x:3"]
     assert broad_handlers(Module("x", f"try:\n    pass\nexcept{kind}:\n    tidy()\n    raise")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "isinstance(one.merge, Mean)",
+        "isinstance(one.merge, actions.Add | Elastic)",
+        "issubclass(kind, (int, BlockMomentum))",
+        "type(one.merge) is Mean",
+        "match one.merge:\n    case Elastic(alpha=x):\n        pass",
+    ],
+)
+def test_a_question_for_a_merge_is_seen(text: str) -> None:
+    assert asks_for_a_merge(Module("uneven.engine.bad", text)) != []
+    good = "isinstance(one.merge, Merge)\none.merge == Mean()\ntype(one.merge) is type(other)"
+    assert asks_for_a_merge(Module("uneven.engine.good", good)) == []

@@ -93,6 +93,13 @@ def integer(value: Any) -> int:
     return int(_in_64_bits(value))
 
 
+def boolean(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise _type_error(value, "true or false")
+    return value
+
+
 def text(value: Any) -> str:
     """A text in quotation marks."""
     if not isinstance(value, str):

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from uneven.cli.progress import phases
 from uneven.report.console import Console
 
 Result = dict[str, Any]
@@ -41,18 +41,8 @@ def show(run: Callable[[Told], Result], tables: Callable[[Result], list[Table]],
 
 
 def _measured(run: Callable[[Told], Result]) -> Result:
-    state = TextColumn("{task.fields[state]}", markup=False)
-    phase = TextColumn("{task.description}", markup=False)
-    columns = (phase, BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
-    with _ended_by_sigterm(), Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def progress(phase: str, state: str, done: float) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=1.0, state="")
-            bars.update(tasks[phase], completed=done, state=state)
-
-        return run(progress)
+    with _ended_by_sigterm(), phases() as told:
+        return run(told)
 
 
 @contextmanager

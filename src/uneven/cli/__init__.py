@@ -16,6 +16,7 @@ import typer
 
 import uneven
 from uneven.cli.commands import COMMANDS, EXAMPLES, Command, found
+from uneven.cli.names import Naming
 from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -78,6 +79,7 @@ def _add(app: typer.Typer, command: Command, *, real: bool) -> None:
         return
     app.command(
         command.name,
+        cls=Naming,
         short_help=command.short,
         help=None if real else command.short,  # the function's docstring is the long help
         context_settings=HELP | {"allow_interspersed_args": not command.passes_on},

@@ -22,9 +22,10 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 import uneven
-from uneven.config import RunConfig, fields
+from uneven.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.measure.meter import Meter
+from uneven.registry import in_use
 from uneven.run.lines import GroupLines, Lines, ThreadLines
 from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss, unsay_loss
 from uneven.sync import Outlook
@@ -290,14 +291,15 @@ def compare(transport: Transport, what: dict[str, Any], where: str) -> list[dict
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must be the same on every rank before anything starts; a machine with more cores may take more threads."""
-    same = {key: value for key, value in fields(config).items() if key != "threads"}
+    """What must be the same on every rank before anything starts."""
+    same = {key: value for key, value in fields(config).items() if key not in OF_ONE_MACHINE}
     return {**same, **versions(), "code": _code_digest()}
 
 
 def versions() -> dict[str, str]:
     """Versions of everything that takes part in a decision."""
-    return {"uneven": uneven.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    own = {"uneven": uneven.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    return own | ({"plug-ins": ", ".join(in_use())} if in_use() else {})
 
 
 IN_A_RUN = (

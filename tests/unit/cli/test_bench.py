@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import uneven as package
-from uneven.cli import main
+from uneven.cli import main, progress
 from uneven_bench import split
 from uneven_bench.commands import app
+from uneven_bench.faults import bench as faults
 
 BENCHES = [one.name for one in app.registered_commands if one.name]
 
@@ -86,6 +89,28 @@ def test_bad_input_is_refused_before_a_worker_starts(
     assert uneven(*arguments) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_without_a_terminal_a_bench_says_in_lines_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+
+    def lives(case: faults.Case, folder: Path) -> Generator[None, None, faults.Played]:
+        """A run that takes four seconds, and every third one ends wrongly."""
+        nonlocal now_s
+        yield
+        now_s += 4.0
+        wrong = ("left behind: x",) if case.number % 3 == 0 else ()
+        return faults.Played(case=case, wrong=wrong, struck=True, resumed=False, took_s=4.0, said="")
+
+    monkeypatch.setattr(faults, "play", lives)
+    monkeypatch.setattr(faults, "FEW", 7)
+    monkeypatch.setattr(faults, "_side_by_side", lambda: 1)
+    monkeypatch.setattr(progress, "lines", partial(progress.lines, clock=lambda: now_s))
+    assert uneven("bench", "faults", "--quick") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"uneven: fault {done} of 7, {wrong} wrong" for done, wrong in ((3, 1), (6, 2), (7, 3))]
 
 
 def test_closed_loops_give_the_same_figures_every_time() -> None:

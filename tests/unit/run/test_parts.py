@@ -131,6 +131,8 @@ def test_what_is_no_part_is_refused() -> None:
         uneven.Session(parts=[print])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="two are named 'Part'"):
         uneven.Session(parts=[Part(), Part()])
+    with pytest.raises(ConfigError, match="parts with threads = 2"):
+        uneven.Session(parts=[Part()], threads=2, sync="shadow:ma", balance="even")
 
 
 def test_gradients_that_a_closure_makes_are_refused() -> None:

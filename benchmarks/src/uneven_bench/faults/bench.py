@@ -92,7 +92,7 @@ def play_all(cases: Sequence[Case], progress: Progress) -> list[Played]:
                         del playing[place]
                         shutil.rmtree(Path(parent) / str(place))
                 wrong = sum(bool(one.wrong) for one in played.values())
-                progress("faults", f"{len(played)} of {len(cases)}, {wrong} wrong", len(played) / len(cases))
+                progress("fault", f"{len(played)} of {len(cases)}, {wrong} wrong", len(played) / len(cases))
                 time.sleep(_LOOK_EVERY_S)
         finally:
             for one in playing.values():

@@ -185,7 +185,7 @@ def expected(case: Case) -> Expected:
         return Expected(codes=(0,), named="", others=True)
     if case.kind in SIGNALLED:
         named, code = SIGNALLED[case.kind]
-        left = ("uneven-", "torchelastic_") if case.kind == "launcher-kill" else ()
+        left = ("uneven-",) if case.kind == "launcher-kill" else ()
         return Expected(codes=(code,), named=named, others=False, leftovers=left)
     kept = _kept(case)
     if case.kind == "journal-none":

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from uneven.engine.folder import TemporaryFolder
+from uneven.folder import TemporaryFolder
 
 _KILLED = """
 import os, signal, sys
-from uneven.engine.folder import TemporaryFolder
+from uneven.folder import TemporaryFolder
 print(TemporaryFolder("copy-").path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
