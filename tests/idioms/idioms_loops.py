@@ -196,7 +196,8 @@ def prefetched(session: Any) -> nn.Module:
 
 
 @idiom("a prefetcher that also normalizes or converts, so that the model is given other tensors than the loader's",
-       LOOPS, expect=Either("do not tell which one"), by=fetching_ahead())  # fmt: skip
+       LOOPS, expect=Either("do not tell which one"),
+       by={**fetching_ahead(), "shadow:ma": Either("do not tell which one", Agrees("at its own pace"))})  # fmt: skip
 def prefetched_and_normalized(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
