@@ -71,8 +71,8 @@ LISTED = Path("/proc/thread-self/children").exists()
 def pytest_configure(config: pytest.Config) -> None:
     """Temporary files go into a folder that only this process uses, so that the check sees what a test leaves there.
     What is meant to last stays where it would be: the folders of ``tmp_path``, and what torch has compiled."""
-    if config.pluginmanager.hasplugin("dsession"):  # runs no test itself, and its processes each have a folder
-        return
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # pytest-xdist's first process runs no test itself, and the others have a folder each
     usual = Path(tempfile.gettempdir())
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(usual))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(usual / f"torchinductor_{getpass.getuser()}"))
