@@ -167,7 +167,7 @@ def test_code_that_takes_no_part_in_a_run_may_differ(me: RankContext) -> None:
                     (copy / other).write_text("x = 1")
             with uneven.Session():
                 pass
-            for part in ("engine/fast.py", "core/new.py", "session.py"):
+            for part in ("engine/loop.py", "core/new.py", "session.py"):
                 if me.rank == 1:
                     before = (copy / part).read_text() if (copy / part).exists() else None
                     (copy / part).write_text("x = 1")

@@ -22,7 +22,7 @@ from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.agree import Agreement
 from uneven.engine.books import step_record
-from uneven.engine.fast import FastLoop
+from uneven.engine.loop import StepLoop
 from uneven.engine.scribe import Scribe
 from uneven.engine.turnstile import Stopped, Turnstile
 from uneven.engine.twins import SharedOptimizer, twin
@@ -73,7 +73,7 @@ class Hogwild:
 
     def __init__(
         self,
-        loop: FastLoop,
+        loop: StepLoop,
         scribe: Scribe,
         loader: BalancedLoader,
         model: nn.Module,
@@ -211,7 +211,7 @@ class Hogwild:
                 handed.popleft()
                 self._scribe.write(replace(record, ended_at_s=time.time()))
             trained_s = timing.whole_s / self._threads
-            load = self._loop.books.load.sample(part.iteration, part.batch(self._scribe.rank), trained_s)
+            load = self._loop.reports.books.load.sample(part.iteration, part.batch(self._scribe.rank), trained_s)
             if load is not None:
                 self._scribe.write(load)
 

@@ -13,11 +13,10 @@ from torch import nn
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
-from uneven.engine.fast import FastLoop
 from uneven.engine.hogwild import Hogwild, Loop
+from uneven.engine.loop import StepLoop
 from uneven.engine.scribe import Scribe
 from uneven.errors import CheckpointError, ConfigError, TrainingError
-from uneven.transport.watch import ModelWatch
 
 
 class ThreadedTraining:
@@ -26,7 +25,7 @@ class ThreadedTraining:
     _threads: Threads
     _loader: BalancedLoader | DrawnSteps | None
     _tried: tuple[weakref.ref[Any], ...] | None
-    _watch: ModelWatch | None
+    _loop: StepLoop
 
     def train(self, loop: Callable[..., object]) -> None:
         """One epoch, by all threads: each calls ``loop(model, *optimizers, batches)``, in the order of setup::
@@ -51,8 +50,8 @@ class ThreadedTraining:
         if not isinstance(self._loader, BalancedLoader) or self._tried is None:
             raise ConfigError("session.train comes after session.setup(model, optimizer) and session.loader(...)")
         self._say_ready()
-        if self._watch is not None and self._threads.count > 1:
-            self._watch.begin(self._watch.epoch + 1)
+        if self._threads.count > 1:
+            self._loop.watch.begin(self._loop.watch.epoch + 1)
         self._threads.train(loop, self._loader, *self._given(self._tried, "session.train"))
 
     def paused(self) -> AbstractContextManager[None]:
@@ -88,7 +87,7 @@ class Threads:
         count: of threads, at least 1.
     """
 
-    def __init__(self, count: int, loop: FastLoop, scribe: Scribe) -> None:
+    def __init__(self, count: int, loop: StepLoop, scribe: Scribe) -> None:
         self.count, self._loop, self._scribe = count, loop, scribe
         self._running: Hogwild | None = None
 

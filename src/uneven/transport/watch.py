@@ -30,6 +30,18 @@ class _Seen(NamedTuple):
     trained: bool
 
 
+class Unwatched:
+    """Stands where a :class:`ModelWatch` does as long as there is no model, or nobody else to train it with."""
+
+    epoch = -1
+
+    def begin(self, epoch: int) -> None:
+        """The session's loader begins an epoch."""
+
+    def over(self) -> None:
+        """The epoch has no more batches."""
+
+
 class ModelWatch:
     """Looks after one model from when a session has set it up until :meth:`close`.
 

@@ -25,7 +25,7 @@ from uneven.core.actions import (
     WriteBack,
 )
 from uneven.core.views import SyncView
-from uneven.engine.partake import check_carried
+from uneven.engine.checks import check_carried
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.sync import (
     BSP,
