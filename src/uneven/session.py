@@ -18,20 +18,20 @@ from uneven.config import RunConfig
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
-from uneven.engine.connect import joined
-from uneven.engine.drawing import drawn_step, drawn_steps
-from uneven.engine.factory import counters_of
-from uneven.engine.loop import StepLoop
-from uneven.engine.profiling import steps_on
-from uneven.engine.start import start
-from uneven.engine.state import pack, unpack
-from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
+from uneven.run.drawing import drawn_step, drawn_steps
+from uneven.run.factory import counters_of
+from uneven.run.loop import StepLoop
+from uneven.run.model.hooks import Undo
 from uneven.run.part import Part as StepPart
 from uneven.run.parts import Parts
+from uneven.run.reports.profiling import steps_on
+from uneven.run.start.connect import joined
+from uneven.run.start.start import start
+from uneven.run.start.state import pack, unpack
+from uneven.run.threads.threads import ThreadedTraining, Threads
 from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy
-from uneven.transport.hooks import Undo
 from uneven.world import discover, report_failures
 
 _SLOWED_AFTER_S = 1.0

@@ -19,8 +19,8 @@ from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
 from uneven.data.order import epoch_order
 from uneven.errors import ConfigError, NonFiniteError, TrainingError
+from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.testing.ranks import RankContext, ranks
-from uneven.transport.syncnorm import weigh_sync_batch_norm
 
 X = 24
 SAMPLES = 98  # four full iterations and a last part of 2, fewer than there are workers

@@ -14,8 +14,8 @@ from torch import nn
 
 import uneven
 from uneven.control import Report
+from uneven.run.gradients.rider import NOTHING, Heard, Rider
 from uneven.testing import RankContext, ranks
-from uneven.transport.rider import NOTHING, Heard, Rider
 
 
 def _model(kind: str) -> nn.Module:

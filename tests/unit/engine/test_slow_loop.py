@@ -15,8 +15,8 @@ from uneven.control.reports import Report
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
-from uneven.engine.slow import Load
 from uneven.errors import ConflictError, PeerError
+from uneven.run.reports.slow import Load
 
 
 class Moving(Balancer):
