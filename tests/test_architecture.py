@@ -205,6 +205,30 @@ def broad_handlers(module: Module) -> list[str]:
     return wrong
 
 
+COLLECTIVES = re.compile(
+    r"(all_)?reduce(_scatter\w*)?|all_?reduce\w*|all_gather\w*|all_to_all\w*|broadcast\w*|gather\w*|scatter\w*|barrier|"
+    r"i?send\w*|i?recv\w*|batch_isend_irecv|new_group|new_subgroups\w*|P2POp"
+)
+ELSEWHERE = {
+    "uneven.demo.worker": "plays a script with plain DistributedDataParallel",
+    "uneven.testing.rank_child": "lets the ranks of a test begin together",
+    "uneven.fleet.member_team": "is a member's own process group, inside of which no session knows the others",
+}
+
+
+def collectives(module: Module) -> list[str]:
+    """Lines that exchange something between workers by themselves."""
+    wrong = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and COLLECTIVES.fullmatch(node.attr):
+            if ast.unparse(node.value) in ("dist", "torch.distributed", "c10d") or node.attr == "allreduce":
+                wrong.append(f"{module.name}:{node.lineno} uses {node.attr}")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
+            found = [alias.name for alias in node.names if COLLECTIVES.fullmatch(alias.name)]
+            wrong += [f"{module.name}:{node.lineno} imports {name}" for name in found]
+    return wrong
+
+
 def asks_for_a_merge(module: Module) -> list[str]:
     """Lines that ask which of the shipped merges one is, rather than what it says about itself."""
     wrong = []
@@ -294,6 +318,29 @@ def test_only_the_world_reads_the_launchers_variables() -> None:
 
 def test_no_broad_exception_handler() -> None:
     assert [wrong for module in modules() for wrong in broad_handlers(module)] == []
+
+
+def test_nobody_exchanges_with_others_but_on_lines() -> None:
+    ours = [module for module in modules() if module.name.split(".")[0] == "uneven"]
+    lines = [module for module in ours if module.name.startswith("uneven.run.lines.")]
+    assert any(map(collectives, lines))
+    others = [module for module in ours if module not in lines and module.name not in ELSEWHERE]
+    assert [wrong for module in others for wrong in collectives(module)] == []
+    assert all(collectives(module) for module in ours if module.name in ELSEWHERE), "an exception that is none"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch.distributed as dist\ndist.all_reduce(x)",
+        "import torch\ntorch.distributed.barrier()",
+        "from torch.distributed import isend",
+        "group.allreduce([x])",
+        "import torch.distributed as dist\npartial(dist.broadcast, src=0)",
+    ],
+)
+def test_an_exchange_beside_the_lines_is_seen(text: str) -> None:
+    assert collectives(Module("uneven.run.bad", text)) != []
 
 
 def test_nobody_asks_which_merge_it_is_but_the_merges_themselves() -> None:

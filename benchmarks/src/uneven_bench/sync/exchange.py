@@ -13,7 +13,7 @@ import torch.distributed as dist
 from uneven.core.views import SyncView
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.transport import Transport
-from uneven.run.parameters.carrier import VectorCarrier
+from uneven.run.lines.vectors import VectorCarrier
 from uneven.sync import groupings
 from uneven_bench.sync.arm import sent_bytes
 

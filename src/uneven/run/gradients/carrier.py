@@ -32,6 +32,7 @@ from uneven.run.gradients.instep import out_of_step
 from uneven.run.gradients.rider import Rider
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
+from uneven.run.lines.groups import begin_sum, sum_now, take_from_first
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.model.check import refuse_sparse_on_accelerator, unused_parameters
 from uneven.run.model.hooks import ModelHook
@@ -137,8 +138,7 @@ class GradientCarrier:
             bucket_cap_mb=bucket_cap_mb,
             **_NO_BROADCAST,
         )
-        for buffer in model.buffers():  # before torch 2.13, NO_BROADCAST left out the first one too
-            dist.broadcast(buffer, group=self._group, group_src=0)
+        take_from_first(model.buffers(), self._group)  # before torch 2.13, NO_BROADCAST left out the first one too
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
         self._statistics = BatchStatistics.of(model, self._group)
         self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
@@ -322,10 +322,9 @@ class GradientCarrier:
 
     def _reduce(self, lane: _Lane) -> dist.Work:
         try:
-            # The group's own method: dist.all_reduce around it takes as long again, and this runs for every bucket.
             if self.rider is None or lane.bucket.is_sparse:
-                return self._group.allreduce(lane.alone)
-            return self._group.allreduce([self.rider.mount(lane.bucket, self.turn.epoch, self.turn.iteration)])
+                return begin_sum(lane.bucket, self._group)
+            return begin_sum(self.rider.mount(lane.bucket, self.turn.epoch, self.turn.iteration), self._group)
         except RuntimeError as error:
             raise self.roll.failure(self._this_exchange, error) from error
 
@@ -386,7 +385,7 @@ class GradientCarrier:
     def _out_of_step(self) -> TrainingError:
         group = self._group
         ranks = [dist.get_global_rank(group, one) for one in range(group.size())]
-        total = partial(dist.all_reduce, group=group)
+        total = partial(sum_now, group=group)
         return out_of_step(total, self.turn.epoch, self.turn.iteration, group.rank(), ranks)
 
     @property

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from uneven.run.lines.groups import begin_sum
+
 
 class BatchStatistics:
     """The running statistics of a model's batch-norm layers.
@@ -55,7 +57,7 @@ class BatchStatistics:
         if not self._moving:
             return
         self._flat = torch.cat([tensor.reshape(-1).double() for tensor in self._moving]).mul_(weight)
-        self._work = dist.all_reduce(self._flat, group=self._group, async_op=True)
+        self._work = begin_sum(self._flat, self._group)
 
     def finish(self) -> None:
         """Wait for the exchange and write the mean back."""

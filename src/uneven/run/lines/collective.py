@@ -7,11 +7,12 @@ these would otherwise have to be issued in one common order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from uneven.run.lines.groups import new_group
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.transport import Rows
 
@@ -47,7 +48,7 @@ class CollectiveTransport:
         self.size = dist.get_world_size()
         self._roll = roll
         with roll.waiting("forming the group for reports"):
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            self._group: Any = new_group(timeout_s=timeout_s, backend="gloo")
 
     def gather(self, row: Sequence[float]) -> _Gather:
         """Start an all-gather of one row of float64."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +13,38 @@ from uneven.errors import ConfigError
 from uneven.run.lines.base import Carrier, Line, Lines, Waiting, Work
 
 
-def new_group(members: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
-    """A group of these ranks; all ranks of the run call it, in the same order."""
-    group: dist.ProcessGroup = dist.new_group(list(members), timeout=timedelta(seconds=timeout_s))
+def new_group(
+    members: Sequence[int] | None = None, timeout_s: float | None = None, backend: str | None = None
+) -> dist.ProcessGroup:
+    """A group of these ranks, of all if None; all ranks of the run call it, in the same order.
+
+    Args:
+        timeout_s, backend: those of the default group if None.
+    """
+    limit = None if timeout_s is None else timedelta(seconds=timeout_s)
+    those = None if members is None else list(members)
+    group: dist.ProcessGroup = dist.new_group(those, timeout=limit, backend=backend)
     return group
+
+
+def begin_sum(tensor: Tensor, group: Any) -> dist.Work:
+    """Begin to replace ``tensor`` by its sum over a group. For who waits with a roll call of his own.
+
+    The group's own method: ``dist.all_reduce`` around it takes as long again, and this runs for every bucket.
+    """
+    work: dist.Work = group.allreduce([tensor])
+    return work
+
+
+def sum_now(tensor: Tensor, group: Any) -> None:
+    """Replace ``tensor`` by its sum over a group, and wait."""
+    dist.all_reduce(tensor, group=group)
+
+
+def take_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
+    """Replace tensors by those of the first rank of a group, and wait."""
+    for one in tensors:
+        dist.broadcast(one, group=group, group_src=0)
 
 
 class _Several:

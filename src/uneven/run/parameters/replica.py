@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -19,6 +18,7 @@ from uneven.errors import CheckpointError, ConfigError
 from uneven.merge import Kept
 from uneven.merge.flat import Flat
 from uneven.merge.shared import EXTRA, apart, average, contribution, mean_square_root, resting_in, weight_in
+from uneven.run.lines.groups import take_from_first
 from uneven.sync import SyncPolicy
 
 Total = Callable[[Tensor, Exchange], int]
@@ -272,8 +272,7 @@ class Replica:
 
 def broadcast_from_first(model: nn.Module) -> None:
     """Let every rank start from rank 0's parameters and buffers."""
-    for one in chain(model.parameters(), model.buffers()):
-        dist.broadcast(one.data, src=0)
+    take_from_first(one.data for one in chain(model.parameters(), model.buffers()))
 
 
 def refuse_synchronised_layers(model: nn.Module, policy: SyncPolicy) -> None:

@@ -27,6 +27,7 @@ from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.registry import in_use
 from uneven.run.lines import GroupLines, Lines, ThreadLines
 from uneven.run.lines.collective import CollectiveTransport
+from uneven.run.lines.groups import new_group
 from uneven.run.lines.hub import Hub
 from uneven.run.lines.meeting import MeetingPlace
 from uneven.run.lines.patience import within
@@ -184,7 +185,7 @@ def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.Pr
     """
     mine = None
     for group in out.gradient_groups:
-        made = dist.group.WORLD if group == members else dist.new_group(list(group))
+        made = dist.group.WORLD if group == members else new_group(group)
         mine = made if rank in group else mine
     return mine
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from uneven.errors import PeerError
+from uneven.run.lines.groups import new_group
 from uneven.run.lines.rollcall import RollCall
 
 Members = tuple[int, ...]
@@ -41,7 +42,7 @@ class VectorCarrier:
         # uneven.run.gradients.carrier for what could hang otherwise.
         self._kept: list[dist.Work] = []
         with roll.waiting("forming the group for parameters"):
-            self._group: Any = dist.new_group(timeout=self._limit)
+            self._group: Any = new_group(timeout_s=timeout_s)
 
     def total(
         self,
