@@ -11,10 +11,11 @@ from functools import partial
 
 import torch
 
+from uneven.control import Load
 from uneven.core.records import StepRecord
 from uneven.data.order import Part
 from uneven.engine.scribe import Scribe
-from uneven.engine.slow import Load, SlowLoop
+from uneven.engine.slow import SlowLoop
 from uneven.measure.clock import clock_for
 from uneven.measure.load import LoadMeter, nvml_uuid
 from uneven.measure.meter import Meter, Timing

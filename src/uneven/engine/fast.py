@@ -207,7 +207,7 @@ class FastLoop:
             lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
             on_split=self._scribe.split,
             on_complaint=self._scribe.complain,
-            on_forecast=self._scribe.forecast,
+            on_forecast=self._scribe.write,
         )
 
     def _give(self, row: Sequence[float]) -> Pending:
