@@ -18,7 +18,11 @@ GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"
 # pip would compile every file of every package, which takes longer than all the rest of an install. Python keeps the
 # bytecode of what it imports by itself, also of this package, unless told not to.
 export PYTHONDONTWRITEBYTECODE =
-INSTALL := -m pip install --quiet --no-compile
+INSTALL := -m pip install --quiet --no-compile --constraint constraints.txt
+
+# The library, and the distribution that brings `uneven bench`.
+PROJECTS := pyproject.toml benchmarks/pyproject.toml
+OURS := --editable . --editable ./benchmarks
 
 # Compiles what every process of the tests imports, and the tests; else all of them would, at the same time. What goes
 # wrong here goes wrong when they are run, too, and is told then.
@@ -36,16 +40,16 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-.venv/.stamp-installed: .venv/.stamp-made pyproject.toml
-	$(BIN)/python $(INSTALL) --editable .
+.venv/.stamp-installed: .venv/.stamp-made $(PROJECTS) constraints.txt
+	$(BIN)/python $(INSTALL) $(OURS)
 	@touch $@
 
-# The package together with pytest, for pip takes seconds to begin. It uses one core, so while it fetches the rest, the
+# The packages together with pytest, for pip takes seconds to begin. It uses one core, so while it fetches the rest, the
 # other core compiles.
-.venv/.stamp-test: .venv/.stamp-made pyproject.toml
+.venv/.stamp-test: .venv/.stamp-made $(PROJECTS) constraints.txt
 	@$(BIN)/python -c '$(GROUPS)' test > .venv/test.txt
 	@$(BIN)/python -c '$(GROUPS)' test-with > .venv/test-with.txt
-	$(BIN)/python $(INSTALL) --editable . --requirement .venv/test.txt
+	$(BIN)/python $(INSTALL) $(OURS) --requirement .venv/test.txt
 	@touch .venv/.stamp-installed
 	@PYTHONPATH=tests/interpreter $(BIN)/python -c '$(COMPILE)' > .venv/compiled.txt 2>&1 & \
 	$(BIN)/python $(INSTALL) --requirement .venv/test-with.txt && { wait $$! || true; }
@@ -71,5 +75,5 @@ bench: .venv/.stamp-installed
 	$(BIN)/uneven bench lb-bsp --quick $(ARGS)
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv build dist benchmarks/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src benchmarks tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,16 +1,18 @@
-"""A test that leaves something behind fails: a thread, a child process, a listening port, a variable.
+"""A test that leaves something behind fails: a thread, a child process, a listening port, a variable, a temporary file.
 
 What is meant to live longer is named in ``LASTING_…`` below, or kept by the pool of ``uneven.testing.ranks``.
 """
 
 import contextlib
 import gc
+import getpass
 import glob
 import os
 import signal
 import socket
 import stat
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -56,8 +58,34 @@ LASTING_COMMANDS = ("multiprocessing.resource_tracker", "multiprocessing.forkser
 LASTING_VARIABLES = ("PYTEST_", "KMP_", "COV_", "TORCHINDUCTOR_")
 """Beginnings of names of variables that pytest, OpenMP (at import of scikit-learn) or torch set for good."""
 
+LASTING_FILES = ("pymp-", "pytest-of-", "torchinductor_")
+"""Beginnings of names of temporary files that outlive a test: of Python, for as long as a process lives; of pytest; and
+what torch has compiled."""
+
 LISTED = Path("/proc/thread-self/children").exists()
 """Whether the system lists the children of each thread."""
+
+
+TEMPORARY = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary files go into a folder that only this process uses, so that the check sees what a test leaves there.
+    What is meant to last stays where it would be: the folders of ``tmp_path``, and what torch has compiled."""
+    if config.pluginmanager.hasplugin("dsession"):  # runs no test itself, and its processes each have a folder
+        return
+    usual = Path(tempfile.gettempdir())
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(usual))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(usual / f"torchinductor_{getpass.getuser()}"))
+    folder = tempfile.TemporaryDirectory(prefix="uneven-tests-", ignore_cleanup_errors=True)
+    Path(folder.name).chmod(0o1777)  # some tests are an ordinary user for a while
+    config.stash[TEMPORARY] = folder
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if TEMPORARY in config.stash:
+        config.stash[TEMPORARY].cleanup()
 
 
 def pytest_collection_finish() -> None:
@@ -141,8 +169,12 @@ def _variables() -> set[str]:
     return {f"variable {k}={v}" for k, v in os.environ.items() if not k.startswith(LASTING_VARIABLES)}
 
 
+def _files() -> set[str]:
+    return {f"temporary {name}" for name in os.listdir(tempfile.gettempdir()) if not name.startswith(LASTING_FILES)}
+
+
 def _footprint() -> set[str]:
-    return _threads() | _ports() | _variables()
+    return _threads() | _ports() | _variables() | _files()
 
 
 @pytest.fixture(autouse=True)

@@ -5,42 +5,20 @@ import graphlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
 
+from uneven.merge import merges
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "uneven"
+BENCHES = ROOT / "benchmarks" / "src" / "uneven_bench"
 LONGEST_FILE = 450
-
-PURE = (
-    *("uneven.core", "uneven.core.*", "uneven.predict", "uneven.predict.*"),
-    *("uneven.balance", "uneven.balance.*", "uneven.sync", "uneven.sync.*"),
-    *("uneven.config", "uneven.errors", "uneven.registry", "uneven.tables"),
-    *("uneven.data.order", "uneven.data.paced", "uneven.data.supply"),
-    *("uneven.journal.metrics", "uneven.cluster.throttle_rule"),
-    *("uneven.control", "uneven.control.*", "uneven.simulate", "uneven.simulate.*", "uneven.journal.events"),
-    "uneven.journal.exchanges",
-    *(f"uneven.cluster.{name}" for name in ("spec", "trace", "curves", "events", "checks")),
-    *("uneven.plan", "uneven.plan.*"),
-    *(f"uneven.server.{name}" for name in ("wire", "partition", "vectors", "rounds", "shard", "link")),
-    *("uneven.bench.server_fuzz", "uneven.bench.mutations_make"),
-    *(f"uneven.fleet.{name}" for name in ("rates", "profile", "allocate", "assign", "rounds")),
-    *(f"uneven.fleet.{name}" for name in ("densest", "learning", "rivals", "simulate", "optimal")),
-    *(f"uneven.fleet.{name}" for name in ("converge", "feed_ledger", "feed_stream", "feed_size", "batch_rule")),
-    "uneven.fleet.together",
-    *(f"uneven.bench.{name}" for name in ("fleet_plan_cases", "faults_cases", "faults_judge")),
-    *("uneven.emulate.replay", "uneven.emulate.checks", "uneven.emulate.shape"),
-    *(f"uneven.cluster.{name}" for name in ("quantities", "parse", "write")),
-    *("uneven.bench.peers", *(f"uneven.bench.peers.{name}" for name in ("cubic", "dbs", "epochs", "lbb", "omnilearn"))),
-    *(f"uneven.bench.{name}" for name in ("rivals_cases", "rivals_inside", "rivals_loops")),
-    *(f"uneven.bench.{name}" for name in ("lb_bsp_cases", "lb_bsp_table", "sync_cases", "sync_table")),
-    *(f"uneven.bench.peers.{name}" for name in ("accumulate", "flexrr", "flexrr_messages", "flexrr_time", "quorum")),
-)
 
 WORLDLY = {
     *("torch", "ray", "psutil", "pynvml", "plotly", "rich", "typer", "sklearn", "tensorboard"),
@@ -52,6 +30,8 @@ WORLDLY = {
 
 SEEDED = {"random": {"Random"}, "numpy.random": {"Generator", "PCG64", "SeedSequence", "default_rng"}}
 """From modules of randomness only these, and only called with a seed."""
+
+SHIPPED_MERGES = {make.__name__ for make in merges.values()}  # type: ignore[attr-defined]
 
 LAUNCHER = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
 
@@ -81,21 +61,18 @@ class Module:
         """The package's row in the table: the first name below ``uneven`` if the table says nothing else."""
         if self.name in adopted():
             return adopted()[self.name]
-        parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 else "uneven"
+        first, _, rest = self.name.partition(".")
+        return rest.partition(".")[0] or first if first == "uneven" else first
 
 
 @cache
 def modules() -> tuple[Module, ...]:
     found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        found.append(Module(".".join(parts).removesuffix(".__init__"), path.read_text()))
+    for package in (SOURCE, BENCHES):
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            found.append(Module(".".join(parts).removesuffix(".__init__"), path.read_text()))
     return tuple(found)
-
-
-def is_pure(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in PURE)
 
 
 def imports(module: Module) -> Iterator[tuple[int, str]]:
@@ -130,7 +107,7 @@ def impurities(module: Module, known: frozenset[str]) -> list[str]:
     for line, name in imports(module):
         if name.split(".")[0] in WORLDLY:
             wrong.append(f"{module.name}:{line} imports {name}")
-        elif name.split(".")[0] == "uneven" and not is_pure(target(name, known)):
+        elif name.split(".")[0] in OURS and not is_pure(target(name, known)):
             wrong.append(f"{module.name}:{line} imports {target(name, known)}, which is not pure")
         elif name.startswith("random.") and name.split(".")[1] not in SEEDED["random"]:
             wrong.append(f"{module.name}:{line} imports {name}, which has no seed of its own")
@@ -168,8 +145,29 @@ def allowed() -> dict[str, set[str]]:
 @cache
 def adopted() -> dict[str, str]:
     """Modules that count to the row of another package."""
-    named = [(package, re.findall(r"`(\w+\.\w+)`", rest)) for package, rest, _ in rows()]
+    named = [(package, re.findall(r"`(\w+\.\w+)`(?! ○)", rest)) for package, rest, _ in rows()]
     return {f"uneven.{name}": package for package, names in named for name in names}
+
+
+@cache
+def pure() -> tuple[str, ...]:
+    """What the table marks with ○: names of modules, and ``name.*`` for a package and all that is in it."""
+    found = []
+    for package, rest, _ in rows():
+        name = package if package in OURS else f"uneven.{package}"
+        inside = sorted(module.removeprefix(f"{name}.") for module in KNOWN if module.startswith(f"{name}."))
+        if rest.strip() == "○":
+            found.append(f"{name}.*" if inside else name)
+        elif rest.strip().startswith("(all ○ but "):
+            found += [f"{name}.{module}" for module in inside if module not in re.findall(r"`(\w+)`", rest)]
+        else:
+            found += [f"{name}.{module}" for module in re.findall(r"`([\w.]+)` ○", rest)]
+    return tuple(found)
+
+
+@cache
+def is_pure(name: str) -> bool:
+    return any(name == one.removesuffix(".*") or f"{name}.".startswith(one.removesuffix("*")) for one in pure())
 
 
 def directions(module: Module, known: frozenset[str], table: dict[str, set[str]]) -> list[str]:
@@ -181,7 +179,7 @@ def directions(module: Module, known: frozenset[str], table: dict[str, set[str]]
     return [
         f"{module.name}:{line} imports {name}, but {module.unit} may not import {unit}"
         for line, name in imports(module)
-        if name.split(".")[0] == "uneven"
+        if name.split(".")[0] in OURS
         and (unit := Module(target(name, known), "").unit) not in {module.unit, *table[module.unit]}
     ]
 
@@ -207,13 +205,43 @@ def broad_handlers(module: Module) -> list[str]:
     return wrong
 
 
+def asks_for_a_merge(module: Module) -> list[str]:
+    """Lines that ask which of the shipped merges one is, rather than what it says about itself."""
+    wrong = []
+    for node in ast.walk(module.tree):
+        asked: ast.AST | None = None
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            asked = node.args[1]
+        elif isinstance(node, ast.Compare) and "type(" in ast.unparse(node):
+            asked = node
+        elif isinstance(node, ast.MatchClass):
+            asked = node.cls
+        found = {ast.unparse(one).rpartition(".")[2] for one in ast.walk(asked)} if asked is not None else set()
+        if found & SHIPPED_MERGES:
+            wrong.append(f"{module.name}:{node.lineno}")
+    return wrong
+
+
 KNOWN = frozenset(module.name for module in modules())
+OURS = ("uneven", "uneven_bench")
 
 
 def test_pure_files_import_nothing_of_the_world() -> None:
-    pure = [module for module in modules() if is_pure(module.name)]
-    assert len(pure) >= 15
-    assert [wrong for module in pure for wrong in impurities(module, KNOWN)] == []
+    assert [name for name in pure() if name.removesuffix(".*") not in KNOWN] == []
+    found = [module for module in modules() if is_pure(module.name)]
+    assert len(found) >= 150
+    assert [wrong for module in found for wrong in impurities(module, KNOWN)] == []
+
+
+def test_types_are_checked_strictly_where_files_are_pure() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
+    (strict,) = (one["module"] for one in settings if "strict_equality" in one)
+    assert sorted(strict) == sorted(pure())
+
+
+def test_files_that_call_themselves_pure_are() -> None:
+    said = {one.name for one in modules() if re.search(r"\bPure\.", ast.get_docstring(one.tree) or "")}
+    assert sorted(name for name in said if not is_pure(name)) == []
 
 
 def test_importing_all_pure_files_loads_no_engine() -> None:
@@ -238,6 +266,27 @@ def test_the_table_has_no_rows_without_a_package_and_no_cycles() -> None:
     assert len(list(graphlib.TopologicalSorter(inner).static_order())) == len(table)
 
 
+def test_no_two_files_of_the_benches_need_each_other() -> None:
+    benches = [module for module in modules() if module.unit == "uneven_bench"]
+    needs = {one.name: {target(name, KNOWN) for _, name in imports(one)} & KNOWN - {one.name} for one in benches}
+    assert len(list(graphlib.TopologicalSorter(needs).static_order())) > 90
+
+
+def test_ranks_compare_the_code_that_takes_part_in_a_run() -> None:
+    """What ``uneven.session`` reaches by imports, in functions too."""
+    from uneven.engine.connect import IN_A_RUN
+
+    by_name = {module.name: module for module in modules()}
+    reached, waiting = set(), ["uneven.session"]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [target(one, KNOWN) for _, one in imports(by_name[name]) if one.split(".")[0] == "uneven"]
+    units = {name.split(".")[1] if "." in name else "__init__" for name in reached}
+    assert sorted(units) == sorted(IN_A_RUN)
+
+
 def test_only_the_world_reads_the_launchers_variables() -> None:
     others = [module for module in modules() if module.name not in READERS]
     assert [wrong for module in others for wrong in launcher_variables(module)] == []
@@ -247,8 +296,14 @@ def test_no_broad_exception_handler() -> None:
     assert [wrong for module in modules() for wrong in broad_handlers(module)] == []
 
 
+def test_nobody_asks_which_merge_it_is_but_the_merges_themselves() -> None:
+    assert {"Mean", "Add", "Elastic", "BlockMomentum"} <= SHIPPED_MERGES
+    others = [module for module in modules() if not module.name.startswith("uneven.merge.")]
+    assert [wrong for module in others for wrong in asks_for_a_merge(module)] == []
+
+
 def test_files_stay_short() -> None:
-    folders = [ROOT / name for name in ("src", "tests", "examples")]
+    folders = [ROOT / name for name in ("src", "benchmarks", "tests", "examples")]
     files = [path for folder in folders for path in folder.rglob("*.py")]
     lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in files}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
@@ -297,6 +352,9 @@ def test_a_wrong_direction_is_seen() -> None:
     assert directions(bad, KNOWN, allowed()) == [
         "uneven.core.bad:2 imports uneven.sync.BSP, but core may not import sync"
     ]
+    assert directions(Module("uneven.cli.bad", "import uneven_bench.split"), KNOWN, allowed()) == [
+        "uneven.cli.bad:1 imports uneven_bench.split, but cli may not import uneven_bench"
+    ]
     (wrong,) = directions(Module("uneven.newcomer.x", ""), KNOWN, allowed())
     assert "no row in the table" in wrong
     with pytest.raises(graphlib.CycleError):
@@ -316,3 +374,19 @@ def test_a_second_reader_of_the_environment_is_seen() -> None:
 def test_a_broad_handler_is_seen(kind: str) -> None:
     assert broad_handlers(Module("x", f"try:\n    pass\nexcept{kind}:\n    pass")) == ["x:3"]
     assert broad_handlers(Module("x", f"try:\n    pass\nexcept{kind}:\n    tidy()\n    raise")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "isinstance(one.merge, Mean)",
+        "isinstance(one.merge, actions.Add | Elastic)",
+        "issubclass(kind, (int, BlockMomentum))",
+        "type(one.merge) is Mean",
+        "match one.merge:\n    case Elastic(alpha=x):\n        pass",
+    ],
+)
+def test_a_question_for_a_merge_is_seen(text: str) -> None:
+    assert asks_for_a_merge(Module("uneven.engine.bad", text)) != []
+    good = "isinstance(one.merge, Merge)\none.merge == Mean()\ntype(one.merge) is type(other)"
+    assert asks_for_a_merge(Module("uneven.engine.good", good)) == []

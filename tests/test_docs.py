@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import runpy
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from uneven.balance import balancers
 from uneven.core.actions import Moment, Payload, Via, Wait
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.errors import ConfigError
+from uneven.predict import predictors
 from uneven.sync import BSP
 from virtual_time import play
 
@@ -292,6 +295,45 @@ def test_every_dependency_has_its_reason_and_nothing_else_has() -> None:
     page = (DOCS / "dependencies.md").read_text()
     rows = re.findall(r"^\| `([^`]+)` \|.* (\S+) \|$", page, flags=re.MULTILINE)
     assert sorted({need for need, _ in rows}) == sorted({need for group in groups for need in group})
-    for need, newest in rows:  # what was tested lies within what is allowed
-        if "<" in need and newest[-1].isdigit():
-            assert newest in Requirement(need).specifier
+    assert [need for need, _ in rows if "<" in need] == []  # no breakage is known
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (DOCS.parent / "constraints.txt").read_text(), flags=re.MULTILINE))
+    tested = {Requirement(need).name: newest for need, newest in rows if newest != "newest"}
+    assert tested == pins
+    assert all(tested.get(Requirement(need).name, "1") in Requirement(need).specifier for need, _ in rows[:-1])
+
+
+def test_the_lists_of_names_are_those_of_the_registries() -> None:
+    names = runpy.run_path(str(DOCS / "names.py"))
+    page = (DOCS / "reference.md").read_text()
+    should = names["written"](page)
+    assert page == should, f"run `python docs/names.py`, or let docs/reference.md say:\n{should}"
+    shrunk = page.replace("| `numerical` |", "| `nummerical` |")
+    assert names["written"](shrunk) == page
+    with pytest.raises(KeyError, match="policies"):
+        names["written"](page.replace("<!-- names: policies -->", ""))
+
+
+def test_the_reference_says_what_the_notes_of_the_lists_mean() -> None:
+    page = (DOCS / "reference.md").read_text()
+    for word, registry in (("experimental", balancers), ("costly", predictors)):
+        noted = [name for name, note in registry.notes.items() if note == word]
+        assert noted
+        assert all(f"`{name}` *({word})*" in page for name in noted)
+    assert "`model` is *experimental*" in page
+    assert "**When the costly ones pay.**" in page
+
+
+def unpinned(makefile: str) -> list[str]:
+    """Lines that install something other than the tested versions, and stamps that overlook a change of these."""
+    pips = [line for line in makefile.splitlines() if "pip" in line and "install" in line and not line.startswith("#")]
+    bad = [line for line in pips if "$(INSTALL)" not in line and "--constraint constraints.txt" not in line]
+    stamps = re.findall(r"^\.venv/\.stamp-\w+:.*pyproject\.toml.*$", makefile, flags=re.MULTILINE)
+    return bad + [line for line in stamps if "constraints.txt" not in line]
+
+
+def test_make_installs_the_tested_versions() -> None:
+    makefile = (DOCS.parent / "Makefile").read_text()
+    assert makefile.count("$(INSTALL)") >= 3
+    assert unpinned(makefile) == []
+    bad = "\t$(BIN)/python -m pip install --quiet .", ".venv/.stamp-test: pyproject.toml"
+    assert unpinned("\n".join(bad)) == list(bad)

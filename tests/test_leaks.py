@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 LEAKS = """
-import os, psutil, socket, subprocess, sys, threading
+import os, psutil, socket, subprocess, sys, tempfile, threading
 
 kept = []
 
@@ -33,7 +33,16 @@ def test_variable_set():
 def test_variable_removed():
     del os.environ["FORGOTTEN"]
 
+def test_temporary_folder():
+    tempfile.mkdtemp(prefix="torchelastic_")
+
+def test_temporary_file_of_a_child():
+    code = "import tempfile; tempfile.mkstemp(prefix='forgotten-')"
+    subprocess.check_call([sys.executable, "-c", code])
+
 def test_clean():
+    with tempfile.TemporaryDirectory():
+        pass
     thread = threading.Thread(target=int)
     thread.start()
     thread.join()
@@ -57,8 +66,9 @@ def test_every_kind_of_leak_fails(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60, cwd=tmp_path,
         env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
     )  # fmt: skip
-    assert re.search(r"9 passed, 7 errors", run.stdout), run.stdout
-    for leak in ("thread forgotten", "process ", "listening port ", "variable FORGOTTEN=1"):
+    assert re.search(r"11 passed, 9 errors", run.stdout), run.stdout
+    for leak in ("thread forgotten", "process ", "listening port ", "variable FORGOTTEN=1",
+                 "temporary torchelastic_", "temporary forgotten-"):  # fmt: skip
         assert f"left behind: ['{leak}" in run.stdout
     assert re.search(r"left behind: \[[^\]]* sleep 61'", run.stdout)
     assert re.search(r"left behind: \[[^\]]*nobody has waited for it\)'\]", run.stdout)

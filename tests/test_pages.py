@@ -8,12 +8,12 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from uneven.cli import application
-from uneven.cli.bench import BENCHES
 from uneven.cli.commands import COMMANDS
 from uneven.config import RunConfig, fields
 from uneven.testing.scripts import run_script
@@ -86,17 +86,18 @@ def wrong(line: str) -> list[str]:
         return []
     if words[1] not in COMMANDS:
         return [] if words[1].startswith("-") else [f"no command {words[1]}"]
-    command = typer.main.get_command(application(words[1:2]))
-    options = {name for one in command.commands[words[1]].params for name in one.opts}  # type: ignore[attr-defined]
+    command: Any = typer.main.get_command(application(words[1:2])).commands[words[1]]  # type: ignore[attr-defined]
     rest = words[2:]
+    while hasattr(command, "commands"):
+        if rest[0] not in command.commands:
+            return [f"no {words[1]} {rest[0]}"]
+        command, rest = command.commands[rest[0]], rest[1:]
+    options = {name for one in command.params for name in one.opts}
     rest = rest[: rest.index("--")] if "--" in rest else rest  # what follows is a script's
     if COMMANDS[words[1]].passes_on:  # what follows the script is the script's
         script = next((at for at, word in enumerate(rest) if word.endswith(".py")), len(rest))
         rest = rest[:script]
-    bad = [f"no option {word} of {words[1]}" for word in rest if word.startswith("-") and word not in options]
-    if words[1] == "bench" and words[2] not in BENCHES:
-        bad.append(f"no bench {words[2]}")
-    return bad
+    return [f"no option {word} of {words[1]}" for word in rest if word.startswith("-") and word not in options]
 
 
 def test_commands_of_the_pages_exist() -> None:
@@ -111,6 +112,7 @@ def test_commands_of_the_pages_exist() -> None:
         ("uneven wacth runs/NAME", "no command wacth"),
         ("uneven run --nprc 4 train.py --nprc 4", "no option --nprc of run"),
         ("uneven bench speed", "no bench speed"),
+        ("uneven bench rivals --sweep", "no option --sweep of bench"),
     ],
 )
 def test_the_check_of_commands_finds(line: str, complaint: str) -> None:
@@ -122,7 +124,7 @@ def test_the_folder_map_is_true() -> None:
     assert [row for row in rows if not (ROOT / row).is_dir()] == []
     inside = (ROOT / "src" / "uneven").glob("*/*.py")
     packages = {f"src/uneven/{path.parent.name}/" for path in inside if path.stat().st_size}
-    top = {f"{path}/" for path in ("examples", "docs", "tests")}
+    top = {f"{path}/" for path in ("benchmarks", "examples", "docs", "tests")}
     assert sorted(rows) == sorted(packages | top)
 
 
@@ -133,13 +135,13 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
 
 
 def test_every_key_of_the_benchmark_is_explained() -> None:
-    bench = ROOT / "src" / "uneven" / "bench"
+    bench = ROOT / "benchmarks" / "src" / "uneven_bench" / "lb_bsp"
     of_all, of_a_case = {"cases", "left_out", "methods", "best_rival", "gain_over_best_rival"}, set()
-    for node in ast.parse((bench / "lb_bsp.py").read_text()).body:
+    for node in ast.parse((bench / "bench.py").read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name in ("steady_keys", "pair_keys"):
             (result,) = (line.value for line in node.body if isinstance(line, ast.Return))
             of_all |= written(result)
-    for node in ast.parse((bench / "lb_bsp_table.py").read_text()).body:
+    for node in ast.parse((bench / "table.py").read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name in ("summarize", "reached"):
             of_a_case |= set().union(*map(written, ast.walk(node)))
     page = (ROOT / "docs" / "ideas" / "lb-bsp.md").read_text()

@@ -133,7 +133,7 @@ def describe_a_cluster(runs: Path) -> str:
 
 def emulate(runs: Path) -> str:
     spec = described(runs, "how-to/emulate.md")
-    run = recorded(runs, "emulated", "emulate", spec, target=("--", "-m", "uneven.bench.worlds_worker", *TRAINED))
+    run = recorded(runs, "emulated", "emulate", spec, target=("--", "-m", "uneven_bench.worlds.worker", *TRAINED))
     return parts(report(run), "Cores in use by the worker", "Share of the global batch")
 
 

@@ -6,6 +6,10 @@
     model, optimizer = session.setup(model, optimizer)
     loader = session.loader(dataset, batch_size=512)  # the global batch; this worker's part follows its speed
 
+What is here: the session, the errors, and all that plug-ins and parts are written with (base classes, what they
+are shown, what they answer, registries). A balancer, predictor or policy that comes along is chosen by its name, as in
+``Session(balance="lb-bsp")``; its class is in ``uneven.balance``, ``uneven.predict`` or ``uneven.sync``.
+
 A name is imported when it is first touched, so ``import uneven`` alone does not wait for torch.
 """
 
@@ -14,8 +18,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from uneven import plugins, registry
+
 if TYPE_CHECKING:
-    from uneven.balance import Balancer, Even, Hysteresis, LbBsp, Proportional, Static, balancers
+    from uneven.balance import Balancer, WrappingBalancer, balancers
     from uneven.core.actions import Split, StepPlan
     from uneven.core.views import BalanceView, Observation, SyncView
     from uneven.errors import (
@@ -27,44 +33,45 @@ if TYPE_CHECKING:
         TrainingError,
         UnevenError,
     )
-    from uneven.predict import EMA, Last, Predictor, predictors
+    from uneven.merge import Merge, merges
+    from uneven.predict import Predictor, predictors
+    from uneven.run.part import Part, Run, Step
     from uneven.session import Session
-    from uneven.sync import BSP, SyncPolicy, policies
+    from uneven.sync import SyncPolicy, WrappingPolicy, policies
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BSP",
-    "EMA",
     "BalanceView",
     "Balancer",
     "CheckpointError",
     "ConfigError",
     "DataError",
-    "Even",
-    "Hysteresis",
-    "Last",
-    "LbBsp",
+    "Merge",
     "NonFiniteError",
     "Observation",
+    "Part",
     "PeerError",
     "Predictor",
-    "Proportional",
+    "Run",
     "Session",
     "Split",
-    "Static",
+    "Step",
     "StepPlan",
     "SyncPolicy",
     "SyncView",
     "TrainingError",
     "UnevenError",
+    "WrappingBalancer",
+    "WrappingPolicy",
     "balancers",
+    "merges",
     "policies",
     "predictors",
 ]
 
 _HOMES = {
-    "uneven.balance": ("Balancer", "Even", "Hysteresis", "LbBsp", "Proportional", "Static", "balancers"),
+    "uneven.balance": ("Balancer", "WrappingBalancer", "balancers"),
     "uneven.core.actions": ("Split", "StepPlan"),
     "uneven.core.views": ("BalanceView", "Observation", "SyncView"),
     "uneven.errors": (
@@ -76,11 +83,22 @@ _HOMES = {
         "TrainingError",
         "UnevenError",
     ),
-    "uneven.predict": ("EMA", "Last", "Predictor", "predictors"),
+    "uneven.merge": ("Merge", "merges"),
+    "uneven.predict": ("Predictor", "predictors"),
+    "uneven.run.part": ("Part", "Run", "Step"),
     "uneven.session": ("Session",),
-    "uneven.sync": ("BSP", "SyncPolicy", "policies"),
+    "uneven.sync": ("SyncPolicy", "WrappingPolicy", "policies"),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_BEFORE_THE_RULE = {
+    "uneven.balance": ("Even", "Hysteresis", "LbBsp", "Proportional", "Static"),
+    "uneven.predict": ("EMA", "Last"),
+    "uneven.sync": ("BSP",),
+}
+"""Plug-ins that were listed once. They are found as ever, and no others join them."""
+
+_HOME = {name: module for homes in (_BEFORE_THE_RULE, _HOMES) for module, names in homes.items() for name in names}
+
+registry.find_outside = plugins.find
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.tables import document, integer, located, number, quoted, table, text
+from uneven.tables import boolean, document, integer, located, number, quoted, table, text
 
 LONGEST_S = 1e6
 """Eleven days. What waits for a socket counts milliseconds in 32 bits, which is twice as long."""
@@ -33,7 +33,9 @@ class RunConfig:
         timeout_s: how long an exchange may wait for somebody before it fails.
         nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first. Only a warning by
             default, because a gradient scaler for float16 meets infinities as a matter of course.
-        threads: of each worker, which train its replica side by side; these alone may differ from rank to rank.
+        threads: of each worker, which train its replica side by side.
+        keep_freed_memory: keep the memory that a step frees for the next one, where the model is on the CPU and the C
+            library is glibc; see :mod:`uneven.engine.heap`.
     """
 
     balance: str = "lb-bsp"
@@ -43,6 +45,7 @@ class RunConfig:
     timeout_s: float = 300.0
     nonfinite: str = "warn"
     threads: int = 1
+    keep_freed_memory: bool = True
 
     def __post_init__(self) -> None:
         checks = (
@@ -59,9 +62,12 @@ class RunConfig:
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "balance": text, "sync": text, "seed": integer, "budget": number, "timeout_s": number, "nonfinite": text,
-    "threads": integer,
+    "threads": integer, "keep_freed_memory": boolean,
 }  # fmt: skip
 """How a plain value becomes a setting."""
+
+OF_ONE_MACHINE = frozenset({"threads", "keep_freed_memory"})
+"""Settings that may differ from rank to rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +140,14 @@ def from_toml(data: bytes | str, source: str) -> dict[str, Any]:
 def to_toml(values: Mapping[str, Any]) -> str:
     """Inverse of :func:`from_toml`."""
     good = checked(values, "settings").items()
-    lines = [f"{key} = {quoted(value) if isinstance(value, str) else repr(value)}" for key, value in good]
+    lines = [f"{key} = {_written(value)}" for key, value in good]
     return "\n".join(["[run]", *lines, ""])
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return quoted(value) if isinstance(value, str) else repr(value)
 
 
 def fields(config: RunConfig) -> dict[str, Any]:

@@ -20,7 +20,7 @@ A message names the thing, the value and the way out.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -39,13 +39,15 @@ class UnknownNameError(ConfigError):
         what: kind of thing, in the user's words ("balancer", "key in uneven.toml").
         name: what was asked for.
         known: every name that would have been accepted.
+        shown: how the list of these shows some of them ("model (experimental)"); by default as they are.
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> None:
         names = sorted(known)
+        listed = [(shown or {}).get(one, one) for one in names]
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"unknown {what} {name!r}{hint} (known: {', '.join(names) or 'none'})")
+        super().__init__(f"unknown {what} {name!r}{hint} (known: {', '.join(listed) or 'none'})")
         self.name = name
         self.nearest = near[0] if near else None
 

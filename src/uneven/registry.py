@@ -1,4 +1,4 @@
-"""Names for plug-ins: ``"static:shares=0.6/0.4"`` becomes ``Static(shares=(0.6, 0.4))``.
+"""Names for plug-ins: ``"static:shares=0.6/0.4"`` becomes ``Static(shares=(0.6, 0.4))``. Pure.
 
 A specification is a name, then optionally a colon and ``key=value`` pairs separated by commas. A value is
 a number, ``true``/``false``, a word, or a list of these separated by slashes. An object in place of a name
@@ -7,13 +7,18 @@ is passed through, so every place that takes a name takes an object too.
 A wrapper, that is a maker with a parameter named ``inner``, is followed by the specification of what it holds,
 after its own options if it has any: ``"shadow:easgd:alpha=0.3"`` is ``Shadow("easgd:alpha=0.3")``, and
 ``"shuffle:groups=digits:ma"`` puts ``ma`` into ``shuffle``. Wrappers can hold wrappers.
+
+Other distributions bring plug-ins by entry points. Every registry has a group of its own, named after the last word
+of its kind: ``uneven.balancers``, ``uneven.policies``. Entry points are looked up only when a name is asked for that
+is not registered, or when all names are listed, so they cost nobody else anything. ``uneven.plugins`` does it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from uneven.errors import ConfigError, UnknownNameError
 
@@ -22,8 +27,45 @@ Scalar = int | float | bool | str
 Value = Scalar | tuple[Scalar, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """A plug-in of another distribution, found but not imported yet.
+
+    Attributes:
+        name: what a user writes.
+        distribution: name and version of the package that brings it ("fast-shares 1.2").
+        entry: its entry point, as its package states it ("mine = fast_shares:Mine").
+        load: imports it.
+    """
+
+    name: str
+    distribution: str
+    entry: str
+    load: Callable[[], Any]
+
+    def __str__(self) -> str:
+        return f"entry point {self.entry!r} of {self.distribution}"
+
+
+def _nothing(group: str) -> Iterable[Outside]:
+    return ()
+
+
+find_outside: Callable[[str], Iterable[Outside]] = _nothing
+"""Lists the plug-ins of a group. This file is pure, so ``uneven`` puts the function here that looks into the system."""
+
+_in_use: set[str] = set()
+
+
+def in_use() -> tuple[str, ...]:
+    """The distributions whose plug-ins this process has loaded, with versions, sorted."""
+    return tuple(sorted(_in_use))
+
+
 class Registry(Mapping[str, Callable[..., T]]):
     """The names of one kind of plug-in.
+
+    As a mapping it also finds names that other distributions bring; iterating gives only those that were registered.
 
     Args:
         kind: the kind in the user's words, used in messages ("balancer").
@@ -34,9 +76,30 @@ class Registry(Mapping[str, Callable[..., T]]):
         self.kind = kind
         self.base = base
         self._makers: dict[str, Callable[..., T]] = {}
+        self._notes: dict[str, str] = {}
+        self._loaded: dict[str, Callable[..., T]] = {}  # from other distributions
 
-    def register(self, name: str, maker: Callable[..., T]) -> None:
-        """Let ``name`` stand for ``maker``; outside plug-ins call this too.
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """Name → what lists say of it, for the names that have a note."""
+        return self._notes
+
+    def marked(self, spec: str) -> str:
+        """A specification with what lists say of its name: ``"model:margin=0 (experimental)"``."""
+        note = self._notes.get(spec.partition(":")[0].strip())
+        return f"{spec} ({note})" if note else spec
+
+    @property
+    def group(self) -> str:
+        """The group of entry points in which other distributions name plug-ins of this kind ("uneven.balancers")."""
+        word = self.kind.split()[-1]
+        return f"uneven.{word.removesuffix('y')}ies" if word.endswith("y") else f"uneven.{word}s"
+
+    def register(self, name: str, maker: Callable[..., T], *, note: str = "") -> None:
+        """Let ``name`` stand for ``maker`` in this process.
+
+        Args:
+            note: a word that lists put behind the name, for instance "experimental".
 
         Raises:
             ConfigError: the name is taken.
@@ -44,17 +107,82 @@ class Registry(Mapping[str, Callable[..., T]]):
         if name in self._makers:
             raise ConfigError(f"{self.kind} {name!r} is registered already, as {self._makers[name]!r}")
         self._makers[name] = maker
+        if note:
+            self._notes[name] = note
 
     def __getitem__(self, name: str) -> Callable[..., T]:
-        if name not in self._makers:
-            raise UnknownNameError(self.kind, name, self._makers)
-        return self._makers[name]
+        maker = self._makers.get(name) or self._loaded.get(name)
+        if maker is not None:
+            return maker
+        outside = self._outside()
+        if name not in outside:
+            raise UnknownNameError(self.kind, name, [*self._makers, *outside], self._shown(outside))
+        self._loaded[name] = self._load(outside[name])
+        return self._loaded[name]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers or name in self._outside()
+
+    def __iter__(self) -> Iterator[str]:
         return iter(self._makers)
 
     def __len__(self) -> int:
         return len(self._makers)
+
+    def listed(self) -> list[str]:
+        """Every name that can be asked for, as lists show it: ``"model (experimental)"``, ``"mine (fast-shares 1.2)"``.
+
+        Raises:
+            ConfigError: another distribution brings a name that is taken.
+        """
+        outside = self._outside()
+        shown = self._shown(outside)
+        return [shown.get(name, name) for name in dict.fromkeys((*self._makers, *outside))]
+
+    def _shown(self, outside: Mapping[str, Outside]) -> dict[str, str]:
+        notes = {**{name: one.distribution for name, one in outside.items()}, **self._notes}
+        return {name: f"{name} ({note})" for name, note in notes.items()}
+
+    def _outside(self) -> dict[str, Outside]:
+        """What other distributions bring, by name.
+
+        Raises:
+            ConfigError: one brings a name that is taken. Which of the two a user means, nobody can know.
+        """
+        found: dict[str, Outside] = {}
+        for one in find_outside(self.group):
+            taken = found.get(one.name) or (self._makers.get(one.name) if one.name not in self._loaded else None)
+            if taken is not None:
+                other = taken if isinstance(taken, Outside) else f"{taken.__module__}.{taken.__qualname__}"
+                raise ConfigError(
+                    f"{one} brings a {self.kind} named {one.name!r}, and that name is taken, by {other}: uninstall "
+                    f"{one.distribution}, or ask its authors for another name"
+                )
+            found[one.name] = one
+        return found
+
+    def _load(self, one: Outside) -> Callable[..., T]:
+        """Import it.
+
+        Raises:
+            ConfigError: it cannot be imported, or is nothing that makes a plug-in. What else its code raises passes
+                with a note that says where it comes from.
+        """
+        try:
+            maker: Callable[..., T] = one.load()
+        except (ImportError, AttributeError, SyntaxError, OSError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{self.kind} {one.name!r} cannot be loaded from the {one} ({why})") from error
+        except BaseException as error:
+            error.add_note(f"while {self.kind} {one.name!r} was loaded from the {one}")
+            raise
+        if not callable(maker):
+            raise ConfigError(
+                f"{self.kind} {one.name!r}: the {one} leads to {maker!r}, which is no class and no function that "
+                f"makes a {self.base.__name__}"
+            )
+        _in_use.add(one.distribution)
+        return maker
 
     def resolve(self, spec: str | T, **presets: Value) -> T:
         """The object that ``spec`` stands for.
@@ -70,7 +198,7 @@ class Registry(Mapping[str, Callable[..., T]]):
             return spec
         if not isinstance(spec, str):
             raise ConfigError(
-                f"a {self.kind} is a name ({', '.join(self._makers)}) or an instance of "
+                f"a {self.kind} is a name ({', '.join(self.listed())}) or an instance of "
                 f"{self.base.__name__}, not {type(spec).__name__}"
             )
         name, _, rest = (part.strip() for part in spec.partition(":"))
@@ -103,9 +231,13 @@ class Registry(Mapping[str, Callable[..., T]]):
                 what = f"key for {self.kind} {name!r}{hint if 'inner' in known else ''}:"
                 raise UnknownNameError(what, key, known - {"inner"})
         try:
-            return maker(**keywords)
+            made = maker(**keywords)
         except TypeError as error:
             raise ConfigError(f"{self.kind} {spec or name!r}: {error}") from error
+        if not isinstance(made, self.base):
+            what = f"makes a {type(made).__name__}, which is no {self.base.__name__}"
+            raise ConfigError(f"{self.kind} {spec or name!r}: {maker!r} {what}")
+        return made
 
     def _wrappers(self) -> str:
         return ", ".join(name for name, maker in self._makers.items() if "inner" in inspect.signature(maker).parameters)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -16,6 +16,7 @@ from torch import nn
 from uneven.balance import Balancer, balancers
 from uneven.balance.profile import Profile
 from uneven.config import RunConfig
+from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.connect import Connection, compare, connect, identity, joined, versions
@@ -27,6 +28,8 @@ from uneven.engine.settings import ALONE, CODE, decide_settings
 from uneven.engine.state import State, pack, unpack
 from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
+from uneven.run.part import Part as StepPart
+from uneven.run.parts import Parts
 from uneven.rundir import mark_ready
 from uneven.sync import SyncPolicy, compatible, policies, threaded, unheeded
 from uneven.transport.hooks import ModelHook, Undo, keep_out_of_copies
@@ -66,7 +69,9 @@ class Session(ThreadedTraining):
             own time-out for the gradients.
         nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first.
         threads: how many threads train this worker's replica side by side, without a lock; see :meth:`train`.
+        keep_freed_memory: whether the memory that a step frees is kept for the next one (on the CPU, with glibc).
         journal: directory for the run's journal; under ``uneven run`` its run directory, else none.
+        parts: what else takes part in each step, in this order; see :class:`uneven.Part`.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -84,23 +89,25 @@ class Session(ThreadedTraining):
         timeout_s: float | None = None,
         nonfinite: str | None = None,
         threads: int | None = None,
+        keep_freed_memory: bool | None = None,
         journal: str | Path | None = None,
+        parts: Sequence[StepPart] = (),
     ) -> None:
         self.world = joined(discover())
         report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
-                 "nonfinite": nonfinite, "threads": threads}  # fmt: skip
+                 "nonfinite": nonfinite, "threads": threads, "keep_freed_memory": keep_freed_memory}  # fmt: skip
         settings = decide_settings(self.world, {k: v for k, v in given.items() if v is not None})
         self.config: RunConfig = settings.config
         sync, balance = (settings.objects.get(key, getattr(self.config, key)) for key in ("sync", "balance"))
         self._balancer, self._policy = balancers.resolve(balance), policies.resolve(sync)
         check_carried(self._policy, tuple(range(self.world.size)), {})
-        if senseless := compatible(self._policy, self._balancer):
+        senseless = compatible(self._policy, self._balancer) or unheeded(self._policy, self._balancer)
+        if senseless := senseless or threaded(sync, balance, self.config.threads, self.world.size):
             raise ConfigError(senseless)
-        if senseless := unheeded(self._policy, self._balancer):
-            raise ConfigError(senseless)
-        if senseless := threaded(sync, balance, self.config.threads, self.world.size):
-            raise ConfigError(senseless)
+        self._parts = Parts(parts)
+        if parts and self.config.threads > 1:
+            raise ConfigError(f"parts with threads = {self.config.threads}: there is no one step that they could be of")
         connection = connect(self.world, self.config.timeout_s)
         with ExitStack() as undo:
             undo.callback(connection.close, failed=True)
@@ -112,13 +119,13 @@ class Session(ThreadedTraining):
         for conflict in settings.conflicts:  # the launcher has told those between command line and file
             self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner in (CODE, ALONE))
         sites = {rank: one["_site"] for rank, one in enumerate(said)}
-        self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world)
+        self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world, self._parts)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
         self._undo = Undo(self)  # what this session puts on the user's objects
         self._watch: ModelWatch | None = None
-        self._loader: BalancedLoader | None = None
+        self._loader: BalancedLoader | DrawnSteps | None = None
         self._loaded: dict[str, Any] | None = None
         self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
         self._awaited = self.world.awaited and self.world.run_directory is not None
@@ -208,6 +215,8 @@ class Session(ThreadedTraining):
             before_step.append(carrier.check_step)
         if self._loop.agreement is not None:
             before_step.append(self._loop.agreement.still)
+        if (ready := self._loop.attach_parts(model, optimizers)) is not None:
+            before_step.append(ready)
         for optimizer in optimizers:
             self._undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
         self._loop.hands.watch(model, *optimizers)
@@ -262,6 +271,60 @@ class Session(ThreadedTraining):
         if self._loaded is not None:
             self._restore(self._loaded)
         return loader
+
+    @contextmanager
+    def step(self, batch_size: int | None = None, *, samples: int | None = None) -> Iterator[int]:
+        """Makes a block a step, for loops that draw their batches themselves; instead of :meth:`loader`::
+
+            for _ in range(steps):
+                with session.step(batch_size=512) as n:      # n: this worker's part of 512
+                    x, y = get_batch(n)
+                    loss = F.cross_entropy(model(x), y)      # mean over these n
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        Every worker takes the same number of steps. :meth:`share` says n before the block.
+
+        Args:
+            batch_size: the global batch, the same in every step: samples of all workers together.
+            samples: instead: what this worker takes in every step, for full batches and graphs that lie where they
+                lie. Gradients are weighted by it; nothing is balanced.
+
+        Raises:
+            ConfigError: neither or both are given, or others than in the first step; there is a loader; or workers take
+                samples at their own pace (``asp``, ``easgd``, …), for which they need a loader.
+            TrainingError: ``samples`` are others than in the first step.
+        """
+        loop = self._drawing(batch_size, samples)
+        part = loop.next(self._loop.shares(loop.iteration), samples)
+        self._begin(part)
+        self._loop.hands.hand(part, None)
+        try:
+            yield part.batch(self.rank)
+        except BaseException:
+            self._loop.end(leaving=True)
+            raise
+        self._loop.end(leaving=False)
+
+    def share(self, batch_size: int) -> int:
+        """This worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
+        loop = self._drawing(batch_size, None)
+        return self._loop.shares(loop.iteration)[self.rank]
+
+    def _drawing(self, batch_size: int | None, samples: int | None) -> DrawnSteps:
+        if self._loader is None:
+            self._loader = self._loop.draw(batch_size, samples, self._balancer)
+            if self._loaded is not None:
+                self._restore(self._loaded)
+        if not isinstance(self._loader, DrawnSteps):
+            raise ConfigError("session.step and session.share are for loops without a loader: leave session.loader out")
+        if batch_size not in (None, self._loader.batch_size) or (batch_size is None) == (samples is None):
+            raise ConfigError(
+                f"session.step(batch_size={batch_size}, samples={samples}): give one of the two, the same in every "
+                f"step; the global batch of the first one was {self._loader.batch_size}"
+            )
+        return self._loader
 
     def profile(
         self, step: Callable[[Any], object], *, batch_of: Callable[[int], Any] | None = None, within_s: float = 10.0
@@ -376,9 +439,10 @@ class Session(ThreadedTraining):
         """
         agreement, vectors = self._loop.agreement_state(self._threads.in_hand(), self._loop.hands.unused())
         lacking = agreement.pop("lacking", None)
-        if self._loader is None:
-            return self._loaded if self._loaded is not None else pack(State({}, {}, agreement, vectors))
-        return pack(State(self._loader.state_dict(lacking), self._loop.state_dict(), agreement, vectors))
+        if self._loader is None and self._loaded is not None:
+            return self._loaded
+        loader = {} if self._loader is None else self._loader.state_dict(lacking)
+        return pack(State(loader, self._loop.state_dict(), agreement, vectors, *self._parts.state()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -399,6 +463,7 @@ class Session(ThreadedTraining):
             self._loader.check_state(saved.loader)
             self._loop.load(saved)
             self._loader.load_state_dict(saved.loader)
+        self._parts.load(saved.parts, saved.tensors)
 
     def _say_ready(self) -> bool:
         """Let a launcher that waits for it slow this worker down from here on, not while it imports torch."""

@@ -90,7 +90,14 @@ def integer(value: Any) -> int:
     """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise _type_error(value, "a whole number")
-    return _in_64_bits(value)
+    return int(_in_64_bits(value))
+
+
+def boolean(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise _type_error(value, "true or false")
+    return value
 
 
 def text(value: Any) -> str:

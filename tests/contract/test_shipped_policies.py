@@ -24,6 +24,7 @@ SHIPPED = (
     "ma:every=1",
     "ma:every=2",
     "bmuf:every=4,nesterov=true",
+    "blocks:every=3,merge=block-momentum:momentum=0.5",
     "shuffle",
     "shuffle:groups=grid,columns=3:local:every=2",
     "shuffle:groups=digits",

@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from uneven.testing.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads")
-PLAIN, BALANCED, RAY, FLEET, THREADS = (EXAMPLES / f"{name}.py" for name in NAMES)
+NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_part")
+PLAIN, BALANCED, RAY, FLEET, THREADS, PART = (EXAMPLES / f"{name}.py" for name in NAMES)
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -38,9 +39,9 @@ def python(*arguments: object, directory: Path, limit_s: float = 90, **environme
     return printed
 
 
-def forked(*arguments: object, directory: Path) -> str:
+def forked(*arguments: object, directory: Path, **environment: str) -> str:
     """The same, in a process that has imported torch before; what an example itself starts is started as ever."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = run_script(arguments, cwd=directory, env=env, merged=True, imported=["sklearn.datasets"], timeout_s=90)
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -56,7 +57,7 @@ def code_lines(script: Path) -> list[str]:
 
 
 def test_all_examples_are_run_here() -> None:
-    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS]
+    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS, PART]
 
 
 def test_what_differs_is_marked() -> None:
@@ -85,7 +86,8 @@ def test_balanced_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow(25)
 def test_balanced_under_torchrun(tmp_path: Path) -> None:
-    (accuracy,) = accuracies(forked(*TORCHRUN, BALANCED, directory=tmp_path))
+    # torchrun leaves an empty folder among the temporary files.
+    (accuracy,) = accuracies(forked(*TORCHRUN, BALANCED, directory=tmp_path, TMPDIR=str(tmp_path)))
     assert accuracy > 0.9
 
 
@@ -126,3 +128,16 @@ def test_balanced_inside_ray_train(tmp_path: Path) -> None:
     environment |= dict.fromkeys(unneeded, "0")  # each of them is a process that imports Ray
     printed = python(RAY, directory=tmp_path, limit_s=200, **environment)
     assert accuracies(printed)[0] > 0.9
+
+
+@pytest.mark.slow(20)
+def test_a_part_gives_what_one_process_gives_and_goes_on_elsewhere(tmp_path: Path) -> None:
+    forked(PART, "--epochs", 2, "--save", "one.pt", directory=tmp_path)
+    run = ["-m", "uneven", "run", "--nproc", 2, "--balance", "static:shares=3/1", "--run-dir", "run"]
+    forked(*run, PART, "--save", "half.pt", directory=tmp_path)
+    forked(*TORCHRUN, PART, "--resume", "half.pt", "--save", "two.pt", directory=tmp_path)
+    one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "two"))
+    for key, weights in one["model"].items():
+        torch.testing.assert_close(two["model"][key], weights, rtol=0.0, atol=1e-12)
+    part = code_lines(PART)[code_lines(PART).index("class InputScaling(uneven.Part):") :]
+    assert part.index("def main():") - 2 <= 60, "short enough to be an example"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import re
@@ -100,6 +101,8 @@ def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dis
             (session.successor or session).close()
     found["error"] = said.error
     del session
+    if said.error:
+        gc.collect()  # or a cycle of torch's keeps the connections, and the others wait for their time-out
     with said:
         dist.destroy_process_group()
     return found
@@ -122,6 +125,7 @@ def prepared(idiom: Idiom) -> Iterator[None]:
 @ranks(WORKERS, join=False)
 def cells(me: RankContext, policy: str, shares: str, names: list[str]) -> dict[str, Any]:
     """On every rank, what came of each idiom."""
+    gc.freeze()  # what has been imported stays
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False)
     rooms = {name: dist.PrefixStore(f"cell/{name}", store) for name in names}
     return {name: one_cell(IDIOMS[name], me, policy, shares, rooms[name]) for name in names}

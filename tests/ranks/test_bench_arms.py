@@ -14,19 +14,19 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from uneven.balance.base import Balancer, standing
-from uneven.bench import lb_bsp
-from uneven.bench.arms import Arm, DDPArm, SessionArm
-from uneven.bench.arms_rivals import AccumulateArm, BackupArm, FlexRRArm, RuleArm
-from uneven.bench.lb_bsp_cases import ARMS, LIMIT, OURS, RULES, Case
-from uneven.bench.lb_bsp_stage import play
-from uneven.bench.lb_bsp_table import summarize
-from uneven.bench.peers.accumulate_carrier import AccumulateCarrier
-from uneven.bench.workload import Workload, stretch
 from uneven.core.actions import Split
 from uneven.core.views import BalanceView
 from uneven.data.order import epoch_order
 from uneven.errors import ConfigError, LaunchError
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.lb_bsp import bench as lb_bsp
+from uneven_bench.lb_bsp.arms import Arm, DDPArm, SessionArm
+from uneven_bench.lb_bsp.cases import ARMS, LIMIT, OURS, RULES, Case
+from uneven_bench.lb_bsp.rival_arms import AccumulateArm, BackupArm, FlexRRArm, RuleArm
+from uneven_bench.lb_bsp.stage import play
+from uneven_bench.lb_bsp.table import summarize
+from uneven_bench.peers.accumulate.carrier import AccumulateCarrier
+from uneven_bench.workloads.base import Workload, stretch
 
 TOTAL, BLOCK, BLOCKS = 12, 3, 2
 

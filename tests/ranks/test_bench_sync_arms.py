@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from uneven.bench.arms_sync import RATE, SyncArm, make
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.sync.arm import RATE, SyncArm
+from uneven_bench.sync.arms import make
 
 STEPS = 8
 TOGETHER = {

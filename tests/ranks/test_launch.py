@@ -203,12 +203,20 @@ def test_ctrl_c_ends_every_worker_even_a_stopped_one(tmp_path: Path) -> None:
 
 
 def test_workers_end_with_a_launcher_that_is_killed_even_a_stopped_one(tmp_path: Path) -> None:
+    """And the next launcher removes its folder."""
     target = script(tmp_path, "time.sleep(600)", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    with launched(launch.Launch(target=(target,), nproc="2"), tmp_path / "run") as launcher:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with launched(launch.Launch(target=(target,), nproc="2"), tmp_path / "run", TMPDIR=str(temporary)) as launcher:
         workers = [int(str(worker["pid"])) for worker in reports(tmp_path / "run", 2)]
         os.kill(workers[0], signal.SIGSTOP)
         os.kill(launcher.pid, signal.SIGKILL)
         assert until(lambda: all(ended(pid) for pid in workers), 10)
+    assert [one.name.startswith("uneven-launch-") for one in temporary.iterdir()] == [True]
+    following = launch.Launch(target=(script(tmp_path),), nproc="1")
+    with launched(following, tmp_path / "next", TMPDIR=str(temporary)) as launcher:
+        assert launcher.wait(60) == 0
+    assert not list(temporary.iterdir())
 
 
 def test_a_launcher_of_a_program_ends_with_it(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from uneven.bench.peers.backup_carrier import BackupCarrier
-from uneven.bench.peers.mailbox import Mailbox
 from uneven.errors import ConfigError, PeerError
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.peers.backup.carrier import BackupCarrier
+from uneven_bench.peers.mailbox import Mailbox
 
 TOTAL = 12
 UNTIL = 4

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from uneven.bench.peers.flexrr_carrier import FlexRRCarrier
 from uneven.testing.ranks import RankContext, ranks
+from uneven_bench.peers.flexrr.carrier import FlexRRCarrier
 
 SHARES = (24, 20, 26, 30)  # the last micro-batch of some is smaller
 FIRSTS = (0, 24, 44, 70)

@@ -1,6 +1,6 @@
 """The short form of ``uneven bench faults``: one real run for each way in which something can go wrong.
 
-Each ends as :func:`uneven.bench.faults_cases.expected` says, with nothing left over, and where it had written a
+Each ends as :func:`uneven_bench.faults.cases.expected` says, with nothing left over, and where it had written a
 checkpoint, other workers go on from that and use every sample once. Workers that were stopped by a signal are in
 ``test_launch`` and ``test_run_deaths``: half a minute goes by until one counts as missing.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from uneven.bench.faults import play_all
-from uneven.bench.faults_cases import Case
+from uneven_bench.faults.bench import play_all
+from uneven_bench.faults.cases import Case
 
 pytestmark = [pytest.mark.slow(35), pytest.mark.timeout(300)]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,6 +151,34 @@ def test_ranks_with_different_code(me: RankContext) -> None:
             uneven.Session()
     finally:
         connect._code_digest = digest
+
+
+@ranks(2)
+def test_code_that_takes_no_part_in_a_run_may_differ(me: RankContext) -> None:
+    """Each rank has a copy of the package; that of rank 1 is changed, file by file."""
+    digest = connect._code_digest
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / "uneven"
+        shutil.copytree(Path(uneven.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        connect._code_digest = lambda: connect.code_digest(copy)
+        try:
+            for other in ("report/console.py", "report/new.py", "cli/run.py", "plan/rank.py", "simulate/world.py"):
+                if me.rank == 1:
+                    (copy / other).write_text("x = 1")
+            with uneven.Session():
+                pass
+            for part in ("engine/fast.py", "core/new.py", "session.py"):
+                if me.rank == 1:
+                    before = (copy / part).read_text() if (copy / part).exists() else None
+                    (copy / part).write_text("x = 1")
+                with said(ConflictError, "ranks differ in code", "same script, settings and versions"):
+                    uneven.Session()
+                if me.rank == 1:
+                    (copy / part).unlink() if before is None else (copy / part).write_text(before)
+            with uneven.Session():
+                pass
+        finally:
+            connect._code_digest = digest
 
 
 @ranks(2)

@@ -8,11 +8,11 @@ import pytest
 from emulation import needs_root
 
 from uneven import journal
-from uneven.bench.worlds import Effort, compare, measured
-from uneven.bench.worlds_cases import GLOBAL_BATCH, Case
-from uneven.bench.worlds_compare import BALANCERS, summarize
 from uneven.cluster.spec import ClusterSpec, Node, Workload
 from uneven.core.records import RunRecord, StepRecord
+from uneven_bench.worlds.bench import Effort, compare, measured
+from uneven_bench.worlds.cases import GLOBAL_BATCH, Case
+from uneven_bench.worlds.compare import BALANCERS, summarize
 
 pytestmark = [pytest.mark.slow(30), needs_root]  # not alone: how well both agree is for the bench to say
 

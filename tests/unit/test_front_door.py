@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 import uneven
+from uneven.balance import Static
+from uneven.predict import EMA
+from uneven.registry import Registry
+from uneven.sync import BSP
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,11 +58,25 @@ def test_the_three_lists_of_names_agree() -> None:
         for alias in node.names
     ]
     assert sorted(name for _, name in typed) == sorted(uneven.__all__)
-    assert {name: module for module, name in typed} == uneven._HOME
+    assert {name: module for module, names in uneven._HOMES.items() for name in names} == dict(map(reversed, typed))
+
+
+def test_the_door_has_what_plug_ins_are_written_with_and_none_that_comes_along() -> None:
+    registries = [value for name in uneven.__all__ if isinstance(value := getattr(uneven, name), Registry)]
+    bases = {registry.base for registry in registries}
+    assert {base.__name__ for base in bases} >= {"Balancer", "Predictor", "SyncPolicy"}
+    shown = {value for name in uneven.__all__ if isinstance(value := getattr(uneven, name), type)}
+    made = {one for one in shown if issubclass(one, tuple(bases))}
+    assert made == bases | {uneven.WrappingBalancer, uneven.WrappingPolicy}
+
+
+def test_what_was_listed_before_is_still_found() -> None:
+    assert [uneven.BSP, uneven.EMA, uneven.Static] == [BSP, EMA, Static]
+    assert not {"BSP", "EMA", "Static"} & set(uneven.__all__)
 
 
 def test_the_door_stays_small() -> None:
-    assert len(uneven.__all__) <= 27  # about 25; whoever adds one takes one away
+    assert len(uneven.__all__) <= 29  # whoever adds one takes one away, unless it is another kind of plug-in
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -1,7 +1,7 @@
 """How much does each worker compute? Pure."""
 
 from uneven.balance.analytic import Analytic
-from uneven.balance.base import Balancer, balancers
+from uneven.balance.base import Balancer, WrappingBalancer, balancers, standing
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import Hysteresis
 from uneven.balance.lb_bsp import LbBsp
@@ -9,6 +9,7 @@ from uneven.balance.model import Model
 from uneven.balance.numerical import Numerical
 from uneven.balance.presume import PresumeEqual
 from uneven.balance.proportional import Proportional
+from uneven.balance.rivals import RIVALS
 from uneven.balance.static import Static
 
 balancers.register("even", Even)
@@ -16,8 +17,10 @@ balancers.register("static", Static)
 balancers.register("proportional", Proportional)
 balancers.register("lb-bsp", LbBsp)
 balancers.register("analytic", Analytic)
-balancers.register("model", Model)
+balancers.register("model", Model, note="experimental")
 balancers.register("numerical", Numerical)
+for _name, _rival in RIVALS.items():
+    balancers.register(_name, _rival)
 
 __all__ = [
     "Analytic",
@@ -30,5 +33,7 @@ __all__ = [
     "PresumeEqual",
     "Proportional",
     "Static",
+    "WrappingBalancer",
     "balancers",
+    "standing",
 ]

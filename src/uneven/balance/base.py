@@ -10,6 +10,8 @@ from typing import Any
 from uneven.balance.profile import Profile
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
+from uneven.core.forward import forwarded
+from uneven.core.plain import inside, read
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 from uneven.predict import predictors
@@ -75,10 +77,51 @@ def check_predictor(spec: str) -> str:
         ConfigError: not a specification.
     """
     if not isinstance(spec, str):
-        raise ConfigError(f"predictor = {spec!r}: give its name ({', '.join(predictors)}), each worker gets its own")
+        names = ", ".join(predictors.listed())
+        raise ConfigError(f"predictor = {spec!r}: give its name ({names}), each worker gets its own")
     predictors.resolve(spec)
     return spec
 
 
 balancers: Registry[Balancer] = Registry("balancer", Balancer)  # type: ignore[type-abstract]
 """Balancers by name."""
+
+
+class WrappingBalancer(Balancer):
+    """A balancer that holds another one and changes what it wants to change; everything else is the inner one's.
+
+    Override :meth:`split`, ask ``self.inner.split(view)`` there, and answer something better. A wrapper with a state
+    of its own adds it to ``super().state_dict()``.
+
+    Args:
+        inner: a balancer, or its name.
+
+    Raises:
+        UnknownNameError: no such balancer.
+        ConfigError: a specification that cannot be read.
+    """
+
+    predictor: str = forwarded()
+    adapts: bool = forwarded()
+    amends: bool = forwarded()
+    made_for: int | None = forwarded()
+
+    def __init__(self, inner: str | Balancer) -> None:
+        self.inner = balancers.resolve(inner)
+
+    def split(self, view: BalanceView) -> Split:
+        """The inner balancer's answer."""
+        return self.inner.split(view)
+
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:
+        """Passed on to the inner balancer."""
+        self.inner.profiled(profiles)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner balancer's state, under ``"inner"``."""
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        with inside("inner"):
+            self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner")))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import mul, truediv
-from typing import Any
 
-from uneven.balance.base import Balancer, standing
-from uneven.balance.profile import Profile
+from uneven.balance.base import Balancer, WrappingBalancer, standing
 from uneven.core.actions import Split
-from uneven.core.plain import inside, read
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
@@ -23,7 +20,7 @@ _CHANCE_SHARE = 0.05
 unequal workers wait for their shares in the same loops; that equal ones do not drift is PresumeEqual's affair."""
 
 
-class Hysteresis(Balancer):
+class Hysteresis(WrappingBalancer):
     """Keeps the present shares unless another balancer's would shorten the predicted iteration enough.
 
     The predicted time of an iteration is max_i x_i / v̂_i; the gain is 1 − (time with the new shares) / (time
@@ -36,30 +33,19 @@ class Hysteresis(Balancer):
     a part of it is asked for as well.
 
     Args:
-        inner: proposes the shares.
+        inner: proposes the shares; a balancer or its name.
         fraction: gain from which a change is worth it, at least 0, below 1.
 
     Raises:
         ConfigError: fraction out of range.
     """
 
-    def __init__(self, inner: Balancer, *, fraction: float = DEFAULT_FRACTION) -> None:
+    def __init__(self, inner: str | Balancer, *, fraction: float = DEFAULT_FRACTION) -> None:
         good = isinstance(fraction, (int, float)) and not isinstance(fraction, bool) and 0.0 <= fraction < 1.0
         if not good:
             raise ConfigError(f"hysteresis = {fraction!r} must be at least 0 and below 1, for instance 0.02")
-        self.inner = inner
+        super().__init__(inner)
         self.fraction = float(fraction)
-        self.predictor = inner.predictor
-
-    @property
-    def adapts(self) -> bool:  # type: ignore[override]
-        """Whether the inner balancer does."""
-        return self.inner.adapts
-
-    @property
-    def amends(self) -> bool:  # type: ignore[override]
-        """Whether the inner balancer does."""
-        return self.inner.amends
 
     def split(self, view: BalanceView) -> Split:
         """The inner balancer's shares if they are worth a change, else the present ones."""
@@ -77,19 +63,6 @@ class Hysteresis(Balancer):
         if gain > needed:
             return Split(proposed.shares, f"{proposed.reason}; predicted iteration {now_s:.4g} s → {then_s:.4g} s")
         return Split(present, f"kept: a change would gain {gain:.1%}, less than {needed:.1%}")
-
-    def profiled(self, profiles: Mapping[int, Profile]) -> None:
-        """The inner balancer may have use for it."""
-        self.inner.profiled(profiles)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The inner balancer's state."""
-        return {"inner": self.inner.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
-        with inside("inner"):
-            self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner")))
 
 
 def iteration_s(shares: tuple[int, ...], view: BalanceView) -> float:

@@ -57,6 +57,9 @@ class _State(TypedDict):
 class Model(Balancer):
     """Fits Γ_i(x) = max(g, a + b x) and the communication beside it, and solves the integer min-max exactly.
 
+    Experimental: it may change or go. In simulations it is a little ahead of ``lb-bsp``; in the real runs that were
+    measured it was not faster (docs/ideas/predictors.md, "Which is the default").
+
     ::
 
         reports ──► Curves: Γ_i, lasting changes told from spikes ──┐

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from uneven.balance.base import Balancer
+from uneven.balance.base import Balancer, WrappingBalancer
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import chance_gain, iteration_s
-from uneven.balance.profile import Profile
 from uneven.core.actions import Split
-from uneven.core.plain import inside, read
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
 
@@ -18,7 +13,7 @@ DEFAULT_MARGIN = 0.05
 """Our choice. Workers that share the cores of one machine look up to so much unequal when they are not."""
 
 
-class PresumeEqual(Balancer):
+class PresumeEqual(WrappingBalancer):
     """Answers with equal shares unless another balancer's are predicted to be faster by a margin (ours).
 
     The margin grows by what chance alone would promise (:func:`~uneven.balance.hysteresis.chance_gain`), so few and
@@ -30,30 +25,19 @@ class PresumeEqual(Balancer):
     are, this wrapper does not stand in the way of small corrections.
 
     Args:
-        inner: proposes the shares.
+        inner: proposes the shares; a balancer or its name.
         margin: gain over equal shares below which they are answered, at least 0, below 1.
 
     Raises:
         ConfigError: margin out of range.
     """
 
-    def __init__(self, inner: Balancer, *, margin: float = DEFAULT_MARGIN) -> None:
+    def __init__(self, inner: str | Balancer, *, margin: float = DEFAULT_MARGIN) -> None:
         if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0.0 <= margin < 1.0:
             raise ConfigError(f"margin = {margin!r} must be at least 0 and below 1, for instance 0.05")
-        self.inner = inner
+        super().__init__(inner)
         self.margin = float(margin)
-        self.predictor = inner.predictor
         self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, for n may be large
-
-    @property
-    def adapts(self) -> bool:  # type: ignore[override]
-        """Whether the inner balancer does."""
-        return self.inner.adapts
-
-    @property
-    def amends(self) -> bool:  # type: ignore[override]
-        """Whether the inner balancer does."""
-        return self.inner.amends
 
     def split(self, view: BalanceView) -> Split:
         """The inner balancer's shares if they beat equal ones by the margin."""
@@ -71,16 +55,3 @@ class PresumeEqual(Balancer):
         if self._even is None or self._even[0] != view.global_batch or self._even[1] is not view.limits:
             self._even = view.global_batch, view.limits, Even().split(view).shares
         return self._even[2]
-
-    def profiled(self, profiles: Mapping[int, Profile]) -> None:
-        """The inner balancer may have use for it."""
-        self.inner.profiled(profiles)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The inner balancer's state."""
-        return {"inner": self.inner.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
-        with inside("inner"):
-            self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner")))

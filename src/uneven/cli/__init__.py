@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 import typer
 
 import uneven
-from uneven.cli.commands import COMMANDS, EXAMPLES, Command
-from uneven.errors import LaunchError, UnevenError, UnknownNameError
+from uneven.cli.commands import COMMANDS, EXAMPLES, Command, found
+from uneven.cli.names import Naming
+from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 USAGE_EXIT_CODE = 2
@@ -48,10 +49,13 @@ def application(typed: Sequence[str]) -> typer.Typer:
 
     Raises:
         UnknownNameError: the first argument is no command, offering the nearest one.
+        ConfigError: the package that brings the command is not installed.
     """
     asked = typed[0] if typed and not typed[0].startswith("-") else None
-    if asked is not None and asked not in COMMANDS:
-        raise UnknownNameError("command", asked, COMMANDS)
+    ours = asked in COMMANDS and COMMANDS[asked].package is None
+    commands = COMMANDS if ours else found()  # to look for packages takes longer than all else that is done here
+    if asked is not None and asked not in commands:
+        raise UnknownNameError("command", asked, commands)
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
@@ -63,24 +67,34 @@ def application(typed: Sequence[str]) -> typer.Typer:
         context_settings=HELP,
     )
     app.callback()(_top)
-    for command in COMMANDS.values():
+    for command in commands.values():
         _add(app, command, real=command.name == asked)
     return app
 
 
 def _add(app: typer.Typer, command: Command, *, real: bool) -> None:
+    what = _load(command) if real else _absent
+    if isinstance(what, typer.Typer):
+        app.add_typer(what, name=command.name, short_help=command.short)
+        return
     app.command(
         command.name,
+        cls=Naming,
         short_help=command.short,
         help=None if real else command.short,  # the function's docstring is the long help
         context_settings=HELP | {"allow_interspersed_args": not command.passes_on},
-    )(_load(command.where) if real else _absent)
+    )(what)
 
 
-def _load(where: str) -> Callable[..., Any]:
-    module, _, name = where.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
+def _load(command: Command) -> Callable[..., Any] | typer.Typer:
+    if command.where is None:
+        raise ConfigError(
+            f"uneven {command.name} is not installed: pip install {command.package}, or, in a copy of uneven's "
+            f"repository, pip install ./benchmarks"
+        )
+    module, _, name = command.where.partition(":")
+    what: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module), name)
+    return what
 
 
 def _absent() -> None:

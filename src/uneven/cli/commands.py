@@ -1,8 +1,9 @@
-"""The commands by name. Pure: nothing is imported before it is asked for."""
+"""The commands by name. Nothing is imported before it is asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,15 +11,18 @@ class Command:
     """One line of ``uneven --help``.
 
     Attributes:
-        where: "module:function"; the module is imported when this command is the one that was typed.
+        where: "module:name" of a function or of a ``typer.Typer`` with commands of its own; the module is imported when
+            this command is the one that was typed. None if a package that would bring it is not installed.
         short: what it does, for the list of commands.
         passes_on: everything after the first plain argument belongs to the user's script, untouched.
+        package: the one that brings it, where that is not uneven itself.
     """
 
     name: str
-    where: str
+    where: str | None
     short: str
     passes_on: bool = False
+    package: str | None = None
 
 
 COMMANDS: dict[str, Command] = {
@@ -32,10 +36,27 @@ COMMANDS: dict[str, Command] = {
         Command("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
         Command("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
         Command("demo", "uneven.cli.demo:demo", "See it work on four unequal workers, against DDP."),
-        Command("bench", "uneven.cli.bench:bench", "Measure a claim on this machine."),
+        Command("bench", None, "Measure a claim on this machine.", package="uneven-bench"),
         Command("doctor", "uneven.cli.doctor:doctor", "Say what this machine can and cannot do."),
     )
 }
+
+GROUP = "uneven.commands"
+"""The entry points with which other packages add commands."""
+
+
+def found() -> dict[str, Command]:
+    """Uneven's commands, and those of other packages; none of these takes the place of one of uneven's own."""
+    commands = dict(COMMANDS)
+    for entry in entry_points(group=GROUP):
+        own = commands.get(entry.name)
+        if own is None:
+            package = entry.dist.name if entry.dist else None
+            commands[entry.name] = Command(entry.name, entry.value, f"Comes with {package}.", package=package)
+        elif own.package is not None:
+            commands[entry.name] = replace(own, where=entry.value)
+    return commands
+
 
 EXAMPLES = """\
 Examples:

@@ -26,7 +26,7 @@ def demo(
       uneven demo
       UNEVEN_DATA=~/data uneven demo --data fashion-mnist --epochs 1
     """
-    from uneven.bench.workload import images
+    from uneven.data.datasets import images
     from uneven.demo.show import WAYS, check, phase, show
     from uneven.errors import access
     from uneven.report.console import Console

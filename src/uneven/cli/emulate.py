@@ -49,6 +49,7 @@ def command(
     budget: options.Budget = None,
     timeout: options.Timeout = None,
     threads: options.Threads = None,
+    keep_freed_memory: options.KeepFreedMemory = None,
     config_file: options.ConfigFile = None,
     run_dir: options.RunDir = None,
 ) -> None:
@@ -71,7 +72,8 @@ def command(
     spec = without(files.load(cluster), leave_out or ())
     program = Program(target=tuple(target), module=module)
     check(spec, unprivileged=unprivileged)  # before there is a run directory
-    asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads}
+    asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads,
+             "keep_freed_memory": keep_freed_memory}  # fmt: skip
     layers = layers_of(asked, config_file)
     refuse_misfits(layers, len(spec.nodes))
     directory = run_directory(run_dir, program.target[0], layers)

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from uneven.cli.names import BALANCERS, POLICIES, PREDICTORS
+
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
 _TRAINING = "Training"
@@ -31,15 +33,29 @@ def option(panel: str, text: str, *names: str, **more: Any) -> Any:
 
 # Of commands that train a script: run and emulate.
 
+_FORECASTS = f"Options follow a colon, for instance :predictor=NAME, one of {PREDICTORS}."
+
 Module = Annotated[bool, option(_WORKERS, "SCRIPT is a module, as with python -m.", "--module", "-m")]
-Balance = Annotated[str | None, option(_TRAINING, "Balancer, for instance lb-bsp.", metavar="NAME")]
-Sync = Annotated[str | None, option(_TRAINING, "Synchronisation, for instance bsp.", metavar="NAME")]
+Balance = Annotated[
+    str | None,
+    option(_TRAINING, f"Who takes how many samples: {BALANCERS}. {_FORECASTS} [default: lb-bsp]", metavar="NAME"),
+]
+Sync = Annotated[
+    str | None, option(_TRAINING, f"When replicas agree: {POLICIES}. [default: bsp]", metavar="NAME")
+]
 Seed = Annotated[int | None, option(_TRAINING, "Decides the order of the samples.")]
 Budget = Annotated[
     float | None, option(_TRAINING, "Part of an iteration that measuring may cost. [default: 0.005]")
 ]
 Threads = Annotated[
     int | None, option(_TRAINING, "Threads of each worker, for session.train(loop). [default: 1]", metavar="M")
+]
+KeepFreedMemory = Annotated[
+    bool | None,
+    option(
+        *(_TRAINING, "Keep the memory that a step frees for the next one. [default: keep]"),
+        "--keep-freed-memory/--no-keep-freed-memory",
+    ),
 ]
 Timeout = Annotated[float | None, option(_TRAINING, "How long to wait for a missing worker.", metavar="SECONDS")]
 ConfigFile = Annotated[

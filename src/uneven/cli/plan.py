@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import options
+from uneven.cli.names import BALANCERS, POLICIES
 from uneven.cli.options import played
 
 if TYPE_CHECKING:
@@ -34,10 +35,11 @@ def command(
     ],
     iterations: Annotated[int, played("Global batches that each one takes.")] = 200,
     balance: Annotated[
-        str | None, played("Balancers. [default: all]", metavar="NAME,…", show_default=False)
+        str | None,
+        played(f"Some of: {BALANCERS}. [default: all but the rivals]", metavar="NAME,…", show_default=False),
     ] = None,
     sync: Annotated[
-        str | None, played("Synchronisations. [default: all]", metavar="NAME,…", show_default=False)
+        str | None, played(f"Some of: {POLICIES}. [default: all of uneven's]", metavar="NAME,…", show_default=False)
     ] = None,
     train: Annotated[
         str | None,

@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from uneven.balance import balancers
 from uneven.plan import LeftOut, Plan, Row, findings, reason
 from uneven.report.console import Console
 from uneven.report.text import count, percent, seconds
@@ -111,7 +112,7 @@ def _table(page: Page) -> Table:
         learnt = _learnt(row) if page.goal is not None else ()
         table.add_row(
             str(place),
-            result.choice.balance + (" *" if row.twins else ""),
+            balancers.marked(result.choice.balance) + (" *" if row.twins else ""),
             result.choice.sync,
             *learnt,
             count(result.figures.samples_per_s),

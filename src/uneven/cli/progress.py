@@ -1,13 +1,19 @@
-"""A progress bar on the terminal for what is simulated."""
+"""How far a command has come: a bar on the terminal, or lines where nobody looks at one."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import monotonic, perf_counter
+from typing import TextIO
+
+from uneven.core.text import printable
 
 _EVERY_S = 0.05
+_LINE_EVERY_S = 10.0
+
+Report = Callable[[str, str, float], None]
 
 
 @contextmanager
@@ -34,3 +40,51 @@ def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
                 bars.update(task, completed=min(done, total), description=name)
 
         yield moved
+
+
+@contextmanager
+def phases() -> Iterator[Report]:
+    """Yields ``progress(phase, state, done)``, which moves a bar for each phase, or see :func:`lines`."""
+    from rich import progress as rich_progress
+
+    from uneven.report.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lines(sys.stderr)
+        return
+    phase = rich_progress.TextColumn("{task.description}", markup=False)
+    state = rich_progress.TextColumn("{task.fields[state]}", markup=False)
+    times = (rich_progress.TimeElapsedColumn(), rich_progress.TimeRemainingColumn())
+    columns = (phase, rich_progress.BarColumn(), state, *times)
+    with rich_progress.Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, rich_progress.TaskID] = {}
+
+        def progress(phase: str, state: str, done: float) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=1.0, state="")
+            bars.update(tasks[phase], completed=done, state=state)
+
+        yield progress
+
+
+def lines(file: TextIO, clock: Callable[[], float] = monotonic) -> Report:
+    """``progress(phase, state, done)`` for where no bar can be drawn, as in a log: it writes a line every ten seconds
+    if something has changed, and one at the end of a phase that has had some. What is over sooner writes none.
+
+    Args:
+        clock: seconds since any moment.
+    """
+    said, said_s, spoken = "", clock(), set[str]()
+
+    def progress(phase: str, state: str, done: float) -> None:
+        nonlocal said, said_s
+        line, now_s = f"{phase} {state}".rstrip(), clock()
+        due = now_s - said_s >= _LINE_EVERY_S or (done >= 1 and phase in spoken)
+        if line == said or not due:
+            return
+        said, said_s = line, now_s
+        spoken.add(phase)
+        print(f"uneven: {printable(line)}", file=file, flush=True)
+
+    return progress

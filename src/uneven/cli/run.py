@@ -33,6 +33,7 @@ def run(
     budget: options.Budget = None,
     timeout: options.Timeout = None,
     threads: options.Threads = None,
+    keep_freed_memory: options.KeepFreedMemory = None,
     config_file: options.ConfigFile = None,
     run_dir: options.RunDir = None,
     nnodes: options.Nnodes = "1",
@@ -61,7 +62,8 @@ def run(
       uneven run --nproc 4 --servers 2 train.py  a shared copy for uneven.server.Client
       uneven run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     """
-    asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads}
+    asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads,
+             "keep_freed_memory": keep_freed_memory}  # fmt: skip
     layers = layers_of(asked, config_file)
     start = launch.Launch(
         target=tuple(target),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import options
+from uneven.cli.names import BALANCERS, POLICIES
 from uneven.cli.options import accuracy, option, played, task
 from uneven.core.text import printable
 
@@ -35,8 +36,8 @@ def command(
             metavar="[CLUSTER]", help=f"{options.DESCRIBED} May be left out with --costs.", show_default=False
         ),
     ] = None,
-    balance: Annotated[str, played("Balancer, for instance even or lb-bsp.", metavar="NAME")] = "lb-bsp",
-    sync: Annotated[str, played("Synchronisation, for instance bsp or ssp.", metavar="NAME")] = "bsp",
+    balance: Annotated[str, played(f"Balancer: {BALANCERS}.", metavar="NAME")] = "lb-bsp",
+    sync: Annotated[str, played(f"Synchronisation: {POLICIES}.", metavar="NAME")] = "bsp",
     iterations: Annotated[int, played("Steps of each worker.")] = 200,
     seed: Annotated[int, played("Decides the jitter.")] = 0,
     lookahead: Annotated[int, played("Batches that the loaders draw ahead; a split is late by them.")] = 0,

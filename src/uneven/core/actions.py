@@ -11,6 +11,25 @@ from dataclasses import dataclass
 from enum import Enum
 
 from uneven.errors import ConfigError
+from uneven.merge import Add, BlockMomentum, Combined, Elastic, Mean, Merge, Payload
+
+__all__ = [
+    "Add",
+    "BlockMomentum",
+    "Combined",
+    "Elastic",
+    "Exchange",
+    "Mean",
+    "Merge",
+    "Moment",
+    "Payload",
+    "Significant",
+    "Split",
+    "StepPlan",
+    "Via",
+    "Wait",
+    "WriteBack",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +38,6 @@ class Split:
 
     shares: tuple[int, ...]
     reason: str = ""
-
-
-class Payload(Enum):
-    """What moves."""
-
-    GRADIENT = "gradient"  # of this step
-    PARAMETERS = "parameters"  # the replica as it stands
-    DELTA = "delta"  # what the replica's own steps have moved since the last exchange that carried it
 
 
 class Via(Enum):
@@ -42,53 +53,6 @@ class Moment(Enum):
     BACKWARD = "backward"  # piece by piece while the backward pass runs; the step waits for the end
     STEP = "step"  # after the optimizer's step; what comes back is read when the next step starts
     BACKGROUND = "background"  # beside the training; nobody waits, at most one in flight, progress is kept
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """Replace by the mean over those who contributed, weighted by their samples (or equally)."""
-
-    by_samples: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Add to the shared copy, scaled; where there is none, to every other replica."""
-
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Elastic:
-    """Pull replica and centre towards each other: d = α (x − x̃), x −= d, x̃ += d."""
-
-    alpha: float
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMomentum:
-    """Treat the mean movement of a block as a gradient: Δ = μ Δ + η G, x̃ += Δ; the next block starts at x̃.
-
-    G is the mean, weighted by samples, of the replicas less the point where the block started. With ``nesterov``
-    the next block starts at x̃ + μ Δ instead. The starting points are then those of SGD with momentum μ, rate η and
-    gradient −G as torch defines it, Nesterov or not. Δ starts at zero.
-
-    What is done with blocks of unlike length, as those of a shadow, is ours. Δ is of S samples; a block of s takes the
-    part r = min(1, s / S) of it: x̃ += A with A = μ r Δ + η G. Where s < S, the speed Δ / S goes the part r of the way
-    to A / s, and S the part r to s; else Δ = A and S = s. So a short block is not carried on as far as a long one
-    before it went, and an exchange without a step before it moves nothing.
-
-    While all together have taken fewer than ``warmup_samples``, a block that ends leaves Δ at zero: at the start of a
-    training, movement is fast and wears off, and what is carried on of it overshoots.
-    """
-
-    momentum: float
-    learning_rate: float = 1.0
-    nesterov: bool = False
-    warmup_samples: int = 0
-
-
-Merge = Mean | Add | Elastic | BlockMomentum
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,20 @@ class ExchangeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineRecord:
+    """What has passed on one line since its last record."""
+
+    kind: ClassVar[str] = "line"
+    rank: Rank
+    iteration: Count
+    at_s: float  # Unix time
+    line: str
+    exchanges: Count
+    sent_bytes: Count  # by this worker, as counted from the shapes of the exchanges
+    waited_s: float  # by the thread that called
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastRecord:
     """What a worker foretold of its own speed, as it told the others with a report; it holds until the next."""
 
@@ -173,14 +187,14 @@ class ProfileRecord:
 
 Record = (
     RunRecord | ProfileRecord | StepRecord | SplitRecord | ForecastRecord | LoadRecord | ScalarRecord | EventRecord
-    | ExchangeRecord
+    | ExchangeRecord | LineRecord
 )  # fmt: skip
 
 _KINDS: dict[str, type[Record]] = {
     cls.kind: cls
     for cls in (
         RunRecord, ProfileRecord, StepRecord, SplitRecord, ForecastRecord, LoadRecord, ScalarRecord, EventRecord,
-        ExchangeRecord,
+        ExchangeRecord, LineRecord,
     )
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
-from uneven.errors import DataError, access
+from uneven.errors import DataError, UnknownNameError, access
 
 _FASHION_FILE = Path("fashion_mnist") / "fashion_mnist.npz"
 _FASHION_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -94,6 +95,22 @@ def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> ImageData:
         test=_tensors(_unit(x_test), y_test),
         classes=10,
     )
+
+
+_BY_NAME = {"digits": digits, "fashion-mnist": fashion_mnist}
+
+
+@lru_cache(maxsize=1)
+def images(name: str) -> ImageData:
+    """"digits" (ships with scikit-learn) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
+
+    Raises:
+        UnknownNameError: no such data set.
+        DataError: it is not on this machine; says how to get it.
+    """
+    if name not in _BY_NAME:
+        raise UnknownNameError("data set", name, _BY_NAME)
+    return _BY_NAME[name]()
 
 
 def _unit(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

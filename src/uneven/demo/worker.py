@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader
 
 import uneven
 from uneven import rundir
-from uneven.bench.arms import FixedSampler, ReadyMark, make_optimizer
-from uneven.bench.workload import accuracy, images, loss_of, network
 from uneven.config import RunConfig
 from uneven.core.records import StepRecord
-from uneven.data.datasets import ImageData
+from uneven.data.datasets import ImageData, images
+from uneven.demo.training import FixedSampler, ReadyMark, accuracy, loss_of, make_optimizer, network
 from uneven.engine.connect import versions
+from uneven.engine.heap import keep_freed_memory
 from uneven.engine.scribe import Scribe
 from uneven.world import discover
 
@@ -33,11 +33,12 @@ WIDTH = 64
 
 
 def plain(data: ImageData, run: Path, epochs: int) -> None:
-    """DistributedDataParallel, the global batch divided evenly."""
+    """DistributedDataParallel, the global batch divided evenly; the allocator is set as a session sets it."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     scribe = Scribe(discover(), run, RunConfig(balance="even"), versions())
     model = network(data, WIDTH)
+    keep_freed_memory(model)
     mark = ReadyMark(model)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = make_optimizer(model)

@@ -6,23 +6,24 @@ backward pass. Exchanges of parameters are ordered here, when the step is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import add
 from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.core.plain import Amount, Count, Misfit, loading, read
+from uneven.core.plain import Amount, Count, loading, read
 from uneven.data.order import Cursor, Part, Parts
 from uneven.engine.exchanges import Exchanges, Order, Place
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.plans import Plans
-from uneven.engine.replica import KEPT, Replica
+from uneven.engine.replica import Replica
 from uneven.engine.saved import same_policy, taken
-from uneven.errors import CheckpointError, ConfigError, PeerError, TrainingError
-from uneven.sync import Evaluated, Pace, SyncPolicy, refused
+from uneven.errors import ConfigError, PeerError, TrainingError
+from uneven.sync import Evaluated, Pace, SyncPolicy, first_plans, refused
 
 _AHEAD = 4096
 """Steps within which a policy that exchanges in the background is taken to plan an exchange."""
@@ -34,8 +35,7 @@ class _Numbers(TypedDict):
     gap: Count
     fresh: list[Count]
     since: NotRequired[list[Count] | None]
-    block: NotRequired[Amount]
-    seen: NotRequired[Amount]
+    kept: NotRequired[dict[str, Amount]]
     owed: bool
 
 
@@ -48,12 +48,9 @@ class Agreement:
         hand_out: of the samples, where each worker takes them at its own pace.
 
     Attributes:
-        clock: steps that were taken in.
-        waiting: as long as there are steps that were taken, and not taken in.
+        clock: steps taken.
         threads: that take them side by side.
         followed: whether :meth:`passing` is called with each pass, as batches may be handed out ahead of their steps.
-        strides: whether several may be taken in together, as all that the policy wants is done beside the training
-            when it can afford it.
     """
 
     def __init__(
@@ -69,11 +66,12 @@ class Agreement:
         self._policy, self._rank, self._members = policy, rank, members
         self._plans = Plans(policy, rank, members, sites)
         self._replica = replica
+        coming = {one.merge for plan in first_plans(policy, members, sites) for one in plan.exchanges}
+        replica.expect(coming, centre=policy.evaluated is Evaluated.CENTRE)
         self._exchanges: Exchanges
         self.clock = 0
-        self.waiting: Sized = ()
         self.threads = 1
-        self.strides = self.followed = False
+        self.followed = False
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
@@ -83,9 +81,7 @@ class Agreement:
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
         self._epoch = self._counted = -1  # of the step that is to come, and of the last one
-        self._fresh = [0] * len(members)  # samples of each rank since its last exchange, but for …
-        self._shares: tuple[int, ...] = ()  # … those of the newest steps, …
-        self._alike = 0  # … of which there are so many with these shares
+        self._fresh = [0] * len(members)  # samples of each rank since its last exchange
         self._since: Cursor | None = None  # where the first step since the last exchange began
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
@@ -93,10 +89,7 @@ class Agreement:
 
     def carry_by(self, **lines: Any) -> None:
         """Make the lines; every rank does so at the same time. See :class:`Exchanges`, which takes the arguments."""
-        self._exchanges = Exchanges(self._replica, rank=self._rank, clock=self._now, **lines)
-
-    def _now(self) -> int:
-        return self.clock + len(self.waiting)
+        self._exchanges = Exchanges(self._replica, rank=self._rank, clock=lambda: self.clock, **lines)
 
     # ---------------------------------------------------------------- around a step
     def plan(self, ahead: int = 0) -> StepPlan:
@@ -109,7 +102,7 @@ class Agreement:
             ConfigError: something that is not carried.
         """
         plan = self._plans.at(self.clock + ahead)
-        if plan is not self._plan and (why := refused(plan, copy=False)):
+        if plan is not self._plan and (why := refused(plan, copy=False) or self._replica.refused(plan)):
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
         return plan
 
@@ -120,7 +113,8 @@ class Agreement:
             self._epoch = part.epoch
             self._exchanges.paused()
         self._exchanges.resumed()
-        self._take(plan)
+        if plan is not self._plan:
+            self._take(plan)
         self._equal = False  # who evaluates in the middle of the loop has made this step already
         if not self.followed:
             self.passing(part.batch(self._rank) == 0)
@@ -133,14 +127,10 @@ class Agreement:
 
     def _take(self, plan: StepPlan) -> None:
         """Take a plan apart, which seldom is another than that of the step before."""
-        if plan is self._plan:
-            return
         self._plan = plan
         self._after, self._beside = _of(plan, Moment.STEP), _of(plan, Moment.BACKGROUND)
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
         self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
-        seldom = self._plans.constant and all(one.load < 1.0 for one in self._beside)
-        self.strides = 0 < len(self._beside) == len(plan.exchanges) and seldom
 
     def open(self) -> None:
         """What comes before any step: the first one's beginning, and what is owed.
@@ -156,7 +146,7 @@ class Agreement:
             self._make_up()
 
     def _begin(self) -> None:
-        if not self._begun and self._policy.evaluated is Evaluated.CENTRE:
+        if not self._begun:
             self._replica.begin()
         self._begun = True
 
@@ -172,25 +162,6 @@ class Agreement:
                 elif parameter.grad is not None:
                     parameter.grad.zero_()
 
-    def took(self, parts: Iterable[Part]) -> None:
-        """So many steps are over, and nothing is to be done for it."""
-        for part in parts:
-            self._count(part)
-            self._dropped += len(self._beside)
-
-    def _count(self, part: Part) -> None:
-        self.clock += 1
-        self._gap += 1
-        self._iteration, self._counted = part.iteration, part.epoch
-        if self._since is None:
-            self._since = part.before
-        if part.shares is not self._shares:
-            self._tally()
-            self._shares = part.shares
-        self._alike += 1
-        self._exchanges.counted()
-        self._equal = False
-
     def after(self, part: Part, leaving: bool) -> bool:
         """A step is over.
 
@@ -201,18 +172,19 @@ class Agreement:
         Returns:
             Whether everybody has waited for everybody, or in groups for some.
         """
-        self._count(part)
+        self.clock += 1
+        self._gap += 1
+        self._iteration, self._counted = part.iteration, part.epoch
+        if self._since is None:
+            self._since = part.before
+        self._fresh = list(map(add, self._fresh, part.shares))
+        self._equal = False
         self._exchanges.stepped()
         if leaving:
             self._dropped += len(self._beside)
             self._exchanges.paused()
             self._owed = self._after
             return False
-        self._look()
-        return self._all_met()
-
-    def _look(self) -> None:
-        """Carry out what is due after a step."""
         for exchange in self._after:
             self._meet(exchange)
         for exchange in self._beside:
@@ -220,27 +192,18 @@ class Agreement:
                 self._exchanges.begin(self._order(exchange))
             else:
                 self._dropped += 1
+        return self._all_met()
 
     def paused(self) -> None:
-        """The newest step has just ended, and what comes until the next one is none."""
-        self._exchanges.stepped()
+        """What comes until the next step is none."""
         self._exchanges.paused()
-
-    def _tally(self) -> None:
-        """Count the samples of the newest steps."""
-        if self._alike:
-            self._fresh = [before + self._alike * own for before, own in zip(self._fresh, self._shares, strict=True)]
-        self._alike = 0
 
     def over(self, part: Part) -> None:
         """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
-        self._take(self.plan())
+        plan = self.plan()
+        if plan is not self._plan:
+            self._take(plan)
         self.after(part, leaving=False)
-
-    @property
-    def showing(self) -> bool:
-        """Whether the model is the one to evaluate."""
-        return self._showing
 
     @property
     def exchanging(self) -> bool:
@@ -263,7 +226,6 @@ class Agreement:
         self._equal = len(exchange.members) == len(self._members)
 
     def _order(self, exchange: Exchange) -> Order:
-        self._tally()
         party = next((party for party in exchange.parties if self._rank in party), (self._rank,))
         order = Order(
             exchange,
@@ -359,13 +321,13 @@ class Agreement:
         """
         more, less = taken(parts, unused)
         hand = len(more)
-        self._tally()
         fresh = [
             max(0, samples + sum(part.shares[rank] for part in more) - sum(part.shares[rank] for part in less))
             for rank, samples in enumerate(self._fresh)
         ]
         owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if more else self._owed
         since = self._since or next((part.before for part in more), None)
+        vectors, kept = self._replica.state_dict()
         numbers = {
             "policy": repr(self._policy),
             "own": self._policy.state_dict(),
@@ -373,15 +335,14 @@ class Agreement:
             "gap": max(0, self._gap + hand - len(less)),
             "fresh": fresh,
             "since": since,
-            "block": self._replica.block_samples,
-            "seen": self._replica.seen_samples,
+            "kept": kept,
             "owed": bool(owed),
         }
         if self._showing and self._policy.evaluated is Evaluated.CENTRE and self._hand_out is None:
             # The centre is as the last exchange has left it; steps since then are in no model that others would save.
             as_then = {"clock": self.clock - self._gap, "gap": 0, "fresh": [0] * len(fresh), "owed": False}
             numbers |= as_then | {"since": None, "lacking": since}
-        return numbers, self._replica.state_dict() if self._policy.evaluated is Evaluated.CENTRE else {}
+        return numbers, vectors
 
     def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """See that :meth:`load_state_dict` can take this up. Nothing is changed.
@@ -393,16 +354,7 @@ class Agreement:
             return
         with loading("the agreement"):
             read(_Numbers, numbers)
-            if vectors and set(vectors) != set(KEPT):
-                raise Misfit(sorted(vectors), f"{', '.join(KEPT)} or nothing", "vectors")
-        flat = self._replica.flat
-        for name, vector in vectors.items():
-            size = flat.size if name == "centre" else flat.trained
-            if len(vector) != size:
-                raise CheckpointError(
-                    f"the centre in the checkpoint has {len(vector)} numbers ({name!r}), that of this model {size}: "
-                    f"resume with the model that the run began with"
-                )
+            self._replica.check(vectors, numbers.get("kept", {}))
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`, between two steps; also with other workers. Another policy starts afresh.
@@ -411,7 +363,7 @@ class Agreement:
             CheckpointError: see :meth:`check`.
         """
         self.check(numbers, vectors)
-        self._equal, self._owed, self._dropped, self._alike, self._since = False, (), 0, 0, None
+        self._equal, self._owed, self._dropped, self._since = False, (), 0, None
         self._exchanges.paused()
         if numbers.get("policy") != repr(self._policy):
             return
@@ -420,7 +372,7 @@ class Agreement:
         same = len(numbers["fresh"]) == len(self._members)
         self._fresh = list(numbers["fresh"]) if same else [0] * len(self._members)
         self._policy.load_state_dict(numbers["own"])
-        self._replica.load_state_dict(vectors, numbers.get("block", 0.0), numbers.get("seen", 0.0))
+        self._replica.load_state_dict(vectors, numbers.get("kept", {}))
         if numbers["owed"]:
             self._owed = _of(self._plans.at(self.clock - 1), Moment.STEP)
 

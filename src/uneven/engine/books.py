@@ -7,6 +7,7 @@ that are as usual are taken in together.
 from __future__ import annotations
 
 import math
+import time
 from functools import partial
 
 import torch
@@ -52,9 +53,9 @@ class Books:
         self.use = Load()
         self.control_s = 0.0
 
-    def end(self, part: Part, at_s: float) -> None:
-        """An iteration was over at this time of the wall clock, and the meter knows it."""
-        self._ended[part.iteration] = part, at_s
+    def end(self, part: Part) -> None:
+        """An iteration is over, and the meter knows it."""
+        self._ended[part.iteration] = part, time.time()
 
     def read(self, slow: SlowLoop) -> None:
         """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""

@@ -22,9 +22,11 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 import uneven
-from uneven.config import RunConfig, fields
+from uneven.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
 from uneven.measure.meter import Meter
+from uneven.registry import in_use
+from uneven.run.lines import GroupLines, Lines, ThreadLines
 from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss, unsay_loss
 from uneven.sync import Outlook
 from uneven.transport.base import Transport
@@ -116,6 +118,7 @@ class Connection:
         roll: names the missing after a failure; None for a worker that is alone.
         own_group: the default process group if a session made it, else None.
         world: this worker.
+        timeout_s: for how long an exchange may wait.
         leaving: called first when this worker leaves, with whether something has failed.
     """
 
@@ -123,6 +126,7 @@ class Connection:
     roll: RollCall | None
     own_group: _OwnGroup | None
     world: World
+    timeout_s: float
     leaving: Callable[[bool], None] | None = None
 
     @contextlib.contextmanager
@@ -134,6 +138,27 @@ class Connection:
             yield
             if self.roll is not None:
                 self.roll.place = ""
+
+    def lines(self, meter: Meter, refusal: str = "") -> Lines:
+        """The door to the others for parts of a step.
+
+        Args:
+            meter: told of the time in which this worker waits.
+            refusal: why none can be opened, where that is so.
+        """
+        roll = self.roll
+        if roll is None:
+            return ThreadLines.alone(lambda what: meter.waiting())
+
+        @contextlib.contextmanager
+        def waiting(what: str) -> Iterator[None]:
+            with meter.waiting(), roll.waiting(what):
+                yield
+
+        everybody, texts = tuple(range(self.world.size)), self.transport.gather_text
+        return GroupLines(
+            self.world.rank, everybody, waiting, texts=texts, timeout_s=self.timeout_s, refusal=refusal
+        )
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
@@ -180,7 +205,7 @@ def connect(world: World, timeout_s: float) -> Connection:
         ConfigError: the group that exists is not this world.
     """
     if world.alone:
-        return Connection(Hub(1).endpoint(0), None, None, world)
+        return Connection(Hub(1).endpoint(0), None, None, world, timeout_s)
     if not dist.is_initialized():
         _join(world, timeout_s)
         _own.users = 0
@@ -204,7 +229,7 @@ def connect(world: World, timeout_s: float) -> Connection:
         raise
     if world.run_directory is not None:
         say_loss(world.run_directory, world.rank, Loss("", timeout_s + GIVES_UP_WITHIN_S, training=False, idles=True))
-    return Connection(transport, roll, own, world)
+    return Connection(transport, roll, own, world, timeout_s)
 
 
 def _join(world: World, timeout_s: float) -> None:
@@ -266,22 +291,40 @@ def compare(transport: Transport, what: dict[str, Any], where: str) -> list[dict
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must be the same on every rank before anything starts; a machine with more cores may take more threads."""
-    same = {key: value for key, value in fields(config).items() if key != "threads"}
+    """What must be the same on every rank before anything starts."""
+    same = {key: value for key, value in fields(config).items() if key not in OF_ONE_MACHINE}
     return {**same, **versions(), "code": _code_digest()}
 
 
 def versions() -> dict[str, str]:
     """Versions of everything that takes part in a decision."""
-    return {"uneven": uneven.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    own = {"uneven": uneven.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    return own | ({"plug-ins": ", ".join(in_use())} if in_use() else {})
+
+
+IN_A_RUN = (
+    *("__init__", "balance", "config", "control", "core", "data", "engine", "errors", "journal", "measure", "merge"),
+    *("predict", "registry", "rundir", "server", "session", "sync", "tables", "transport", "world"),
+)
+"""The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
+
+Ranks must have the same code in these, and may differ in all others, which only look at runs, start them or play them.
+``tests/test_architecture.py`` follows the imports and compares.
+"""
 
 
 @functools.cache
 def _code_digest() -> str:
-    """Of the package's files when this process first asked; what it runs does not change with them later."""
-    root = Path(uneven.__file__).parent
+    """Of this package's files when this process first asked; what it runs does not change with them later."""
+    return code_digest(Path(uneven.__file__).parent)
+
+
+def code_digest(root: Path) -> str:
+    """16 hexadecimal digits of the files in ``root``, a copy of this package, that take part in a run."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
+    for name in IN_A_RUN:
+        folder = root / name
+        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
+            digest.update(path.relative_to(root).as_posix().encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

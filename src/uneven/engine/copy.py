@@ -8,10 +8,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Add, Elastic, Exchange
+from uneven.core.actions import Exchange, Merge, Payload
 from uneven.engine.home import Home
 from uneven.engine.replica import Replica
-from uneven.errors import NonFiniteError
+from uneven.errors import ConfigError, NonFiniteError
 from uneven.server import Client, Reply, table_of
 
 Values = npt.NDArray[Any]
@@ -33,6 +33,7 @@ class SharedCopy:
         self._replica, self._rank, self._home, self._timeout_s = replica, rank, home, timeout_s
         self._client: Client | None = None
         self._version = 0  # of the copy that came last
+        self._checked: Merge | None = None  # the merge that came last
         self.base: Values | None = None
         self.least = 0
 
@@ -100,18 +101,22 @@ class SharedCopy:
             What a replica that was ``own`` becomes, and how many updates of others came in between.
 
         Raises:
+            ConfigError: the shards would do something else than the merge.
             NonFiniteError: the copy refuses what was given.
             PeerError: as of the client.
         """
-        before, outcome = self._version, own.copy()
-        if isinstance(exchange.merge, Elastic):
-            reply = self.client.exchange(step, [own], alpha=exchange.merge.alpha)
+        before, outcome, merge = self._version, own.copy(), exchange.merge
+        factor = merge.served(exchange.payload)
+        assert factor is not None, "refused before it came here"
+        if merge is not self._checked:
+            check_served(merge, exchange.payload, factor, torch.from_numpy(own))
+            self._checked = merge
+        if exchange.payload is Payload.PARAMETERS:
+            self._note(self.client.exchange(step, [own], alpha=factor).into([outcome]))
         else:
-            assert isinstance(exchange.merge, Add), "refused before it came here"
             assert self.base is not None, "pulled before the first step"
-            reply = self.client.push_pull(step, [own - self.base], scale=exchange.merge.scale, clock=due)
-        self._note(reply.into([outcome]))
-        if isinstance(exchange.merge, Add):
+            given = self._given(merge, own - self.base)
+            self._note(self.client.push_pull(step, [given], scale=factor, clock=due).into([outcome]))
             self.base = outcome
         return outcome, max(0, self._version - before - 1)
 
@@ -140,5 +145,37 @@ class SharedCopy:
         self.base = outcome
         return outcome, self._version - step if late else 0
 
+    def _given(self, merge: Merge, movement: Values) -> Values:
+        """What goes to the copy of a movement; that of running statistics goes as it is, unless the merge wants it."""
+        length = len(movement) if merge.whole else self._replica.flat.trained
+        part = torch.from_numpy(movement[:length])
+        given = merge.contribute(part, {})
+        if given is not part:
+            movement[:length] = given.numpy()
+        return movement
+
     def _note(self, reply: Reply) -> None:
         self._version, self.least = reply.version, reply.least
+
+
+def check_served(merge: Merge, payload: Payload, factor: float, own: Tensor) -> None:
+    """Refuse a merge that comes to something else than the shards, which know two operations and no merges.
+
+    Args:
+        own: numbers to try it on, shape (n,).
+
+    Raises:
+        ConfigError: naming the merge.
+    """
+    centre = torch.linspace(-1.0, 1.0, len(own), dtype=own.dtype)
+    kept = merge.begin(centre.clone())
+    given, theirs = own, factor * own
+    if payload is Payload.PARAMETERS:
+        given, theirs = merge.contribute(own.clone(), kept), factor * (own - centre)
+    _, outcome = merge.combine(kept, given, 1.0)
+    if not torch.allclose(outcome, centre + theirs, equal_nan=True):
+        what = "times the movement" if payload is Payload.DELTA else "times the distance of replica and copy"
+        raise ConfigError(
+            f"{merge!r} says that a parameter server adds {factor:g} {what} to its copy, but its own combine comes to "
+            f"something else: let served() answer None, and simulate it instead"
+        )

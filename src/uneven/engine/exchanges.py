@@ -120,12 +120,8 @@ class Exchanges:
         """
         return self._shadow.free(exchange.load)
 
-    def counted(self) -> None:
-        """The training has taken a step."""
-        self._shadow.counted()
-
     def stepped(self) -> None:
-        """The last of the steps that were counted has just ended; what has been noted of exchanges is handed over."""
+        """A step has just ended; what has been noted of exchanges is handed over."""
         if self._landed:
             self.write_down()
         if self.shadowed:

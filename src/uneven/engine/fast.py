@@ -1,8 +1,7 @@
 """The fast loop: what happens around each of the user's iterations.
 
 It marks time, hands weights to the carrier, writes a record and gives the slow loop its turn. Everything here
-runs on every step, so everything here is counted into ``control_s``, but for marks in time. Where a shadow exchanges
-beside the training and shares stay as they are, most steps leave nothing but those, and are taken in together.
+runs on every step, so everything here is counted into ``control_s``, but for marks in time.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.balance import Balancer
+from uneven.balance import Balancer, Even
 from uneven.balance.bounds import profiled_limits
 from uneven.balance.profile import Profile
 from uneven.config import RunConfig
@@ -28,16 +27,18 @@ from uneven.control.reports import Report
 from uneven.core.actions import StepPlan
 from uneven.core.turn import Turn
 from uneven.core.views import Limits
+from uneven.data.drawn import DrawnSteps
 from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part, Parts
+from uneven.data.order import Part
+from uneven.data.order import Parts as Portions
 from uneven.data.stream import is_stream
 from uneven.engine.agree import Agreement
 from uneven.engine.books import Books
 from uneven.engine.connect import Connection, compare, gradient_group
 from uneven.engine.handout import StoredHandOut
 from uneven.engine.heap import keep_freed_memory
-from uneven.engine.partake import Terms, agree, by_copy, check_alone, check_attached, follow, hand_out_for, serve
+from uneven.engine.partake import Terms, agree, apart, by_copy, check_alone, check_attached, follow, hand_out_for, serve
 from uneven.engine.plans import Plans
 from uneven.engine.profiling import profile_record, profile_together
 from uneven.engine.scribe import Scribe, tell_nonfinite
@@ -45,10 +46,14 @@ from uneven.engine.served import Served
 from uneven.engine.slow import SlowLoop
 from uneven.engine.state import State
 from uneven.engine.streams import Streams
-from uneven.engine.stride import Pace, Stride
 from uneven.engine.turns import Follower, Turns
+from uneven.errors import ConfigError
 from uneven.measure.load import nvml_uuid
 from uneven.predict import predictors
+from uneven.registry import describe
+from uneven.run.lines import Lines
+from uneven.run.part import Run, Step
+from uneven.run.parts import Parts
 from uneven.sync import SyncPolicy, outlook
 from uneven.transport.base import Pending
 from uneven.transport.check import check_model, describe_model
@@ -75,8 +80,9 @@ class FastLoop:
 
     def __init__(
         self, connection: Connection, scribe: Scribe, config: RunConfig, policy: SyncPolicy, sites: dict[int, str],
-        world: World,
+        world: World, parts: Parts,
     ) -> None:  # fmt: skip
+        self._parts = parts
         self._connection = connection
         self._scribe = scribe
         self._config = config
@@ -93,8 +99,6 @@ class FastLoop:
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._part: Part | None = None
-        self._stride, self._pace = Stride(), Pace()
-        self._spent_s = time.thread_time  # computing, which sets the pace
         self._epoch = -1
         self._steps = 0
         self._exchange_cost_s = 0.0
@@ -109,6 +113,7 @@ class FastLoop:
         self.agreement: Agreement | Served | None = None  # None where nothing is exchanged but everybody's gradients
         self._give_back: Callable[[], object] | None = None  # memory that is kept between steps
         self.attached = False
+        self.lines: Lines | None = None
 
     def attach(self, model: nn.Module, find_unused_parameters: bool) -> GradientCarrier | None:
         """Measure where ``model`` is; the carrier for its gradients, or None where no gradients are exchanged.
@@ -121,9 +126,7 @@ class FastLoop:
         said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
         compare(self._connection.transport, said, "session.setup")
         self.attached = True
-        self._give_back = keep_freed_memory(self) if device.type == "cpu" else None
-        # Where a device computes, this thread's own time tells nothing of how long a step takes.
-        self._spent_s = time.thread_time if device.type == "cpu" else time.perf_counter
+        self._give_back = keep_freed_memory(self) if self._config.keep_freed_memory and device.type == "cpu" else None
         self.books = Books(self._rank, self._scribe, device)
         out = outlook(self._policy, self._members, self._sites)
         if self._copied and self._hand_out is not None:
@@ -131,7 +134,6 @@ class FastLoop:
         elif not out.gradients_of_all(self._members):
             self.agreement = agree(self._terms(), model, out, self._hand_out)
         if self.agreement is not None:
-            self.agreement.waiting = self._stride.over
             self._follower = follow(self._terms(), model, self.hands, self.agreement, out)
         roll = None if self._copied else self._connection.roll
         if roll is not None and (group := gradient_group(out, self._rank, self._members)) is not None:
@@ -148,6 +150,17 @@ class FastLoop:
             )
         return self.carrier
 
+    def attach_parts(
+        self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]
+    ) -> Callable[..., None] | None:
+        """Attach the parts that the session was given; what to call before each step of the optimizers, if they ask."""
+        own_pace = self._hand_out is not None and len(self._members) > 1
+        self.lines = self._connection.lines(self.books.meter, apart(self._policy) if own_pace else "")
+        run = Run(rank=self._rank, members=self._members, lines=self.lines, model=model, optimizers=optimizers,
+                  log=self._scribe.scalar)  # fmt: skip
+        self._parts.attach(run)
+        return (lambda *args: self._parts.ready(self.hands.turn, *args)) if self._parts.sees_optimizers else None
+
     def _terms(self) -> Terms:
         return Terms(
             policy=self._policy, rank=self._rank, members=self._members, sites=self._sites,
@@ -156,8 +169,39 @@ class FastLoop:
             tell_nonfinite=partial(partial, tell_nonfinite, self._scribe, self._config, self._rank),
         )  # fmt: skip
 
+    def draw(self, batch_size: int | None, samples: int | None, balancer: Balancer) -> DrawnSteps:
+        """Steps of a script that draws its batches itself; see :meth:`uneven.Session.step`.
+
+        Raises:
+            ConfigError: workers take samples at their own pace; or neither number is given, or both.
+        """
+        if self._hand_out is not None:
+            raise ConfigError(
+                f"session.step under sync = {describe(self._policy)}: workers take samples at their own pace there, "
+                f"from a counter that only session.loader has; use a loader, or a policy whose workers step together"
+            )
+        if (batch_size is None) == (samples is None):
+            raise ConfigError(f"session.step(batch_size={batch_size}, samples={samples}): give one of the two")
+        if samples is None:
+            assert batch_size is not None
+            loader = DrawnSteps(batch_size, self._rank)
+            self.start(loader, balancer, 1, None)
+            return loader
+        own = compare(self._connection.transport, {"_samples": samples}, "session.step")
+        each = [int(one["_samples"]) for one in own]
+        if min(each) < 0 or sum(each) == 0:
+            raise ConfigError(f"session.step(samples=…): the workers say {each}; none may be below 0, nor all be 0")
+        loader = DrawnSteps(sum(each), self._rank)
+        self.start(loader, Even(), samples, samples)
+        return loader
+
     def start(
-        self, loader: BalancedLoader, balancer: Balancer, min_batch: int, max_batch: int | None, **same: Any
+        self,
+        loader: BalancedLoader | DrawnSteps,
+        balancer: Balancer,
+        min_batch: int,
+        max_batch: int | None,
+        **same: Any,
     ) -> None:
         """Agree with the other ranks on limits and look-ahead, and make the slow loop.
 
@@ -271,33 +315,24 @@ class FastLoop:
         """The newest split decided; empty before there is a loader."""
         return self._slow.newest if self._slow is not None else ()
 
-    def begin(self, part: Part, loader: BalancedLoader) -> None:
+    def begin(self, part: Part, loader: BalancedLoader | DrawnSteps) -> None:
         """A batch is about to be handed to the user.
 
         Raises:
             ConfigError: several workers, and no model whose gradients are exchanged.
         """
-        stride = self._stride
-        if stride.left and part.epoch == self._epoch and part.shares is stride.shares:
-            stride.began = self.books.meter.glance()
-            self._part = part
-            self._scribe.iteration = part.iteration
-            return
-        self._take_in()
         entered_s = time.perf_counter()
         if not self.attached:
             check_alone(self._members)
         if part.epoch != self._epoch:  # whatever happened between two epochs was not waiting for data
             self.books.meter.pause()
             self._streams.begin(loader.first_samples)
-        self._epoch, stride.shares = part.epoch, part.shares
+        self._epoch = part.epoch
         self._part = part
         self._scribe.iteration = part.iteration
         plan = self._plan()
         if self.agreement is not None:
             self.agreement.before(part, plan)
-            if self.agreement.strides:
-                self._pace.start(self._steps, self._spent_s(), time.perf_counter())
         self._turns.take(plan)
         if self.carrier is not None:
             self._calls = self._turns.all_average
@@ -305,6 +340,9 @@ class FastLoop:
                 self._call(self.carrier.rider, self._slow, part.iteration)
         self.books.control_s += time.perf_counter() - entered_s
         self.books.meter.begin(part.iteration)
+        if self._parts.wanted:  # as training, so that waiting in their lines is told from computing
+            at = self._steps, part.iteration, part.epoch
+            self._parts.before(Step(*at, self._rank, self._members, part.shares, plan))
 
     def _call(self, rider: Rider, slow: SlowLoop, iteration: int) -> None:
         row = slow.cry(iteration, self.books.use, self._exchange_cost_s)
@@ -319,16 +357,16 @@ class FastLoop:
         self._planned = plan
         return plan
 
-    def end(self) -> None:
-        """The iteration is over: the user asks for the next batch, or leaves the loop."""
-        part, leaving, met = self._part, sys.exc_info()[0] is GeneratorExit, True
-        stride = self._stride
-        if stride.left > 1 and part is not None and not leaving:
-            stride.over.append((part, stride.began, self.books.meter.glance(), time.time()))
-            stride.left -= 1
-            self._part = stride.began = None
-            return
-        self._take_in()
+    def end(self, leaving: bool | None = None) -> None:
+        """The iteration is over: the user asks for the next batch, or leaves the loop.
+
+        Args:
+            leaving: whether it is left in its midst; None where a generator that is closed tells.
+        """
+        part, met = self._part, True
+        leaving = sys.exc_info()[0] is GeneratorExit if leaving is None else leaving
+        if self._parts.wanted and part is not None and not leaving:
+            self._parts.after()
         if self.agreement is not None and part is not None:
             met = self.agreement.after(part, leaving)
         self.books.meter.end()
@@ -338,7 +376,7 @@ class FastLoop:
             return
         self._steps += 1
         heard = self._heard()
-        self.books.end(part, time.time())
+        self.books.end(part)
         adapts = self._slow.adapts
         due = adapts and self._slow.due(part.iteration, heard)
         if due or leaving or (adapts and (self._slow.watches or self._slow.wary)) or self.books.meter.ripe(adapts):
@@ -347,27 +385,23 @@ class FastLoop:
             self._exchange(part.iteration, heard, met)
         if self.carrier is not None and part.iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
-        agreed = self.agreement
-        if agreed is not None and agreed.strides and not (adapts or leaving or agreed.showing):
-            stride.left = self._pace.next(self._steps, self._spent_s(), time.perf_counter())
         self.books.control_s += time.perf_counter() - entered_s
         if not leaving:
             self._streams.check(met)
 
-    def _take_in(self) -> None:
-        """The steps of a stride; none joins it any more."""
-        if self._stride.left:
-            entered_s = time.perf_counter()
-            self._steps += self._stride.end(self.books, self.agreement, self._part)
-            self.books.control_s += time.perf_counter() - entered_s
-
     def over(self) -> None:
         """The epoch has no more batches; its last step has just ended."""
-        self._take_in()
         self.hands.rest()
         if self.agreement is not None:
             self.agreement.paused()
         self.read()
+        self._note_traffic()
+
+    def _note_traffic(self) -> None:
+        """Write down what has passed on the lines since this was last done."""
+        if self.lines is not None:
+            for record in self.lines.records(self._scribe.iteration, time.time()):
+                self._scribe.write(record)
 
     def _heard(self) -> Heard | None:
         """See :meth:`SlowLoop.tick`. All must hear the same, so calls count only where all exchanged gradients."""
@@ -383,7 +417,6 @@ class FastLoop:
 
     def read(self) -> None:
         """Take in what has been measured and not been read."""
-        self._take_in()
         if self._slow is not None:
             self.books.read(self._slow)
 
@@ -406,15 +439,17 @@ class FastLoop:
     def _nonfinite(self, what: str) -> None:
         tell_nonfinite(self._scribe, self._config, self._rank, what)
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
         """See :meth:`uneven.Session.evaluated`."""
-        self._take_in()
         self.books.meter.interrupted()
-        return self.agreement.evaluated() if self.agreement is not None else nullcontext()
+        with self.agreement.evaluated() if self.agreement is not None else nullcontext(), self._parts.evaluated():
+            yield
 
-    def agreement_state(self, parts: Parts = (), unused: Parts = ()) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def agreement_state(
+        self, parts: Portions = (), unused: Portions = ()
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the policy and its merges keep: numbers and vectors. ``parts`` are in the hands of several threads."""
-        self._take_in()
         hand = parts if self._part is None else (self._part,)
         return self.agreement.state_dict(hand, unused) if self.agreement is not None else ({}, {})
 
@@ -441,6 +476,10 @@ class FastLoop:
             if one is not None:
                 one.detach()
         self.read()
+        self._note_traffic()
+        self._parts.close()
+        if self.lines is not None:
+            self.lines.close()
         if self._slow is not None:
             self._slow.close()
         self.books.close()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uneven.engine.connect import compare
-from uneven.engine.folder import TemporaryFolder
 from uneven.engine.handout import StoredHandOut
 from uneven.errors import ConfigError
+from uneven.folder import TemporaryFolder
 from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss
 from uneven.server import Patience, ShardHost, ZmqLine, make_keys
 from uneven.server.host import LOOPBACK

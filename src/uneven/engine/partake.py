@@ -96,6 +96,14 @@ def check_attached(
             )
 
 
+def apart(policy: SyncPolicy) -> str:
+    """Why no part of a step can exchange anything where each worker takes steps at its own pace."""
+    return (
+        f"under sync = {describe(policy)} workers take different numbers of steps, so they would wait for each other "
+        f"in vain; use a policy whose workers step together, such as 'bsp' or 'local:every=8'"
+    )
+
+
 def _named(members: Members) -> str:
     return ", ".join(map(str, members))
 

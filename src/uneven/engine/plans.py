@@ -20,11 +20,6 @@ class Plans:
         self._first = SyncView(rank=rank, clock=0, members=members, generation=0, sites=sites)
         self._constant: StepPlan | None = None
 
-    @property
-    def constant(self) -> bool:
-        """Whether the plan that was asked for is that of every step."""
-        return self._constant is not None
-
     def at(self, clock: int) -> StepPlan:
         """When the worker has taken so many steps."""
         if self._constant is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,28 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from uneven.core.actions import BlockMomentum, Elastic, Exchange, Mean, Moment
-from uneven.errors import ConfigError
-from uneven.merge import (
-    EXTRA,
-    Block,
-    Flat,
-    apart,
-    average,
-    contribution,
-    elastic,
-    mean_square_root,
-    resting_in,
-    weight_in,
-)
+from uneven.core.actions import Combined, Exchange, Merge, Moment, StepPlan
+from uneven.core.plain import Misfit
+from uneven.errors import CheckpointError, ConfigError
+from uneven.merge import Kept
+from uneven.merge.flat import Flat
+from uneven.merge.shared import EXTRA, apart, average, contribution, mean_square_root, resting_in, weight_in
 from uneven.sync import SyncPolicy
 
 Total = Callable[[Tensor, Exchange], int]
 """Replaces a vector by its sum over the members of an exchange; returns the bytes that were sent for it."""
-
-
-KEPT = ("copy", "delta", "start", "centre")
-"""Vectors that a checkpoint holds of a replica with a centre."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +52,6 @@ class _Room:
         self.own, self.more, self.total = flat.room(), flat.room(), flat.room(EXTRA)
 
 
-def _weight(exchange: Exchange, samples: float) -> float:
-    """Of a contribution; 1 where all count the same, or where there is nobody else."""
-    equal = isinstance(exchange.merge, Elastic) or (isinstance(exchange.merge, Mean) and not exchange.merge.by_samples)
-    return 1.0 if equal or len(exchange.members) == 1 else samples
-
-
 def running_statistics(model: nn.Module) -> list[Tensor]:
     """Means and variances that batch-norm layers keep; other buffers stay with their worker."""
     layers = (one for one in model.modules() if isinstance(one, _BatchNorm))
@@ -80,27 +62,76 @@ class Replica:
     """What is exchanged of ``model``: the parameters that are trained, and the running statistics of batch norm.
 
     The statistics are linear in those of the batches, so they are averaged with the same weights as the parameters,
-    or drawn to the centre as they are. They take part in no block momentum. Counters of batches stay with their worker.
+    or merged as these are where the merge says so (``Merge.whole``). Counters of batches stay with their worker.
+
+    One kind of merge may keep something from one exchange to the next.
     """
 
     def __init__(self, model: nn.Module) -> None:
         parameters = [one for one in model.parameters() if one.requires_grad]
         self._parameters = parameters
         self.flat = Flat(parameters, running_statistics(model))
-        self.block: Block | None = None
-        self.centre: Tensor | None = None  # the whole vector that the members last started from
-        self._spare: Block | None = None  # the block before, whose memory is used again
+        self._statistics = self.flat.size - self.flat.trained
+        self._merge: Merge | None = None  # any of the kind that keeps something
+        self._centred = False
+        self._kept: Kept | None = None  # None before training begins
+        self._outcome: tuple[Tensor, Tensor] | None = None  # of a mean that came last: parameters, statistics
         self._changing = threading.Lock()  # what merges keep; so that a checkpoint has all of one exchange
         self._rooms: dict[Moment, _Room] = {}  # one for each thread that exchanges
 
-    def begin(self) -> None:
-        """Training begins: the first block starts here, unless a checkpoint says where."""
-        if self.block is None:
-            self.block, self.centre = self._first()
+    def expect(self, merges: Iterable[Merge], *, centre: bool) -> None:
+        """Hear of the merges that are to come, as what they keep begins where training does.
 
-    def _first(self) -> tuple[Block, Tensor]:
-        values = self.flat.read()
-        return Block.first(values[: self.flat.trained].clone()), values
+        Args:
+            centre: whether the point that the replicas last started from is the model to evaluate.
+
+        Raises:
+            ConfigError: more than one kind of them keeps something.
+        """
+        keeping = {type(one): one for one in merges if one.keeps}
+        if len(keeping) > 1:
+            names = " and ".join(sorted(kind.__name__ for kind in keeping))
+            raise ConfigError(f"{names} keep something from one exchange to the next: only one merge of a policy can")
+        self._merge, self._centred = next(iter(keeping.values()), None), centre
+
+    def refused(self, plan: StepPlan) -> str | None:
+        """Why a plan cannot be carried by what has been expected; None where it can."""
+        for one in plan.exchanges:
+            if one.merge.keeps and type(one.merge) is not type(self._merge):
+                kind = type(one.merge).__name__
+                return f"{kind} keeps something from the beginning on, and none of the first steps announced it"
+        return None
+
+    def begin(self) -> None:
+        """Training begins: what merges keep starts here, unless a checkpoint says where."""
+        if self._kept is None:
+            self._kept, self._outcome = self._first()
+
+    def _first(self) -> tuple[Kept, tuple[Tensor, Tensor] | None]:
+        """What is kept before the first exchange, and the outcome as if there had been one."""
+        if self._merge is None and not self._centred:
+            return {}, None
+        values, merge, trained = self.flat.read(), self._merge, self.flat.trained
+        if merge is not None and merge.combined is Combined.CENTRE:
+            return merge.begin(values), None
+        outcome = values[:trained].clone(), values[trained:].clone()
+        if merge is None:
+            return {}, outcome
+        kept = merge.begin(values if merge.whole else values[:trained])
+        if "centre" in kept:
+            raise ConfigError(f"{merge!r} must not keep a 'centre': a mean's outcome is stored under that name")
+        return kept, outcome if self._centred else None
+
+    @property
+    def centre(self) -> Tensor:
+        """The point that the replicas last started from, shape (size,), where that was said to be wanted."""
+        assert self._kept is not None, "the replica has not begun"
+        return self._centre(self._kept, self._outcome)
+
+    @staticmethod
+    def _centre(kept: Kept, outcome: tuple[Tensor, Tensor] | None) -> Tensor:
+        centre: Tensor = kept["centre"] if outcome is None else torch.cat(outcome)
+        return centre
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """Copies of those that there are now."""
@@ -115,43 +146,70 @@ class Replica:
         Raises:
             PeerError: somebody did not take part.
         """
-        room = self._room(exchange.moment)
+        merge, room = exchange.merge, self._room(exchange.moment)
         own = self.flat.read(room.own)
-        vector = contribution(own, _weight(exchange, samples), resting=resting, into=room.total)
+        given = self._given(merge, own)
+        alone, fits = len(exchange.members) == 1, len(given) == len(own)
+        weight = 1.0 if alone else merge.weight(samples)
+        vector = contribution(given, weight, resting=resting, into=room.total if fits else None)
         sent_bytes = total(vector, exchange)
-        away = apart(own, vector, room.more)
-        distance = mean_square_root(away[: self.flat.trained])
-        finite = math.isfinite(distance) or bool(torch.isfinite(own.sum()))  # else somebody's is not
+        away = apart(given, vector, room.more if fits else None)
+        distance = merge.distance(mean_square_root(away[: len(away) - self._statistics]))
+        finite, central = math.isfinite(distance), merge.combined is Combined.CENTRE
+        if not finite:  # perhaps only somebody else's is not; the memory of own has been used for a centre
+            finite = bool(torch.isfinite((self.flat.read() if central else own).sum()))
         back = exchange.write_back
-        if exchange.moment is Moment.BACKGROUND and isinstance(exchange.merge, Mean) and not back.lerp:
+        if central:
+            with self._changing:
+                self._kept, _ = merge.combine(self._of(merge), vector[:-EXTRA], weight_in(vector), in_place=True)
+            self.flat.add(given, -1.0)
+        elif not merge.plain or self._centred:
+            weight = merge.weight(samples) if alone else weight_in(vector)
+            self._write(exchange, own, self._merged(merge, vector, weight))
+        elif exchange.moment is Moment.BACKGROUND and not back.lerp:
             self.flat.add(away, -back.alpha)
         else:
-            outcome = self._merged(exchange, own, vector, samples, room.more)
-            self._write(exchange, own, outcome)
+            self._write(exchange, own, average(vector))
         return Met(sent_bytes, distance, finite, resting_in(vector))
+
+    def _of(self, merge: Merge) -> Kept:
+        assert self._kept is not None, "the replica has not begun"
+        return self._kept if merge.keeps else {}
+
+    def _given(self, merge: Merge, own: Tensor) -> Tensor:
+        """What is put into the sum; the statistics that are averaged beside come last."""
+        if merge.plain:
+            return own
+        kept, central = self._of(merge), merge.combined is Combined.CENTRE
+        if merge.whole or central:
+            return merge.contribute(own, kept, in_place=central)
+        parameters = own[: self.flat.trained]
+        given = merge.contribute(parameters, kept)
+        return own if given is parameters else torch.cat((given, own[self.flat.trained :]))
 
     def _room(self, moment: Moment) -> _Room:
         if moment not in self._rooms:
             self._rooms[moment] = _Room(self.flat)
         return self._rooms[moment]
 
-    def _merged(self, exchange: Exchange, own: Tensor, total: Tensor, samples: float, room: Tensor) -> Tensor:
-        count, middle = weight_in(total), average(total)
-        if isinstance(exchange.merge, Mean):
-            return middle
-        assert self.block is not None, "the replica has not begun"
-        assert self.centre is not None
+    def _merged(self, merge: Merge, total: Tensor, weight: float) -> Tensor:
+        """The outcome of a mean, and behind it the statistics that are averaged beside."""
+        middle, trained = average(total), self.flat.trained
+        length = len(middle) if merge.whole else len(middle) - self._statistics
         with self._changing:
-            if isinstance(exchange.merge, Elastic):
-                return elastic(own, self.centre, middle, count, exchange.merge.alpha, room)
-            assert isinstance(exchange.merge, BlockMomentum), "refused before it came here"
-            trained = self.flat.trained
-            taken = samples if len(exchange.members) == 1 else count  # who is alone has weight 1
-            following = self.block.after(middle[:trained], exchange.merge, taken, self._spare)
-            self._spare, self.block = self.block, following
-            self.centre[:trained] = self.block.start
-            self.centre[trained:] = middle[trained:]
-            return self.centre
+            kept, outcome = merge.combine(self._of(merge), middle[:length], weight, in_place=True)
+            if merge.keeps:
+                self._kept = kept
+            if self._centred:
+                passing = outcome.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
+                parameters = outcome.clone() if passing else outcome
+                self._outcome = parameters[:trained], torch.cat((parameters[trained:], middle[length:]))
+        if length == len(middle):
+            return outcome
+        if length != trained:
+            return torch.cat((outcome, middle[length:]))
+        middle[:length].copy_(outcome)
+        return middle
 
     def _write(self, exchange: Exchange, sent: Tensor, outcome: Tensor) -> None:
         """Into the replica, which has moved on after an exchange beside the training; ``sent`` is lost then."""
@@ -169,30 +227,47 @@ class Replica:
         total(vector, everybody)
         return average(vector)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What merges keep, also before they have: ``torch.distributed.checkpoint`` reads into what it finds here."""
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """What merges keep, vectors and numbers.
+
+        Also before they have: ``torch.distributed.checkpoint`` reads into what it finds here.
+        """
         with self._changing:
-            block, centre = (self.block, self.centre) if self.block is not None else self._first()
-            assert centre is not None
-            kept = zip(KEPT, (block.copy, block.delta, block.start, centre), strict=True)
-            return {key: value.clone() for key, value in kept}
+            kept, outcome = self._first() if self._kept is None else (self._kept, self._outcome)
+            vectors = {key: one.clone() for key, one in kept.items() if isinstance(one, Tensor)}
+            if outcome is not None:
+                vectors["centre"] = self._centre(kept, outcome)
+            return vectors, {key: one for key, one in kept.items() if not isinstance(one, Tensor)}
 
-    @property
-    def block_samples(self) -> float:
-        """Those of a block of everybody; 0 before the first one has ended. Belongs to :meth:`state_dict`."""
-        return 0.0 if self.block is None else self.block.samples
+    def check(self, vectors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """See that :meth:`load_state_dict` can take this up; nothing at all always can be.
 
-    @property
-    def seen_samples(self) -> float:
-        """Those of all blocks that have ended. Belongs to :meth:`state_dict`."""
-        return 0.0 if self.block is None else self.block.seen
+        Raises:
+            Misfit: something is missing, or too much.
+            CheckpointError: the vectors are of another model.
+        """
+        if not vectors:
+            return
+        known, counted = self.state_dict()
+        for names, found, what in ((known, vectors, "vectors"), (counted, numbers, "kept")):
+            if set(found) != set(names):
+                raise Misfit(sorted(found), f"{', '.join(names)} or nothing", what)
+        for name, vector in vectors.items():
+            if len(vector) != len(known[name]):
+                raise CheckpointError(
+                    f"the centre in the checkpoint has {len(vector)} numbers ({name!r}), that of this model "
+                    f"{len(known[name])}: resume with the model that the run began with"
+                )
 
-    def load_state_dict(self, state: dict[str, Tensor], block_samples: float, seen_samples: float) -> None:
+    def load_state_dict(self, vectors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Inverse of :meth:`state_dict`."""
-        if state:
-            kept = {key: value.to(self.flat.device, self.flat.dtype, copy=True) for key, value in state.items()}
-            self.block = Block(kept["copy"], kept["delta"], kept["start"], block_samples, seen_samples)
-            self.centre = kept["centre"]
+        if not vectors:
+            return
+        kept: Kept = {key: one.to(self.flat.device, self.flat.dtype, copy=True) for key, one in vectors.items()}
+        if self._centred and (self._merge is None or self._merge.combined is Combined.MEAN):
+            centre = kept.pop("centre")
+            self._outcome = centre[: self.flat.trained], centre[self.flat.trained :]
+        self._kept = kept | numbers
 
 
 def broadcast_from_first(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypedDict
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Elastic, Exchange, Moment, Payload, StepPlan
+from uneven.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.core.plain import Count, Misfit, loading, read
 from uneven.core.records import ExchangeRecord
 from uneven.data.order import Part, Parts
@@ -60,7 +60,7 @@ class Served:
         on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
 
     Attributes:
-        strides, waiting, followed: see ``Agreement``.
+        followed: see ``Agreement``.
     """
 
     def __init__(
@@ -89,12 +89,14 @@ class Served:
         self._landed: deque[ExchangeRecord] = deque()  # of the shadow
         self._refused = False  # an update of the shadow's
         self._loaded: Values | None = None  # the copy to begin with
-        self.clock = 0  # steps taken in
+        self.clock = 0  # steps taken
         self._epoch = -1
         self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
         self._plan = StepPlan()
-        self.strides = self.followed = False
-        self.waiting: Sized = ()
+        self._in_step: tuple[Exchange, ...] = ()  # the plan's, after the step
+        self._background: tuple[Exchange, ...] = ()  # and in the background
+        self._moves = self._quorum = False  # whether the plan pushes movements, and waits for the first so many
+        self.followed = False
         self._owed = False  # what the plan says of the last step
         self._in_hand = False  # a batch
         self._following = False  # the replica is the copy, as of the last pull
@@ -115,7 +117,8 @@ class Served:
 
     def _due(self) -> int:
         """Steps that everybody must have finished before this worker's next one."""
-        return max((one.clock for one in self._plans.at(self.clock).waits), default=0)
+        waits = self._plans.at(self.clock).waits
+        return max(one.clock for one in waits) if waits else 0
 
     def before(self, part: Part, plan: StepPlan) -> None:
         """A step is about to begin.
@@ -127,44 +130,37 @@ class Served:
         if self._shown is not None:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
         self.copy.begin(self._loaded, self.clock)
-        self._make_up()
+        if self._owed:
+            self._make_up()
         if plan is not self._plan:
-            self._plan = plan
-            seldom = self._plans.constant and all(one.load < 1.0 for one in plan.exchanges)
-            self.strides = 0 < len(_of(plan, Moment.BACKGROUND)) == len(plan.exchanges) and seldom and not plan.waits
+            self._take(plan)
         if self._epoch != part.epoch:
             self._epoch = part.epoch
             self._shadow.paused()
             self._through(part.epoch)  # perhaps without a sample of the one before
             # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
-            self._following &= all(one.quorum is None for one in plan.exchanges)
+            self._following &= not self._quorum
         self._shadow.resumed()
-        moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
-        due = self._due()
-        known = self.copy.base is not None and (self._following or bool(_of(plan, Moment.BACKGROUND)))
-        if moves and not (known and self.copy.least >= due):
-            self.copy.follow(due)
+        if self._moves:
+            due = self._due()
+            known = self.copy.base is not None and (self._following or bool(self._background))
+            if not (known and self.copy.least >= due):
+                self.copy.follow(due)
         self._following = self._in_hand = True
+
+    def _take(self, plan: StepPlan) -> None:
+        """Take a plan apart, which seldom is another than that of the step before."""
+        self._plan = plan
+        self._in_step = (*_of(plan, Moment.BACKWARD), *_of(plan, Moment.STEP))
+        self._background = _of(plan, Moment.BACKGROUND)
+        self._moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
+        self._quorum = any(one.quorum is not None for one in plan.exchanges)
 
     def passing(self, padded: bool) -> None:
         """A pass is on a batch: each counts here."""
 
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Before a step of the optimizer: every batch counts here."""
-
-    def took(self, parts: Iterable[Part]) -> None:
-        """So many steps are over, and nothing is to be done for it: nobody waits for a clock in strides."""
-        for part in parts:
-            self._count(part)
-            self._dropped += len(self._plan.exchanges)
-
-    def _count(self, part: Part) -> None:
-        self._in_hand = False
-        self.clock += 1
-        self._gap += 1
-        self._samples += part.batch(self._rank)
-        self._iteration = part.iteration
-        self._shadow.counted()
 
     def after(self, part: Part, leaving: bool) -> bool:
         """A step is over.
@@ -175,8 +171,13 @@ class Served:
         Returns:
             False: nobody has waited for everybody.
         """
-        self._count(part)
-        self._write_down()
+        self._in_hand = False
+        self.clock += 1
+        self._gap += 1
+        self._samples += part.batch(self._rank)
+        self._iteration = part.iteration
+        if self._landed or self._refused:
+            self._write_down()
         self._shadow.stepped()
         if leaving:
             self._shadow.paused()
@@ -185,20 +186,14 @@ class Served:
             return False
         sampler = self._hand_out.sampler
         more = sampler is not None and sampler.more()  # taken now, so that whoever waits below has its samples
-        self._carry(self._due())
+        self._carry(self._due() if self._in_step else 0)
         if not more:
             self._through(part.epoch + 1)
         return False
 
     def paused(self) -> None:
-        """The newest step has just ended, and what comes until the next one is none."""
-        self._shadow.stepped()
+        """What comes until the next step is none."""
         self._shadow.paused()
-
-    @property
-    def showing(self) -> bool:
-        """Whether the model is the one to evaluate."""
-        return self._shown is not None
 
     @property
     def exchanging(self) -> bool:
@@ -206,9 +201,9 @@ class Served:
         return self._shadow.exchanging
 
     def _carry(self, due: int) -> None:
-        for exchange in (*_of(self._plan, Moment.BACKWARD), *_of(self._plan, Moment.STEP)):
+        for exchange in self._in_step:
             self._meet(self._order(exchange), due)
-        for exchange in _of(self._plan, Moment.BACKGROUND):
+        for exchange in self._background:
             if self._shadow.free(exchange.load):
                 self._shadow.offer(self._order(exchange), exchange.load)
             else:
@@ -267,7 +262,7 @@ class Served:
             self._refused = True
             self.copy.follow(0)
             return False
-        meanwhile = self.clock + len(self.waiting) - order.clock
+        meanwhile = self.clock - order.clock
         self._landed.append(self._record(order, own, outcome, late, began_s, meanwhile))
         self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
         return False
@@ -275,7 +270,6 @@ class Served:
     def _record(
         self, order: Order, own: Values, outcome: Values, late: int, began_s: float, meanwhile: int = 0
     ) -> ExchangeRecord:
-        merge = order.exchange.merge
         moved = (outcome - own)[: self._replica.flat.trained]
         apart = float(np.sqrt(np.mean(np.square(moved)))) if len(moved) else 0.0
         return ExchangeRecord(
@@ -289,7 +283,7 @@ class Served:
             late=meanwhile if order.exchange.moment is Moment.BACKGROUND else late,
             took_s=time.perf_counter() - began_s,
             sent_bytes=own.nbytes,
-            distance=apart / merge.alpha if isinstance(merge, Elastic) else apart,
+            distance=order.exchange.merge.distance(apart),
             dropped=order.dropped,
         )
 
@@ -340,9 +334,8 @@ class Served:
     def _settle(self) -> None:
         """Let nothing be under way beside the training."""
         self._shadow.paused()
-        exchange = next(iter(_of(self._plan, Moment.BACKGROUND)), None)
-        if exchange is not None:
-            self._shadow.rest(Order(exchange, self.clock, self._iteration, 0, 0, 1.0))
+        if self._background:
+            self._shadow.rest(Order(self._background[0], self.clock, self._iteration, 0, 0, 1.0))
         self._write_down()
 
     # ---------------------------------------------------------------- checkpoints and the end

@@ -18,8 +18,10 @@ from uneven.errors import CheckpointError
 
 SCHEMA = 2
 _KEYS = {"schema", "loader", "control"}
-_LATER = {"agreement": "{}", "vectors": {}}
+_LATER = {"agreement": "{}", "vectors": {}, "parts": "{}", "tensors": {}}
 """Keys that older states of this schema lack."""
+
+_TEXTS = ("loader", "control", "agreement", "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,15 @@ class State:
     """Attributes:
     loader, control: of the loader and of the slow loop.
     agreement, vectors: what the policy and its merges keep.
+    parts, tensors: what the parts keep that the session was given.
     """
 
     loader: dict[str, Any] = field(default_factory=dict)
     control: dict[str, Any] = field(default_factory=dict)
     agreement: dict[str, Any] = field(default_factory=dict)
     vectors: dict[str, Tensor] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 def pack(state: State) -> dict[str, Any]:
@@ -43,6 +48,8 @@ def pack(state: State) -> dict[str, Any]:
         "control": json.dumps(state.control),
         "agreement": json.dumps(state.agreement),
         "vectors": dict(state.vectors),
+        "parts": json.dumps(state.parts),
+        "tensors": dict(state.tensors),
     }
 
 
@@ -62,14 +69,17 @@ def unpack(state: dict[str, Any]) -> State:
         )
     state = {**_LATER, **state}
     try:
-        loader, control, agreement = (json.loads(state[key]) for key in ("loader", "control", "agreement"))
+        loader, control, agreement, parts = (json.loads(state[key]) for key in _TEXTS)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"session state cannot be read ({error}): the checkpoint is damaged") from error
     with loading("the session"):
         vectors: dict[str, Tensor] = read(dict[str, Any], state["vectors"])
-        texts = {"loader": loader, "control": control, "agreement": agreement}
-        read(dict[str, dict[str, Any]], texts)
+        read(dict[str, dict[str, Any]], dict(zip(_TEXTS, (loader, control, agreement, parts), strict=True)))
+        tensors: dict[str, Tensor] = read(dict[str, Any], state["tensors"])
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise Misfit(tensor, "a tensor", f"tensors.{name}")
         for name, vector in vectors.items():
             if not (isinstance(vector, Tensor) and vector.ndim == 1 and vector.is_floating_point()):
                 raise Misfit(vector, "a vector of floating-point numbers", f"vectors.{name}")
-    return State(loader, control, agreement, dict(vectors))
+    return State(loader, control, agreement, dict(vectors), parts, dict(tensors))

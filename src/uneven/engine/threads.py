@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.engine.fast import FastLoop
@@ -23,7 +24,7 @@ class ThreadedTraining:
     """The part of a session that the user meets when several threads train; the session says who they are."""
 
     _threads: Threads
-    _loader: BalancedLoader | None
+    _loader: BalancedLoader | DrawnSteps | None
     _tried: tuple[weakref.ref[Any], ...] | None
     _watch: ModelWatch | None
 
@@ -47,7 +48,7 @@ class ThreadedTraining:
             ConfigError: called before setup and loader, or the model or an optimizer cannot be copied.
             Exception: what ``loop`` raised in the thread that failed first; a note names the thread and the step.
         """
-        if self._loader is None or self._tried is None:
+        if not isinstance(self._loader, BalancedLoader) or self._tried is None:
             raise ConfigError("session.train comes after session.setup(model, optimizer) and session.loader(...)")
         self._say_ready()
         if self._watch is not None and self._threads.count > 1:

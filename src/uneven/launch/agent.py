@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from uneven.cluster.bound import bound
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
+from uneven.folder import TemporaryFolder
 from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
 from uneven.launch.failure import Death, all_gone, blame, gone, left_alone, through_without, told_by
@@ -46,10 +46,11 @@ def run(launch: Launch, run_directory: Path | None) -> None:
         run_directory = run_directory.absolute()  # a worker may change its working directory
     with ExitStack() as stack:
         try:
-            logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="uneven-"))
+            folder = TemporaryFolder("uneven-launch-")  # for what a worker writes about its own end
         except OSError as error:
             raise _no_room(error) from error
-        config = _config(launch, count, DefaultLogsSpecs(log_dir=logs))  # for what a worker writes about its own end
+        stack.callback(folder.remove)
+        config = _config(launch, count, DefaultLogsSpecs(log_dir=str(folder.path)))
         stack.enter_context(_environment(_variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
         workers = stack.enter_context(_watched(launch, config.run_id, count, run_directory))

@@ -78,15 +78,10 @@ class _Marks:
 
 
 class Meter:
-    """Marks go in as the loop runs; timings come out as soon as they can be read without waiting.
-
-    Attributes:
-        glance: this moment, for :meth:`took` and :meth:`began`.
-    """
+    """Marks go in as the loop runs; timings come out as soon as they can be read without waiting."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.glance = clock.glance  # the method itself, as each call counts where this is asked in every step
         self._asked: Mark = None
         self._open: _Marks | None = None
         self._ready: Mark = None
@@ -104,21 +99,8 @@ class Meter:
         """A batch is about to be handed over."""
         now = self._clock.mark() if self._exchanges or self._worked is None else self._clock.glance()
         self._worked = now if self._worked is None else self._worked
-        self._open_at(iteration, now)
-
-    def _open_at(self, iteration: int, begin: Mark) -> None:
-        self._open = _Marks(iteration, begin if self._asked is None else self._asked, begin)
+        self._open = _Marks(iteration, now if self._asked is None else self._asked, now)
         self._asked = self._ready = None
-
-    def took(self, iteration: int, begin: Mark, end: Mark) -> None:
-        """An iteration in which nothing was exchanged, from glance to glance; instead of :meth:`begin` and :meth:`end`,
-        and before anything of a later one."""
-        self._open_at(iteration, begin)
-        self._close(end)
-
-    def began(self, iteration: int, begin: Mark) -> None:
-        """An iteration that began at an earlier glance is still under way; instead of :meth:`begin`."""
-        self._open_at(iteration, begin)
 
     def ready(self) -> None:
         """The last bucket of gradients is ready: compute ends."""
@@ -134,6 +116,9 @@ class Meter:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Inside, the training waits for others, in an exchange that is not the gradients'."""
+        if self._ready is not None:  # inside of another one
+            yield
+            return
         self.ready()
         try:
             yield
@@ -144,18 +129,15 @@ class Meter:
         """The next batch is asked for: the iteration is over."""
         known = self._exchanges or self._unknown + 1 >= _KNOWN_EVERY
         now = self._clock.mark() if known else self._clock.glance()
-        if known and self._open is not None:
-            self._open.worked = self._worked
-            self._worked, self._unknown = now, -1
-        self._close(now)
-
-    def _close(self, end: Mark) -> None:
         if self._open is not None:
-            self._open.end = end
+            if known:
+                self._open.worked = self._worked
+                self._worked, self._unknown = now, -1
+            self._open.end = now
             self._closed.append(self._open)
             self._since = self._open.begin if self._since is None else self._since
             self._unknown += 1
-        self._open, self._asked = None, end
+        self._open, self._asked = None, now
 
     def pause(self) -> None:
         """What comes now belongs to no iteration (the epoch is over; somebody evaluates). After it Python is as cold as

@@ -1,21 +1,18 @@
-"""How contributions become one: arithmetic on flat vectors, without any communication."""
+"""How contributions become one: merges, which say what is contributed, how it is combined and what is kept. Pure.
 
-from uneven.merge.flat import Flat
-from uneven.merge.rules import Block, elastic, mean, pull, significant
-from uneven.merge.shared import EXTRA, apart, average, contribution, mean_square_root, resting_in, weight_in
+How a model becomes one vector (:mod:`uneven.merge.flat`) and what of it goes into a sum over the members
+(:mod:`uneven.merge.shared`) is for those who carry exchanges out, and needs torch.
+"""
 
-__all__ = [
-    "EXTRA",
-    "Block",
-    "Flat",
-    "apart",
-    "average",
-    "contribution",
-    "elastic",
-    "mean",
-    "mean_square_root",
-    "pull",
-    "resting_in",
-    "significant",
-    "weight_in",
-]
+from uneven.merge.add import Add
+from uneven.merge.base import Combined, Kept, Merge, Payload, merges
+from uneven.merge.block import BlockMomentum
+from uneven.merge.elastic import Elastic
+from uneven.merge.mean import Mean
+
+merges.register("mean", Mean)
+merges.register("add", Add)
+merges.register("elastic", Elastic)
+merges.register("block-momentum", BlockMomentum)
+
+__all__ = ["Add", "BlockMomentum", "Combined", "Elastic", "Kept", "Mean", "Merge", "Payload", "merges"]

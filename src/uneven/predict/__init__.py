@@ -10,14 +10,17 @@ from uneven.predict.narx import NARX
 from uneven.predict.recurrent import LSTM, RNN
 from uneven.predict.steady import Steady
 
+_COSTLY = "costly"
+"""Measuring and deciding takes more of an iteration than the default budget; docs/reference.md has the figures."""
+
 predictors.register("last", Last)
 predictors.register("ema", EMA)
 predictors.register("steady", Steady)
 predictors.register("arima", ARIMA)
-predictors.register("rnn", RNN)
-predictors.register("lstm", LSTM)
-predictors.register("narx", NARX)
-predictors.register("auto", Auto)
+predictors.register("rnn", RNN, note=_COSTLY)
+predictors.register("lstm", LSTM, note=_COSTLY)
+predictors.register("narx", NARX, note=_COSTLY)
+predictors.register("auto", Auto, note=_COSTLY)
 predictors.register("light", Light)
 
 __all__ = [

@@ -69,6 +69,10 @@ class _State(TypedDict):
 class Auto(Predictor):
     """The mean of several predictors, weighted by how right each has been of late (ours).
 
+    Choose it by ``"lb-bsp:predictor=auto"``. It costs the sum of its experts: measuring and deciding took 1.2 to 1.6 %
+    of iterations of about 100 ms, more than the default budget. It pays where iterations are long and nobody knows
+    which predictor fits; it took at most 1.03 times as long as the best of them. docs/reference.md compares all.
+
     Each loses half the square of its error, in usual errors, and its weight falls by the exponential of that, as in
     Bayes' rule for normal errors. Errors are relative, for what counts is how long the slowest worker takes. The usual
     error is that of the long run: what an expert wins in a long calm does not outweigh what it loses at the next

@@ -40,6 +40,9 @@ class _Recurrent(Learner):
 class RNN(_Recurrent):
     """A plain recurrent network (Elman) over past speeds, trained online.
 
+    Choose it by ``"lb-bsp:predictor=rnn"``. It is there because the paper compares with it: it costs about as much as
+    ARIMA (86 µs an iteration; an LSTM 124 µs) and was never the best here. docs/reference.md compares all predictors.
+
     What the paper's network looks like is not known; the defaults are ours, see docs/ideas/predictors.md.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from uneven.core.records import (
     EventRecord,
@@ -19,8 +19,10 @@ from uneven.core.records import (
 )
 from uneven.journal.events import END, PLAN
 from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
-from uneven.journal.reader import Journal
 from uneven.journal.summary import Summary, summarize
+
+if TYPE_CHECKING:  # it is data, made by what reads files
+    from uneven.journal.reader import Journal
 
 T = TypeVar("T")
 Column = list[float]

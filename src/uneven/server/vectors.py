@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from uneven.merge.elastic import pull
 from uneven.server.wire import Array, Vector
 
 _BLOCK = 1 << 15
@@ -37,7 +38,7 @@ def _sum(one: Array, scale: float, more: Array) -> Array | None:
 def difference(replica: Vector, centre: Vector, alpha: float) -> Vector:
     """EASGD's d = α (x − x̃), of shape and kind of the vectors."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return tuple(alpha * (x - c) for x, c in zip(replica, centre, strict=True))
+        return tuple(pull(x, c, alpha) for x, c in zip(replica, centre, strict=True))
 
 
 def zeros(like: Vector) -> Vector:

@@ -48,7 +48,7 @@ class Arithmetic:
         """The contributions of these workers are merged now.
 
         Over a group, all of them have the outcome at once; in the background it is the change that is applied, so
-        that progress is kept. Of ``Add`` over a group in the background, the one rank is the speaker that all the
+        that progress is kept. Of a sum over a group in the background, the one rank is the speaker that all the
         others hear now. Over the shared copy, that copy has them now.
         """
 

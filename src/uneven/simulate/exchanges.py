@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from uneven.core.actions import Add, Elastic, Exchange, Moment, Payload, Via
+from uneven.core.actions import Combined, Exchange, Moment, Payload, Via
 from uneven.simulate.ring import Rings
 from uneven.simulate.rounds import Group, Round
 from uneven.simulate.served import Errand, Servers
@@ -27,8 +27,8 @@ def kind_of(one: Exchange) -> Kind:
     if one.quorum is not None:
         return Kind.TOGETHER
     if one.via is Via.SERVER:
-        return Kind.APART if isinstance(one.merge, Add | Elastic) else Kind.TOGETHER
-    if one.moment is Moment.BACKGROUND and isinstance(one.merge, Add):
+        return Kind.TOGETHER if one.merge.combined is Combined.MEAN else Kind.APART
+    if one.moment is Moment.BACKGROUND and one.merge.combined is Combined.SUM:
         return Kind.TELL
     return Kind.RING
 

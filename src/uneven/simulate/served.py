@@ -1,6 +1,6 @@
 """Exchanges over the shared copy, whose shards lie with the members. Pure.
 
-Apart: each member pushes and pulls on its own (``Add``, ``Elastic``). Together: the copy gathers what the members
+Apart: each member pushes and pulls on its own (a sum, a centre). Together: the copy gathers what the members
 push, and when enough have come it answers all of them with the outcome; who comes later is dropped and takes over
 the newest state.
 """

@@ -59,7 +59,7 @@ class Stage:
 
         An entry that was chosen by its significance travels with its position, which is as long again.
         """
-        whole = self.whole_bytes
+        whole = self.whole_bytes * exchange.merge.bytes_factor
         if exchange.select is None:
             return whole
         part = self.arithmetic.significant(rank, exchange)

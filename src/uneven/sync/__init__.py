@@ -6,14 +6,14 @@ Every name is a policy with defaults; ``uneven.registry`` says how options and w
 
 from uneven.sync.asp import ASP, SSP
 from uneven.sync.backup import Backup
-from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, policies
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.sync.block import BMUF, DiLoCo
 from uneven.sync.bsp import BSP
 from uneven.sync.elastic import EASGD
 from uneven.sync.fits import carried, compatible, refused, served, unheeded
 from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
 from uneven.sync.hierarchical import Hierarchical
-from uneven.sync.local import MA, LocalSGD
+from uneven.sync.local import MA, AnyMerge, LocalSGD
 from uneven.sync.outlook import Outlook, first_plans, outlook
 from uneven.sync.shadow import Shadow
 from uneven.sync.shuffle import Shuffle, ds_sync
@@ -28,6 +28,7 @@ policies.register("diloco", DiLoCo)
 policies.register("easgd", EASGD)
 policies.register("ma", MA)
 policies.register("bmuf", BMUF)
+policies.register("blocks", AnyMerge)
 policies.register("shuffle", ds_sync)
 policies.register("hierarchical", Hierarchical)
 policies.register("shadow", Shadow)
@@ -39,6 +40,7 @@ __all__ = [
     "EASGD",
     "MA",
     "SSP",
+    "AnyMerge",
     "Backup",
     "DiLoCo",
     "Digits",
@@ -55,6 +57,7 @@ __all__ = [
     "Shuffle",
     "Sites",
     "SyncPolicy",
+    "WrappingPolicy",
     "carried",
     "compatible",
     "ds_sync",

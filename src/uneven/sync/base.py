@@ -9,6 +9,8 @@ from enum import Enum
 from typing import Any
 
 from uneven.core.actions import Payload, StepPlan
+from uneven.core.forward import forwarded
+from uneven.core.plain import inside, read
 from uneven.core.views import SyncView
 from uneven.registry import Registry
 
@@ -107,3 +109,47 @@ class SyncPolicy(ABC):
 
 policies: Registry[SyncPolicy] = Registry("synchronisation policy", SyncPolicy)  # type: ignore[type-abstract]
 """Synchronisation policies by name."""
+
+
+class WrappingPolicy(SyncPolicy):
+    """A policy that holds another one and changes what it wants to change; everything else is the inner one's.
+
+    Override :meth:`plan`, ask ``self.inner.plan(view)`` there and change the exchanges (``dataclasses.replace``). If
+    that makes them travel at other times or with others, override :attr:`facts` too. A wrapper with a state of its
+    own adds it to ``super().state_dict()``.
+
+    Args:
+        inner: a policy, or its name.
+
+    Raises:
+        UnknownNameError: no such policy.
+        ConfigError: a specification that cannot be read.
+    """
+
+    evaluated: Evaluated = forwarded()
+
+    def __init__(self, inner: str | SyncPolicy) -> None:
+        self.inner = policies.resolve(inner)
+
+    def plan(self, view: SyncView) -> StepPlan:
+        """The inner policy's plan."""
+        return self.inner.plan(view)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the inner policy's plan is. A subclass with a ``plan`` of its own says so anew."""
+        return self.inner.constant
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the inner policy says about itself."""
+        return self.inner.facts
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner policy's state, under ``"inner"``."""
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        with inside("inner"):  # checkpoints of before wrappers forwarded this have nothing there
+            self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner", {})))

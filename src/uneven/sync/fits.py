@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.balance import Balancer, Even, balancers
-from uneven.core.actions import Add, BlockMomentum, Elastic, Exchange, Mean, Moment, Payload, StepPlan, Via
+from uneven.core.actions import Combined, Exchange, Mean, Moment, Payload, StepPlan, Via, WriteBack
 from uneven.registry import describe
 from uneven.sync.base import Facts, Pace, SyncPolicy, policies
 from uneven.sync.outlook import first_plans
@@ -97,6 +97,10 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     return _refused_of_copy(plan.exchanges[0])
 
 
+_SERVED = ((Payload.DELTA, Combined.SUM), (Payload.PARAMETERS, Combined.CENTRE))
+"""What a shared copy can do with what a worker sends, on its own."""
+
+
 def _refused_of_copy(one: Exchange) -> str | None:
     if one.select is not None or one.parties:
         return "to a shared copy each worker sends all that it has, for itself"
@@ -106,10 +110,7 @@ def _refused_of_copy(one: Exchange) -> str | None:
         return "the first so many of a step are averaged by the shared copy only if they are gradients, by samples"
     if one.payload is Payload.GRADIENT:
         return "gradients are averaged by a shared copy only where the first so many of a step are"
-    fits = (one.payload is Payload.DELTA and isinstance(one.merge, Add)) or (
-        one.payload is Payload.PARAMETERS and isinstance(one.merge, Elastic)
-    )
-    if fits:
+    if (one.payload, one.merge.combined) in _SERVED and one.merge.served(one.payload) is not None:
         return None
     return "through a shared copy go movements that are added, and parameters that are drawn to it, and it to them"
 
@@ -121,8 +122,11 @@ def _refused(one: Exchange) -> str | None:
         return "it sends movements rather than parameters"
     if one.payload is Payload.GRADIENT:
         return None if one.merge == Mean() and not one.parties else "gradients are merged by their weighted mean only"
-    if not isinstance(one.merge, Mean | BlockMomentum | Elastic):
-        return f"parameters are merged by a mean, by block momentum or elastically, not by {type(one.merge).__name__}"
+    kind = type(one.merge).__name__
+    if one.merge.combined is Combined.SUM or one.payload not in one.merge.payloads:
+        return f"{kind} does not merge parameters: take a mean, block momentum or an elastic pull"
+    if one.merge.combined is Combined.CENTRE and one.write_back != WriteBack():
+        return f"{kind} says what each replica is moved by, so there is no one outcome to write back in another way"
     if one.moment is Moment.BACKGROUND and one.parties:
         return "parties speak with one voice in the foreground only"
     return None

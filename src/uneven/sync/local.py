@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import Exchange, Mean, Merge, Moment, Payload, StepPlan
+from uneven.core.actions import Combined, Exchange, Mean, Merge, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
+from uneven.errors import ConfigError
+from uneven.merge import merges
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.bsp import bsp_plan
 from uneven.sync.parts import NOTHING, Kept, Members, flag, whole
@@ -111,3 +113,30 @@ class MA(Blocks):
     def __init__(self, *, every: int = 8, by_samples: bool = True) -> None:
         self.by_samples = flag("ma", "by_samples", by_samples)
         super().__init__(every=every, merge=Mean(by_samples=self.by_samples), name="ma")
+
+
+class AnyMerge(Blocks):
+    """Every so many steps, all merge their parameters by a merge of any kind whose contributions are averaged.
+
+    With ``merge="mean"`` it is :class:`LocalSGD`, with ``"block-momentum:momentum=0.9"`` :class:`BMUF`; it is there for
+    merges that are written elsewhere. Evaluated is what came of the last exchange; under a plain mean, the mean of the
+    replicas as they are.
+
+    Args:
+        every: steps of a block.
+        merge: a :class:`uneven.merge.Merge` or its name.
+
+    Raises:
+        ConfigError: every out of range, or the merge does not average parameters.
+        UnknownNameError: no such merge.
+    """
+
+    def __init__(self, *, every: int = 8, merge: str | Merge = "mean") -> None:
+        self.merge = merges.resolve(merge)
+        if self.merge.combined is not Combined.MEAN or Payload.PARAMETERS not in self.merge.payloads:
+            raise ConfigError(
+                f"blocks: {self.merge!r} does not average parameters: use easgd to draw replicas to a centre, asp to "
+                f"add up movements, or a merge whose contributions are averaged"
+            )
+        self.evaluated = Evaluated.MEAN if self.merge.plain else Evaluated.CENTRE
+        super().__init__(every=every, merge=self.merge, name="blocks")

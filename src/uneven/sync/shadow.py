@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import Elastic, Moment, Payload, StepPlan, WriteBack
+from uneven.core.actions import Combined, Moment, Payload, StepPlan, WriteBack
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
-from uneven.sync.base import Facts, Pace, SyncPolicy, policies
+from uneven.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.sync.parts import number
 
 _ALPHA = {"delta": 1.0, "lerp": 0.5}
@@ -18,7 +18,7 @@ LOAD = 0.005
 """Our default: a shadow is for those who do not want the training to be held up."""
 
 
-class Shadow(SyncPolicy):
+class Shadow(WrappingPolicy):
     """The exchanges of ``inner`` beside the training, where nobody waits (ShadowSync, Zheng et al. 2020).
 
     An exchange is not started while its predecessor is under way, so with one every step a shadow meets the others
@@ -48,7 +48,7 @@ class Shadow(SyncPolicy):
         alpha: float | None = None,
         load: float = LOAD,
     ) -> None:
-        self.inner = policies.resolve(inner, every=1)
+        super().__init__(policies.resolve(inner, every=1))
         _check(self.inner)
         if alpha is not None or write_back != "delta":
             _check_answers(self.inner)
@@ -58,7 +58,6 @@ class Shadow(SyncPolicy):
         self.alpha = number("shadow", "alpha", _ALPHA[write_back] if alpha is None else alpha, "(0, 1]")
         self.load = number("shadow", "load", load, "(0, 1]")
         self._back = WriteBack(self.alpha, lerp=write_back == "lerp")
-        self.evaluated = self.inner.evaluated
         self._last: tuple[StepPlan, StepPlan] | None = None
 
     def plan(self, view: SyncView) -> StepPlan:
@@ -134,7 +133,7 @@ def _check_answers(inner: SyncPolicy) -> None:
     """
     facts = inner.facts
     probe = inner.plan(SyncView(rank=0, clock=(1 if facts is None else facts.every) - 1, members=(0, 1)))
-    pulls = any(isinstance(one.merge, Elastic) for one in probe.exchanges)
+    pulls = any(one.merge.combined is Combined.CENTRE for one in probe.exchanges)
     if pulls or (facts is not None and facts.pace is Pace.OWN):
         raise ConfigError(
             f"shadow: alpha and write_back are for outcomes that the workers come to among themselves, as with ma or "

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import Mean, Payload, StepPlan, Via
+from uneven.core.actions import Payload, StepPlan, Via
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.registry import Value
-from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, policies
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.sync.groups import Grouping, groupings
 from uneven.sync.local import often
 from uneven.sync.parts import NOTHING, Members, PerRank
 
 
-class Shuffle(SyncPolicy):
+class Shuffle(WrappingPolicy):
     """The exchange of ``inner``, within a group of the moment only (DS-Sync, Wang et al. 2020, with ``MA(every=1)``).
 
     A smaller barrier, and over several exchanges all agree: two on a full grid, d on a hypercube. Weighted by
@@ -37,7 +37,7 @@ class Shuffle(SyncPolicy):
     evaluated = Evaluated.MEAN
 
     def __init__(self, inner: str | SyncPolicy = "ma", groups: str | Grouping = "grid") -> None:
-        self.inner = policies.resolve(inner, every=1)
+        super().__init__(policies.resolve(inner, every=1))
         self.groups = groupings.resolve(groups)
         self._facts = _checked(self.inner)
         self._group = PerRank(self._make_groups, looks_at_sites=self.groups.looks_at_sites)
@@ -76,7 +76,7 @@ def ds_sync(
     seed: int | None = None,
     inside: int | None = None,
 ) -> Shuffle:
-    """:class:`Shuffle` from a text: the options of the grouping stand beside its name.
+    """The exchange of ``inner``, within groups that change each time (DS-Sync); the grouping has options too.
 
     Args:
         groups: grid (columns), digits (base), random (size, seed) or sites (inside).
@@ -111,7 +111,7 @@ def _checked(inner: SyncPolicy) -> Facts:
         )
     probe = SyncView(rank=0, clock=facts.every - 1, members=(0, 1))
     for exchange in inner.plan(probe).exchanges:
-        if exchange.via is not Via.GROUP or not isinstance(exchange.merge, Mean):
+        if exchange.via is not Via.GROUP or not exchange.merge.plain:
             raise ConfigError(
                 f"shuffle: {inner!r} keeps a copy or a momentum that all share ({type(exchange.merge).__name__}), and "
                 f"changing groups would tear it apart: use shuffle:ma:every={facts.every}"

@@ -15,6 +15,7 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
 from types import CodeType, ModuleType
 from typing import Any
@@ -38,6 +39,7 @@ def become(program: list[str], directory: str, environment: Mapping[str, str], p
     """
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # where temporary files go is read from the environment again
     os.chdir(directory)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where its children look
     _open_streams()

@@ -45,7 +45,6 @@ class ShadowThread(Generic[Order]):
         self._toll = Toll(patience_s)
         self._through_s = -math.inf  # when the last one was through that the training went on beside
         self._stepped_s: float | None = None
-        self._untold = 0  # steps that the toll has not been told of
 
     @property
     def idle(self) -> bool:
@@ -54,10 +53,7 @@ class ShadowThread(Generic[Order]):
         Raises:
             TrainingError: an exchange has failed.
         """
-        if self._ended:
-            with self._changed:
-                self._check()
-        return self._order is None  # asked after every step, so without the lock: only this side sets one
+        return self.free(1.0)
 
     @property
     def exchanging(self) -> bool:
@@ -70,24 +66,17 @@ class ShadowThread(Generic[Order]):
         with self._changed:
             return self._ended and not self._leaving
 
-    def counted(self) -> None:
-        """The training has taken a step, which :meth:`stepped` will speak of."""
-        self._untold += 1
-
     def stepped(self) -> None:
-        """The last of the steps that were counted has just ended; how long they took says what exchanges cost."""
-        steps, self._untold = self._untold, 0
-        if not steps:
-            return
+        """A step has just ended; how long it took says what exchanges cost."""
         now_s = time.perf_counter()
         if self._stepped_s is not None:
             quiet_s = 0.0 if self._disturbing else now_s - self._through_s
-            self._toll.stepped(now_s - self._stepped_s, quiet_s, steps)
+            self._toll.stepped(now_s - self._stepped_s, quiet_s)
         self._stepped_s = now_s
 
     def paused(self) -> None:
         """What comes until the next step is none: the epoch is over, or somebody evaluates."""
-        self._untold, self._stepped_s = 0, None
+        self._stepped_s = None
 
     def resumed(self) -> None:
         """A step begins; after a pause, steps are timed from now on."""
@@ -103,7 +92,11 @@ class ShadowThread(Generic[Order]):
         Raises:
             TrainingError: an exchange has failed.
         """
-        return self.idle and (load >= 1.0 or self._toll.allows(load))
+        if self._ended:
+            with self._changed:
+                self._check()
+        # Asked after every step, so without the lock: only this side sets an order.
+        return self._order is None and (load >= 1.0 or self._toll.allows(load))
 
     def offer(self, order: Order, load: float = 1.0) -> None:
         """Begin an exchange, where nothing is under way; never waits for anybody."""

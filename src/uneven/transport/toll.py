@@ -41,32 +41,29 @@ class Toll:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
-        self._usual_s = math.nan
-        self._seen = 0  # undisturbed steps in that
+        self._usual_s = 0.0
+        self._seen = 0  # undisturbed steps in that; before the first one nothing is usual
         self._undisturbed = -_KNOWN  # steps, since the last exchange was begun
         self._lost_s = self._trained_s = 0.0
         self._quiet_s, self._asked_s = 0.0, _QUIET_S[0]
 
-    def stepped(self, took_s: float, quiet_s: float, steps: int = 1) -> None:
-        """A step of the training is over, or several.
+    def stepped(self, took_s: float, quiet_s: float) -> None:
+        """A step of the training is over.
 
         Args:
-            took_s: all of them together.
             quiet_s: for how long before its end nothing has been exchanged: 0 while an exchange is under way that all
                 others have begun, too. To wait for these costs nothing: steps beside that tell what is usual.
         """
-        most_s = math.inf if math.isnan(self._usual_s) else _LONGEST * self._usual_s * steps
-        counted_s = min(took_s, most_s)
+        counted_s = min(took_s, _LONGEST * self._usual_s) if self._seen else took_s
         self._trained_s += counted_s
         self._quiet_s = quiet_s
         if quiet_s < took_s + self._asked_s:
-            self._lost_s += 0.0 if math.isnan(self._usual_s) else counted_s - steps * self._usual_s
+            self._lost_s += counted_s - self._usual_s if self._seen else 0.0
             return
-        self._undisturbed += steps
-        self._seen += steps
-        before_s = 0.0 if math.isnan(self._usual_s) else self._usual_s
-        weight = min(1.0, steps * max(_WEIGHT, _SOONER / (self._seen + _SOONER - 1)))
-        self._usual_s = before_s + weight * (counted_s / steps - before_s)
+        self._undisturbed += 1
+        self._seen += 1
+        weight = max(_WEIGHT, _SOONER / (self._seen + _SOONER - 1))  # 1 at first
+        self._usual_s += weight * (counted_s - self._usual_s)
 
     def allows(self, load: float) -> bool:
         """Whether an exchange may begin, where all of them together may cost this part of the time."""

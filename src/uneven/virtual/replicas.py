@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uneven.data.order import epoch_order
-from uneven.merge import Block, mean
+from uneven.merge import Kept, Merge
 from uneven.virtual.task import Gradient, Task
 
 _EPOCHS_KEPT = 8
@@ -54,15 +54,19 @@ class Replica:
     """One worker's.
 
     Attributes:
-        block: of block momentum.
+        start: where it began, and so what merges keep of it.
+        centre: the outcome of a mean of parameters that came last; where it began, before.
+        kept: by each kind of merge.
         carried: how much of what it has moved was carried by exchanges of movements, or is not its own to send.
         gradient: of the step that it is in.
         fresh: samples since its last exchange of parameters or movements.
     """
 
     state: State
-    block: Block
+    start: Tensor
+    centre: Tensor
     carried: Tensor
+    kept: dict[type[Merge], Kept] = field(default_factory=dict)
     gradient: Pending | None = None
     fresh: int = 0
 
@@ -183,6 +187,23 @@ def _joined(positions: Sequence[range]) -> list[range]:
         else:
             joined.append(some)
     return joined
+
+
+def mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Σ_i w_i v_i / Σ_i w_i, of vectors of one shape; where nobody has any weight, all have the same.
+
+    One vector is its own mean, bit by bit.
+    """
+    if len(vectors) == 1:
+        return vectors[0]
+    total = float(sum(weights))
+    parts = [weight / total for weight in weights] if total > 0 else [1 / len(vectors)] * len(vectors)
+    return torch.tensor(parts, dtype=vectors[0].dtype, device=vectors[0].device) @ torch.stack(list(vectors))
+
+
+def significant(change: Tensor, values: Tensor, threshold: float) -> Tensor:
+    """Gaia's filter: true where the accumulated change exceeds ``threshold``, relative to the value itself."""
+    return change.abs() > threshold * values.abs()
 
 
 def flat_mean(states: Sequence[State]) -> Tensor:

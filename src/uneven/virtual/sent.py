@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from uneven.core.actions import BlockMomentum, Elastic, Exchange, Mean, Payload
+from uneven.core.actions import Combined, Exchange, Payload
 from uneven.errors import ConfigError
-from uneven.merge import mean
 from uneven.simulate.exchanges import Kind, kind_of
 
 Key = tuple[int, Payload, tuple[int, ...]]
@@ -44,12 +43,9 @@ def parties_of(exchange: Exchange, ranks: tuple[int, ...]) -> list[tuple[int, ..
     return [party for party in present if party]
 
 
-def mean_of(sent: dict[int, Sent], parties: list[tuple[int, ...]], exchange: Exchange) -> Tensor:
-    """The mean that the exchange's merge asks for; a party weighs what its members took together."""
-    weights = [sum(sent[rank].samples for rank in party) for party in parties]
-    if isinstance(exchange.merge, Mean) and not exchange.merge.by_samples:
-        weights = [1] * len(parties)
-    return mean([sent[party[0]].value for party in parties], weights)
+def weights_of(sent: dict[int, Sent], parties: list[tuple[int, ...]], exchange: Exchange) -> list[float]:
+    """What each party weighs, of what its members took together."""
+    return [exchange.merge.weight(sum(sent[rank].samples for rank in party)) for party in parties]
 
 
 def check(exchange: Exchange) -> None:
@@ -62,7 +58,10 @@ def check(exchange: Exchange) -> None:
     what = f"an exchange of {payload.value} by {type(merge).__name__} ({kind.value})"
     if exchange.select is not None and payload is not Payload.DELTA:
         raise ConfigError(f"{what}: only movements are filtered for significant entries: exchange Payload.DELTA")
-    if isinstance(merge, Elastic) and (kind not in (Kind.APART, Kind.RING) or payload is not Payload.PARAMETERS):
-        raise ConfigError(f"{what}: Elastic pulls parameters and the shared copy together, one by one or all at once")
-    if isinstance(merge, BlockMomentum) and payload is not Payload.PARAMETERS:
-        raise ConfigError(f"{what}: BlockMomentum merges Payload.PARAMETERS")
+    if payload not in merge.payloads:
+        merged = " and ".join(f"Payload.{one.name}" for one in Payload if one in merge.payloads)
+        raise ConfigError(f"{what}: {type(merge).__name__} merges {merged}")
+    if payload is Payload.GRADIENT and not (merge.plain or merge.combined is Combined.SUM):
+        raise ConfigError(f"{what}: gradients are averaged or added up as they are: use Mean or Add")
+    if merge.combined is Combined.CENTRE and kind not in (Kind.APART, Kind.RING):
+        raise ConfigError(f"{what}: it moves replicas and the shared copy one by one or all at once, without a quorum")

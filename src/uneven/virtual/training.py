@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Add, BlockMomentum, Elastic, Exchange, Mean, Moment, Payload, WriteBack
-from uneven.merge import Block, pull, significant
+from uneven.core.actions import Combined, Exchange, Merge, Moment, Payload, WriteBack
+from uneven.merge import Kept
 from uneven.simulate import Arithmetic
 from uneven.simulate.exchanges import Kind, kind_of
 from uneven.sync import Evaluated
 from uneven.virtual.board import Board
-from uneven.virtual.replicas import Pending, Replica, Sgd, State, flat_mean
-from uneven.virtual.sent import Key, Sent, check, key_of, mean_of, parties_of
+from uneven.virtual.replicas import Pending, Replica, Sgd, State, flat_mean, mean, significant
+from uneven.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
 
 
 class Training(Arithmetic):
@@ -32,8 +32,8 @@ class Training(Arithmetic):
         self._evaluated = evaluated
         self._board = board
         first = sgd.task.initial()
-        self._centre = first
-        self._block = Block.first(first)  # of the shared copy
+        self._first = self._centre = first
+        self._kept: dict[type[Merge], Kept] = {}  # by each kind of merge, beside the shared copy
         self._served = False  # whether the shared copy is more than a name
         self._last = State(first, None, torch.zeros_like(first))  # of whoever took the last step
         self._rounds: dict[tuple[int, ...], State] = {}  # members → state after their newest round of gradients
@@ -64,8 +64,10 @@ class Training(Arithmetic):
             state = next(reversed(self._rounds.values()))
         elif known is None and self._served:
             state = replace(state, parameters=self._centre)
-        block = Block.first(state.parameters) if known is None else known.block
-        self._replicas[rank] = Replica(state, block, carried=state.moved)  # what is unsent, others have to send
+        here = state.parameters
+        start, centre, kept = (here, here, {}) if known is None else (known.start, known.centre, known.kept)
+        # What is unsent, others have to send.
+        self._replicas[rank] = Replica(state, start, centre, carried=state.moved, kept=dict(kept))
         self._live.add(rank)
 
     def parameters(self, rank: int) -> Tensor:
@@ -96,7 +98,7 @@ class Training(Arithmetic):
             return self._replicas[rank].state.parameters
         if self._evaluated is Evaluated.MEAN:
             return flat_mean([self._replicas[one].state for one in sorted(self._live)])
-        return self._centre if self._served else self._replicas[min(self._live)].block.start
+        return self._centre if self._served else self._replicas[min(self._live)].centre
 
     # ---------------------------------------------------------------- sending
     def sends(self, rank: int, exchange: Exchange) -> None:
@@ -155,19 +157,16 @@ class Training(Arithmetic):
         found = {rank: self._replicas[rank].gradient for rank in ranks}
         ones = {rank: one for rank, one in found.items() if one is not None}
         speakers = [party for party in parties if party[0] in ones]
-        if isinstance(exchange.merge, Mean):
+        merge = exchange.merge
+        if merge.combined is Combined.MEAN:
             weights = [sum(len(ones[rank].samples) for rank in party if rank in ones) for party in speakers]
-            merged = self._sgd.mean(
-                [ones[party[0]] for party in speakers],
-                weights if exchange.merge.by_samples else [1] * len(weights),
-                by_samples=exchange.merge.by_samples,
-            )
+            pending = [ones[party[0]] for party in speakers]
+            merged = self._sgd.mean(pending, [merge.weight(one) for one in weights], by_samples=merge.by_samples)
             outcome = dict.fromkeys(ones, merged)
         else:
-            assert isinstance(exchange.merge, Add)
             own = {rank: self._sgd.value(ones[party[0]]) for party in speakers for rank in party if rank in ones}
             total = torch.stack([own[party[0]] for party in speakers]).sum(0)
-            outcome = {rank: one + exchange.merge.scale * (total - one) for rank, one in own.items()}
+            outcome = {rank: _told(merge, one, total - one) for rank, one in own.items()}
         if served:
             first = ranks[0]
             self._rounds.pop(exchange.members, None)  # the newest comes last
@@ -180,72 +179,88 @@ class Training(Arithmetic):
     def _ring(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
         parties, merge = parties_of(exchange, ranks), exchange.merge
         sent = {rank: self._sent.pop(key_of(rank, exchange)) for rank in ranks}
-        if isinstance(merge, Add):
-            total = torch.stack([sent[party[0]].value for party in parties]).sum(0)
+        if merge.combined is Combined.SUM:
+            given = {party: merge.contribute(sent[party[0]].value, {}) for party in parties}
+            total = torch.stack(list(given.values())).sum(0)
             for party in parties:
-                change = merge.scale * (total - sent[party[0]].value)
-                self._each(party, lambda state, change=change: _moved(state, change))  # type: ignore[misc]
+                self._tell_all(party, merge, total - given[party])
             return
-        if isinstance(merge, Elastic):
-            self._served, centre = True, self._centre
+        if merge.combined is Combined.CENTRE:
+            self._served = True
+            before = self._kept_with_copy(merge)
             for rank in ranks:
-                d = pull(sent[rank].value, centre, merge.alpha)
-                self._centre = self._centre + d
-                self._replicas[rank].state = _moved(self._replicas[rank].state, -d)
+                moves = merge.contribute(sent[rank].value, before)
+                self._take_in(merge, moves)
+                self._replicas[rank].state = _moved(self._replicas[rank].state, -moves)
             return
-        average = mean_of(sent, parties, exchange)
+        kept, outcome = self._mean(exchange, parties, sent, [self._kept_by(rank, merge) for rank in ranks])
+        for rank in ranks:
+            self._replicas[rank].kept[type(merge)] = kept
         if exchange.payload is Payload.DELTA:
             for party in parties:
-                change = average - sent[party[0]].value
+                change = outcome - sent[party[0]].value
                 self._each(party, lambda state, change=change: _moved(state, change))  # type: ignore[misc]
             return
-        if isinstance(merge, BlockMomentum):
-            block = self._replicas[ranks[0]].block.after(average, merge, _taken(sent))
-            for rank in ranks:
-                self._replicas[rank].block = block
-            average = block.start
         for rank in ranks:
-            self._take_over(rank, average, sent[rank], exchange.write_back)
+            self._replicas[rank].centre = outcome
+            self._take_over(rank, outcome, sent[rank], exchange.write_back)
+
+    def _mean(
+        self, exchange: Exchange, parties: list[tuple[int, ...]], sent: dict[int, Sent], kept: Sequence[Kept]
+    ) -> tuple[Kept, Tensor]:
+        """What comes of a mean, where those who sent keep what is given, or all the first of it."""
+        merge, weights = exchange.merge, weights_of(sent, parties, exchange)
+        of = dict(zip(sent, kept, strict=True))
+        given = [merge.contribute(sent[party[0]].value, of[party[0]]) for party in parties]
+        return merge.combine(kept[0], mean(given, weights), sum(weights))
+
+    def _kept_by(self, rank: int, merge: Merge) -> Kept:
+        replica = self._replicas[rank]
+        if type(merge) not in replica.kept:
+            replica.kept[type(merge)] = merge.begin(replica.start)
+        return replica.kept[type(merge)]
+
+    def _kept_with_copy(self, merge: Merge) -> Kept:
+        """What a merge keeps beside the shared copy, or as it."""
+        kept = self._kept.get(type(merge)) or merge.begin(self._first)
+        return kept if merge.combined is Combined.MEAN else {**kept, "centre": self._centre}
+
+    def _take_in(self, merge: Merge, given: Tensor) -> None:
+        """Into the shared copy: a contribution, or some of them added up."""
+        self._kept[type(merge)], self._centre = merge.combine(self._kept_with_copy(merge), given, 1.0)
 
     def _tell(self, exchange: Exchange, speaker: int) -> None:
-        assert isinstance(exchange.merge, Add)
         value = self._sent.pop(key_of(speaker, exchange)).value
         party = next((party for party in exchange.parties if speaker in party), (speaker,))
         others = [rank for rank in exchange.members if rank in self._live and rank not in party]
-        change = exchange.merge.scale * value
-        self._each(others, lambda state: _moved(state, change))
+        self._tell_all(others, exchange.merge, exchange.merge.contribute(value, {}))
+
+    def _tell_all(self, ranks: Iterable[int], merge: Merge, given: Tensor) -> None:
+        self._each(ranks, lambda state: replace(state, parameters=_told(merge, state.parameters, given)))
 
     def _apart(self, exchange: Exchange, rank: int) -> None:
         sent, merge = self._sent[key_of(rank, exchange)], exchange.merge
-        if isinstance(merge, Elastic):
-            d = pull(sent.value, self._centre, merge.alpha)
-            self._centre = self._centre + d
-            self._answers[key_of(rank, exchange)] = -d
-        else:
-            assert isinstance(merge, Add)
-            self._centre = self._centre + merge.scale * sent.value
+        central = merge.combined is Combined.CENTRE
+        given = merge.contribute(sent.value, self._kept_with_copy(merge) if central else {})
+        self._take_in(merge, given)
+        if central:
+            self._answers[key_of(rank, exchange)] = -given
 
     def _together(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
         parties, merge = parties_of(exchange, ranks), exchange.merge
         sent = {rank: self._sent[key_of(rank, exchange)] for rank in ranks}
-        if isinstance(merge, Add):
-            total = torch.stack([sent[party[0]].value for party in parties]).sum(0)
-            self._centre = self._centre + merge.scale * total
+        if merge.combined is Combined.SUM:
+            self._take_in(merge, torch.stack([merge.contribute(sent[party[0]].value, {}) for party in parties]).sum(0))
         else:
-            average = mean_of(sent, parties, exchange)
-            if exchange.payload is Payload.DELTA:
-                self._centre = self._centre + average
-            elif isinstance(merge, BlockMomentum):
-                self._block = self._block.after(average, merge, _taken(sent))
-                self._centre = self._block.start
-            else:
-                self._centre = average
+            kept = [self._kept_with_copy(merge)] * len(ranks)
+            self._kept[type(merge)], outcome = self._mean(exchange, parties, sent, kept)
+            self._centre = self._centre + outcome if exchange.payload is Payload.DELTA else outcome
         self._answers.update({key_of(rank, exchange): self._centre for rank in ranks})
 
     # ---------------------------------------------------------------- hearing
     def answers(self, rank: int, exchange: Exchange) -> None:
         """Of a push on its own, the copy as it is now; other answers were made when they were merged."""
-        if kind_of(exchange) is Kind.APART and isinstance(exchange.merge, Add):
+        if kind_of(exchange) is Kind.APART and exchange.merge.combined is Combined.SUM:
             self._answers[key_of(rank, exchange)] = self._centre
 
     def reads(self, rank: int, exchange: Exchange) -> None:
@@ -257,7 +272,7 @@ class Training(Arithmetic):
             replica.gradient.value = answer
             return
         sent = self._sent.pop(key)
-        if isinstance(exchange.merge, Elastic):
+        if exchange.merge.combined is Combined.CENTRE:
             replica.state = _moved(replica.state, answer)
         else:
             self._take_over(rank, answer, sent, exchange.write_back)
@@ -301,9 +316,9 @@ class Training(Arithmetic):
             replica.state = changed[id(before)][1]
 
 
-def _taken(sent: dict[int, Sent]) -> int:
-    """Samples of all of them."""
-    return sum(one.samples for one in sent.values())
+def _told(merge: Merge, own: Tensor, given: Tensor) -> Tensor:
+    """What a worker becomes that hears contributions of others, as if it were the shared copy."""
+    return merge.combine(merge.begin(own), given, 1.0)[1]
 
 
 def _moved(state: State, change: Tensor) -> State:

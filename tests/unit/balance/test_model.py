@@ -9,10 +9,10 @@ import statistics
 import pytest
 
 from uneven.balance import Model
-from uneven.bench.balancers import loop
-from uneven.bench.devices import CASES, Case, Device, best_split, slowest_s
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError, UnknownNameError
+from uneven_bench.balancers.bench import loop
+from uneven_bench.balancers.devices import CASES, Case, Device, best_split, slowest_s
 
 SEEDS = range(3)
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from uneven.balance import Numerical
-from uneven.bench.balancers import loop
-from uneven.bench.devices import CASES, Case, Device, best_split, slowest_s
 from uneven.core.actions import Split
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError
+from uneven_bench.balancers.bench import loop
+from uneven_bench.balancers.devices import CASES, Case, Device, best_split, slowest_s
 
 Seconds = Callable[[int, int], float]
 """Place and samples → seconds of an iteration."""

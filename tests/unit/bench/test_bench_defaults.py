@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from uneven.balance import balancers
-from uneven.bench import recorded_defaults as bench
-from uneven.bench.recorded_defaults import Run
 from uneven.core.records import StepRecord
+from uneven_bench import defaults as bench
+from uneven_bench.defaults import Run
 
 
 def every(seconds: float, until_s: float) -> tuple[float, ...]:

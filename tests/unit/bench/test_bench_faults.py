@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from uneven.bench import faults as bench
-from uneven.bench.faults_cases import (
+from uneven.errors import ConfigError
+from uneven_bench.faults import bench
+from uneven_bench.faults.cases import (
     KINDS,
     LOOP,
     POLICIES,
@@ -20,8 +21,7 @@ from uneven.bench.faults_cases import (
     draw,
     expected,
 )
-from uneven.bench.faults_judge import Line, Outcome, doubled, judge, names, once
-from uneven.errors import ConfigError
+from uneven_bench.faults.judge import Line, Outcome, doubled, judge, names, once
 
 KILLED = Case(
     seed=1, number=0, sync="bsp", balance="even", workers=3, servers=0, kind="kill", rank=1, moment="forward", step=3,
@@ -165,4 +165,4 @@ def test_what_went_wrong_is_shown_with_how_to_play_it_again() -> None:
     assert "1 of 2 as they have to end, 1 resumed" in shown.get()
     assert "--seed 5 --only 17" in shown.get()
     with pytest.raises(ConfigError, match="--only -1: cases are numbered from 0"):
-        bench.run(True, "digits", lambda *_: None, only=-1)
+        bench.run(True, lambda *_: None, only=-1)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from uneven.bench import fleet_kill as bench
 from uneven.fleet.engine_state import STATE
+from uneven_bench.fleet import kill as bench
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from uneven.bench import fleet_plan
-from uneven.bench.fleet_plan_cases import (
+from uneven_bench.fleet_plan import bench as fleet_plan
+from uneven_bench.fleet_plan.cases import (
     DEVICES,
     EPOCHS,
     KINDS,
@@ -24,7 +24,7 @@ from uneven.bench.fleet_plan_cases import (
     median,
     single_rates,
 )
-from uneven.bench.fleet_plan_page import NAMES
+from uneven_bench.fleet_plan.page import NAMES
 
 
 def test_the_members_are_as_the_paper_tells_of_them() -> None:
@@ -54,7 +54,7 @@ def test_the_median_is_one_that_occurred() -> None:
 def test_a_short_run(tmp_path: Path) -> None:
     done: list[float] = []
     pictures = tmp_path / "new" / "plans.html"
-    result = fleet_plan.run(True, "digits", lambda phase, state, share: done.append(share), report=pictures)
+    result = fleet_plan.run(True, lambda phase, state, share: done.append(share), report=pictures)
     again = json.loads(json.dumps(result))
     rows = again["kinds"]["paper"]["80"]
     assert set(rows) == set(fleet_plan.METHODS)

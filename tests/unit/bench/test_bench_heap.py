@@ -7,8 +7,8 @@ import os
 import psutil
 import pytest
 
-from uneven.bench import heap
 from uneven.errors import LaunchError
+from uneven_bench.heap import bench as heap
 
 
 def test_a_process_trains_a_turn_at_a_time_and_its_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

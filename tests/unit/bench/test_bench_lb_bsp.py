@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from uneven.bench import lb_bsp
-from uneven.bench.arms import fillers
-from uneven.bench.lb_bsp_cases import (
+from uneven.errors import UnknownNameError
+from uneven_bench.lb_bsp import bench as lb_bsp
+from uneven_bench.lb_bsp.arms import fillers
+from uneven_bench.lb_bsp.cases import (
     AGAIN,
     FULL,
     LIMIT,
@@ -28,11 +29,10 @@ from uneven.bench.lb_bsp_cases import (
     quick,
     traces,
 )
-from uneven.bench.lb_bsp_page import tables
-from uneven.bench.lb_bsp_table import Spread, of, reached, summarize, wait_share
-from uneven.bench.lb_bsp_worker import read_task, write_task
-from uneven.bench.workload_svm import FEATURES, padded
-from uneven.errors import UnknownNameError
+from uneven_bench.lb_bsp.page import tables
+from uneven_bench.lb_bsp.table import Spread, of, reached, summarize, wait_share
+from uneven_bench.lb_bsp.worker import read_task, write_task
+from uneven_bench.workloads.svm import FEATURES, padded
 
 
 def test_every_case_has_what_it_compares_with_and_room_on_two_cores() -> None:
@@ -191,7 +191,7 @@ def test_sparse_rows_are_filled_up_and_cut_off() -> None:
 
 
 def test_the_stand_ins_and_the_models_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uneven.bench.workload import workload
+    from uneven_bench.workloads.named import workload
 
     monkeypatch.delenv("UNEVEN_DATA", raising=False)
     with pytest.raises(UnknownNameError, match="unknown workload 'svn'; did you mean 'svm'"):

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from uneven.bench import mutations, mutations_seeds
-from uneven.cli import mutations as tried
-from uneven.cli.mutations import TARGETS, Target, limited, warm_up
 from uneven.testing.scripts import run_script
+from uneven_bench.mutations import bench as mutations
+from uneven_bench.mutations import seeds as mutations_seeds
+from uneven_bench.mutations import targets as tried
+from uneven_bench.mutations.targets import TARGETS, Target, limited, warm_up
 
 EACH = 60
 
@@ -61,7 +62,7 @@ def _grows(given: object) -> None:
 def test_a_traceback_and_a_runaway_are_seen(tmp_path: Path) -> None:
     here = Path.cwd()
     verdict = Target("bad", TARGETS[0].inputs, _fails).verdict(b"", tmp_path / "one")
-    assert verdict.startswith("KeyError: 'a bug' (mutations.py:")
+    assert verdict.startswith("KeyError: 'a bug' (targets.py:")
     with limited():
         assert Target("large", TARGETS[0].inputs, _grows).verdict(b"", tmp_path / "one").startswith("MemoryError")
     assert Path.cwd() == here
@@ -96,7 +97,7 @@ def test_what_hangs_or_dies_takes_nobody_with_it(tmp_path: Path, monkeypatch: py
 
 
 def test_a_process_of_the_bench_says_what_it_does() -> None:
-    done = run_script(["-m", "uneven.cli.mutations", "configuration", "1", "2", "2"])
+    done = run_script(["-m", "uneven_bench.mutations.targets", "configuration", "1", "2", "2"])
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one.get("begun", one.get("ended")) for one in said] == [2, 2, 3, 3], done.stderr
     assert {one["verdict"] for one in said if "ended" in one} <= {tried.TAKEN, tried.REFUSED}

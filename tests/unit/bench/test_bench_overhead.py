@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from uneven.bench.overhead import decide, share_of, tables
 from uneven.core.records import StepRecord
+from uneven_bench.overhead import decide, share_of, tables
 
 
 def step(rank: int, iteration: int, batch: int, control_s: float) -> StepRecord:

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uneven.bench import predictors as bench
-from uneven.bench.predictors_cases import Case, announced, case_of, drift, spikes, steps, synthetic
-from uneven.bench.predictors_page import snapshot
-from uneven.bench.predictors_play import iteration_s, limit_s, play, rmse, spike_followed, step_delays
-from uneven.bench.predictors_sweep import specifications, sweep, tables
-from uneven.bench.predictors_traces import STRETCH, of_use, real, recorded
 from uneven.core.records import LoadRecord, StepRecord
 from uneven.errors import ConfigError, JournalError
 from uneven.journal import Writer, rank_path
 from uneven.predict import Last, Predictor
+from uneven_bench.predictors import bench
+from uneven_bench.predictors.cases import Case, announced, case_of, drift, spikes, steps, synthetic
+from uneven_bench.predictors.page import snapshot
+from uneven_bench.predictors.play import iteration_s, limit_s, play, rmse, spike_followed, step_delays
+from uneven_bench.predictors.sweep import specifications, sweep, tables
+from uneven_bench.predictors.traces import STRETCH, of_use, real, recorded
 
 
 def two() -> Case:

@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uneven.bench import predictors, recorded, recorded_cases
-from uneven.bench.predictors_play import play
-from uneven.bench.recorded_steps import WITHIN, Step, changes_s, delay, find, response
 from uneven.cluster.parse import from_toml
 from uneven.cluster.series import SeriesFiles
 from uneven.cluster.spec import Trace, steady
@@ -20,6 +17,11 @@ from uneven.core.views import Observation
 from uneven.errors import ConfigError
 from uneven.journal import Writer, rank_path
 from uneven.predict import Last
+from uneven_bench.predictors import bench as predictors
+from uneven_bench.predictors.play import play
+from uneven_bench.recorded import cases as recorded_cases
+from uneven_bench.recorded import recording as recorded
+from uneven_bench.recorded.steps import WITHIN, Step, changes_s, delay, find, response
 
 
 def test_descriptions_fit_a_small_machine_and_survive_a_file() -> None:
@@ -88,7 +90,7 @@ def test_the_response_counts_from_the_first_iteration_of_the_step() -> None:
 
 
 def kept_run(place: Path, iterations: int = 40) -> None:
-    """As :func:`uneven.bench.recorded.record` leaves one, with the speeds of :func:`stepped`."""
+    """As :func:`uneven_bench.recorded.recording.record` leaves one, with the speeds of :func:`stepped`."""
     speeds, ends_s, _ = stepped()
     place.mkdir(parents=True)
     spec = recorded_cases.announced()

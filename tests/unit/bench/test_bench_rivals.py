@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from uneven.balance import balancers
-from uneven.bench import rivals
-from uneven.bench.peers import rivals as registered
-from uneven.bench.rivals_cases import CHANGE, HELD, ITERATIONS, SETTLING, Case, cases
-from uneven.bench.rivals_inside import accumulating, backup, flexrr
-from uneven.bench.rivals_loops import Outcome, Totals, foreseen, oracle, ours, rival
+from uneven.balance.rivals import RIVALS
+from uneven_bench.rivals import bench as rivals
+from uneven_bench.rivals.cases import CHANGE, HELD, ITERATIONS, SETTLING, Case, cases
+from uneven_bench.rivals.inside import accumulating, backup, flexrr
+from uneven_bench.rivals.loops import Outcome, Totals, foreseen, oracle, ours, rival
 
 
 def quiet(speeds: tuple[float, ...], total: int, moved_s: float = 0.0) -> Case:
@@ -123,11 +123,11 @@ def test_gains_are_over_the_best_that_is_not_ours() -> None:
 
 
 def test_every_rival_takes_part_and_the_tables_show_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(registered) | {"even", "static", "flexrr", "backup", "accumulate", "lb-bsp"} <= set(rivals.methods())
+    assert set(RIVALS) | {"even", "static", "flexrr", "backup", "accumulate", "lb-bsp"} <= set(rivals.methods())
     monkeypatch.delenv("UNEVEN_DATA", raising=False)
     monkeypatch.setattr(rivals, "cases", lambda recorded, seed: (dataclasses.replace(quiet((1.0, 2.0), 48)),))
     said = []
-    result = rivals.run(True, "digits", lambda phase, state, done: said.append(done))
+    result = rivals.run(True, lambda phase, state, done: said.append(done))
     assert said == sorted(said)
     assert result["gain_over_best_rival"]["quiet"] > 0.9
     assert len(rivals.tables(result)) == 2

@@ -15,8 +15,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from uneven.bench import server, server_restart
-from uneven.bench.server_copy import FAR, NEAR, PIECES, PLAIN
+from uneven_bench.server import bench as server
+from uneven_bench.server import restart as server_restart
+from uneven_bench.server.copy import FAR, NEAR, PIECES, PLAIN
 
 
 def test_a_killed_shard_loses_no_movement_and_the_model_learns(tmp_path: Path) -> None:

@@ -14,9 +14,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from uneven.bench import sync
-from uneven.bench.arms_sync import Block, EvenSampler, mlp
-from uneven.bench.sync_cases import (
+from uneven.data.order import epoch_order
+from uneven.errors import UnknownNameError
+from uneven.sync import policies
+from uneven_bench.sync import bench as sync
+from uneven_bench.sync.arm import Block
+from uneven_bench.sync.arms import EvenSampler, mlp
+from uneven_bench.sync.cases import (
     AGAIN,
     BARE,
     CORES,
@@ -35,11 +39,8 @@ from uneven.bench.sync_cases import (
     seeded,
     short,
 )  # fmt: skip
-from uneven.bench.sync_table import Point, _against_twins, curve, limited, loss_at, overall, rate, reached_s, summarize
-from uneven.bench.sync_worker import read_task, write_task
-from uneven.data.order import epoch_order
-from uneven.errors import UnknownNameError
-from uneven.sync import policies
+from uneven_bench.sync.table import Point, _against_twins, curve, limited, loss_at, overall, rate, reached_s, summarize
+from uneven_bench.sync.worker import read_task, write_task
 
 CASE = Case(name="100mbit-2", about="two", shares=(0.5, 0.5), mbit_per_s=100.0)
 

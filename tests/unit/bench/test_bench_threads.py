@@ -8,8 +8,8 @@ import math
 import pytest
 from rich.console import Console
 
-from uneven.bench import threads
-from uneven.bench.threads import MODELS, PLAIN, WAYS
+from uneven_bench import threads
+from uneven_bench.threads import MODELS, PLAIN, WAYS
 
 
 def test_every_model_is_trained_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,15 @@ from typing import Never
 import pytest
 from rich.console import Console
 
-from uneven.bench.worlds import many, tables
-from uneven.bench.worlds_cases import calibration, cases
-from uneven.bench.worlds_compare import Pair, Race, close, iteration_s, summarize, summary, verdict
-from uneven.bench.worlds_costs import as_in, shape_of
 from uneven.cluster.parse import from_toml
 from uneven.cluster.spec import Workload
 from uneven.cluster.write import to_toml
 from uneven.core.records import StepRecord
 from uneven.errors import LaunchError
+from uneven_bench.worlds.bench import many, tables
+from uneven_bench.worlds.cases import calibration, cases
+from uneven_bench.worlds.compare import Pair, Race, close, iteration_s, summarize, summary, verdict
+from uneven_bench.worlds.costs import as_in, shape_of
 
 
 def no_files(asked: object) -> Never:

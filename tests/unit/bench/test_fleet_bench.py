@@ -13,13 +13,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from uneven.bench import fleet as bench
-from uneven.bench import fleet_socket, fleet_tune
-from uneven.bench.fleet_baseline import train_member
-from uneven.bench.fleet_cases import BATCH, CASES, WIDTHS, ensemble, member
-from uneven.bench.fleet_socket_child import Epochs, Packing, loader, loader_batches, unpack
-from uneven.bench.workload import images
+from uneven.data.datasets import images
 from uneven.errors import TrainingError
+from uneven_bench.fleet import bench
+from uneven_bench.fleet import tensor_socket as fleet_socket
+from uneven_bench.fleet import tune as fleet_tune
+from uneven_bench.fleet.baseline import train_member
+from uneven_bench.fleet.cases import BATCH, CASES, WIDTHS, ensemble, member
+from uneven_bench.fleet.tensor_socket_child import Epochs, Packing, loader, loader_batches, unpack
 
 METHODS = ("baseline", "homogeneous", "sequential", "fleet-g", "together")
 """Those that differ in how they are carried; the others are these with other options."""

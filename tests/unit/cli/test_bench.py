@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from uneven.bench import micro_split
-from uneven.cli import main
-from uneven.cli.bench import BENCHES
+import uneven as package
+from uneven.cli import main, progress
+from uneven_bench import split
+from uneven_bench.commands import app
+from uneven_bench.faults import bench as faults
+
+BENCHES = [one.name for one in app.registered_commands if one.name]
 
 
 def uneven(*arguments: str) -> int:
@@ -23,9 +31,9 @@ def test_split_prints_a_table_and_one_json_object(capsys: pytest.CaptureFixture[
     assert uneven("bench", "split", "--quick", "--json") == 0
     printed = capsys.readouterr().out.splitlines()
     result = json.loads(printed[-1])
-    assert set(micro_split.WHAT) < set(result)
-    assert result["slowest_ms"] == max(result[key] for key in micro_split.WHAT)
-    assert all(result[key] > 0 for key in micro_split.WHAT)
+    assert set(split.WHAT) < set(result)
+    assert result["slowest_ms"] == max(result[key] for key in split.WHAT)
+    assert all(result[key] > 0 for key in split.WHAT)
     assert any("10,000 workers" in line for line in printed[:-1])
 
 
@@ -35,17 +43,32 @@ def test_the_help_says_what_every_bench_is(capsys: pytest.CaptureFixture[str]) -
     assert all(f"\n  {name} " in printed for name in BENCHES)
 
 
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_says_how_long_it_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert uneven("bench", name, "--help") == 0
+    printed = capsys.readouterr().out
+    assert f"Usage: uneven bench {name} " in printed
+    assert re.search("second|minute|hour", printed, re.IGNORECASE)
+    assert {"--quick", "--json"} <= set(printed.split())
+
+
+def test_both_packages_have_one_version() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "benchmarks" / "pyproject.toml").read_text())["project"]
+    assert project["version"] == package.__version__
+    assert project["dependencies"] == [f"uneven=={package.__version__}"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("bench", "splt"), "unknown bench 'splt'; did you mean 'split'?"),
         (("bench", "lb-bsp", "--data", "digit"), "unknown data set 'digit'; did you mean 'digits'?"),
         (("bench", "lb-bsp", "--case", "trace"), "unknown case 'trace'; did you mean 'traces'?"),
-        (("bench", "rivals", "--case", "traces"), "bench rivals has no --case; these have: lb-bsp"),
-        (("bench", "rivals", "--report", "a.html"), "bench rivals has no --report; these have: fleet-plan"),
-        (("bench", "rivals", "--seed", "1"), "bench rivals has no --seed; these have: faults"),
+        (("bench", "rivals", "--case", "traces"), "No such option: --case"),
+        (("bench", "rivals", "--report", "a.html"), "No such option: --report"),
+        (("bench", "rivals", "--seed", "1"), "No such option: --seed"),
         (("bench", "faults", "--only", "-1"), "--only -1: cases are numbered from 0"),
-        (("bench", "rivals", "--record", "kept"), "bench rivals records no runs: leave out --record"),
+        (("bench", "rivals", "--record", "kept"), "No such option: --record"),
         (("bench", "predictors", "--sweep", "--runs", "kept"), "bench predictors --sweep records no runs"),
         (("bench", "predictors", "--record", "a", "--runs", "b"), "--record and --runs: give one"),
         (("bench", "predictors", "--runs", "kept"), "there are no recorded runs in kept"),
@@ -68,12 +91,34 @@ def test_bad_input_is_refused_before_a_worker_starts(
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_terminal_a_bench_says_in_lines_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+
+    def lives(case: faults.Case, folder: Path) -> Generator[None, None, faults.Played]:
+        """A run that takes four seconds, and every third one ends wrongly."""
+        nonlocal now_s
+        yield
+        now_s += 4.0
+        wrong = ("left behind: x",) if case.number % 3 == 0 else ()
+        return faults.Played(case=case, wrong=wrong, struck=True, resumed=False, took_s=4.0, said="")
+
+    monkeypatch.setattr(faults, "play", lives)
+    monkeypatch.setattr(faults, "FEW", 7)
+    monkeypatch.setattr(faults, "_side_by_side", lambda: 1)
+    monkeypatch.setattr(progress, "lines", partial(progress.lines, clock=lambda: now_s))
+    assert uneven("bench", "faults", "--quick") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"uneven: fault {done} of 7, {wrong} wrong" for done, wrong in ((3, 1), (6, 2), (7, 3))]
+
+
 def test_closed_loops_give_the_same_figures_every_time() -> None:
-    from uneven.bench import closed_loop
+    from uneven_bench import closed_loop
 
     steps: list[float] = []
-    first = closed_loop.run(quick=True, data="digits", progress=lambda phase, state, done: steps.append(done))
-    assert first == closed_loop.run(quick=True, data="digits", progress=lambda *_: None)
+    first = closed_loop.run(quick=True, progress=lambda phase, state, done: steps.append(done))
+    assert first == closed_loop.run(quick=True, progress=lambda *_: None)
     assert steps == sorted(steps)
     assert all(
         0.3 < reached <= 1.0

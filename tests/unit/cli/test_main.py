@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from uneven.cli import main
-from uneven.cli.commands import COMMANDS, EXAMPLES, Command
+from uneven.cli.commands import COMMANDS, EXAMPLES, Command, found
 from uneven.errors import ConfigError, LaunchError, UnevenError
 from uneven.testing.scripts import run_script
 
@@ -49,16 +50,50 @@ def test_help_loads_no_torch(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "False False", done.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("command", found().values(), ids=found())
 def test_every_command_has_its_own_help(command: Command) -> None:
-    module, _, function = command.where.partition(":")
+    assert command.where is not None
+    module, _, name = command.where.partition(":")
     done = uneven(command.name, "--help")
     assert done.returncode == 0, done.stderr
     assert f"Usage: uneven {command.name}" in done.stdout
-    doc = inspect.getdoc(getattr(importlib.import_module(module), function))
+    what = getattr(importlib.import_module(module), name)
+    doc = what.info.help if isinstance(what, typer.Typer) else inspect.getdoc(what)
     assert doc is not None
     first_paragraph = doc.partition("\n\n")[0]
     assert " ".join(first_paragraph.split()) in " ".join(done.stdout.split())
+
+
+def test_a_command_whose_package_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("uneven.cli.commands.entry_points", lambda group: ())
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "lb-bsp", "--quick"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: uneven bench is not installed: pip install uneven-bench")
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert COMMANDS["bench"].short in capsys.readouterr().out
+
+
+def test_other_packages_add_commands_but_replace_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more_commands.py").write_text("def greet(name: str) -> None:\n    print('hello', name)\n")
+    about = tmp_path / "more-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: more\nVersion: 1.0\n")
+    both = "[uneven.commands]\ngreet = more_commands:greet\ndoctor = more_commands:greet\n"
+    (about / "entry_points.txt").write_text(both)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert found()["doctor"] == COMMANDS["doctor"]
+    for arguments, said in ((["greet", "you"], "hello you"), (["--help"], "greet     Comes with more.")):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert (ended.value.code, said in capsys.readouterr().out) == (0, True)
 
 
 def test_help_keeps_the_line_breaks_of_examples_and_square_brackets() -> None:

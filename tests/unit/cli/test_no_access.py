@@ -31,8 +31,8 @@ IN_THE_LOCKED_FOLDER = ("run train.py", "emulate cluster.toml -- train.py", "sim
 SCRIPT = """
 import ctypes, json, os, shlex, sys
 from pathlib import Path
-from uneven.bench import mutations_seeds as seeds
-from uneven.cli.mutations import Caught, idle, quietly
+from uneven_bench.mutations import seeds
+from uneven_bench.mutations.targets import Caught, idle, quietly
 from uneven.errors import UnevenError
 
 def tried(line):

@@ -70,6 +70,13 @@ def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixtu
     assert "but it comes to" in text
 
 
+def test_what_is_experimental_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    text, told = planned(capsys, "demo4", "--iterations", "20", "--balance", "even,model:margin=0", "--sync", "bsp")
+    assert "model:margin=0 (experimental)" in text
+    assert "even (" not in text
+    assert {row["balance"] for row in told["rows"]} == {"even", "model:margin=0"}, "as a command takes it"
+
+
 def test_a_recorded_run_is_planned_with_its_own_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     words = ("demo4", "--iterations", "40", "--run-dir", str(run))

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from uneven.cli.run import layers_of, parse_shares, refuse_misfits
+from uneven.config import RunConfig, merge
+from uneven.engine.connect import identity
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.launch import Launch, local, start
 from uneven.launch.before import check
@@ -140,6 +142,18 @@ def test_what_does_not_go_together_is_found_before_anything_starts(
 def test_what_the_script_may_still_name_is_left_to_it(typed: dict[str, object], workers: int | None) -> None:
     refuse_misfits({"command line": typed}, workers)
     refuse_misfits({"uneven.toml": {"balance": "static:shares=2/1"}}, 1)  # its session says so and goes on
+
+
+def test_what_is_switched_off_on_the_command_line_is_off(tmp_path: Path) -> None:
+    (tmp_path / "uneven.toml").write_text("[run]\nkeep_freed_memory = true\n")
+    layers = layers_of({"keep_freed_memory": False, "seed": None}, tmp_path / "uneven.toml")
+    assert not merge(layers)[0].keep_freed_memory
+
+
+def test_what_is_a_matter_of_one_machine_is_not_compared() -> None:
+    here, there = RunConfig(), RunConfig(threads=4, keep_freed_memory=False)
+    assert here != there
+    assert identity(here) == identity(there) != identity(RunConfig(seed=1))
 
 
 def test_shares_as_typed() -> None:

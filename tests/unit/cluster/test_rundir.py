@@ -12,7 +12,7 @@ from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameE
 
 def test_layers_come_back_strongest_first(tmp_path: Path) -> None:
     layers = {
-        "command line": {"balance": "static:shares=0.6/0.4", "timeout_s": 9.5},
+        "command line": {"balance": "static:shares=0.6/0.4", "timeout_s": 9.5, "keep_freed_memory": False},
         'a "quoted" \\ file.toml': {"seed": 7, "sync": "bsp"},
         "nothing said here": {},
     }
@@ -106,6 +106,7 @@ def test_machines_of_one_run_share_a_directory(tmp_path: Path) -> None:
         (b"[run]\nseed = 1" + b"0" * 5000, r"uneven\.toml is not TOML: a number in it has more than 4,300 digits"),
         (b"[run]\nseed = " + b"[" * 3000, r"uneven\.toml is not TOML: its brackets are nested too deeply"),
         (b"[run]\nthreads = 1_000_000_000", r"threads = 1000000000: it must be at least 1 and at most 1,000"),
+        (b"[run]\nkeep_freed_memory = 1", r"keep_freed_memory: 1 is of type int; it must be true or false"),
         (b"[run]\nbalance = 3", r"\[run\]: balance: 3 is of type int; it must be a text in quotation marks"),
     ],
 )

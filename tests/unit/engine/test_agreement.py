@@ -195,29 +195,20 @@ def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(l
     assert sum(exchange.gap for exchange in said) == 12
 
 
-@pytest.mark.parametrize(("load", "stride", "begun_at"), [(1.0, 1, [1, 3, 7]), (0.5, 4, [4, 8])])
-def test_where_exchanges_are_rare_several_steps_are_taken_in_together_and_nothing_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, load: float, stride: int, begun_at: list[int]
-) -> None:
+def test_where_exchanges_are_rare_an_order_names_all_steps_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = linear()
-    one = Agreement(Shadow("ma", load=load), 0, (0,), {}, Replica(model))
+    one = Agreement(Shadow("ma"), 0, (0,), {}, Replica(model))
     one.carry_by(roll=None, timeout_s=1.0, shadowed=True, observer=Nobody(), on_record=lambda record: None,
                  on_nonfinite=lambda: None)  # fmt: skip
     begun: list[Any] = []
-    told: list[int] = []
+    begun_at = [1, 3, 7]
     monkeypatch.setattr(one._exchanges, "free_for", lambda exchange: one.clock in begun_at)
-    monkeypatch.setattr(one._exchanges._shadow._toll, "stepped", lambda took_s, quiet_s, steps: told.append(steps))
     monkeypatch.setattr(one._exchanges, "begin", begun.append)
     for iteration in range(9):
         now = part(iteration, 4 if iteration < 3 else 5)
         step(one, now, model, optimizer)
-        assert one.strides == (load < 1.0)
-        if iteration % stride < stride - 1:
-            one.took([now])
-        else:
-            one.after(now, leaving=False)
+        one.after(now, leaving=False)
     one.leave(failed=True)
-    assert told == [stride] * (9 // stride)
     before = [0, *begun_at]
     assert [order.clock for order in begun] == begun_at
     assert [order.gap for order in begun] == [clock - last for last, clock in pairwise(before)]
@@ -243,6 +234,7 @@ def test_to_rest_moves_no_centre_and_a_checkpoint_knows_how_long_blocks_are() ->
     model, _ = linear()
     one = Replica(model)
     exchange = Shadow(BMUF(every=1, momentum=0.5)).plan(SyncView(rank=0, clock=0, members=(0,))).exchanges[0]
+    one.expect([exchange.merge], centre=True)
     one.begin()
     weights = []
     for learnt, samples in ((1.0, 8), (0.0, 0), (0.0, 0), (1.0, 4)):
@@ -251,6 +243,7 @@ def test_to_rest_moves_no_centre_and_a_checkpoint_knows_how_long_blocks_are() ->
         one.meet(exchange, samples, lambda vector, exchange: 0)
         weights.append(model.weight.detach()[0, 0].item())
         again = Replica(model)
-        again.load_state_dict(one.state_dict(), one.block_samples, one.seen_samples)
+        again.expect([exchange.merge], centre=True)
+        again.load_state_dict(*one.state_dict())
         one = again
     assert weights == [2.0, 2.0, 2.0, 3.25], "half as long a block is carried on by half of the momentum"

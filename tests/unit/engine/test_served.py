@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,9 +15,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from uneven.core.actions import Combined, Exchange, Moment, Payload, StepPlan, Via
 from uneven.core.records import ExchangeRecord
+from uneven.core.views import SyncView
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+from uneven.merge import Kept, Merge
 from uneven.server.client import Client, Reply
+from uneven.sync import Evaluated, SyncPolicy
 
 N, X = 22, 4
 
@@ -34,7 +39,7 @@ def net() -> nn.Module:
 class Worker:
     """A session under some policy, alone."""
 
-    def __init__(self, sync: str, **options: str) -> None:
+    def __init__(self, sync: str | SyncPolicy, **options: str) -> None:
         self.session = uneven.Session(sync=sync, balance="even", timeout_s=20, nonfinite=options.get("nonfinite"))
         self.model = net()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
@@ -65,6 +70,58 @@ def plain(epochs: int) -> nn.Module:
             x, y = data()[start : start + X]
             step(model, optimizer, x, y)
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class SignPush(Merge):
+    """Pushes the signs of a movement, as a merge that somebody else has written."""
+
+    rate: float = 0.01
+    truly: float = 1.0  # what its own arithmetic takes in of what the server does
+
+    combined = Combined.SUM
+    payloads = frozenset({Payload.DELTA})
+
+    def contribute(self, own: torch.Tensor, kept: Kept, *, in_place: bool = False) -> torch.Tensor:
+        return own.sign()
+
+    def combine(
+        self, kept: Kept, given: torch.Tensor, weight: float, *, in_place: bool = False
+    ) -> tuple[Kept, torch.Tensor]:
+        centre = kept["centre"] + self.truly * self.rate * given
+        return {"centre": centre}, centre
+
+    def served(self, payload: Payload) -> float | None:
+        return self.rate if payload is Payload.DELTA else None
+
+
+class Pushed(SyncPolicy):
+    evaluated = Evaluated.CENTRE
+
+    def __init__(self, merge: Merge) -> None:
+        self.merge = merge
+
+    def plan(self, view: SyncView) -> StepPlan:
+        push = Exchange(
+            payload=Payload.DELTA, members=view.members, merge=self.merge, moment=Moment.STEP, via=Via.SERVER
+        )
+        return StepPlan(exchanges=(push,))
+
+
+def test_a_merge_of_ones_own_goes_through_the_shared_copy_where_the_server_can_do_it() -> None:
+    worker, start = Worker(Pushed(SignPush(0.25))), net()
+    worker.epoch()
+    with worker.session.evaluated():
+        for one, before in zip(worker.model.parameters(), start.parameters(), strict=True):
+            votes = (one - before) / 0.25
+            torch.testing.assert_close(votes, votes.round())
+        variance = worker.model[1].running_var  # type: ignore[index]
+        assert ((variance / 0.25).round() != variance / 0.25).any(), "statistics move by the factor times their own"
+    worker.session.close()
+    lying = Worker(Pushed(SignPush(0.25, truly=2.0)))
+    with pytest.raises(ConfigError, match=r"SignPush.*adds 0.25 times the movement.*something else"):
+        lying.epoch()
+    lying.session.close()
 
 
 @pytest.mark.parametrize("sync", ["asp", "ssp", "backup"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.console import Console
 from torch import nn
 
 import uneven.fleet as fleet
-from mutations import mutated_line
+from damaged import damaged
 from uneven.errors import CheckpointError
 from uneven.fleet import checkpoint, engine_state
 from uneven.fleet.converge import Epoch
@@ -60,17 +61,16 @@ def test_damaged_states_are_refused_by_field(tmp_path: Path) -> None:
     state.plan.append((0, {"two": 1}))
     state.running = {"a/b c": 1}
     engine_state.save(tmp_path, state)
-    whole, dice, refused = json.loads((tmp_path / "state.json").read_text()), random.Random(28), 0
-    for _ in range(400):
-        text, what = mutated_line(whole, dice)
-        (tmp_path / "state.json").write_text(text)
+    whole, refused = json.loads((tmp_path / "state.json").read_text()), 0
+    for what in itertools.islice(damaged(whole, 28), 400):
+        (tmp_path / "state.json").write_text(json.dumps(what))
         try:
             found = engine_state.load(tmp_path, ASKED)
         except CheckpointError as error:
             refused += "state.json" in str(error) or "holds a run with" in str(error)
             continue
         except Exception as error:
-            raise AssertionError(what) from error
+            raise AssertionError(str(what)) from error
         page(Moment(found, found.running, Ledger(slots=2, end=8), 1, 9, {}), "accuracy")
         assert all(one.history(True).best < len(one.epochs) for one in found.members.values() if one.epochs), what
     assert refused > 150

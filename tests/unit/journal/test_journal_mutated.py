@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from sample_runs import START_S, SampleRun
 
-from mutations import mutated_line
+from damaged import damaged
 from uneven.core.records import (
     EventRecord,
     ExchangeRecord,
@@ -76,7 +76,7 @@ def test_every_damaged_line_is_refused_by_name_or_shown(
         run = tmp_path / f"run{case}"
         rank = dice.randrange(2)
         place = dice.randrange(len(lines[rank]))
-        line, what = mutated_line(json.loads(lines[rank][place]), dice)
+        line = json.dumps(next(damaged(json.loads(lines[rank][place]), case)))
         (run / "journal").mkdir(parents=True)
         for other in (0, 1):
             text = list(lines[other])
@@ -88,7 +88,7 @@ def test_every_damaged_line_is_refused_by_name_or_shown(
             refused += f"rank0000{rank}.jsonl, line {place + 1}" in str(error)
             unnamed += f"rank0000{rank}.jsonl, line {place + 1}" not in str(error)
         except Exception as error:
-            raise AssertionError(f"case {case}: {lines[rank][place]} with {what}") from error
+            raise AssertionError(f"case {case}: {lines[rank][place]} became {line}") from error
     assert CASES / 3 < refused < CASES
     assert not unnamed
 

@@ -14,7 +14,7 @@ from uneven.testing.scripts import run_script
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Path]:
-    """A file system with three inodes: for its root, for the launcher's folder, and one more."""
+    """A file system with three inodes: for its root, the launcher's folder, and the file that holds it."""
     folder = tmp_path / "full"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=3", "tmpfs", str(folder)]
@@ -31,7 +31,6 @@ def test_no_inode_is_left_in_the_temporary_folder(full: Path, taken: int, tmp_pa
         (full / str(number)).touch()
     launcher = tmp_path / "launcher.py"
     launcher.write_text(
-        "import tempfile; tempfile.tempdir = None  # of the process that this one was forked from\n"
         "from uneven.cli import main; main(['run', '--nproc', '1', '--run-dir', 'run', 'train.py'])\n"
     )
     done = run_script([launcher], cwd=tmp_path, env={**os.environ, "TMPDIR": str(full)})

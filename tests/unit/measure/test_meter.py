@@ -293,26 +293,6 @@ def test_without_exchanges_the_processor_time_is_asked_for_now_and_then(meter: M
     assert clock.glances == 3
 
 
-def test_iterations_that_somebody_else_has_marked_are_like_all_others(meter: Meter, clock: Script) -> None:
-    meter.begin(0)
-    clock.go(1.0)
-    meter.end()
-    for number in range(1, 4):
-        clock.go(0.25)
-        begin = meter.glance()
-        clock.go(1.0)
-        meter.took(number, begin, meter.glance())
-    clock.go(0.25)
-    begin = meter.glance()
-    clock.go(0.5)
-    meter.began(4, begin)
-    clock.go(0.5)
-    meter.end()
-    found = meter.timings()
-    assert [one.iteration for one in found] == [0, 1, 2, 3, 4]
-    assert [(one.data_s, one.compute_s) for one in found] == [(0.0, 1.0)] + [(0.25, 1.0)] * 4
-
-
 def test_what_came_within_an_iteration_tells_nothing_of_the_processor_time(meter: Meter, clock: Script) -> None:
     for number in range(20):
         meter.begin(number)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from uneven.merge import Flat, apart, average, contribution, elastic, mean_square_root, resting_in, weight_in
+from uneven.merge.flat import Flat
+from uneven.merge.shared import apart, average, contribution, mean_square_root, resting_in
 
 
 def some() -> list[nn.Parameter]:
@@ -59,20 +60,6 @@ def test_who_has_no_samples_counts_only_where_nobody_has_any() -> None:
     assert average(contribution(x, 0) + contribution(y, 7)).tolist() == [3.0, 1.0]
     assert average(contribution(x, 0) + contribution(y, 0)).tolist() == [2.0, 3.0]
     assert average(contribution(x, 0)).tolist() == x.tolist()
-
-
-def test_the_sum_of_replicas_and_centre_is_kept_by_an_elastic_exchange_of_all() -> None:
-    replicas = [torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])]
-    total = contribution(replicas[0], 1) + contribution(replicas[1], 1)
-    count, middle = weight_in(total), average(total)
-    centres = [torch.tensor([0.0, 1.0]) for _ in replicas]
-    drawn = [
-        elastic(one, centre, middle, count, 0.25, torch.empty(2)) for one, centre in zip(replicas, centres, strict=True)
-    ]
-    assert drawn[0].tolist() == [0.75, 4.0]
-    assert replicas[0].tolist() == [1.0, 5.0], "left as it is"
-    assert centres[0].tolist() == centres[1].tolist() == [1.0, 2.0]
-    assert (drawn[0] + drawn[1] + centres[0]).tolist() == [4.0, 7.0]
 
 
 def test_memory_of_an_earlier_exchange_is_used_again() -> None:

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import zmq
 
-from uneven.bench.server_fuzz import malformed
 from uneven.errors import ConfigError, PeerError
 from uneven.server import Client, Patience, ShardHost, ZmqLine, make_keys, table_of
 from uneven.server.keys import CLIENT_KEY, SERVER_KEY, client_keys, publish
 from uneven.server.wire import Kind, Message, encode
+from uneven_bench.server.fuzz import malformed
 
 MARK = b"sixteen bytes..!"
 TABLE = table_of([(64,)], "float32", 1)

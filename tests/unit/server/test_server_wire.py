@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from uneven.bench.server_fuzz import fuzz
 from uneven.server.wire import (
     ENTRY_BYTES,
     HEADER_BYTES,
@@ -22,6 +21,7 @@ from uneven.server.wire import (
     encode,
     piece_lengths,
 )
+from uneven_bench.server.fuzz import fuzz
 
 PUSH = Message(kind=Kind.PUSH, sequence=1, value=1.0, elements=3, vector=(np.arange(3, dtype=np.float32),))
 

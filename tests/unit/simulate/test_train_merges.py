@@ -191,7 +191,7 @@ def _mbit(rate: float):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(("payload", "merge", "select", "why"), [
     (Payload.PARAMETERS, Mean(), Significant(0.1), "only movements"),
-    (Payload.DELTA, Elastic(0.5), None, "Elastic pulls parameters"),
+    (Payload.DELTA, Elastic(0.5), None, "Elastic merges Payload.PARAMETERS"),
 ])  # fmt: skip
 def test_an_exchange_without_a_meaning_is_refused(
     payload: Payload, merge: Merge, select: Significant | None, why: str

@@ -22,6 +22,7 @@ from uneven.core.actions import (
     StepPlan,
     Via,
     Wait,
+    WriteBack,
 )
 from uneven.core.views import SyncView
 from uneven.engine.partake import check_carried
@@ -111,7 +112,8 @@ def test_a_value_may_still_be_a_specification_of_another_kind() -> None:
         balancers.resolve("even:static")
 
 
-TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "shuffle", "hierarchical")
+TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "blocks", "shuffle",
+            "hierarchical")  # fmt: skip
 APART = ("asp", "ssp", "easgd", "shadow", "shadow:ma", "shadow:asp")
 
 
@@ -159,7 +161,7 @@ class _Silent(SyncPolicy):
 
 CARRIED = (
     *("bsp", "local", "local:every=4,warmup=9", "local:every=9000", "diloco", "ma", "bmuf", "shuffle"),
-    "hierarchical",
+    *("hierarchical", "blocks", "blocks:every=3,merge=block-momentum:momentum=0.5"),
 )
 SHADOWED = (
     *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),
@@ -217,7 +219,11 @@ _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), momen
         (replace(_MEAN, via=Via.SERVER), "one exchange of all in a step"),
         (replace(_MEAN, quorum=1), "leaves who is late behind"),
         (replace(_MEAN, payload=Payload.DELTA), "movements rather than parameters"),
-        (replace(_MEAN, merge=Add()), "by a mean, by block momentum or elastically, not by Add"),
+        (replace(_MEAN, merge=Add()), "Add does not merge parameters: take a mean, block momentum or an elastic pull"),
+        (
+            replace(_MEAN, merge=Elastic(0.1), moment=Moment.BACKGROUND, write_back=WriteBack(lerp=True)),
+            "Elastic says what each replica is moved by",
+        ),
         (replace(_MEAN, moment=Moment.BACKGROUND, parties=((0,), (1,))), "in the foreground only"),
         (
             replace(_MEAN, payload=Payload.GRADIENT, moment=Moment.BACKWARD, merge=Mean(by_samples=False)),

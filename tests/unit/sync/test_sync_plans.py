@@ -19,7 +19,7 @@ from uneven.core.actions import (
     Wait,
 )
 from uneven.core.views import SyncView
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, UnknownNameError
 from uneven.sync import (
     ASP,
     BMUF,
@@ -27,6 +27,7 @@ from uneven.sync import (
     EASGD,
     MA,
     SSP,
+    AnyMerge,
     Backup,
     DiLoCo,
     Evaluated,
@@ -222,7 +223,20 @@ def test_which_model_is_evaluated() -> None:
     found = {name: policies.resolve(name).evaluated for name in policies}
     assert {name for name, what in found.items() if what is Evaluated.REPLICA} == {"bsp", "backup"}
     of_the_mean = {name for name, what in found.items() if what is Evaluated.MEAN}
-    assert of_the_mean == {"local", "ma", "shuffle", "hierarchical"}
+    assert of_the_mean == {"local", "ma", "shuffle", "hierarchical", "blocks"}
+    assert policies.resolve("blocks:merge=block-momentum:momentum=0.5").evaluated is Evaluated.CENTRE
+
+
+def test_a_merge_of_any_kind_is_named_or_given_and_one_that_averages_nothing_is_refused() -> None:
+    assert only(AnyMerge(every=1)) == only(LocalSGD(every=1))
+    named = policies.resolve("blocks:every=1,merge=block-momentum:momentum=0.5")
+    assert only(named) == only(AnyMerge(every=1, merge=BlockMomentum(0.5))) == only(BMUF(every=1, momentum=0.5))
+    assert repr(named).startswith("AnyMerge(every=1, merge=BlockMomentum(momentum=0.5")
+    for merge in ("add", "elastic:alpha=0.1"):
+        with pytest.raises(ConfigError, match=r"blocks: \w+\(.*does not average parameters: use easgd"):
+            policies.resolve(f"blocks:merge={merge}")
+    with pytest.raises(UnknownNameError, match="unknown merge 'maen'; did you mean 'mean'"):
+        policies.resolve("blocks:merge=maen")
 
 
 def test_who_goes_on_when_one_dies() -> None:

@@ -77,12 +77,6 @@ def test_who_is_through_serves_the_others_until_the_last_one_is() -> None:
         shadow.close()
 
 
-def step(shadow: ShadowThread[str], count: int = 1) -> None:
-    for _ in range(count):
-        shadow.counted()
-    shadow.stepped()
-
-
 class _Heard(Toll):
     """Keeps what it is told."""
 
@@ -90,9 +84,9 @@ class _Heard(Toll):
         super().__init__()
         self.quiet: list[bool] = []
 
-    def stepped(self, took_s: float, quiet_s: float, steps: int = 1) -> None:
+    def stepped(self, took_s: float, quiet_s: float) -> None:
         self.quiet.append(quiet_s > 0.0)
-        super().stepped(took_s, quiet_s, steps)
+        super().stepped(took_s, quiet_s)
 
 
 def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,16 +99,16 @@ def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch)
         return over.wait()
 
     shadow: ShadowThread[str] = ShadowThread(meet, lambda order: come.wait())
-    step(shadow)
+    shadow.stepped()
     shadow.offer("a")
-    step(shadow)
+    shadow.stepped()
     come.set()
     met.wait()
-    step(shadow)
+    shadow.stepped()
     over.set()
     while not shadow.idle:
         pass
-    step(shadow)
+    shadow.stepped()
     shadow.close()
     assert heard.quiet == [True, False, True]
 
@@ -123,16 +117,16 @@ def test_steps_are_timed_from_when_the_training_goes_on(monkeypatch: pytest.Monk
     now_s, told = [100.0], []
     monkeypatch.setattr("uneven.transport.shadow.time.perf_counter", lambda: now_s[0])
     shadow: ShadowThread[str] = ShadowThread(lambda order, resting: True)
-    monkeypatch.setattr(shadow._toll, "stepped", lambda took_s, quiet_s, steps: told.append((took_s, steps)))
-    step(shadow, 3)  # nobody knows how long these took
+    monkeypatch.setattr(shadow._toll, "stepped", lambda took_s, quiet_s: told.append(took_s))
+    shadow.stepped()  # nobody knows how long it took
     now_s[0] += 1.0
-    step(shadow, 4)
+    shadow.stepped()
     shadow.paused()
     now_s[0] += 60.0
     shadow.resumed()
     now_s[0] += 0.5
-    step(shadow, 2)
-    assert told == [(1.0, 4), (0.5, 2)]
+    shadow.stepped()
+    assert told == [1.0, 0.5]
     shadow.close()
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uneven.bench.peers.flexrr import FlexRR
-from uneven.bench.peers.flexrr_messages import (
+from uneven.errors import ConfigError, TrainingError
+from uneven_bench.peers.flexrr.messages import (
     Compute,
     Drop,
     Keep,
@@ -21,8 +21,8 @@ from uneven.bench.peers.flexrr_messages import (
     helper_groups,
     pieces,
 )
-from uneven.bench.peers.flexrr_time import play
-from uneven.errors import ConfigError, TrainingError
+from uneven_bench.peers.flexrr.rule import FlexRR
+from uneven_bench.peers.flexrr.virtual_time import play
 
 
 def message(kind: Kind, number: int = 0, first: int = 0, count: int = 0) -> Message:

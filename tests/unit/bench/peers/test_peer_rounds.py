@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from uneven.bench.peers.accumulate import accumulate
-from uneven.bench.peers.quorum import Quorum, Verdict, play, samples_each
 from uneven.errors import ConfigError
+from uneven_bench.peers.accumulate.rule import accumulate
+from uneven_bench.peers.backup.quorum import Quorum, Verdict, play, samples_each
 
 
 def test_faster_workers_take_more_until_the_batch_is_in() -> None:

@@ -1,0 +1,131 @@
+"""``uneven bench balancers``: the balancers compared where the costs are known.
+
+Each case of :mod:`uneven_bench.balancers.devices` is played for 400 iterations in virtual time. Every worker predicts
+itself, as in a run; reports come after 1, 2, 4 and then every 8 iterations while nothing changes, as where nobody can
+call for them; a report of iteration i is read at the end of i + 1. What counts is the time of the best integer split ÷
+the time of the splits in force, both without the noise: seconds, and the same figures on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from uneven.balance import balancers
+from uneven.core.apportion import proportional
+from uneven.core.views import BalanceView, Observation
+from uneven.predict import predictors
+from uneven_bench.balancers.devices import CASES, Case, Device, best_split, noisy_s, slowest_s
+
+ITERATIONS = 400
+SETTLED = 100
+"""Last iterations of a run, those in which it should have settled."""
+
+NAMES = ("even", "lb-bsp", "numerical", "numerical:pairs=8", "analytic", "model")
+_RAREST = 8
+
+
+def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
+    """The share of the best that each balancer reaches.
+
+    Returns:
+        ``of_best``: case → balancer → share over the whole run, 1 is perfect; ``settled``: the same over its last
+        ``settled_iterations``; ``about``: case → what it is; ``noise``; ``seeds``: runs that each is the mean of;
+        ``best``: case → the balancer with the largest share over the whole run.
+    """
+    seeds = 3 if quick else 10
+    of_best: dict[str, dict[str, float]] = {}
+    settled: dict[str, dict[str, float]] = {}
+    for done, case in enumerate(CASES):
+        of_best[case.name], settled[case.name] = {}, {}
+        for place, name in enumerate(NAMES):
+            progress("balancers", f"{case.name}, {name}", (done + place / len(NAMES)) / len(CASES))
+            shares = [loop(case, name, seed) for seed in range(seeds)]
+            of_best[case.name][name] = statistics.fmean(whole for whole, _ in shares)
+            settled[case.name][name] = statistics.fmean(last for _, last in shares)
+    return {
+        "of_best": of_best,
+        "settled": settled,
+        "best": {case: max(row, key=row.__getitem__) for case, row in of_best.items()},
+        "about": {case.name: case.about for case in CASES},
+        "noise": {case.name: case.noise for case in CASES},
+        "seeds": seeds,
+        "iterations": ITERATIONS,
+        "settled_iterations": SETTLED,
+    }
+
+
+def loop(case: Case, name: str, seed: int, told: Callable[[int, tuple[int, ...], str], None] | None = None
+         ) -> tuple[float, float]:  # fmt: skip
+    """One run; the share of the best over all of it, and over its end.
+
+    Args:
+        told: about each iteration, the shares in force and the newest reason.
+    """
+    rng = random.Random(seed)
+    balancer, n, limits = balancers.resolve(name), len(case.devices), case.limits
+    judges = [predictors.resolve(balancer.predictor) for _ in range(n)]
+    newest = shares = proportional([1.0] * n, case.global_batch, limits)
+    sums = [(0, 0.0, 0.0, 0)] * n
+    pending: BalanceView | None = None
+    reason = ""
+    due, gap = 1, 1
+    took_s, best_s = [], []
+    best: dict[tuple[Device, ...], float] = {}
+    for k in range(ITERATIONS):
+        devices = case.at(k)
+        took_s.append(slowest_s(devices, shares))
+        if devices not in best:
+            best[devices] = slowest_s(devices, best_split(devices, case.global_batch, limits))
+        best_s.append(best[devices])
+        for i, (device, x) in enumerate(zip(devices, shares, strict=True)):
+            local_s = noisy_s(device.local_s(x), case.noise, rng)
+            transfer_s = device.whole_s(local_s) - local_s
+            judges[i].observe(Observation(iteration=k, samples=x, local_s=local_s, transfer_s=transfer_s))
+            samples, local, transfer, count = sums[i]
+            sums[i] = samples + x, local + local_s, transfer + transfer_s, count + 1
+        if told is not None:
+            told(k, shares, reason)
+        if pending is not None:
+            split = balancer.split(pending)
+            gap = 1 if split.shares != newest or k < 4 else min(2 * gap, _RAREST)
+            newest, reason, pending = split.shares, split.reason, None
+            due = k + gap
+        if k >= due:
+            seen = tuple(
+                Observation(iteration=k, samples=x, local_s=local, transfer_s=transfer, iterations=count)
+                for x, local, transfer, count in sums
+            )
+            sums = [(0, 0.0, 0.0, 0)] * n
+            pending = BalanceView(
+                iteration=k + 1, global_batch=case.global_batch, members=tuple(range(n)), shares=newest, observed=seen,
+                predicted_per_s=tuple(judge.predict() for judge in judges), limits=limits,
+                doubts=tuple(judge.doubt() for judge in judges),
+            )  # fmt: skip
+        shares = newest
+    return math.fsum(best_s) / math.fsum(took_s), math.fsum(best_s[-SETTLED:]) / math.fsum(took_s[-SETTLED:])
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    shown = []
+    last = f"its last {result['settled_iterations']} iterations"
+    for key, words in (("of_best", "the whole run"), ("settled", last)):
+        title = f"Share of the best split's speed over {words}, mean of {result['seeds']} runs"
+        table = Table(title=title, box=SIMPLE_HEAD)
+        names = next(iter(result[key].values()))
+        for heading in ("case", "noise", *names):
+            table.add_column(heading, justify="left" if heading == "case" else "right")
+        for case, row in result[key].items():
+            best = f"{max(row.values()):.3f}"
+            cells = (f"{value:.3f}" for value in row.values())
+            table.add_row(case, f"{result['noise'][case]:.0%}", *(Text(c, "bold") if c == best else c for c in cells))
+        shown.append(table)
+    return shown

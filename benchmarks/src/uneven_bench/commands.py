@@ -1,0 +1,350 @@
+"""``uneven bench NAME``: one command for each bench. What a bench needs is imported when it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from uneven.errors import ConfigError, UnknownNameError
+
+EXAMPLES = """\
+\b
+Examples:
+  uneven bench split
+  uneven bench lb-bsp --quick
+  uneven bench lb-bsp --case traces
+  uneven bench predictors --sweep
+  uneven bench predictors --record runs/predictors
+  uneven bench lb-bsp --json | tail -n 1 > lb-bsp.json
+  uneven bench faults --seed 28 --only 17
+"""
+
+
+class Benches(TyperGroup):
+    """Refuses a name that no bench has, and offers the nearest one."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # of click, or of the copy of it that newer typers have
+        """The bench.
+
+        Raises:
+            UnknownNameError: there is none of this name.
+        """
+        if cmd_name not in self.commands:
+            raise UnknownNameError("bench", cmd_name, self.commands)
+        return super().get_command(ctx, cmd_name)
+
+
+app = typer.Typer(
+    cls=Benches,
+    no_args_is_help=True,
+    epilog=EXAMPLES,
+    help="Measure a claim on this machine.\n\n"
+    "Everything that is compared runs interleaved in one run, so that a drift of the machine hits all alike; ratios "
+    "are medians over the rounds, with the middle half in brackets. A column in which we lose is shown. "
+    "`uneven bench NAME --help` says what a bench compares and how long it takes.",
+)
+
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Data = Annotated[
+    str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
+]
+
+
+def _find(data: str) -> None:
+    """See that the data set is there, which is said here and not by a worker."""
+    from uneven.data.datasets import images
+
+    images(data)
+
+
+@app.command("lb-bsp")
+def lb_bsp(
+    quick: Quick = False,
+    json: Json = False,
+    data: Data = "digits",
+    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+) -> None:
+    """Balanced batches against DDP, rivals and an oracle.
+
+    Real workers on shares of a core, and every way to deal with them: DDP, static shares, DBS, OmniLearn, LBB, FlexRR,
+    backup workers, accumulation, ours, and an oracle that knows the next shares.
+
+    Cases: steady, step, traces, eight, equal, pair (equal workers, DDP and ours alone), cut (as root), svm, resnet;
+    real data where UNEVEN_DATA has it.
+
+    Fifty minutes, --case NAME nine at most; --quick, which measures steady and pair without the rivals, a minute and a
+    half.
+    """
+    from uneven_bench.lb_bsp.bench import run, tables
+    from uneven_bench.show import show
+
+    _find(data)
+    show(lambda told: run(quick, data, told, case=case), tables, json)
+
+
+@app.command("closed-loop")
+def closed_loop(quick: Quick = False, json: Json = False) -> None:
+    """Predictors in virtual time, where the truth is known.
+
+    Seconds.
+    """
+    from uneven_bench.closed_loop import run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told), tables, json)
+
+
+@app.command("predictors")
+def predictors(
+    quick: Quick = False,
+    json: Json = False,
+    data: Data = "digits",
+    sweep: Annotated[bool, typer.Option("--sweep", help="Try options instead.")] = False,
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="DIR", help="Record runs and keep them there.")
+    ] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Use runs recorded before.")] = None,
+) -> None:
+    """Errors of predictors, and the times they lead to.
+
+    On traces, made-up workers and, as root, emulated runs with real rivals. --record DIR keeps the runs, --runs DIR
+    uses kept ones, --sweep tries options instead.
+
+    Ten minutes, of which five record; --quick, which does not, a minute; --sweep ten.
+    """
+    from uneven_bench.predictors import bench
+    from uneven_bench.predictors import sweep as options
+    from uneven_bench.show import show
+
+    if sweep and (record or runs):
+        raise ConfigError(f"bench predictors --sweep records no runs: leave out --{'record' if record else 'runs'}")
+    if record and runs:
+        raise ConfigError("--record and --runs: give one, to record runs or to use recorded ones")
+    _find(data)
+    if sweep:
+        show(lambda told: options.run(quick, told), options.tables, json)
+    else:
+        show(lambda told: bench.run(quick, data, told, record=record, runs=runs), bench.tables, json)
+
+
+@app.command("balancers")
+def balancers(quick: Quick = False, json: Json = False) -> None:
+    """Balancers in virtual time, where the costs are known.
+
+    Saturation, constant parts, memory limits, a cut link. A minute.
+    """
+    from uneven_bench.balancers.bench import run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told), tables, json)
+
+
+@app.command("defaults")
+def defaults(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+    """Candidates for the default balancer and predictor.
+
+    In real runs on emulated clusters, as root. An hour; --quick, 20 min.
+    """
+    from uneven_bench.defaults import run, tables
+    from uneven_bench.show import show
+
+    _find(data)
+    show(lambda told: run(quick, data, told), tables, json)
+
+
+@app.command("rivals")
+def rivals(quick: Quick = False, json: Json = False) -> None:
+    """Rivals from the literature and ours in virtual time.
+
+    Against an oracle. Under a minute.
+    """
+    from uneven_bench.rivals.bench import run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told), tables, json)
+
+
+@app.command("overhead")
+def overhead(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+    """What measuring and deciding add to an iteration.
+
+    To one of 4 and 8 real workers, and one decision for up to 10,000. Two minutes.
+    """
+    from uneven_bench.overhead import run, tables
+    from uneven_bench.show import show
+
+    _find(data)
+    show(lambda told: run(quick, data, told), tables, json)
+
+
+@app.command("split")
+def split(quick: Quick = False, json: Json = False) -> None:
+    """How long deciding takes for 10,000 workers.
+
+    Seconds.
+    """
+    from uneven_bench.show import show
+    from uneven_bench.split import run, tables
+
+    show(lambda told: run(quick, told), tables, json)
+
+
+@app.command("threads")
+def threads(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+    """One replica trained by one thread, or by two.
+
+    Without a lock: samples/s, and the loss. Five minutes, --quick half a one.
+    """
+    from uneven_bench.show import show
+    from uneven_bench.threads import run, tables
+
+    _find(data)
+    show(lambda told: run(quick, data, told), tables, json)
+
+
+@app.command("heap")
+def heap(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+    """What it brings to keep the memory that a step frees.
+
+    For the next step. Two minutes, --quick one.
+    """
+    from uneven_bench.heap.bench import run, tables
+    from uneven_bench.show import show
+
+    _find(data)
+    show(lambda told: run(quick, data, told), tables, json)
+
+
+@app.command("worlds")
+def worlds(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+    """Described clusters, emulated and simulated: do both agree?
+
+    Emulated with real processes, as root, with links. Twenty minutes, --quick ten.
+    """
+    from uneven_bench.show import show
+    from uneven_bench.worlds.bench import run, tables
+
+    _find(data)
+    show(lambda told: run(quick, data, told), tables, json)
+
+
+@app.command("server")
+def server(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+    """The shared copy in shards, against a plain ZeroMQ one.
+
+    Push and pull, shards that are killed, 64 workers for ten minutes, a million malformed messages. Fourteen minutes,
+    --quick one.
+    """
+    from uneven_bench.server.bench import run, tables
+    from uneven_bench.show import show
+
+    _find(data)
+    show(lambda told: run(quick, data, told), tables, json)
+
+
+@app.command("sync")
+def sync(
+    quick: Quick = False,
+    json: Json = False,
+    data: Data = "digits",
+    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+) -> None:
+    """Policies on slow links, against DDP and its hooks.
+
+    In the foreground, in the shadow and through a shared copy, against DDP with its hooks, post-local SGD, torchft
+    where it is installed, and no exchange at all, on emulated links, as root: samples/s, losses, sync gap, bytes.
+
+    Cases: fast, 100mbit, 20mbit, straggler, both; each with -2, -4, -8 workers, and then with -shadows, which are alone
+    there; twins-4.
+
+    Hours, --case NAME twenty minutes, -shadows eight, with --quick eight and four; --quick six.
+    """
+    from uneven_bench.show import show
+    from uneven_bench.sync.bench import run, tables
+
+    _find(data)
+    show(lambda told: run(quick, data, told, case=case), tables, json)
+
+
+@app.command("fleet")
+def fleet(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+    """Six networks trained on shared data, under FLEET or without.
+
+    Without it: one pipeline each, random subsets, one after the other, trials of Ray Tune, TensorSocket, both where
+    installed. Half an hour, --quick three minutes.
+    """
+    from uneven_bench.fleet.bench import run, tables
+    from uneven_bench.show import show
+
+    _find(data)
+    show(lambda told: run(quick, data, told), tables, json)
+
+
+@app.command("fleet-plan")
+def fleet_plan(
+    quick: Quick = False,
+    json: Json = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Draw plans, in one HTML file.")
+    ] = None,
+) -> None:
+    """100 members in virtual time under FLEET and its rivals.
+
+    Also small ensembles against the best rounds there are, and how long planning takes. Half a minute.
+    """
+    from uneven_bench.fleet_plan.bench import run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told, report), tables, json)
+
+
+@app.command("fleet-kill")
+def fleet_kill(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+    """Trainings of an ensemble in which processes are killed.
+
+    The run, a member or a preprocessor gets kill -9 at ten random moments: is everybody trained in the end, and nothing
+    twice? Three minutes, --quick one.
+    """
+    from uneven_bench.fleet.kill import run, tables
+    from uneven_bench.show import show
+
+    _find(data)
+    show(lambda told: run(quick, data, told), tables, json)
+
+
+@app.command("mutations")
+def mutations(quick: Quick = False, json: Json = False) -> None:
+    """6,400 inputs that went wrong: taken, or refused in words?
+
+    Clusters, settings, ensembles, journals, states, command lines: is each one taken, or refused with one message? Four
+    minutes, --quick one.
+    """
+    from uneven_bench.mutations.bench import run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told), tables, json)
+
+
+@app.command("faults")
+def faults(
+    quick: Quick = False,
+    json: Json = False,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")] = None,
+    only: Annotated[int | None, typer.Option("--only", metavar="K", help="Play the K-th fault alone.")] = None,
+) -> None:
+    """200 faults: does each run end in time and in words?
+
+    Drawn from --seed N: workers, launchers and shards of runs under all policies are killed, stopped, made to fail.
+    Does the run end in time, name the culprit, leave nothing over, and does a resumed one use every sample once? --only
+    K plays one of them again.
+
+    A quarter of an hour, --quick two minutes.
+    """
+    from uneven_bench.faults.bench import SEED, run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told, SEED if seed is None else seed, only), tables, json)

@@ -1,0 +1,116 @@
+"""``uneven bench faults``: workers, launchers and shards of real runs are killed, stopped and made to fail.
+
+Each case is drawn from a seed and a number (:mod:`uneven_bench.faults.cases`): a policy, a kind of fault, who has it
+and when. It is then looked at how the run ended: in time, with the right exit code, naming the culprit, with no process
+and no file left over; and where there was a checkpoint, whether workers that go on from it use every sample once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven.errors import ConfigError
+from uneven_bench.faults.cases import Case, draw
+from uneven_bench.faults.play import Played, play
+
+FAULTS, FEW = 200, 24
+SEED = 28
+
+_LOOK_EVERY_S = 0.05
+_SHOWN = 1500
+"""Characters of what a run that failed had printed, from its end."""
+
+Progress = Callable[[str, str, float], None]
+
+
+def run(quick: bool, progress: Progress, seed: int = SEED, only: int | None = None) -> dict[str, Any]:
+    """Play 200 faults, some at a time; with ``quick``, 24.
+
+    Args:
+        seed: draws the cases.
+        only: the number of one case to play alone.
+
+    Returns:
+        ``seed``, ``faults``, ``right`` (how many ended as they have to), ``resumed``, ``missed`` (where the culprit
+        never came to its step), ``longest_s``, ``kinds`` (how many of each), and ``wrong``: for each that did not end
+        so its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``.
+
+    Raises:
+        ConfigError: there is no case with the number ``only``.
+    """
+    if only is not None and only < 0:
+        raise ConfigError(f"--only {only}: cases are numbered from 0, for instance --only 17")
+    numbers = range(FEW if quick else FAULTS) if only is None else (only,)
+    played = play_all([draw(seed, number) for number in numbers], progress)
+    bad = [one for one in played if one.wrong]
+    return {
+        "seed": seed,
+        "faults": len(played),
+        "right": len(played) - len(bad),
+        "resumed": sum(one.resumed for one in played),
+        "missed": [one.case.number for one in played if not one.struck and one.case.kind != "none"],
+        "longest_s": max(one.took_s for one in played),
+        "kinds": dict(sorted(Counter(one.case.kind for one in played).items())),
+        "wrong": [
+            {"number": one.case.number, "case": one.case.words, "wrong": list(one.wrong), "said": one.said[-_SHOWN:]}
+            for one in bad
+        ],
+    }
+
+
+def play_all(cases: Sequence[Case], progress: Progress) -> list[Played]:
+    """Play these, as many side by side as keep the processors busy; in the order of the cases.
+
+    Most of a case is waiting: for a time-out, or for a launcher that lets its workers end.
+    """
+    waiting = list(enumerate(cases))[::-1]
+    playing: dict[int, Generator[None, None, Played]] = {}
+    played: dict[int, Played] = {}
+    with tempfile.TemporaryDirectory(prefix="uneven-faults-") as parent:
+        try:
+            while waiting or playing:
+                while waiting and len(playing) < _side_by_side():
+                    place, case = waiting.pop()
+                    folder = Path(parent) / str(place)
+                    folder.mkdir()
+                    playing[place] = play(case, folder)
+                for place, one in list(playing.items()):
+                    try:
+                        next(one)
+                    except StopIteration as end:
+                        played[place] = end.value
+                        del playing[place]
+                        shutil.rmtree(Path(parent) / str(place))
+                wrong = sum(bool(one.wrong) for one in played.values())
+                progress("fault", f"{len(played)} of {len(cases)}, {wrong} wrong", len(played) / len(cases))
+                time.sleep(_LOOK_EVERY_S)
+        finally:
+            for one in playing.values():
+                one.close()
+    return [played[place] for place in range(len(cases))]
+
+
+def _side_by_side() -> int:
+    return (os.cpu_count() or 1) + 2
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people: what went wrong, and how to play it again."""
+    counts = f"{result['right']} of {result['faults']} as they have to end, {result['resumed']} resumed"
+    table = Table(title=f"Faults, seed {result['seed']}: {counts}", box=SIMPLE_HEAD, show_lines=True)
+    table.add_column("replay")
+    table.add_column("case")
+    table.add_column("wrong")
+    for one in result["wrong"]:
+        table.add_row(f"--seed {result['seed']} --only {one['number']}", one["case"], "\n".join(one["wrong"]))
+    return [table]

@@ -1,0 +1,218 @@
+"""Which faults ``uneven bench faults`` plays, and how each has to end. Pure: a seed and a number make a case.
+
+What a policy promises when a worker dies is in ``docs/how-to/choose-a-policy.md``; :func:`expected` says the same as
+code. Where it says None, no page promises anything but that the run ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+TOGETHER = ("bsp", "local:every=3", "ma:every=2", "bmuf:every=3", "diloco:every=4", "shuffle", "hierarchical:every=2")
+"""All take the same steps, and a death ends the run."""
+
+STREAMED = ("shadow:ma", "shadow:bmuf")
+"""Each at its own pace, but a death ends the run."""
+
+SERVED = ("asp", "ssp:staleness=2", "easgd:every=2", "shadow:easgd", "shadow:asp", "backup:spares=1")
+"""Through a shared copy; the others go on without a worker that dies."""
+
+POLICIES = ("bsp",) * 4 + TOGETHER[1:] + STREAMED + SERVED
+SAMPLES, BATCH, EPOCHS = 102, 12, 3
+ITERATIONS, MOST_EPOCHS = 9, 8
+"""Nine iterations an epoch; the last has six samples, at least one for each worker."""
+
+LOOP = ("batch", "forward", "backward", "step")
+"""While samples are read; before and after the backward pass; after the optimizer's step."""
+
+BEFORE = ("import", "setup", "first")
+"""Before the session, before its setup, before the first batch."""
+
+AFTER = ("last", "closed")
+"""After the last step, after ``session.close()``."""
+
+SAVING = ("evaluated", "save")
+"""Inside ``session.evaluated()``, and there with half a checkpoint written."""
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "none": ("import",),
+    "late": ("setup", *LOOP, "evaluated"),
+    "kill": (*BEFORE, *LOOP, *SAVING, *AFTER),
+    "segv": LOOP,
+    "term": ("first", *LOOP),
+    "raise": (*BEFORE, *LOOP, *SAVING, *AFTER),
+    "exit-3": (*BEFORE, *LOOP, *SAVING, *AFTER),
+    "exit-0": (*BEFORE, *LOOP, *SAVING),
+    "os-exit-0": (*BEFORE, *LOOP, *SAVING),
+    "break": ("step",),
+    "nan": ("forward",),
+    "stop": (*BEFORE, *LOOP, *SAVING, "last"),
+    "sleep": (*BEFORE, *LOOP, *SAVING),
+    "launcher-term": ("import", *LOOP, "evaluated"),
+    "launcher-int": ("import", *LOOP, "evaluated"),
+    "launcher-kill": ("import", *LOOP, "evaluated"),
+    "shard": LOOP,
+    "journal-full": ("import",),
+    "journal-none": ("import",),
+    "markers": ("import",),
+}
+"""Kind → where it may strike. ``late`` sleeps for less than the time-out and ``sleep`` for longer; ``stop`` is SIGSTOP
+and ``break`` leaves the loop of one epoch; ``journal-full`` is a disk without room, ``journal-none`` a journal that
+cannot be opened, ``markers`` no room for the files that tell the launcher what a death means."""
+
+CODES = {"kill": 137, "segv": 139, "term": 143, "raise": 1, "exit-3": 3}
+"""Kinds of death → exit code of the run that it ends."""
+
+SIGNALLED = {"launcher-term": ("SIGTERM", 143), "launcher-int": ("SIGINT", 130), "launcher-kill": ("", 137)}
+"""What the launcher is sent → what it says, and its exit code."""
+
+HARMLESS = ("none", "late", "shard", "journal-full", "markers")
+QUIET = ("exit-0", "os-exit-0")
+HANGING = ("stop", "sleep")
+
+SHORT_S, SERVED_S, LONG_S = 8.0, 14.0, 30.0
+"""Time-outs: where somebody has to wait for it, where shards do (that has to be longer than 10 s), and where nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One fault.
+
+    Attributes:
+        number: the case's place among those of a seed.
+        servers: processes for the shared copy; 0 is a thread of rank 0.
+        rank: the culprit, which also sends the signals to others.
+        step: the culprit's own step, counted from 1 over the run; for moments of :data:`SAVING` the how manieth time.
+        save_every: iterations from checkpoint to checkpoint, in the loop; 0 saves after each epoch.
+        ahead: the loop fetches the next batch before it steps on this one.
+        resumed: workers that go on from the newest checkpoint.
+    """
+
+    seed: int
+    number: int
+    sync: str
+    balance: str
+    workers: int
+    servers: int
+    kind: str
+    rank: int
+    moment: str
+    step: int
+    save_every: int
+    ahead: bool
+    resumed: int
+
+    @property
+    def timeout_s(self) -> float:
+        """What the run is told with ``--timeout``."""
+        if self.servers:
+            return SERVED_S
+        waited = self.kind in (*QUIET, *HANGING, "break") or self.sync in SERVED
+        return SHORT_S if waited else LONG_S
+
+    @property
+    def centred(self) -> bool:
+        """Whether a checkpoint holds a centre, and so only the steps until the last exchange."""
+        return self.sync.startswith(("bmuf", "diloco"))
+
+    @property
+    def words(self) -> str:
+        """For a table."""
+        place = f"{self.moment} {self.step}" if self.moment in (*LOOP, *SAVING) else self.moment
+        more = f" --servers {self.servers}" * bool(self.servers) + ", one batch ahead" * self.ahead
+        saved = f", saves every {self.save_every}" * bool(self.save_every)
+        return f"{self.sync} {self.balance} ×{self.workers}{more}{saved}: rank {self.rank} {self.kind} at {place}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """How a case has to end.
+
+    Attributes:
+        codes: exit codes that are right; None where any is.
+        named: what the last message has to say; "" for nothing, and "rank" for the culprit.
+        others: whether the other workers come to the end of the script; None where either is right.
+        leftovers: beginnings of names of files that may stay in the temporary directory.
+    """
+
+    codes: tuple[int, ...] | None
+    named: str
+    others: bool | None
+    leftovers: tuple[str, ...] = ()
+
+
+def draw(seed: int, number: int) -> Case:
+    """The case with this number; it depends on no other one."""
+    dice = Random(f"{seed}/{number}")
+    kind = dice.choice(tuple(KINDS))
+    sync = dice.choice(SERVED if kind in ("shard", "markers") else POLICIES)
+    workers = dice.choice((2, 2, 3, 4))
+    moment = dice.choice(KINDS[kind])
+    together = sync in TOGETHER
+    balances = ("even", "lb-bsp", f"static:shares={'/'.join(map(str, range(workers, 0, -1)))}")
+    times = 2 if moment in SAVING else 15 if together else 6
+    step = dice.randint(1, times)
+    if kind == "break" and step == ITERATIONS:
+        step += 1  # at the end of an epoch there is nothing to leave
+    return Case(
+        seed=seed,
+        number=number,
+        sync=sync,
+        balance=dice.choice(balances) if together else "even",
+        workers=workers,
+        servers=dice.choice((1, 2) if kind == "shard" else (0, 0, 1, 2)) if sync in SERVED else 0,
+        kind=kind,
+        rank=0 if moment == "save" else dice.randrange(workers),
+        moment=moment,
+        step=step,
+        save_every=dice.choice((0, 1, 2, 3)) if together else 0,
+        ahead=sync == "bsp" and dice.random() < 0.3,
+        resumed=dice.choice((2, 3, 5)),
+    )
+
+
+def borne(case: Case) -> bool:
+    """Whether the others can do without the culprit when it dies: from the first batch to the end of the session."""
+    begun = case.moment not in (*BEFORE, "closed") and (case.moment, case.step) != ("batch", 1)
+    return case.sync in SERVED and begun and not _held(case)
+
+
+def expected(case: Case) -> Expected:
+    """How the run has to end, if the fault has struck."""
+    over = case.moment in AFTER
+    if case.kind in HARMLESS:
+        return Expected(codes=(0,), named="", others=True)
+    if case.kind in SIGNALLED:
+        named, code = SIGNALLED[case.kind]
+        left = ("uneven-",) if case.kind == "launcher-kill" else ()
+        return Expected(codes=(code,), named=named, others=False, leftovers=left)
+    kept = _kept(case)
+    if case.kind == "journal-none":
+        return Expected(codes=(1,), named="rank", others=False)
+    if case.kind in CODES or case.kind == "nan":
+        code = CODES.get(case.kind, 1)
+        if borne(case):
+            return Expected(codes=(code if case.rank == 0 else 0,), named="rank", others=True, leftovers=kept)
+        return Expected(codes=(code,), named="rank", others=None if over else False, leftovers=kept)
+    if case.kind == "break":
+        if case.sync in TOGETHER:
+            return Expected(codes=(1,), named="rank", others=False)
+        return Expected(codes=(0,), named="", others=True)
+    if case.kind == "exit-0" and case.sync in SERVED and case.moment not in BEFORE:
+        return Expected(codes=(0,), named="", others=True)  # it closes its session, and takes no more samples
+    if borne(case):  # it hangs, or ends with 0 in the middle: a worker less, by whichever way
+        return Expected(codes=None, named="rank", others=None, leftovers=kept)
+    # Who hangs may only be slow, so where each goes its own way the others go on before it has begun.
+    free = case.kind in HANGING and case.sync in SERVED and not _held(case)
+    return Expected(codes=None if over else tuple(range(1, 256)), named="rank", others=None if over or free else False,
+                    leftovers=kept)  # fmt: skip
+
+
+def _held(case: Case) -> bool:
+    """Whether the shared copy is a thread of the culprit."""
+    return case.sync in SERVED and case.rank == 0 and not case.servers
+
+
+def _kept(case: Case) -> tuple[str, ...]:
+    return ("uneven-copy-",) if _held(case) else ()

@@ -1,0 +1,116 @@
+"""Whether a run with a fault ended as it has to, and whether every sample was used once. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from uneven_bench.faults.cases import SAMPLES, Case, Expected, expected
+
+Line = tuple[int, int, Sequence[int]]
+"""Epoch, iteration of it from 1, samples: what one worker trained on."""
+
+Used = tuple[int, Sequence[int]]
+"""Epoch, samples of it."""
+
+ENDS_WITHIN_S = 60.0
+"""After the fault and the time-out: the roll call, half a minute that torch lets workers end, and a busy machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        code: of the launcher; None if it had not ended ``ENDS_WITHIN_S`` after fault and time-out.
+        said: all that launcher and workers printed.
+        struck: whether there was a fault; a worker may not come to its step before the others have taken all samples.
+        finished: ranks that came to the end of the script.
+        processes: what still ran when it had ended.
+        files: what lay outside of the run directory then.
+    """
+
+    code: int | None
+    said: str
+    struck: bool
+    finished: tuple[int, ...]
+    processes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+def judge(case: Case, outcome: Outcome) -> list[str]:
+    """What is wrong with how the run ended; nothing if all is right."""
+    want = expected(case) if outcome.struck else Expected(codes=(0,), named="", others=True)
+    wrong = [f"left running: {one}" for one in outcome.processes]
+    wrong += [f"left behind: {one}" for one in outcome.files if not one.startswith(want.leftovers or ("\0",))]
+    if outcome.code is None:
+        return [f"had not ended {ENDS_WITHIN_S:g} s after the fault and the time-out", *wrong]
+    code = 128 - outcome.code if outcome.code < 0 else outcome.code
+    if want.codes is not None and code not in want.codes:
+        codes = str(want.codes[0]) if len(want.codes) == 1 else "anything but 0"
+        wrong.append(f"exit code {code}, not {codes}")
+    if not names(want.named, case.rank, outcome.said):
+        wrong.append(f"does not name {'rank ' + str(case.rank) if want.named == 'rank' else want.named}")
+    if "out of memory" in outcome.said and case.kind != "kill":
+        wrong.append("blames memory")
+    others = set(range(case.workers)) - ({case.rank} if outcome.struck else set())
+    if want.others is not None and (others <= set(outcome.finished)) != want.others:
+        came = ", ".join(map(str, sorted(others & set(outcome.finished)))) or "none"
+        wrong.append(f"{'all' if want.others else 'not all'} others should have come to the end; there are: {came}")
+    return wrong
+
+
+def names(what: str, rank: int, said: str) -> bool:
+    """Whether the message says who or what it was: the launcher's error, or what was told while the others went on.
+
+    A rank that is named beside others is not named, nor is one that only noticed.
+    """
+    if what != "rank":
+        return what in said
+    _, _, error = said.rpartition("error: ")
+    text = re.sub(r"\(noticed by [^)]*\)", "", error or said)
+    return re.search(rf"\brank {rank}(?!\d|, \d| of \d+ could)", text) is not None
+
+
+def once(held: Iterable[Used], second: Iterable[Line], epochs: int, *, lost: bool, anywhere: bool) -> list[str]:
+    """What is wrong with the samples of a checkpoint and of the run that went on from it.
+
+    Args:
+        held: what is in the checkpoint's model.
+        epochs: how many were asked for.
+        lost: a worker was lost before, and with it samples that it had taken.
+        anywhere: what an epoch had left may have come in the next one; then only the sums are looked at.
+    """
+    used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
+    for epoch, samples in (*held, *((epoch, samples) for epoch, _, samples in second)):
+        used.setdefault(epoch, Counter()).update(samples)
+    wrong = [f"resumed: epoch {epoch} was trained, of {epochs}" for epoch in sorted(used) if epoch >= epochs]
+    counts = {f"epoch {epoch}": one for epoch, one in sorted(used.items()) if epoch < epochs}
+    if anywhere:
+        counts = {f"{epochs} epochs": sum(counts.values(), Counter())}
+    due = epochs if anywhere else 1
+    for where, one in counts.items():
+        never, often = (sum(sign * (due - one[sample]) > 0 for sample in range(SAMPLES)) for sign in (1, -1))
+        if often or (never and not lost):
+            wrong.append(f"resumed: in {where} {never} samples too seldom, {often} too often")
+    return wrong
+
+
+def doubled(lines: Iterable[Line], epochs: int, whole: bool) -> list[str]:
+    """What is wrong with the samples of a run that was not resumed.
+
+    Args:
+        whole: it came to its end with every worker, so nothing may be missing either.
+    """
+    used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs if whole else 0)}
+    for epoch, _, samples in lines:
+        used.setdefault(epoch, Counter()).update(samples)
+    wrong = []
+    for epoch, counts in sorted(used.items()):
+        if often := sum(count > 1 for count in counts.values()):
+            wrong.append(f"in epoch {epoch} {often} samples more than once")
+        if whole and len(counts) < SAMPLES:
+            wrong.append(f"in epoch {epoch} {SAMPLES - len(counts)} samples never")
+    return wrong

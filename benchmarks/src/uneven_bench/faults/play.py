@@ -1,0 +1,199 @@
+"""Plays one fault: a real ``uneven run`` whose workers train, have it, and are looked at when the launcher has ended.
+
+Launcher and workers are forks of a process that has imported torch (:mod:`uneven.testing.forked_run`), so that a run
+takes a second; each is a process of its own, with its own session, environment and exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from uneven.testing.scripts import Script
+from uneven_bench.faults.cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, Case
+from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, Outcome, doubled, judge, once
+
+MARK = "UNEVEN_BENCH_FAULT"
+"""In the environment of all processes of a run: its folder."""
+
+_IMPORTED = ("uneven.cli.run", "uneven.launch.agent", "uneven_bench.faults.script", "rich.console")
+"""What all launchers or workers would import for themselves."""
+
+_STARTS_WITHIN_S = 120.0
+_GONE_WITHIN_S = 5.0
+_ENDLESS = 1_000_000
+"""Epochs where a launcher is sent a signal: workers that do not hear of it would train on."""
+
+Waiting = Generator[None, None, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One fault, played.
+
+    Attributes:
+        wrong: what was not as it has to be.
+        took_s: the first run, from its start to its end.
+        resumed: whether there was a checkpoint to go on from.
+        said: what launchers and workers printed.
+    """
+
+    case: Case
+    struck: bool
+    resumed: bool
+    wrong: tuple[str, ...]
+    took_s: float
+    said: str
+
+
+def play(case: Case, folder: Path) -> Generator[None, None, Played]:
+    """Play a fault in this empty folder. Advance it until it returns; between two yields others may be played."""
+    life = _Life(case, folder, 1)
+    outcome = yield from life.outcome()
+    wrong = judge(case, outcome)
+    whole = outcome.code == 0 and len(outcome.finished) == case.workers and case.kind != "break"
+    wrong += doubled(life.taken(), life.epochs, whole)
+    said, newest = outcome.said, folder / "notes" / "state.pt"
+    if newest.exists():
+        saved = torch.load(newest)
+        last = int(saved["cut"][0])
+        second = _Life(case, folder, 2, epochs=max(EPOCHS, last + 1) if case.kind in SIGNALLED else EPOCHS)
+        resumed = yield from second.outcome()
+        said += f"\n--- resumed by {case.resumed} workers ---\n{resumed.said}"
+        if resumed.code != 0:
+            how = "did not end" if resumed.code is None else f"ended with exit code {resumed.code}"
+            wrong.append(f"resumed by {case.resumed} workers from {saved['cut']}, it {how}")
+        else:
+            lost = outcome.struck and case.sync in SERVED and case.kind not in (*HARMLESS, *SIGNALLED)
+            held = list(_held(saved["model"]["seen"])) if case.sync in TOGETHER else [
+                (epoch, samples) for epoch, _, samples in life.taken() if epoch < last
+            ]  # fmt: skip
+            wrong += once(held, second.taken(), second.epochs, lost=lost, anywhere=case.centred)
+    return Played(
+        case=case,
+        struck=outcome.struck,
+        resumed=newest.exists(),
+        wrong=tuple(wrong),
+        took_s=life.took_s,
+        said=said,
+    )
+
+
+def _held(seen: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
+    """What a model was trained on, by epoch."""
+    for epoch, row in enumerate(seen):
+        if row.any():
+            yield epoch, row.nonzero().flatten().tolist()
+
+
+class _Life:
+    """One run: the first with the fault, the second resumed and without it."""
+
+    def __init__(self, case: Case, folder: Path, life: int, epochs: int = 0) -> None:
+        self._case, self._life = case, life
+        self._notes, self._work, self._temporary = (folder / name for name in ("notes", f"work-{life}", f"tmp-{life}"))
+        for one in (self._notes, self._work, self._temporary):
+            one.mkdir(exist_ok=True)
+        self.epochs = epochs or (_ENDLESS if case.kind in SIGNALLED else EPOCHS)
+        self._workers = case.workers if life == 1 else case.resumed
+        self.took_s = 0.0
+
+    def outcome(self) -> Generator[None, None, Outcome]:
+        """Run it to its end, or until it has had time enough; nothing of it runs then."""
+        with self._started() as script:
+            began_s = time.monotonic()
+            yield from self._awaited(script, began_s)
+            self.took_s = time.monotonic() - began_s
+            code = script.poll()
+            script.kill()
+            left: list[psutil.Process] = []
+            until_s = time.monotonic() + _GONE_WITHIN_S + self._case.timeout_s * (code is not None and code < 0)
+            while (left := list(self._running())) and code is not None and time.monotonic() < until_s:
+                yield
+            names = tuple(_named(one) for one in left)
+            for one in left:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            while list(self._running()):
+                yield
+            script.wait()
+            said = script.printed()
+        finished = (int(one.name.rpartition("-")[2]) for one in self._notes.glob(f"done-{self._life}-*"))
+        places = (*self._temporary.iterdir(), *self._work.iterdir())
+        return Outcome(
+            code=code,
+            said=said,
+            struck=self._struck_s() is not None,
+            finished=tuple(sorted(finished)),
+            processes=names if code is not None else (),
+            files=tuple(sorted(one.name for one in places if one.name != "run")),
+        )
+
+    def taken(self) -> Iterator[Line]:
+        """What all workers have trained on."""
+        for path in sorted(self._notes.glob(f"taken-{self._life}-*.jsonl")):
+            for line in path.read_text().splitlines():
+                yield tuple(json.loads(line))
+
+    def _started(self) -> Script:
+        case, first = self._case, self._life == 1
+        balance = case.balance if first or not case.balance.startswith("static") else "even"
+        servers = ["--servers", case.servers] if case.servers else []
+        told = asdict(case) | {
+            "life": self._life,
+            "notes": str(self._notes),
+            "epochs": self.epochs,
+            "kind": case.kind if first else "none",
+        }
+        words = ["-m", "uneven.testing.forked_run", "run", "--nproc", self._workers, "--run-dir", "run", *servers]
+        words += ["--sync", case.sync, "--balance", balance, "--timeout", case.timeout_s]
+        words += ["-m", "uneven_bench.faults.script", json.dumps(told)]
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("UNEVEN_")},
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self._temporary),
+            MARK: str(self._work),
+        }
+        return Script(words, cwd=self._work, env=environment, merged=True, imported=_IMPORTED)
+
+    def _awaited(self, script: Script, began_s: float) -> Waiting:
+        while script.poll() is None:
+            struck_s = self._struck_s()
+            if struck_s is None:
+                if time.monotonic() > began_s + _STARTS_WITHIN_S:
+                    return
+            elif time.time() > struck_s + self._case.timeout_s + ENDS_WITHIN_S:
+                return
+            yield
+
+    def _struck_s(self) -> float | None:
+        """When there was the fault, Unix time."""
+        try:
+            return (self._notes / "struck").stat().st_mtime if self._life == 1 else None
+        except FileNotFoundError:
+            return None
+
+    def _running(self) -> Iterator[psutil.Process]:
+        """All processes of this run, wherever they have been put."""
+        for one in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if one.status() == psutil.STATUS_ZOMBIE or one.pid == os.getpid():
+                    continue
+                if one.environ().get(MARK) == str(self._work) or one.cwd() == str(self._work):
+                    yield one
+
+
+def _named(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return f"process {process.pid}, {process.status()}, {' '.join(process.cmdline())[:60]}"
+    return f"process {process.pid}"

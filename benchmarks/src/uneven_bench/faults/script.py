@@ -1,0 +1,216 @@
+"""The script that ``uneven bench faults`` trains with; one of its workers has a fault. Its argument is JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+import uneven
+from uneven.journal.paths import rank_path
+from uneven.world import discover
+from uneven_bench.faults.cases import BATCH, MOST_EPOCHS, SAMPLES, SIGNALLED
+
+_MEET_WITHIN_S = 60.0
+_STEP_S = 0.005
+_LATE_S = 1.5
+_LONGEST_S = 100.0
+"""A worker that nobody ends does so by itself then."""
+
+
+class Fault:
+    """What goes wrong in this worker, and when.
+
+    Args:
+        told: the case's fields, with "none" as ``kind`` where nothing shall go wrong.
+        notes: folder for what the workers leave for the bench.
+
+    Attributes:
+        step: this worker's own, in hand; counted from 1 over the run.
+    """
+
+    def __init__(self, told: dict[str, Any], rank: int, run: Path, notes: Path) -> None:
+        self._told, self._rank, self._run, self._notes = told, rank, run, notes
+        self._mine = told["kind"] != "none" and rank == told["rank"]
+        self.step = 1
+        self._times = 0
+
+    def at(self, moment: str) -> str:
+        """Strike if it is the moment; the kind of a fault that is left to the caller."""
+        if not self._mine or moment != self._told["moment"]:
+            return ""
+        if moment in ("evaluated", "save"):
+            self._times += 1
+            due = self._times >= self._told["step"]
+        else:
+            due = moment not in ("batch", "forward", "backward", "step") or self.step >= self._told["step"]
+        if not due:
+            return ""
+        self._mine = False
+        (self._notes / "struck").touch()
+        return self._strike(self._told["kind"])
+
+    def spoils(self) -> bool:
+        """Whether a checkpoint is not worth going on from: others have stepped on a NaN, or train without end."""
+        return self._told["kind"] in (*SIGNALLED, "nan") and (self._notes / "struck").exists()
+
+    def _strike(self, kind: str) -> str:
+        match kind:
+            case "kill" | "segv" | "term" | "stop":
+                os.kill(os.getpid(), getattr(signal, f"SIG{kind.upper()}"))
+            case "raise":
+                raise RuntimeError("a fault of the bench")
+            case "exit-3":
+                sys.exit(3)
+            case "exit-0":
+                sys.exit()
+            case "os-exit-0":
+                os._exit(0)
+            case "late":
+                time.sleep(_LATE_S)
+            case "sleep":
+                time.sleep(_LONGEST_S)
+                os._exit(99)
+            case "shard":
+                next(one for one in _siblings() if "uneven.server" in one.cmdline()).kill()
+            case "journal-full" | "journal-none":
+                path = rank_path(self._run, self._rank)
+                path.parent.mkdir(exist_ok=True)
+                path.symlink_to("/dev/full" if kind == "journal-full" else "/dev/full/no")
+            case "markers":
+                (self._run / f"loss-{self._rank}.part").mkdir()
+        if kind in SIGNALLED:
+            os.kill(os.getppid(), getattr(signal, f"SIG{kind.removeprefix('launcher-').upper()}"))
+        return kind
+
+
+def _siblings() -> list[psutil.Process]:
+    return psutil.Process(os.getppid()).children()
+
+
+class Numbered(Dataset[Any]):
+    """Samples that know their index."""
+
+    def __init__(self, fault: Fault) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self._x = torch.randn(SAMPLES, 5, generator=generator)
+        self._y = torch.randint(0, 3, (SAMPLES,), generator=generator)
+        self._fault = fault
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        self._fault.at("batch")
+        return self._x[index], self._y[index], index
+
+
+class Remembering(nn.Module):
+    """A small model that knows what it was trained on: ``seen`` is not zero where a sample of an epoch was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.seen = nn.Parameter(torch.zeros(MOST_EPOCHS, SAMPLES))
+
+    def forward(self, x: torch.Tensor, epoch: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layers(x), self.seen[min(epoch, MOST_EPOCHS - 1)][index].mean()
+
+
+def batches(loader: Any, ahead: bool) -> Iterator[Any]:
+    """Of an epoch; with ``ahead``, each is handed out once the next one is there."""
+    if not ahead:
+        yield from loader
+        return
+    coming = iter(loader)
+    held = next(coming, None)
+    while held is not None:
+        following = next(coming, None)
+        yield held
+        held = following
+
+
+def main(told: dict[str, Any]) -> None:
+    """Train."""
+    began_s, notes, rank = time.monotonic(), Path(told["notes"]), discover().rank
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    run = discover().run_directory
+    assert run is not None
+    fault = Fault(told, rank, run, notes)
+    fault.at("import")
+    _meet(told, rank, notes)
+    session = uneven.Session(nonfinite="raise")
+    fault.at("setup")
+    torch.manual_seed(1)
+    model = Remembering()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    session.setup(model, optimizer)
+    loader = session.loader(Numbered(fault), BATCH)
+    newest = notes / "state.pt"
+    if told["life"] > 1:
+        saved = torch.load(newest)
+        model.load_state_dict(saved["model"])
+        session.load_state_dict(saved["session"])
+
+    def save(epoch: int, iteration: int) -> None:
+        with session.evaluated():
+            fault.at("evaluated")
+            if rank == 0 and told["life"] == 1 and not fault.spoils():
+                state = {"cut": (epoch, iteration), "model": model.state_dict(), "session": session.state_dict()}
+                half = notes / "half.pt"
+                torch.save(state, half)
+                fault.at("save")
+                half.replace(newest)
+
+    fault.at("first")
+    with (notes / f"taken-{told['life']}-{rank}.jsonl").open("w", buffering=1) as taken:
+        for epoch in range(loader.epoch, told["epochs"]):
+            for iteration, (x, y, index) in enumerate(batches(loader, told["ahead"]), start=1):
+                taken.write(json.dumps([epoch, iteration, index.tolist()]) + "\n")
+                scores, seen = model(x, epoch, index)
+                loss = F.cross_entropy(scores, y) + seen
+                (loss * (float("nan") if fault.at("forward") == "nan" else 1.0)).backward()
+                fault.at("backward")
+                optimizer.step()
+                optimizer.zero_grad()
+                if fault.at("step") == "break":
+                    break
+                fault.step += 1
+                if told["save_every"] and iteration % told["save_every"] == 0:
+                    save(epoch, iteration)
+                if time.monotonic() - began_s > _LONGEST_S:
+                    os._exit(98)
+                time.sleep(_STEP_S)
+            if not told["save_every"]:
+                save(epoch + 1, 0)
+    fault.at("last")
+    session.close()
+    fault.at("closed")
+    (notes / f"done-{told['life']}-{rank}").touch()
+
+
+def _meet(told: dict[str, Any], rank: int, notes: Path) -> None:
+    """Until all are here, who may have a fault before that excepted: then a time-out does not run while one starts."""
+    (notes / f"here-{told['life']}-{rank}").touch()
+    absent = {told["rank"]} if told["moment"] == "import" else set()
+    awaited = [notes / f"here-{told['life']}-{other}" for other in set(range(discover().size)) - absent]
+    limit_s = time.monotonic() + _MEET_WITHIN_S
+    while not all(one.exists() for one in awaited) and time.monotonic() < limit_s:
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

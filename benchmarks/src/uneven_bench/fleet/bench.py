@@ -1,0 +1,255 @@
+"""``uneven bench fleet``: the same members trained on shared data, and in the ways that they are trained without it.
+
+Every method trains every member for the same number of epochs on the same samples, on this machine's cores as slots.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+import uneven.fleet as fleet
+from uneven.errors import TrainingError
+from uneven.fleet.engine_options import Options
+from uneven.fleet.optimal import best_rounds
+from uneven.fleet.rates import Rates
+from uneven.fleet.rounds import Paradigm, Planner
+from uneven.fleet.simulate import Work, play
+from uneven_bench.fleet import tensor_socket as fleet_socket
+from uneven_bench.fleet import tune as fleet_tune
+from uneven_bench.fleet.baseline import baseline
+from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
+
+SLOTS = 2
+METHODS = {
+    "baseline": "one pipeline per member; a free slot takes the next member",
+    "homogeneous": "shared, a random subset of as many members as slots, then the next",
+    "sequential": "one member after the other, all slots to it",
+    "fleet-g": "shared, FLEET, all slots planned anew",
+    "fleet-l": "shared, FLEET, free slots refilled",
+    "together": "shared, all members take turns on the slots; ours, and what a user gets",
+    "ray-tune": "trials of Ray Tune, one pipeline each; only where Ray is installed",
+    "tensorsocket": "all members at once, fed by one TensorSocket producer; only where it is installed",
+}
+
+
+class Rival(NamedTuple):
+    """A method of others that may not be installed."""
+
+    heading: str
+    installed: Callable[[], bool]
+    train: Callable[[fleet.Ensemble, int], dict[str, Any]]
+
+
+RIVALS = {
+    "ray-tune": Rival("× Tune", fleet_tune.installed, fleet_tune.ray_tune),
+    "tensorsocket": Rival("× TensorSocket", fleet_socket.installed, fleet_socket.tensorsocket),
+}
+"""Method → what it needs and how it trains; every other method is always there."""
+
+Progress = Callable[[str, str, float], None]
+
+
+def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
+    """Measure.
+
+    Returns:
+        ``rates_per_s`` (member → samples/s on 1, 2 slots), ``profile_s``, ``slots``, ``repeats``, ``samples``,
+        ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``, ``preprocess_cpu_s``,
+        ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, ``sharing``, the mean number of members
+        that read a prepared sample, and ``accuracy``, the mean over members and repeats; ``accuracy_by_member``, each
+        the mean over repeats; ``wall_range_s``, and ``accuracy_range`` of the members' mean, over the repeats: each
+        has a seed of its own, the same for every method), ``speedup_vs_baseline``, ``speedup_vs_homogeneous``,
+        ``speedup_vs_ray_tune``, ``speedup_vs_tensorsocket`` (method → median of the ratios within a repeat; the last
+        two are empty where the rival is not installed) and ``preprocess_saving`` (method → baseline's processor time
+        over the method's, the same way).
+        ``plan_gap_to_optimal``: how much longer FLEET-G's plan takes than the best rounds there are, both reckoned
+        from the measured rates.
+
+    Raises:
+        TrainingError: a member failed.
+    """
+    repeats, samples, epochs = (1, 1500, 2) if quick else (3, 4000, 3)
+    progress("profiling", "", 0.0)
+    began_s = time.perf_counter()
+    rates = profile(data)
+    profile_s = time.perf_counter() - began_s
+    progress("profiling", "done", 1.0)
+    found = measure(data, progress, rates=rates, repeats=repeats, samples=samples, epochs=epochs)
+    return {"profile_s": profile_s, **found}
+
+
+def profile(data: str) -> dict[str, list[float]]:
+    """Member → samples/s on 1 and 2 slots, as every training measures them if it is not told."""
+    with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
+        tried = ensemble(data, "preprocessing-light", tuple(WIDTHS), samples=128, epochs=1)
+        options = Options(together=False)
+        return fleet.train(tried, devices=SLOTS, directory=folder, options=options, progress=False).state.rates
+
+
+def measure(
+    data: str,
+    progress: Progress,
+    *,
+    rates: dict[str, list[float]],
+    repeats: int,
+    samples: int,
+    epochs: int,
+    cases: tuple[str, ...] = tuple(CASES),
+    methods: tuple[str, ...] | None = None,
+) -> dict[str, Any]:
+    """All but the profile, with every size given; "baseline", "homogeneous" and "fleet-g" must be among the methods.
+
+    Shared methods have as many preprocessors as the baseline has loader processes.
+    """
+    methods = methods or methods_here()
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {case: {name: [] for name in methods} for case in cases}
+    jobs = [(repeat, case, name) for repeat in range(repeats) for case in cases for name in methods]
+    for number, (repeat, case, name) in enumerate(jobs):
+        progress("training", f"{case}: {name}", number / len(jobs))
+        order = list(WIDTHS)
+        random.Random(repeat).shuffle(order)
+        # Seeds are the repeats' numbers, the same for all methods.
+        asked = ensemble(data, case, tuple(order), samples=samples, epochs=epochs, seed=repeat)
+        found[case][name].append(_train(name, asked, {one: rates[one] for one in order}))
+    progress("training", "done", 1.0)
+    return {
+        "rates_per_s": rates,
+        "slots": SLOTS,
+        "repeats": repeats,
+        "samples": samples,
+        "epochs": epochs,
+        "plan_gap_to_optimal": plan_gap(rates, samples, epochs),
+        "cases": {case: _compare(each) for case, each in found.items()},
+    }
+
+
+def methods_here() -> tuple[str, ...]:
+    """All methods but the rivals that are not installed."""
+    return tuple(name for name in METHODS if name not in RIVALS or RIVALS[name].installed())
+
+
+def plan_gap(rates: dict[str, list[float]], samples: int, epochs: int) -> float:
+    """How much longer FLEET-G's rounds take than the best ones, as a share; waiting for data left out."""
+    known = Rates({name: row[:SLOTS] for name, row in rates.items()})
+    work = Work(known, dict.fromkeys(rates, epochs), samples, (tuple(range(SLOTS)),))
+    planned = play(work, Planner(known, SLOTS, closeness=Options().closeness))
+    return planned.wall_s / best_rounds(work).wall_s - 1.0
+
+
+def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) -> dict[str, Any]:
+    if method == "baseline":
+        return baseline(asked, SLOTS)
+    if method in RIVALS:
+        return RIVALS[method].train(asked, SLOTS)
+    options = Options(rates=rates, preprocessors=SLOTS, together=False)
+    if method == "fleet-l":
+        options = replace(options, paradigm=Paradigm.LOCAL)
+    elif method == "together":  # it finds out by itself what it has to know
+        options = Options(preprocessors=SLOTS, together=True)
+    elif method == "homogeneous":  # as if all were equally fast, in random order
+        options = replace(options, rates={name: [1.0] for name in rates}, alpha=0.0)
+    elif method == "sequential":  # so far apart that no two fit together
+        apart = {name: [10.0**i * share for share in (1.0, 1.5)] for i, name in enumerate(rates)}
+        options = replace(options, rates=apart, closeness=fleet.Closeness(delta_per_s=0.0))
+    with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
+        began_s = time.perf_counter()
+        result = fleet.train(asked, devices=SLOTS, directory=folder, options=options, progress=False)
+        wall_s = time.perf_counter() - began_s
+    bad = [row for row in result.table if row.status != "trained"]
+    if bad:
+        raise TrainingError(f"{method}: member {bad[0].name!r} failed: {bad[0].why}")
+    epochs = [epoch for member in result.state.members.values() for epoch in member.epochs]
+    busy_s = sum(epoch.train_s + epoch.validate_s for epoch in epochs)
+    return {
+        "wall_s": wall_s,
+        "preprocess_cpu_s": result.state.preprocess_cpu_s,
+        "wait_share": sum(epoch.waited_s for epoch in epochs) / busy_s,
+        "rounds": len(result.state.plan),
+        "checkpoint_share": sum(epoch.checkpoint_s for epoch in epochs) / (busy_s + 1e-9),
+        "scheduling_share": result.state.scheduling_s / wall_s,
+        "sharing": len(epochs) / result.state.passes,
+        "accuracy": {name: one.epochs[-1].metric for name, one in result.state.members.items()},
+    }
+
+
+_FIGURES = ("wall_s", "preprocess_cpu_s", "wait_share", "rounds", "checkpoint_share", "scheduling_share", "sharing")
+
+
+def _compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    methods: dict[str, Any] = {}
+    for name, each in found.items():
+        figures: dict[str, Any] = {key: statistics.median(one[key] for one in each) for key in _FIGURES}
+        walls = [one["wall_s"] for one in each]
+        figures["wall_range_s"] = [min(walls), max(walls)]
+        means = [statistics.fmean(one["accuracy"].values()) for one in each]
+        figures["accuracy"], figures["accuracy_range"] = statistics.fmean(means), [min(means), max(means)]
+        figures["accuracy_by_member"] = {
+            member: statistics.fmean(one["accuracy"][member] for one in each) for member in each[0]["accuracy"]
+        }
+        methods[name] = figures
+
+    def times(over: str, figure: str) -> dict[str, float]:
+        slow = [one[figure] for one in found.get(over, ())]
+        if not slow:
+            return {}
+        return {
+            name: statistics.median(a / one[figure] for a, one in zip(slow, each, strict=True))
+            for name, each in found.items()
+        }
+
+    return {
+        "methods": methods,
+        **{_speedup(name): times(name, "wall_s") for name in _COMPARED},
+        "preprocess_saving": times("baseline", "preprocess_cpu_s"),
+    }
+
+
+_COMPARED = {"baseline": "× baseline", "homogeneous": "× homog."} | {name: one.heading for name, one in RIVALS.items()}
+
+
+def _speedup(over: str) -> str:
+    return f"speedup_vs_{over.replace('-', '_')}"
+
+
+_HEADINGS = (
+    "took", *_COMPARED.values(), "preprocessing", "saved ×", "share", "waiting", "rounds", "checkpoints", "accuracy",
+)  # fmt: skip
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    shown = []
+    for case, found in result["cases"].items():
+        title = (
+            f"{case}: {len(WIDTHS)} members, {result['epochs']} epochs of {result['samples']:,} samples, "
+            f"{result['slots']} slots; the plan takes {result['plan_gap_to_optimal']:.0%} longer than the best rounds"
+        )
+        table = Table(title=title, box=SIMPLE_HEAD)
+        table.add_column("method")
+        for heading in _HEADINGS:
+            table.add_column(heading, justify="right")
+        for name, one in found["methods"].items():
+            speedups = (found[_speedup(over)].get(name) for over in _COMPARED)
+            table.add_row(
+                name, f"{one['wall_s']:.1f} s{_around(one['wall_range_s'], '.1f')}",
+                *("" if speedup is None else f"{speedup:.2f}" for speedup in speedups),
+                f"{one['preprocess_cpu_s']:.1f} s", f"{found['preprocess_saving'][name]:.2f}", f"{one['sharing']:.1f}",
+                f"{one['wait_share']:.0%}", f"{one['rounds']:.0f}", f"{one['checkpoint_share']:.1%}",
+                f"{one['accuracy']:.1%}{_around(one['accuracy_range'], '.1%')}",
+            )  # fmt: skip
+        shown.append(table)
+    return shown
+
+
+def _around(ends: list[float], form: str) -> str:
+    low, high = ends
+    return f" [{low:{form}} … {high:{form}}]" if high > low else ""

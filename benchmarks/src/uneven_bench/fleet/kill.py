@@ -1,0 +1,193 @@
+"""``uneven bench fleet-kill``: trainings of an ensemble in which something is killed at a random moment.
+
+In turn the whole run, a process of a member, and a preprocessor get ``kill -9``, after a random part of the time that
+an undisturbed training takes. The same command is then given again until it ends well, and it is looked at what was
+trained: every member for all of its epochs, and not one step more (the optimizers count them).
+
+Started as a program, this module is the training that something is killed in.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven.errors import TrainingError
+from uneven.fleet import checkpoint
+from uneven.fleet.engine import run as train
+from uneven.fleet.engine_options import Moment, Options
+from uneven.fleet.engine_state import RunState, folders, load
+from uneven_bench.fleet.cases import BATCH, ensemble
+
+KINDS = ("run", "member", "preprocessor")
+MOST_STARTS = 5
+DEVICES = 3
+RATES = {"tiny": [1000.0], "middle": [500.0, 1000.0], "large": [300.0, 600.0]}
+"""As if measured: "tiny" on one slot and "middle" on two keep pace, "large" comes after them."""
+
+Progress = Callable[[str, str, float], None]
+
+
+def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
+    """Kill, ten times; with ``quick``, three times.
+
+    Returns:
+        ``undisturbed_s``, and ``kills``: for each the ``kind``, the moment ``at_s`` (seconds after the training began),
+        ``starts``, ``trained`` (every member, for all epochs), ``steps_too_many``, and ``same`` (bit for bit what the
+        undisturbed training brought; a member that was set back by a pass sees other orders, so then it need not be).
+        ``all_finished``: how many of them were trained with no step too many.
+
+    Raises:
+        TrainingError: a training that was not disturbed failed.
+    """
+    return measure(data, progress, kills=3 if quick else 10, samples=600, epochs=3, seed=int(time.time()))
+
+
+def measure(
+    data: str, progress: Progress, *, kills: int, samples: int, epochs: int, seed: int, kinds: tuple[str, ...] = KINDS
+) -> dict[str, Any]:
+    """See :func:`run`, with every size given."""
+    draw = random.Random(seed)
+    sizes = (data, samples, epochs)
+    with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
+        progress("killing", "an undisturbed training", 0.0)
+        whole = Path(folder) / "whole"
+        code, said = _started(whole, sizes, "nothing", 0.0, 0)
+        if code:
+            raise TrainingError(f"the undisturbed training failed:\n{said}")
+        state = _state(whole, sizes)
+        found = []
+        for number in range(kills):
+            kind = kinds[number % len(kinds)]
+            at_s = draw.uniform(0.0, state.wall_s)
+            progress("killing", f"{kind}, after {at_s:.1f} s", (number + 1) / (kills + 1))
+            directory, starts = Path(folder) / f"{number}", 1
+            code, said = _started(directory, sizes, kind, at_s, draw.randrange(2**31))
+            while code and starts < MOST_STARTS:
+                code, said = _started(directory, sizes, "nothing", 0.0, 0)
+                starts += 1
+            one = {"kind": kind, "at_s": at_s, "starts": starts, **_judged(directory, whole, sizes)}
+            found.append(one if code == 0 else {**one, "trained": False, "said": said})
+        progress("killing", "done", 1.0)
+    good = sum(one["trained"] and not one["steps_too_many"] for one in found)
+    return {"undisturbed_s": state.wall_s, "seed": seed, "kills": found, "all_finished": f"{good} of {kills}"}
+
+
+def _started(directory: Path, sizes: tuple[str, int, int], kind: str, at_s: float, seed: int) -> tuple[int, str]:
+    """The training as a program; its exit code, and what it said."""
+    words = [str(word) for word in (directory, *sizes, kind, at_s, seed)]
+    done = subprocess.run(
+        [sys.executable, "-m", "uneven_bench.fleet.kill", *words], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def _state(directory: Path, sizes: tuple[str, int, int]) -> RunState:
+    data, samples, epochs = sizes
+    asked = ensemble(data, "preprocessing-light", tuple(RATES), samples=samples, epochs=epochs)
+    return load(directory, {"members": list(asked.members)})
+
+
+def _judged(directory: Path, whole: Path, sizes: tuple[str, int, int]) -> dict[str, Any]:
+    state, (_, samples, epochs) = _state(directory, sizes), sizes
+    steps = epochs * -(-samples // BATCH)
+    newest = {name: _newest(directory, state, name) for name in RATES}
+    taken = {name: _steps(saved) for name, saved in newest.items()}
+    trained = all(one.status == "trained" and len(one.epochs) == epochs for one in state.members.values())
+    return {
+        "trained": trained and all(taken[name] >= steps for name in RATES),
+        "steps_too_many": sum(max(0, count - steps) for count in taken.values()),
+        "same": all(_equal(saved, _newest(whole, state, name)) for name, saved in newest.items()),
+    }
+
+
+def _newest(directory: Path, state: RunState, name: str) -> dict[str, Any]:
+    found = sorted(folders(directory, list(state.members))[name].glob("*.pt"))
+    return checkpoint.read(found[-1]) if found else {}
+
+
+def _steps(saved: dict[str, Any]) -> int:
+    """How often the optimizer has stepped."""
+    return int(saved["optimizer"]["state"][0]["step"]) if saved else 0
+
+
+def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if not one or not other:
+        return False
+    return all(torch.equal(one["model"][key], value) for key, value in other["model"].items())
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    title = f"kill -9: {result['all_finished']} finished; undisturbed, a training takes {result['undisturbed_s']:.1f} s"
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for heading, justify in (("killed", "left"), ("after", "right"), ("starts", "right"), ("all trained", "left"),
+                             ("steps too many", "right"), ("same bits", "left")):  # fmt: skip
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for one in result["kills"]:
+        table.add_row(
+            one["kind"], f"{one['at_s']:.2f} s", str(one["starts"]), "yes" if one["trained"] else "NO",
+            str(one["steps_too_many"]), "yes" if one["same"] else "no",
+        )  # fmt: skip
+    return [table]
+
+
+class _Killer:
+    """Kills something of this program, from a thread: a process of the training, drawn at the moment, or all of it."""
+
+    def __init__(self, kind: str, at_s: float, seed: int) -> None:
+        self._kind, self._at_s, self._draw = kind, at_s, random.Random(seed)
+        self._newest: Moment | None = None
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        if self._kind == "run":
+            self._timer = threading.Timer(self._at_s, os.kill, (os.getpid(), signal.SIGKILL))
+        elif self._kind != "nothing":
+            self._timer = threading.Timer(self._at_s, self._strike)
+        if self._timer is not None:
+            self._timer.start()
+
+    def see(self, moment: Moment) -> None:
+        self._newest = moment
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _strike(self) -> None:
+        processes = self._newest.processes if self._newest is not None else {}
+        found = [pid for name, pids in processes.items() for pid in pids if bool(name) == (self._kind == "member")]
+        try:
+            os.kill(self._draw.choice(found), signal.SIGKILL)
+        except (IndexError, ProcessLookupError):  # none there yet, or it has just ended; soon
+            self._timer = threading.Timer(0.1, self._strike)
+            self._timer.start()
+
+
+def main(directory: str, data: str, samples: str, epochs: str, kind: str, at_s: str, seed: str) -> None:
+    """Train, and be killed."""
+    asked = ensemble(data, "preprocessing-light", tuple(RATES), samples=int(samples), epochs=int(epochs))
+    options = Options(rates=RATES, balance="even", buffer=512, chunk=64, preprocessors=2)
+    killer = _Killer(kind, float(at_s), int(seed))
+    killer.begin()
+    state = train(asked, DEVICES, Path(directory), options, killer.see)
+    killer.end()
+    sys.exit(any(one.status != "trained" for one in state.members.values()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

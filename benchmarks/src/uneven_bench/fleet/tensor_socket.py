@@ -1,0 +1,138 @@
+"""The members of an ensemble as consumers of TensorSocket, all at once, fed by one producer.
+
+Written against version 0.0.5. Its producer wraps a torch DataLoader with as many loader processes as there are slots;
+every member trains in a process of its own. What we do for it, beyond its documentation:
+
+* It sends loader batches eight together, and those of an epoch that come last never arrive. So each epoch goes on with
+  throw-away samples, which cost nothing to prepare, until all real ones have gone out (``loader_batches``).
+* It drops the part of the last eight that fills no batch; throw-away samples fill them all, and each member cuts them
+  off its last batch. A member that then has too few batches or too many has met a fault, and says so. (In 0.0.4, as
+  reported, a consumer's epoch never ends.)
+* On CPU its default way of packing sends, with each batch, a copy of all eight, once for each member. Ours, through the
+  hook it has for that, sends each batch once for all members.
+* All members have to be connected before it begins, in both directions: on a busy machine first messages and receipts
+  are lost, and it waits for them without end. And all must have ended an epoch before the next one begins, for it knows
+  of that only from heartbeats, and those may be old.
+* A member whose heartbeat is half a second late it takes for dead, and forgets how far it is. That is switched
+  off: here whoever started the members hears of the dead.
+
+Its processes are started and have imported it before the clock is started, as Ray is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uneven.emulate.ports import quiet_ports
+from uneven.errors import TrainingError
+from uneven.fleet import Ensemble
+from uneven.fleet.engine_child import Child, Events
+from uneven_bench.fleet.tensor_socket_child import consume, produce
+
+SILENCE_S = 120.0
+"""Nobody has ended an epoch for so long: something hangs."""
+
+
+def installed() -> bool:
+    """Whether TensorSocket is there; it is in none of our extras."""
+    return importlib.util.find_spec("tensorsocket") is not None
+
+
+def tensorsocket(ensemble: Ensemble, slots: int) -> dict[str, Any]:
+    """Train all members at once.
+
+    Returns:
+        The figures of ``uneven bench fleet`` for one method, and what starting the processes took, ``started_s``.
+
+    Raises:
+        TrainingError: a process failed, died or hung, or samples did not arrive.
+    """
+    members, ports = len(ensemble.members), quiet_ports(4)
+    with Processes(SILENCE_S) as processes:
+        began_s = time.perf_counter()
+        producer = processes.start("producer", produce, (ensemble, ports, slots))
+        consumers = [processes.start(f"member {name}", consume, (ensemble, name, ports)) for name in ensemble.members]
+        processes.hear("ready", 1 + members)
+        started_s = time.perf_counter() - began_s
+        began_s = time.perf_counter()
+        for child in (producer, *consumers):
+            child.send("begin")
+        processes.hear("joined", members)
+        producer.send("all have joined")
+        processes.hear("met", 1)
+        for child in (*consumers, producer):
+            child.send("train")
+        for epoch in range(1, ensemble.max_epochs + 1):
+            processes.hear("ended", epoch * members)
+            producer.send("next epoch")
+        done = processes.hear("done", members)
+        wall_s = time.perf_counter() - began_s
+        ((preprocess_cpu_s,),) = processes.hear("cpu", 1)
+    return {
+        "wall_s": wall_s,
+        "preprocess_cpu_s": preprocess_cpu_s,
+        "wait_share": sum(waited_s for _, _, waited_s, _ in done) / sum(took_s for *_, took_s in done),
+        "rounds": 1,
+        "checkpoint_share": 0.0,
+        "scheduling_share": 0.0,
+        "sharing": float(members),
+        "accuracy": {name: worth for name, worth, _, _ in done},
+        "started_s": started_s,
+    }
+
+
+class Processes:
+    """The producer and the members, and what they have said; leaving ends them all.
+
+    Args:
+        silence_s: hearing nothing for so long is a failure.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s, self._events = silence_s, Events()
+        self._children: list[Child] = []
+        self._told: dict[str, list[tuple[Any, ...]]] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children:
+            child.hang_up()
+        for child in self._children:
+            child.close()
+        self._events.close()
+
+    def start(self, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> Child:
+        """Start one; it may start others of its own."""
+        child = Child(
+            self._events, name, target, arguments, heard=self._heard, daemon=False,
+            died=lambda child: self._told.setdefault("failed", []).append((f"{child.name} died ({child.ending})",)),
+        )  # fmt: skip
+        self._children.append(child)
+        return child
+
+    def hear(self, what: str, count: int) -> list[tuple[Any, ...]]:
+        """Wait until so many messages of this kind have come since the start, and return what they said.
+
+        Raises:
+            TrainingError: a process failed or died, or nobody said anything for too long.
+        """
+        heard, last_s = -1, 0.0
+        while True:
+            if "failed" in self._told:
+                raise TrainingError(f"TensorSocket: {self._told['failed'][0][0]}")
+            if len(self._told.get(what, ())) >= count:
+                return self._told[what]
+            total = sum(len(each) for each in self._told.values())
+            if total != heard:
+                heard, last_s = total, time.monotonic()
+            if time.monotonic() - last_s > self._silence_s:
+                raise TrainingError(f"TensorSocket: nothing heard for {self._silence_s:g} s, of {count} \"{what}\"")
+            self._events.wait(min(1.0, self._silence_s))
+
+    def _heard(self, _: Child, message: tuple[Any, ...]) -> None:
+        self._told.setdefault(message[0], []).append(message[1:])

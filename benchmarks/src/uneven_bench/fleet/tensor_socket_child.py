@@ -1,0 +1,229 @@
+"""The producer and the member of :mod:`uneven_bench.fleet.tensor_socket`, each a process, and what works round faults.
+
+Nothing here imports TensorSocket before one of the two begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from uneven.errors import TrainingError
+from uneven.fleet import Ensemble
+from uneven.fleet.engine_child import telling
+from uneven_bench.fleet.baseline import Prepared, fit
+from uneven_bench.fleet.cases import BATCH
+
+TOGETHER = 8
+"""Loader batches that TensorSocket sends at a time, by default."""
+
+def loader_batches(samples: int, batch: int) -> tuple[int, int]:
+    """Of an epoch: batches that reach the members, which hold all samples, and those that the loader needs for it.
+
+    A group of eight goes out only when the loader has more to come after it.
+    """
+    arrive = -(-samples // (batch * TOGETHER)) * TOGETHER
+    return arrive, arrive + 1
+
+
+class Order(Sampler[int]):
+    """A random order of the samples, then -1, a throw-away sample, up to ``length``; after ``epochs`` only those.
+
+    The producer asks its loader for one epoch more than it sends.
+    """
+
+    def __init__(self, samples: int, length: int, epochs: int) -> None:
+        self._samples, self._length, self._left = samples, length, epochs
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(self._samples).tolist() if self._left > 0 else []
+        self._left -= 1
+        return iter(order + [-1] * (self._length - len(order)))
+
+
+class Padded(Prepared):
+    """Prepared samples; at -1 one that was prepared once."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        super().__init__(ensemble.dataset, ensemble.transform)
+        self._spare = super().__getitem__(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._spare if index < 0 else super().__getitem__(index)
+
+
+def loader(ensemble: Ensemble, workers: int) -> DataLoader[Any]:
+    """What the producer wraps."""
+    data = Padded(ensemble)
+    _, needed = loader_batches(len(data), BATCH)
+    order = Order(len(data), needed * BATCH, ensemble.max_epochs)
+    return DataLoader(
+        data, BATCH, sampler=order, num_workers=workers, persistent_workers=True, multiprocessing_context="fork",
+    )  # fmt: skip
+
+
+class Packing:
+    """What TensorSocket sends of a batch: arrays, the same objects for all members, so that they are pickled once."""
+
+    def __init__(self) -> None:
+        self._views: dict[tuple[int, torch.Size], Any] = {}
+
+    def __call__(self, batch: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        # A view shares the memory of the tensor, so what it shows is always what lies there now.
+        return tuple(self._views.setdefault((part.data_ptr(), part.shape), part.numpy()) for part in batch)
+
+
+def unpack(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """The batch as tensors again."""
+    return tuple(torch.from_numpy(part) for part in batch)
+
+
+class Epochs:
+    """The batches of one epoch every time it is iterated over: as many samples as there are, no throw-away ones.
+
+    Args:
+        consumer: gives an epoch of batches every time it is iterated over.
+        ended: called when an epoch has arrived as a whole.
+
+    Raises:
+        TrainingError: an epoch had too few batches or too many.
+    """
+
+    def __init__(
+        self, consumer: Iterable[tuple[torch.Tensor, ...]], samples: int, batch: int, ended: Callable[[], None]
+    ) -> None:
+        self._consumer, self._samples, self._batch, self._ended = consumer, samples, batch, ended
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        expected = loader_batches(self._samples, BATCH)[0] * BATCH // self._batch
+        left, came = self._samples, 0
+        for parts in self._consumer:
+            came += 1
+            if came > expected:
+                break
+            if left > 0:
+                yield tuple(part[:left] for part in parts)
+                left -= len(parts[0])
+        if came != expected:
+            more = "more than " if came > expected else ""
+            raise TrainingError(f"of an epoch's {expected} batches TensorSocket delivered {more}{min(came, expected)}")
+        self._ended()
+
+
+def produce(connection: Connection, ensemble: Ensemble, ports: tuple[int, ...], workers: int) -> None:
+    """Be the producer. A message begins it, and one each the next epochs; at the end, ``("cpu", seconds)``.
+
+    The seconds are the processor's, of this process and of its loaders.
+    """
+    with telling(lambda text: connection.send(("failed", text))):
+        _keep_output_clean()
+        from tensorsocket import TensorProducer
+
+        torch.set_num_threads(1)
+        torch.manual_seed(ensemble.seed)
+        heard = _listen(connection)
+        connection.send(("ready",))
+        heard.get()
+        began_s = time.process_time()
+        source = loader(ensemble, workers)
+        producer = TensorProducer(
+            source, port=ports[0], ack_port=ports[1], heart_ports=(ports[2], ports[3]), pack_fn=Packing()
+        )
+        producer.hb.handle_heart_failure = lambda heart: None
+        _meet(producer, len(ensemble.members), lambda: connection.send(("met",)), heard)
+        for _ in range(ensemble.max_epochs):
+            for _ in producer:
+                pass
+            heard.get()
+        used = [child.cpu_times() for child in psutil.Process().children()]
+        connection.send(("cpu", time.process_time() - began_s + sum(one.user + one.system for one in used)))
+        threading.Event().wait()  # its loaders are ended with it
+
+
+def consume(connection: Connection, ensemble: Ensemble, name: str, ports: tuple[int, ...]) -> None:
+    """Train one member; ``("ended", name)`` after each epoch's batches, then ``("done", name, …)`` as in baseline."""
+    with telling(lambda text: connection.send(("failed", text))):
+        _keep_output_clean()
+        from tensorsocket import TensorConsumer
+
+        torch.set_num_threads(1)
+        heard = _listen(connection)
+        connection.send(("ready",))
+        heard.get()
+        torch.manual_seed(ensemble.seed)
+        member, began_s = ensemble.members[name](), time.perf_counter()
+        consumer = TensorConsumer(
+            port=ports[0], ack_port=ports[1], heart_ports=(ports[2], ports[3]), unpack_fn=unpack,
+            batch_size=member.batch_size,
+        )  # fmt: skip
+        connection.send(("joined", name))
+        while heard.empty():  # says hello until it is heard
+            consumer.ack_socket.send_multipart([str(consumer.consumer_id).encode(), b"-1", b"0"])
+            time.sleep(_HELLO_S)
+        joined_s = time.perf_counter() - began_s
+        batches = Epochs(
+            consumer, len(ensemble.dataset), member.batch_size, lambda: connection.send(("ended", name))
+        )
+        worth, waited_s, took_s = fit(ensemble, member, batches)
+        connection.send(("done", name, worth, waited_s + joined_s, took_s + joined_s))
+        threading.Event().wait()  # it is ended with the others
+
+
+_HELLO_S = 0.02
+
+
+def _meet(producer: Any, members: int, met: Callable[[], None], heard: queue.SimpleQueue[Any]) -> None:
+    """Until messages go both ways with every member: what is sent on a connection that is not up yet is lost.
+
+    A member that misses the first message waits for it without end, and so does the producer for a lost receipt.
+    """
+    producer.loader_batch_size = BATCH  # part of the first message
+    while heard.empty():  # all members have had it
+        producer._send_consumer_len()
+        time.sleep(_HELLO_S)
+    heard.get()
+    known: set[bytes] = set()
+    while len(known) < members or len(producer.hb.hearts) < members:
+        if producer.ack_socket.poll(10):
+            known.add(producer.ack_socket.recv_multipart()[0])
+    met()
+    heard.get()  # no member says hello any more
+    while producer.ack_socket.poll(5 * 1000 * _HELLO_S):
+        producer.ack_socket.recv_multipart()
+
+
+def _keep_output_clean() -> None:
+    """Before it is imported: it would send every record of every logger to standard output, where the result goes."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+
+
+def _listen(connection: Connection) -> queue.SimpleQueue[Any]:
+    """What comes, in a queue; TensorSocket waits without end for those that are gone, so the end ends this process."""
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def listen() -> None:
+        try:
+            while True:
+                heard.put(connection.recv())
+        except (EOFError, ConnectionResetError):
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return heard

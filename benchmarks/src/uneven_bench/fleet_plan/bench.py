@@ -1,0 +1,248 @@
+"""``uneven bench fleet-plan``: FLEET's planning and its rivals on simulated ensembles, and how long planning takes.
+
+Ensembles of 100 members like those of the paper's experiments are trained in virtual time on 20 … 160 devices by every
+method, and small ones are compared with the best rounds there are. Everything but the seconds spent in planning is
+the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from uneven.fleet.allocate import Closeness, Flotilla
+from uneven.fleet.assign import assign_devices
+from uneven.fleet.learning import LearningPlanner
+from uneven.fleet.optimal import best_rounds, least_wall_s
+from uneven.fleet.profile import profiled_rates
+from uneven.fleet.rates import Rates
+from uneven.fleet.rivals import Homogeneous, OneAfterAnother, OnePerDevice, Plans
+from uneven.fleet.rounds import Paradigm, Planner, Rule
+from uneven.fleet.simulate import Outcome, Work, play
+from uneven_bench.fleet_plan.cases import (
+    CHECKPOINT_S,
+    DEVICES,
+    KINDS,
+    PER_NODE,
+    PROFILED,
+    curve,
+    ensemble,
+    median,
+    mistaken,
+)
+from uneven_bench.fleet_plan.cases import single_rates as rates_alone
+from uneven_bench.fleet_plan.page import plan_page
+from uneven_bench.fleet_plan.page import tables as tables
+
+SMALL_MEMBERS, SMALL_DEVICES = 6, 6
+LARGE = 1000
+BAR_S = 1.0
+DRAWN = 12, 8, 3
+"""Members, devices and seed of the ensemble whose plans are drawn."""
+SHOWN = ("baseline", "homogeneous", "fleet-l", "fleet-g", "refill", "densest")
+ERRORS = 0.0, 0.1, 0.3
+"""Of a wrong profile: each member's rates are off by one factor, log-normal with this deviation."""
+RELATIVE = 0.2
+"""δ of ours, a share of the reference."""
+
+METHODS: dict[str, Callable[[Rates, int, int], Plans]] = {
+    "baseline": lambda rates, devices, seed: OnePerDevice(seed),
+    "homogeneous": lambda rates, devices, seed: Homogeneous(seed),
+    "sequential": lambda rates, devices, seed: OneAfterAnother(rates, devices),
+    "fleet-l": lambda rates, devices, seed: Planner(rates, devices, Paradigm.LOCAL),
+    "fleet-l-near": lambda rates, devices, seed: Planner(rates, devices, Paradigm.LOCAL, at_running_pace=True),
+    "fleet-g": lambda rates, devices, seed: Planner(rates, devices),
+    "fleet-g-printed": lambda rates, devices, seed: Planner(
+        rates, devices, closeness=Closeness(least_gain=None, falling=True)
+    ),
+    "refill": lambda rates, devices, seed: Planner(
+        rates, devices, Paradigm.REFILL, closeness=Closeness(delta_share=RELATIVE)
+    ),
+    "densest": lambda rates, devices, seed: Planner(rates, devices, Paradigm.REFILL, rule=Rule.DENSEST),
+}
+"""Name → planner from the believed rates, the number of devices and a seed."""
+
+
+def run(quick: bool, progress: Callable[[str, str, float], None], report: Path | None = None) -> dict[str, Any]:
+    """Every method on every ensemble.
+
+    Args:
+        quick: two numbers of devices, one ensemble each.
+        progress: told the phase, what it is doing, and how much of it is done, 0 … 1.
+        report: where to write pictures of plans for a small ensemble, one HTML file.
+
+    Returns:
+        ``kinds``: kind → devices → method → ``wall_s``, ``rounds``, ``wait_share`` (waiting and idle devices),
+        ``idle_share``, ``checkpoint_share``, ``scheduling_share``, ``prepared`` (epochs of samples), ``gap_to_bound``,
+        ``speedup_vs_baseline``, ``speedup_vs_homogeneous`` and ``preprocess_saving``, medians over ``draws``;
+        ``plan_gap_to_optimal``: method → how much longer than the best rounds it takes on small ensembles, ``median``
+        and ``worst``; ``greedy_gap``: the same of FLEET's flotillas when each runs to its end, which is what those
+        rounds are the best of; ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind → what it is.
+    """
+    devices, draws, small = ((20, 80), 1, 4) if quick else (DEVICES, 7, 40)
+    rounds = len(KINDS) * len(devices)
+    kinds: dict[str, dict[str, dict[str, dict[str, float]]]] = {name: {} for name in KINDS}
+    for done, (name, count) in enumerate((name, count) for name in KINDS for count in devices):
+        progress("100 members", f"{name}, {count} devices", done / rounds)
+        found = [_draw(name, count, seed) for seed in range(draws)]
+        kinds[name][str(count)] = {
+            method: {key: median([one[method][key] for one in found]) for key in found[0][method]} for method in METHODS
+        }
+    progress("100 members", "done", 1.0)
+    gaps, greedy = _small_gaps(small, progress)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(_pictures())
+    return {
+        "kinds": kinds,
+        "about": {name: kind.about for name, kind in KINDS.items()},
+        "draws": draws,
+        "checkpoint_s": CHECKPOINT_S,
+        "plan_gap_to_optimal": {name: {"median": median(row), "worst": max(row)} for name, row in gaps.items()},
+        "greedy_gap": {"median": median(greedy), "worst": max(greedy)},
+        "small": {"members": SMALL_MEMBERS, "devices": SMALL_DEVICES, "ensembles": small},
+        "profile_error": _profile_errors((80,) if quick else (20, 80, 160), draws, progress),
+        "planning": plan_large(LARGE, LARGE),
+    }
+
+
+class Timed:
+    """A planner whose seconds are counted, with those of dealing devices.
+
+    Attributes:
+        took_s: processor seconds so far.
+    """
+
+    def __init__(self, plans: Plans) -> None:
+        self.plans, self.shared, self.took_s = plans, plans.shared, 0.0
+
+    def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
+        """As the planner's own."""
+        start = time.process_time()
+        found = self.plans.next_flotilla(waiting, free_devices, running)
+        self.took_s += time.process_time() - start
+        return found
+
+    def assign(self, flotilla: Flotilla, nodes: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """As everybody's."""
+        start = time.process_time()
+        found = assign_devices(flotilla, nodes)
+        self.took_s += time.process_time() - start
+        return found
+
+    def round_ends(self, busy_devices: int) -> bool:
+        """As the planner's own."""
+        return self.plans.round_ends(busy_devices)
+
+
+def _draw(kind: str, devices: int, seed: int) -> dict[str, dict[str, float]]:
+    """One ensemble under every method."""
+    work, rates = ensemble(KINDS[kind], devices, seed)
+    bound_s = least_wall_s(work)
+    rows = {name: _row(work, Timed(make(rates, devices, seed)), bound_s) for name, make in METHODS.items()}
+    base, homogeneous = rows["baseline"], rows["homogeneous"]
+    for row in rows.values():
+        row["speedup_vs_baseline"] = base["wall_s"] / row["wall_s"]
+        row["speedup_vs_homogeneous"] = homogeneous["wall_s"] / row["wall_s"]
+        row["preprocess_saving"] = base["prepared"] / row["prepared"]
+    return rows
+
+
+def _row(work: Work, plans: Timed, bound_s: float) -> dict[str, float]:
+    found: Outcome = play(work, plans, plans.assign)
+    return {
+        "wall_s": found.wall_s,
+        "rounds": found.rounds,
+        "wait_share": found.wait_share + found.idle_share,
+        "idle_share": found.idle_share,
+        "checkpoint_share": found.checkpoint_share,
+        "scheduling_share": plans.took_s / found.wall_s,
+        "prepared": found.prepared,
+        "gap_to_bound": found.wall_s / bound_s - 1,
+    }
+
+
+def _pictures() -> str:
+    """The plans of a small ensemble, as HTML."""
+    members, devices, seed = DRAWN
+    work, rates = ensemble(KINDS["paper"], devices, seed, members)
+    return plan_page(work, {name: play(work, METHODS[name](rates, devices, seed)) for name in SHOWN})
+
+
+def _small_gaps(
+    ensembles: int, progress: Callable[[str, str, float], None]
+) -> tuple[dict[str, list[float]], list[float]]:
+    """How much longer each method takes than the best rounds; and FLEET's flotillas when each runs to its end.
+
+    Checkpoints are free here, as in the paper's objective, and rates are known on all numbers of devices.
+    """
+    gaps: dict[str, list[float]] = {name: [] for name in METHODS}
+    greedy = []
+    for seed in range(ensembles):
+        progress("small ensembles", f"{seed + 1} of {ensembles}", seed / ensembles)
+        drawn, rates = ensemble(KINDS["paper"], SMALL_DEVICES, seed, SMALL_MEMBERS)
+        work = Work(drawn.rates, drawn.epochs, drawn.samples, drawn.nodes)
+        best_s = best_rounds(work).wall_s
+        for name, make in METHODS.items():
+            gaps[name].append(play(work, make(rates, SMALL_DEVICES, seed)).wall_s / best_s - 1)
+        greedy.append(play(work, Planner(rates, SMALL_DEVICES, alpha=0.0)).wall_s / best_s - 1)
+    progress("small ensembles", "done", 1.0)
+    return gaps, greedy
+
+
+def _profile_errors(
+    devices: Sequence[int], draws: int, progress: Callable[[str, str, float], None]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """What a wrong profile costs FLEET-G, and what is left of it when the rates of running members are believed."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for done, error in enumerate(ERRORS):
+        progress("wrong profiles", f"{error:.0%}", done / len(ERRORS))
+        found[f"{error:g}"] = {}
+        for count in devices:
+            rows = [_profile_error(error, count, seed) for seed in range(draws)]
+            found[f"{error:g}"][str(count)] = {key: median([row[key] for row in rows]) for key in rows[0]}
+    progress("wrong profiles", "done", 1.0)
+    return found
+
+
+def _profile_error(error: float, devices: int, seed: int) -> dict[str, float]:
+    work, rates = ensemble(KINDS["paper"], devices, seed)
+    wrong = mistaken(rates, error, seed)
+    learner = LearningPlanner(Planner(wrong, devices), profiled=PROFILED)
+    true_s = play(work, Planner(work.rates, devices)).wall_s
+    return {
+        "once": play(work, Planner(wrong, devices)).wall_s / true_s - 1,
+        "learning": play(work, learner, told=learner.observe).wall_s / true_s - 1,
+    }
+
+
+def plan_large(members: int, devices: int) -> dict[str, float]:
+    """Processor seconds of planning: from measured rates to devices for a first flotilla, by both rules."""
+    alone = rates_alone(members)
+    true = {f"m{place}": curve(rate, 16) for place, rate in enumerate(alone)}
+    reach = min(16, math.ceil(max(alone) / min(alone)))
+    start = time.process_time()
+    planner = Planner(profiled_rates({name: row[:reach] for name, row in true.items()}, devices), devices)
+    extrapolated = time.process_time()
+    flotilla = planner.next_flotilla(planner.rates.members, devices, Flotilla())
+    planned = time.process_time()
+    densest = replace(planner, rule=Rule.DENSEST).next_flotilla(planner.rates.members, devices, Flotilla())
+    chosen = time.process_time()
+    assign_devices(flotilla, [range(first, first + PER_NODE) for first in range(0, devices, PER_NODE)])
+    assigned = time.process_time()
+    return {
+        "members": members,
+        "devices": devices,
+        "rates_s": extrapolated - start,
+        "flotilla_s": planned - extrapolated,
+        "densest_s": chosen - planned,
+        "assign_s": assigned - chosen,
+        "total_s": assigned - start,
+        "bar_s": BAR_S,
+        "in_flotilla": len(flotilla.members),
+        "in_densest": len(densest.members),
+    }

@@ -1,0 +1,173 @@
+"""``uneven bench lb-bsp``: does balancing make unequal workers as fast as they can be, and cost equal ones nothing?
+
+In every case real workers on shares of a core train the same model in every way that is compared, block by block in
+turns and in the same processes, so that a drift of the machine hits all alike. The oracle knows every worker's cost,
+measured at the start of the same run and corrected by what its own iterations take, and what the next round's shares
+will be; it splits by the exact integer min-max and runs on plain DDP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uneven import journal
+from uneven.cluster.series import DATA_VARIABLE
+from uneven.core.records import StepRecord
+from uneven.emulate.probe import why_not_isolated
+from uneven.errors import UnknownNameError
+from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, Case, Table, cases, quick
+from uneven_bench.lb_bsp.page import tables
+from uneven_bench.lb_bsp.stage import play
+from uneven_bench.lb_bsp.table import Spread, ratios, summarize, wait_share, walls
+from uneven_bench.lb_bsp.worker import RESULTS, write_task
+
+__all__ = ["run", "tables"]
+
+_WORKER = "uneven_bench.lb_bsp.worker"
+
+Progress = Callable[[str, str, float], None]
+"""Told the phase, what it is doing, and how much of it is done, 0 … 1."""
+
+
+def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
+    """Play the cases, one after the other.
+
+    Args:
+        quick_form: the steady and the equal case alone, and without the rivals.
+        case: this one alone.
+
+    Returns:
+        What ``--json`` prints; ``docs/ideas/lb-bsp.md`` and ``docs/ideas/rivals.md`` explain every key.
+
+    Raises:
+        UnknownNameError: no such case.
+        LaunchError: a worker died.
+    """
+    known = {one.name: one for one in quick()} if quick_form else cases(_jobs())
+    if case is not None and case not in known:
+        raise UnknownNameError("case", case, known)
+    wanted = [one for name, one in known.items() if case in (None, name)]
+    isolated = not why_not_isolated()
+    left_out = [one.name for one in wanted if one.mbit_per_s and not isolated]
+    found: dict[str, Any] = {"cases": {}, "left_out": left_out}
+    played = [one for one in wanted if one.name not in left_out]
+    with tempfile.TemporaryDirectory(prefix="uneven-bench-") as folder:
+        for number, (_, alike) in enumerate(groupby(played, lambda one: (one.workers, bool(one.mbit_per_s)))):
+            some = list(alike)
+            if len(played) > 1:
+                progress("all cases", some[0].name, len(found["cases"]) / len(played))
+            for one, result in _play(Path(folder) / str(number), some, data, progress):
+                if one.name in _MORE_KEYS:
+                    found |= _MORE_KEYS[one.name](one, result)
+                found["cases"][one.name] = summarize(one, result)
+    for key in ("best_rival", "gain_over_best_rival"):
+        found[key] = {name: rows[key] for name, rows in found["cases"].items()}
+    return found
+
+
+def _jobs() -> Table | None:
+    """Mini-batch times of a recorded job, if they are on this machine."""
+    folder = os.environ.get(DATA_VARIABLE)
+    path = Path(folder or "", "traces", "alibaba2020_minibatch_time.npz")
+    if not folder or not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as arrays:
+        worker, times = arrays["job4_worker"], arrays["job4_batch_time_norm"].astype(float)
+    rows = [times[worker == number] for number in range(10)]
+    return np.stack([row[: min(map(len, rows))] for row in rows], axis=1)
+
+
+def _play(
+    directory: Path, some: Sequence[Case], data: str, progress: Progress
+) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Cases on the same nodes, in the same processes: starting them takes as long as a short case."""
+    directory.mkdir(parents=True)
+    write_task(directory, some, data)
+    done = dict.fromkeys((one.name for one in some), 0.0)
+
+    def said(name: str, what: str, part: float) -> None:
+        done[name] = max(done[name], part)
+        progress(name, what, done[name])
+
+    play(directory, _WORKER, some[0].workers, isolated=bool(some[0].mbit_per_s), said=said)
+    for one in some:
+        place = directory / one.name
+        result: dict[str, Any] = json.loads((place / RESULTS).read_text())
+        result["control"] = _control(place / OURS, one.settling * one.block)
+        yield one, result
+
+
+def _control(run_directory: Path, first: int) -> list[float]:
+    """Share of the iteration time that measuring and deciding took, on each worker, from iteration ``first`` on."""
+    shares = []
+    for records in journal.read(run_directory).ranks.values():
+        steps = [record for record in records if isinstance(record, StepRecord) and record.iteration >= first]
+        total_s = sum(step.data_s + step.compute_s + step.exchange_s for step in steps)
+        shares.append(sum(step.control_s for step in steps) / total_s)
+    return shares
+
+
+def _weighted(result: dict[str, Any]) -> float:
+    """Share of its throughput that the group loses to measuring and deciding: each worker's, by its samples."""
+    batches = result["split"][OURS]
+    return sum(x * share for x, share in zip(batches, result["control"], strict=True)) / sum(batches)
+
+
+def steady_keys(case: Case, result: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the bench that come from the case of steady shares."""
+    wall = walls(result)
+    ratio = {name: ratios(wall["ddp"], seconds) for name, seconds in wall.items()}
+    of_limit = {name: ratios(wall[LIMIT], seconds) for name, seconds in wall.items()}
+    floor_s = max(
+        cost["overhead_s"] + cost["per_sample_s"] * share
+        for cost, share in zip(result["costs"], result["split"][LIMIT], strict=True)
+    )
+    return {
+        "workers": len(SHARES),
+        "shares": list(SHARES),
+        "global_batch": case.global_batch,
+        "rounds": {name: len(seconds) for name, seconds in wall.items()},
+        "iteration_s": {name: statistics.median(seconds.values()) for name, seconds in wall.items()},
+        "iteration_spread_s": {name: Spread.of([*seconds.values()]).pair for name, seconds in wall.items()},
+        "speedup_vs_ddp": statistics.median(ratio[OURS]),
+        "speedups_vs_ddp": {name: statistics.median(values) for name, values in ratio.items()},
+        "speedup_spread": Spread.of(ratio[OURS]).pair,
+        "fraction_of_limit": statistics.median(of_limit[OURS]),
+        "fraction_of_limit_spread": Spread.of(of_limit[OURS]).pair,
+        "fractions_of_limit": {name: statistics.median(values) for name, values in of_limit.items()},
+        "compute_floor_s": floor_s,
+        "wait_share": {name: wait_share(blocks) for name, blocks in result["blocks"].items()},
+        "control_share": _weighted(result),
+        "control_share_by_worker": result["control"],
+        "batches": {name: split for name, split in result["split"].items() if name != "ddp"},
+        "same_accuracy": {name: curve[max(curve, key=int)] for name, curve in result["accuracy"].items()},
+    }
+
+
+def pair_keys(_: Case, result: dict[str, Any]) -> dict[str, Any]:
+    """The keys that come from ours beside DDP on equal workers."""
+    wall = walls(result)
+    both = {number: (seconds + wall[AGAIN][number]) / 2 for number, seconds in wall["ddp"].items()}
+    against_ddp = ratios(wall[OURS], both)
+    return {
+        "equal_workers_ddp_ratio": statistics.median(ratios(wall[AGAIN], wall["ddp"])),
+        "equal_workers_ratio": statistics.median(against_ddp),
+        "equal_workers_spread": Spread.of(against_ddp).pair,
+        "equal_workers_iteration_s": {name: statistics.median(seconds.values()) for name, seconds in wall.items()},
+        "equal_workers_control_share": _weighted(result),
+        "equal_workers_control_share_by_worker": result["control"],
+        "equal_workers_batches": result["split"][OURS],
+    }
+
+
+_MORE_KEYS = {"steady": steady_keys, "pair": pair_keys}
+"""Cases that give keys of their own to the whole result."""

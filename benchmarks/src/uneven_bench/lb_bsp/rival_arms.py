@@ -1,0 +1,217 @@
+"""Rivals as arms: the same model, samples and stop-watch as every other arm, and the rival's own way to share the work.
+
+Balancing rules run on plain DDP and hear of every iteration of every worker at once, as in their authors' programs.
+FlexRR, backup workers and accumulation replace the iteration by that of their carriers. Their inputs are cut out of the
+data set without a loader, which costs them less than the others' loaders cost.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from uneven.balance import Balancer
+from uneven.core.views import BalanceView, Limits, Observation
+from uneven.data.order import epoch_order
+from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm
+from uneven_bench.peers.accumulate.carrier import AccumulateCarrier
+from uneven_bench.peers.backup.carrier import BackupCarrier
+from uneven_bench.peers.flexrr.carrier import FlexRRCarrier
+from uneven_bench.workloads.base import Workload
+
+_PATIENCE_S = 900.0
+"""How long a carrier waits for a message: others' blocks and a profile lie between two of its own."""
+
+
+class RuleArm(DDPArm):
+    """Plain DDP on a split that a rival's rule decides between two iterations.
+
+    Every so many iterations the workers tell each other their samples and compute times, while the optimizer steps; the
+    answer counts in the next iteration.
+
+    Args:
+        shares: at first, unless the rule asks for others.
+        rule: decides; the same on every rank.
+        every: iterations between two decisions.
+    """
+
+    def __init__(
+        self, model: nn.Module, work: Workload, shares: tuple[int, ...], block: int, *, rule: Balancer, every: int
+    ) -> None:
+        super().__init__(model, work, shares, block)
+        self._rule, self._every = rule, every
+        self._limits = Limits.uniform(len(shares), sum(shares))
+        self._nothing()
+        self._step_s = 0.0
+        self._iteration = -1
+        self._row = torch.zeros(2, dtype=torch.float64)
+        self._rows = torch.zeros(len(shares), 2, dtype=torch.float64)
+        self._told: dist.Work | None = None
+        self.take(rule.split(self._view((None,) * len(shares))).shares)
+
+    @property
+    def settles(self) -> bool:
+        return True
+
+    def _nothing(self) -> None:
+        self._samples = self._count = 0
+        self._local_s = 0.0
+
+    def exchanged(self, begun_s: float) -> None:
+        """Add up this iteration's compute time, the last optimizer's step included; tell it if it is time."""
+        self._exchanged_s = time.perf_counter()
+        self._local_s += self.mark.ready_s - begun_s + self._step_s
+        self._samples += self.split[dist.get_rank()]
+        self._iteration += 1
+        self._count += 1
+        if self._count == self._every:
+            self._row[0], self._row[1] = self._samples, self._local_s
+            self._told = dist.all_gather(list(self._rows.unbind()), self._row, async_op=True)
+
+    def ended(self) -> None:
+        """Take in what was told, and decide."""
+        self._step_s = time.perf_counter() - self._exchanged_s
+        if self._told is None:
+            return
+        self._told.wait()
+        self._told = None
+        seen = tuple(
+            Observation(iteration=self._iteration, samples=round(samples), local_s=local_s, iterations=self._count)
+            for samples, local_s in self._rows.tolist()
+        )
+        self._nothing()
+        self.take(self._rule.split(self._view(seen)).shares)
+
+    def _view(self, seen: tuple[Observation | None, ...]) -> BalanceView:
+        speeds = tuple(math.nan if one is None else one.speed_per_s for one in seen)
+        return BalanceView(
+            iteration=self._iteration + 1, global_batch=self.total, members=tuple(range(len(seen))), shares=self.split,
+            observed=seen, predicted_per_s=speeds, limits=self._limits,
+        )  # fmt: skip
+
+
+class _CarriedArm(Arm):
+    """What arms with a carrier of their own have in common."""
+
+    def order(self) -> list[int]:
+        """Places of this block's samples, as every other arm takes them."""
+        return epoch_order(length=len(self.data), seed=0, epoch=self.blocks - 1).tolist()
+
+    def sum_of(self, places: list[int]) -> torch.Tensor:
+        """The sum of these samples' losses."""
+        x, y = self.data.take(places)
+        return self.work.loss(self.model, x, y) * len(places)
+
+
+class FlexRRArm(_CarriedArm):
+    """Even shares in micro-batches, of which those that are through take over some.
+
+    Args:
+        grain: samples of a micro-batch.
+    """
+
+    def __init__(self, model: nn.Module, work: Workload, shares: tuple[int, ...], block: int, *, grain: int) -> None:
+        super().__init__(model, work, sum(shares), block)
+        self._shares = shares
+        self._firsts = [sum(shares[:rank]) for rank in range(len(shares))]
+        self.carrier = FlexRRCarrier(model, grain=grain, timeout_s=_PATIENCE_S)
+        self._optimizer = work.optimizer(model.parameters())
+
+    def train(self) -> tuple[float, ...]:
+        order, exposed_s = self.order(), []
+        for start in range(0, len(order), self.total):
+
+            def loss(owner: int, first: int, samples: int, start: int = start) -> torch.Tensor:
+                begin = start + self._firsts[owner] + first
+                return self.sum_of(order[begin : begin + samples])
+
+            self.carrier.backward(self._shares, loss)
+            exposed_s.append(time.perf_counter() - self.carrier.ready_s)
+            self._optimizer.step()
+        return tuple(exposed_s)
+
+    def close(self) -> None:
+        self.carrier.close()
+
+
+class AccumulateArm(_CarriedArm):
+    """hivemind-style: micro-batches until together there are X samples.
+
+    Args:
+        grain: samples of a micro-batch.
+    """
+
+    def __init__(self, model: nn.Module, work: Workload, total: int, block: int, *, grain: int) -> None:
+        super().__init__(model, work, total, block)
+        self.carrier = AccumulateCarrier(model, grain=grain, timeout_s=_PATIENCE_S)
+        self._optimizer = work.optimizer(model.parameters())
+        self._done = 0
+
+    def train(self) -> tuple[float, ...]:
+        order, exposed_s = self.order(), []
+        rank, size = dist.get_rank(), dist.get_world_size()
+        cursor, self._done = rank * len(order) // size, 0  # each draws its own samples, from a place of its own on
+        for _ in range(self.iterations):
+
+            def loss(first: int, samples: int, cursor: int = cursor) -> torch.Tensor:
+                return self.sum_of([order[(cursor + first + place) % len(order)] for place in range(samples)])
+
+            done = self.carrier.backward(self.total, loss)
+            exposed_s.append(time.perf_counter() - self.carrier.ready_s)
+            self._optimizer.step()
+            cursor += self.carrier.own
+            self._done += done
+        return tuple(exposed_s)
+
+    def block(self) -> Block:
+        """See :meth:`Arm.block`; says also by how much the batches were larger than X."""
+        return replace(super().block(), samples=self._done / (self.total * self.iterations))
+
+    def close(self) -> None:
+        self.carrier.close()
+
+
+class BackupArm(_CarriedArm):
+    """Redundant execution: the first n − b gradients count.
+
+    Args:
+        spares: b.
+    """
+
+    def __init__(self, model: nn.Module, work: Workload, total: int, block: int, *, spares: int) -> None:
+        super().__init__(model, work, total, block)
+        self.carrier = BackupCarrier(model, work.optimizer, spares=spares, timeout_s=_PATIENCE_S)
+        self._each = self.carrier.samples_each(total)
+        self._took_s = math.inf
+
+    def train(self) -> tuple[float, ...]:
+        order, first = self.order(), self.carrier.version
+        rank, size = dist.get_rank(), dist.get_world_size()
+
+        def loss(version: int) -> torch.Tensor:
+            begin = ((version - first) * size + rank) * self._each
+            return self.sum_of([order[(begin + place) % len(order)] for place in range(self._each)]) / self._each
+
+        del self.carrier.exposed_s[:]
+        started_s = time.perf_counter()
+        self.carrier.train(self.blocks * self.iterations, loss)
+        self._took_s = time.perf_counter() - started_s
+        return tuple(self.carrier.exposed_s)
+
+    def block(self) -> Block:
+        """See :meth:`Arm.block`; it ends with the first to have the last version.
+
+        The others are late with something that does not count, and in a longer run nobody would wait for them.
+        """
+        found = super().block()
+        first_s = torch.tensor([self._took_s], dtype=torch.float64)
+        dist.all_reduce(first_s, op=dist.ReduceOp.MIN)
+        return replace(found, wall_s=float(first_s) / self.iterations)
+
+    def close(self) -> None:
+        self.carrier.close()

@@ -1,0 +1,164 @@
+"""From what the workers of ``uneven bench lb-bsp`` measured to its keys. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uneven_bench.lb_bsp.cases import OURS, RIVALS, Case
+
+TARGET = 0.98
+"""Of DDP's best accuracy: what counts as trained."""
+
+Walls = dict[str, dict[int, float]]
+"""Arm → round → seconds for X samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and the middle half of a list of ratios or seconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0])
+        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(statistics.median(values), low, high)
+
+    @property
+    def pair(self) -> list[float]:
+        """The middle half, for JSON."""
+        return [self.low, self.high]
+
+
+def walls(result: Mapping[str, Any]) -> Walls:
+    """Of every arm, by rank 0's clock, started and stopped at a barrier; who takes more than X is paid for it."""
+    return {
+        name: {int(number): block["wall_s"] / block["samples"] for number, block in ranks[0].items()}
+        for name, ranks in result["blocks"].items()
+    }
+
+
+def ratios(above: Mapping[int, float], below: Mapping[int, float]) -> list[float]:
+    """Of the rounds in which both took part: what changes on the machine changes for both."""
+    return [above[number] / below[number] for number in above if number in below]
+
+
+def wait_share(ranks: Sequence[Mapping[str, Mapping[str, Any]]]) -> float:
+    """Time spent waiting ÷ time, of all workers: who arrives last waits for nobody."""
+    waited_s = total_s = 0.0
+    for number in ranks[0]:
+        same_block = [blocks[number] for blocks in ranks]
+        for same_iteration in zip(*(block["exposed_s"] for block in same_block), strict=False):
+            waited_s += sum(exposed - min(same_iteration) for exposed in same_iteration)
+        total_s += sum(block["wall_s"] * len(block["exposed_s"]) for block in same_block)
+    return waited_s / total_s
+
+
+def of(above: Mapping[int, float], below: Mapping[int, float], case: Case, first: int = 0) -> float:
+    """How much longer one arm takes than another, over the rounds in which both took part.
+
+    Where rounds are alike, the median of their ratios: a hiccup of the machine falls into one of them. Where shares
+    change, the ratio of sums: rounds differ, and being late after a change shall count.
+
+    Args:
+        first: round from which on rounds count.
+    """
+    same = [number for number in above if number in below and number >= first]
+    if not same:
+        return math.nan
+    if case.changing:
+        return sum(above[number] for number in same) / sum(below[number] for number in same)
+    return statistics.median(above[number] / below[number] for number in same)
+
+
+def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
+    """One case.
+
+    Returns:
+        ``about``, ``workload``, ``methods`` (arm → figures), ``limit``, ``best_rival``, ``gain_over_best_rival``,
+        ``target_accuracy``; ``docs/ideas/rivals.md`` explains them.
+    """
+    found, limit = walls(result), case.limit
+    target = target_accuracy(result["accuracy"].get("ddp", {}))
+    # What all have been trained for, and been looked at: only so far can their accuracies be compared.
+    common = max(set.intersection(*(set(map(int, curve)) for curve in result["accuracy"].values())), default=0)
+    methods: dict[str, dict[str, Any]] = {}
+    for name, seconds in found.items():
+        each = [*seconds.values()]
+        middle = Spread.of(each)
+        measured: dict[str, Any] = {
+            "iteration_s": statistics.fmean(each) if case.changing else middle.median,
+            "iteration_spread_s": middle.pair,
+            "rounds": len(each),
+            "wait_share": wait_share(result["blocks"][name]),
+            "of_limit": of(found[limit], seconds, case),
+            "of_limit_spread": Spread.of(ratios(found[limit], seconds)).pair,
+            "samples": statistics.fmean(block["samples"] for block in result["blocks"][name][0].values()),
+        }
+        if case.change is not None:
+            measured["of_limit_after"] = of(found[limit], seconds, case, case.change)
+        curve = {int(blocks): right for blocks, right in result["accuracy"].get(name, {}).items()}
+        whole_s = {number: one_s * measured["samples"] for number, one_s in seconds.items()}
+        measured |= reached(case, curve, target, result["settled"].get(name, []), whole_s)
+        measured["accuracy"] = curve.get(common)
+        methods[name] = measured
+    rivals = [name for name in found if name in RIVALS]
+    best = max(rivals, key=lambda name: methods[name]["of_limit"])
+    return {
+        "about": case.about,
+        "workload": result["about"],
+        "shares": [list(row) for row in case.shares],
+        "global_batch": case.global_batch,
+        "limit": limit,
+        "methods": methods,
+        "best_rival": best,
+        "gain_over_best_rival": of(found[best], found[OURS], case),
+        "gain_spread": Spread.of(ratios(found[best], found[OURS])).pair,
+        "target_accuracy": target,
+        "accuracy_at": common * case.block,
+        "batches": result["split"],
+    }
+
+
+def target_accuracy(curve: Mapping[str, float]) -> float | None:
+    """What DDP comes to, a little less; None where nobody looked more than once."""
+    return TARGET * max(curve.values()) if len(curve) > 1 else None
+
+
+def reached(
+    case: Case,
+    curve: Mapping[int, float],
+    target: float | None,
+    settled: Sequence[float],
+    seconds: Mapping[int, float],
+) -> dict[str, float | None]:
+    """When an arm was as good as the target, in iterations and in seconds from its first iteration on.
+
+    Blocks in which it looked for its split count with what they took. One that has none to find sat these out; they
+    count as its rounds under the same shares and links. Those that it went through when nobody was slowed down any more
+    count with the mean of its others.
+
+    Args:
+        curve: blocks trained → held-out accuracy.
+        settled: seconds an iteration of the blocks before the first round.
+        seconds: an iteration of the rounds takes, in their order, however many samples it has.
+    """
+    good = [blocks for blocks in sorted(curve) if target is not None and curve[blocks] >= target]
+    if not good:
+        return {"iterations_to_target": None, "time_to_target_s": None}
+    alike = (case.change or 1) if case.changing else case.rounds
+    first_s = statistics.fmean(one_s for number, one_s in seconds.items() if number < alike)
+    took = [*(settled or [first_s] * case.settling), *seconds.values()]
+    mean_s = statistics.fmean(seconds.values())
+    blocks = good[0]
+    each_s = [*took[:blocks], *[mean_s] * max(blocks - len(took), 0)]
+    return {"iterations_to_target": blocks * case.block, "time_to_target_s": sum(each_s) * case.block}

@@ -1,0 +1,255 @@
+"""One worker of ``uneven bench lb-bsp``: every arm of its cases in turn, block by block; rank 0 writes the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from uneven.balance import balancers
+from uneven.balance.rivals import Lbb
+from uneven.balance.rivals.cubic import Cubic
+from uneven.core.apportion import fastest_finish
+from uneven.core.views import Limits
+from uneven.engine.connect import connect
+from uneven.registry import parse_spec
+from uneven.transport.base import Transport
+from uneven.world import discover, report_failures
+from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, SessionArm
+from uneven_bench.lb_bsp.cases import LIMIT, SLOW, Case, corrected, oracle_costs
+from uneven_bench.lb_bsp.costs import affine, cubic, transfer_s
+from uneven_bench.lb_bsp.rival_arms import AccumulateArm, BackupArm, FlexRRArm, RuleArm
+from uneven_bench.lb_bsp.stage import OnStage
+from uneven_bench.workloads.base import Workload
+from uneven_bench.workloads.named import workload
+
+TASK = "task.json"
+RESULTS = "results.json"
+_RIVAL = "rival:"
+
+
+def write_task(directory: Path, cases: Sequence[Case], data: str) -> None:
+    """For the workers that will be given ``directory``: what of each case is kept goes into a folder of its name."""
+    for case in cases:
+        (directory / case.name).mkdir()
+    (directory / TASK).write_text(json.dumps({"cases": [asdict(case) for case in cases], "data": data}))
+
+
+def read_task(directory: Path) -> tuple[list[Case], str]:
+    """Inverse of :func:`write_task`."""
+    told = json.loads((directory / TASK).read_text())
+    return [_case(one) for one in told["cases"]], told["data"]
+
+
+def _case(told: dict[str, Any]) -> Case:
+    return Case(**{**told, **{key: tuple(map(tuple, told[key])) for key in ("shares", "mbit_per_s")}})
+
+
+def main(directory: Path) -> None:
+    """Run the cases that lie in ``directory``, one after the other."""
+    report_failures()
+    torch.set_num_threads(1)
+    world = discover()
+    print_into(directory / f"output-{world.rank}.txt")
+    cases, data = read_task(directory)
+    stage = OnStage(directory, world.rank, cases[0].name)
+    stage.say("starting", 0.0)
+    connection = connect(world, timeout_s=300.0)
+    for case in cases:
+        stage.scene, place = case.name, directory / case.name
+        run = _Run(case, workload(case.workload, data), connection.transport, stage, place)
+        result = run.play()
+        if world.rank == 0:
+            (place / RESULTS).write_text(json.dumps(result))
+        run.close()
+    connection.close()
+    stage.close()
+
+
+def print_into(path: Path) -> None:
+    """What a worker prints would go through the progress bar."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+
+
+class _Run:
+    """The arms of one case, and what comes of them."""
+
+    def __init__(self, case: Case, work: Workload, line: Transport, stage: OnStage, directory: Path) -> None:
+        self._case, self._work, self._line, self._stage = case, work, line, stage
+        self._rank, self._size = line.rank, line.size
+        even, rest = divmod(case.global_batch, line.size)
+        self._even = tuple(even + (rank < rest) for rank in range(line.size))
+        self._profiles: list[Cubic] = []
+        self._costs: list[dict[str, float]] = []
+        self._worked_s: float | None = None  # by the oracle's arm in an iteration of its last block
+        self._kept: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
+        self._settled: dict[str, list[float]] = {}
+        self._arms: dict[str, Arm] = {}
+        # Those whose profile is measured while workers have their shares come last, in an order that all agree on.
+        late = {name: who for name, who in case.arms.items() if who.startswith(f"{_RIVAL}lbb")}
+        for name, who in case.arms.items():
+            if name not in late:
+                self._arms[name] = self._make(who, directory / name)
+        stage.have(case.shares_at(0), case.mbit_at(0))
+        if case.profile_s:
+            stage.say("measuring costs", 0.0)
+            self._costs = self._measure()
+        if late:
+            stage.say("taking LBB's profile", 0.0)
+            own = cubic(work, case.global_batch, case.profile_s or 4.0)
+            self._profiles = [Cubic(*told) for told in self._gather([own.a0, own.a1, own.a2, own.a3])]
+        for name, who in late.items():
+            self._arms[name] = self._make(who, directory / name)
+        self._arms = {name: self._arms[name] for name in case.arms}
+
+    def _make(self, who: str, journal: Path) -> Arm:
+        case, work, even = self._case, self._work, self._even
+        model = work.make()
+        if who in ("ddp", LIMIT):
+            return DDPArm(model, work, even, case.block)
+        if who.startswith(_RIVAL):
+            spec = who.removeprefix(_RIVAL)
+            rule = Lbb(profile=self._profiles) if spec == "lbb" else balancers.resolve(spec)
+            every = parse_spec(spec)[1].get("epoch", 1)
+            assert isinstance(every, int)
+            return RuleArm(model, work, even, case.block, rule=rule, every=every)
+        name, options = parse_spec(who)
+        if name in ("flexrr", "accumulate"):
+            pieces = options["pieces"]
+            assert isinstance(pieces, int)
+            grain = max(even[0] // pieces, 1)
+            if name == "flexrr":
+                return FlexRRArm(model, work, even, case.block, grain=grain)
+            return AccumulateArm(model, work, case.global_batch, case.block, grain=grain)
+        if name == "backup":
+            spares = options["spares"]
+            assert isinstance(spares, int)
+            return BackupArm(model, work, case.global_batch, case.block, spares=spares)
+        return SessionArm(model, work, case.global_batch, case.block, balance=who, journal=journal)
+
+    def _measure(self) -> list[dict[str, float]]:
+        """Every worker's cost, its own side of an exchange included."""
+        computing = self._gather(asdict(affine(self._work, self._case.global_batch, self._case.profile_s)))
+        exchanging_s = self._gather(transfer_s(self._work, self._case.global_batch))
+        return [{**cost, "overhead_s": cost["overhead_s"] + s} for cost, s in zip(computing, exchanging_s, strict=True)]
+
+    def _gather(self, value: Any) -> list[Any]:
+        return [json.loads(text) for text in self._line.gather_text(json.dumps(value))]
+
+    def play(self) -> dict[str, Any]:
+        """All rounds; what rank 0 writes down."""
+        for _ in range(self._case.settling):
+            self._stage.say("settling", 0.0)
+            self._turn(0)
+            for name, arm in self._arms.items():
+                if arm.settles or name == LIMIT:
+                    self._settled.setdefault(name, []).append(self._block(name).wall_s)
+        blocks = self._interleave()
+        self._stage.lift()
+        if self._case.catch_up:
+            self._stage.say("catching up", 1.0)
+            for name in self._behind():
+                self._block(name)
+        split = {name: list(arm.split) for name, arm in self._arms.items() if arm.split}
+        self._stage.say("accuracies", 1.0)
+        return {
+            "about": self._work.about,
+            "costs": self._costs,
+            "blocks": {
+                name: self._gather({number: asdict(one) for number, one in some.items()})
+                for name, some in blocks.items()
+            },
+            "settled": self._settled,
+            "split": split,
+            "accuracy": self._accuracies(),
+        }
+
+    def _turn(self, number: int) -> None:
+        """Give this worker what it has in a round, and the oracle the split that suits it."""
+        case = self._case
+        self._stage.have(case.shares_at(number), case.mbit_at(number))
+        arm = self._arms.get(LIMIT)
+        if isinstance(arm, DDPArm) and self._costs:
+            if self._worked_s is not None:
+                cost, share = self._costs[self._rank], case.shares_at(0)[self._rank]
+                self._costs = self._gather(corrected(cost, self._worked_s, arm.split[self._rank], share))
+            costs = oracle_costs(self._costs, case.shares_at(0), case.shares_at(number))
+            arm.take(fastest_finish(*costs, case.global_batch, Limits.uniform(self._size, case.global_batch)))
+
+    def _interleave(self) -> dict[str, dict[int, Block]]:
+        """Arm → round → block."""
+        case, names = self._case, list(self._arms)
+        blocks: dict[str, dict[int, Block]] = {name: {} for name in names}
+        started_s = time.monotonic()
+        for number in range(case.rounds):
+            self._turn(number)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                if name not in SLOW or number % case.rare_every == 0:
+                    blocks[name][number] = self._block(name)
+            spent = 0.0 if case.changing else self._gather((time.monotonic() - started_s) / case.seconds)[0]
+            done = max(spent, (number + 1) / case.rounds)
+            self._stage.say(f"round {number + 1}", min(done, 1.0))
+            if done >= 1.0:
+                break
+        return blocks
+
+    def _block(self, name: str) -> Block:
+        arm = self._arms[name]
+        block = arm.block()
+        if name == LIMIT:
+            self._worked_s = block.worked_s
+        self._keep(name, arm)
+        return block
+
+    def _keep(self, name: str, arm: Arm) -> None:
+        """A copy of the model, on one of the ranks; it is looked at when nobody is slowed down any more."""
+        look = self._case.look
+        if look and arm.blocks % look == 0 and (arm.blocks // look) % self._size == self._rank:
+            weights = {key: tensor.detach().clone() for key, tensor in arm.model.state_dict().items()}
+            self._kept.setdefault(name, {})[arm.blocks] = weights
+
+    def _behind(self) -> Iterator[str]:
+        """Arms that were trained less than the one that was trained most, a block at a time, or their accuracies could
+        not be compared."""
+        most = max(arm.blocks for arm in self._arms.values())
+        for name, arm in self._arms.items():
+            while arm.blocks < most:
+                yield name
+
+    def _accuracies(self) -> dict[str, dict[str, float]]:
+        """Arm → blocks trained → held-out accuracy; without copies on the way, at the end alone."""
+        model = self._work.make()
+        own: dict[str, dict[str, float]] = {}
+        for name, arm in self._arms.items():
+            found = {}
+            for blocks, weights in self._kept.get(name, {}).items():
+                model.load_state_dict(weights)
+                found[str(blocks)] = self._work.accuracy(model)
+            if not self._case.look and self._rank == 0:
+                found[str(arm.blocks)] = self._work.accuracy(arm.model)
+            own[name] = found
+        dist.barrier()
+        merged: dict[str, dict[str, float]] = {name: {} for name in own}
+        for told in self._gather(own):
+            for name, found in told.items():
+                merged[name].update(found)
+        return merged
+
+    def close(self) -> None:
+        """Close every arm, on all ranks in the same order."""
+        for arm in self._arms.values():
+            arm.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,144 @@
+"""``uneven bench mutations``: thousands of inputs that went wrong; each is taken, or refused with one message.
+
+They come from :mod:`uneven_bench.mutations.make`, and processes of their own, with little memory, take them
+(:mod:`uneven_bench.mutations.targets`). A fault is an exception that is none of ours, a process that dies, and an input
+that takes too long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven.cluster.processes import import_path
+from uneven.errors import LaunchError
+
+EACH = 800
+"""Inputs for each target; there are eight."""
+
+QUICK_EACH = 50
+SEED = 20261124
+LIMIT_S = 20.0
+"""For one input; the slowest good one takes a tenth of that on a machine that has nothing else to do."""
+
+_STARTS_WITHIN_S = 120.0
+_CHILD = [sys.executable, "-P", "-m", "uneven_bench.mutations.targets"]
+
+Progress = Callable[[str, str, float], None]
+
+
+@dataclass
+class _Tried:
+    """What a target made of its inputs."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    faults: dict[int, str] = field(default_factory=dict)
+
+
+def run(quick: bool, progress: Progress) -> dict[str, Any]:
+    """Try every target.
+
+    Returns:
+        ``inputs``, ``seed``; ``targets``: name → how many were taken, refused, and the faults by number of the input.
+
+    Raises:
+        LaunchError: a process that tries them does not start.
+    """
+    each = QUICK_EACH if quick else EACH
+    said = subprocess.run([*_CHILD, "list"], stdout=subprocess.PIPE, env=_environment(), timeout=_STARTS_WITHIN_S)
+    if said.returncode:
+        raise LaunchError(f"the process that tries inputs ended with exit code {said.returncode}")
+    names = json.loads(said.stdout)
+    found = {}
+    for place, name in enumerate(names):
+        begun = place / len(names)
+
+        def moved(number: int, name: str = name, begun: float = begun) -> None:
+            progress("inputs", name, begun + number / each / len(names))
+
+        tried = attempt(name, each, moved)
+        taken, refused = tried.verdicts["taken"], tried.verdicts["refused"]
+        found[name] = {"taken": taken, "refused": refused, "faults": {str(n): why for n, why in tried.faults.items()}}
+    return {"inputs": each * len(names), "seed": SEED, "limit_s": LIMIT_S, "targets": found}
+
+
+def attempt(
+    name: str, count: int, moved: Callable[[int], None] = lambda number: None, *, limit_s: float = LIMIT_S
+) -> _Tried:
+    """Try so many inputs at one target, in a process that is started anew when one has been its end."""
+    tried, first = _Tried(), 0
+    while first < count:
+        command = [*_CHILD, name, str(SEED), str(first), str(count - first)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(), bufsize=0
+        ) as child:  # nothing that was said may lie in a buffer of ours while we wait for more
+            try:
+                first = _watch(child, tried, first, moved, limit_s)
+            finally:
+                child.kill()
+    return tried
+
+
+def _watch(
+    child: subprocess.Popen[bytes], tried: _Tried, first: int, moved: Callable[[int], None], limit_s: float
+) -> int:
+    """Read what the process says to its end; the input with which to go on.
+
+    Raises:
+        LaunchError: it has said nothing at all.
+    """
+    assert child.stdout is not None
+    begun = None
+    while True:
+        wait_s = limit_s if begun is not None else _STARTS_WITHIN_S
+        if not select.select([child.stdout], [], [], wait_s)[0]:
+            why = f"no end within {wait_s:g} s"
+            break
+        line = child.stdout.readline()
+        if not line.endswith(b"\n"):
+            why = f"the process ended with exit code {child.wait()}"
+            break
+        said = json.loads(line)
+        begun = said.get("begun", begun)
+        if "ended" in said:
+            first = said["ended"] + 1
+            if said["verdict"] in ("taken", "refused"):
+                tried.verdicts[said["verdict"]] += 1
+            else:
+                tried.faults[said["ended"]] = said["verdict"]
+            moved(first)
+    if begun is None:
+        raise LaunchError(f"the process that tries inputs has tried none: {why}")
+    if begun >= first:
+        tried.faults[begun] = why
+        first = begun + 1
+    return first
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people: a row for each target, then each fault."""
+    title = f"{result['inputs']:,} mutated inputs, seed {result['seed']}"
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for heading in ("input", "taken", "refused", "faults"):
+        table.add_column(heading, justify="left" if heading == "input" else "right")
+    for name, row in result["targets"].items():
+        table.add_row(name, f"{row['taken']:,}", f"{row['refused']:,}", f"{len(row['faults']):,}")
+    faults = Table("input", "number", "fault", box=SIMPLE_HEAD)
+    for name, row in result["targets"].items():
+        for number, why in row["faults"].items():
+            faults.add_row(name, number, why)
+    return [table, faults] if faults.row_count else [table]

@@ -1,0 +1,281 @@
+"""What takes inputs from outside, each with good inputs to begin from: :data:`TARGETS`, one line each.
+
+A target takes an input, or refuses it with an error of uneven's. Everything else that it raises is a fault.
+
+``python -m uneven_bench.mutations.targets`` is the process in which ``uneven bench mutations`` tries them: what hangs
+or grows takes nobody with it. It prints JSON, a line before and a line after each input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import itertools
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import uneven
+import uneven_bench
+from uneven import rundir
+from uneven.errors import ConfigError, UnevenError
+from uneven_bench.mutations import make, seeds
+
+Input = bytes | list[str]
+
+TAKEN, REFUSED = "taken", "refused"
+
+MEMORY_BYTES = 1 << 30
+"""What an input may take at most."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One place at which inputs come in.
+
+    Attributes:
+        name: of it.
+        inputs: mutated ones without end, by a seed.
+        take: reads one, in an empty folder of its own, which is the working directory.
+    """
+
+    name: str
+    inputs: Callable[[int], Iterator[Input]]
+    take: Callable[[Any], None]
+
+    def verdict(self, given: Input, folder: Path) -> str:
+        """"taken", "refused", or else what is wrong with how an input is taken: an exception and where it came from.
+
+        Args:
+            folder: made anew, and made the working directory meanwhile.
+        """
+        here, path = Path.cwd(), list(sys.path)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        os.chdir(folder)
+        with Caught() as caught:
+            self.take(given)
+        os.chdir(here)
+        sys.path[:] = path
+        if caught.error is None:
+            return TAKEN
+        if isinstance(caught.error, UnevenError) and str(caught.error):
+            return REFUSED
+        return _named(caught.error)
+
+
+class Caught:
+    """Keeps whatever is raised inside, but what ends this process."""
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.error = error
+        return not isinstance(error, KeyboardInterrupt)
+
+
+def _named(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [one for one in frames if any(Path(one.filename).is_relative_to(place) for place in _OURS)][-1]
+    return f"{type(error).__name__}: {str(error)[:100]} ({Path(last.filename).name}:{last.lineno} in {last.name})"
+
+
+def _documents(*good: bytes, json: bool = False) -> Callable[[int], Iterator[Input]]:
+    return lambda seed: make.documents(seed, good, json)
+
+
+def _commands(good: Sequence[Sequence[str]]) -> Callable[[int], Iterator[Input]]:
+    return lambda seed: make.commands(seed, good)
+
+
+def _settings(data: bytes) -> None:
+    """What is read is what the workers read again, from the run directory."""
+    from uneven.cli.run import layers_of
+
+    Path("uneven.toml").write_bytes(data)
+    with contextlib.redirect_stderr(io.StringIO()):
+        layers = layers_of({}, None)
+    rundir.create(Path("run"), layers)
+    assert rundir.load_layers(Path("run")) == {name: one for name, one in layers.items() if one}
+
+
+def _run_settings(data: bytes) -> None:
+    from uneven.config import merge
+
+    Path(rundir.SETTINGS).write_bytes(data)
+    merge(rundir.load_layers(Path()))
+
+
+def _cluster(data: bytes) -> None:
+    """What is read is written and read again alike; and it can be simulated."""
+    from uneven.cluster import files
+    from uneven.cluster.write import to_toml
+
+    Path("cluster.toml").write_bytes(data)
+    Path(seeds.SERIES).write_text("1.0\n0.5\n", encoding="utf-8")
+    spec = files.load("cluster.toml")
+    text = to_toml(spec)
+    Path("again.toml").write_text(text, encoding="utf-8")
+    assert to_toml(files.load("again.toml")) == text
+    if len(spec.nodes) <= seeds.PLAYED_NODES:
+        quietly(["simulate", "cluster.toml", "--iterations", "3", "--run-dir", "run"])
+
+
+def _ensemble(data: bytes) -> None:
+    from uneven.fleet import ensemble_file
+
+    Path("ensemble.toml").write_bytes(data)
+    ensemble_file.read(Path("ensemble.toml"))
+
+
+def _journal(data: bytes) -> None:
+    from uneven import journal
+
+    path = Path("run/journal/rank00000.jsonl")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    journal.read(Path("run"))
+    quietly(["simulate", "--costs", "run", "--iterations", "3", "--no-journal"])
+
+
+def _session(data: bytes) -> None:
+    import uneven
+
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError):
+        return  # no script could have loaded it
+    if isinstance(state, dict):
+        inner = ("loader", "control", "agreement")
+        state = {key: json.dumps(one) if key in inner else one for key, one in state.items()}
+    with uneven.Session() as session:
+        session.load_state_dict(state)
+        for _ in session.loader(seeds.samples(), batch_size=8, shuffle=True):
+            break
+
+
+def _fleet_state(data: bytes) -> None:
+    from uneven.fleet import engine_state
+
+    Path(engine_state.STATE).write_bytes(data)
+    state = engine_state.load(Path(), seeds.FLEET_ASKED)
+    engine_state.save(Path(), state)
+
+
+def _command(words: list[str]) -> None:
+    seeds.lay_out(Path())
+    quietly(words)
+
+
+def quietly(words: list[str]) -> None:
+    """Give the command line these words, on terminals as strict as real ones. What would start workers does not."""
+    from uneven.cli import main
+
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    complaints = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
+    with idle(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaints):
+        try:
+            main(words)
+        except SystemExit as end:
+            if not isinstance(end.code, int):
+                raise
+            code = end.code
+    complaints.seek(0)
+    said = complaints.read()
+    assert "Traceback" not in said
+    if code:
+        raise ConfigError(said)
+
+
+@contextmanager
+def idle() -> Iterator[None]:
+    """Inside, no command starts workers, trains, measures or waits."""
+    with ExitStack() as stack:
+        for place in _STARTS:
+            module, _, name = place.partition(":")
+            home = importlib.import_module(module)
+            stack.callback(setattr, home, name, getattr(home, name))
+            setattr(home, name, _nothing)
+        yield
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    import typer
+
+    raise typer.Exit
+
+
+_OURS = tuple(Path(file).parent for file in (uneven.__file__, uneven_bench.__file__) if file)
+
+_STARTS = (
+    *("uneven.launch:run", "uneven.server.process:ShardKeeper", "uneven.cli.emulate:emulate", "uneven.fleet:train"),
+    *("uneven.report.terminal:watch", "uneven.demo.show:phase", "uneven_bench.show:_measured"),
+    *("uneven.cli.doctor:gather", "uneven.cli.doctor:_clean"),
+)
+
+TARGETS: tuple[Target, ...] = (
+    Target("configuration", _documents(seeds.SETTINGS), _settings),
+    Target("run settings", _documents(seeds.RUN_SETTINGS), _run_settings),
+    Target("cluster", _documents(*seeds.CLUSTERS), _cluster),
+    Target("ensemble", _documents(seeds.ENSEMBLE), _ensemble),
+    Target("journal", _documents(seeds.JOURNAL, json=True), _journal),
+    Target("session state", _documents(seeds.SESSION, json=True), _session),
+    Target("fleet state", _documents(seeds.FLEET, json=True), _fleet_state),
+    Target("command line", _commands(seeds.COMMANDS), _command),
+)
+
+
+@contextmanager
+def limited(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
+    """Inside, this process cannot take more memory than so much beyond what it has now; what wants it, fails."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now_bytes + more_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def warm_up(target: Target, folder: Path) -> None:
+    """Have everything imported that a target needs, before anything is limited."""
+    with idle():
+        target.verdict(next(target.inputs(0)), folder)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``list`` says the names of the targets; ``TARGET SEED FIRST COUNT`` tries so many inputs from one on."""
+    say = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what targets print
+    if list(arguments) == ["list"]:
+        print(json.dumps([one.name for one in TARGETS]), file=say)
+        return
+    name, seed, first, count = arguments[0], *map(int, arguments[1:])
+    target = next(one for one in TARGETS if one.name == name)
+    with tempfile.TemporaryDirectory(prefix="uneven-") as place:
+        folder = Path(place, "of", "one")  # what climbs out of its folder is still in ours
+        warm_up(target, folder)
+        with limited():
+            for number, given in enumerate(itertools.islice(target.inputs(seed), first, first + count), first):
+                print(json.dumps({"begun": number}), file=say)
+                print(json.dumps({"ended": number, "verdict": target.verdict(given, folder)}), file=say)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,162 @@
+"""``uneven bench overhead``: what measuring, predicting, deciding and exchanging reports add to an iteration.
+
+Real runs of 4 and 8 workers that share this machine's cores, at the pace at which these let them go; then the decision
+alone, for up to 10,000 workers whose reports are made up.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven import journal
+from uneven.balance import LbBsp
+from uneven.control import Decider, Report
+from uneven.control import Table as Reports
+from uneven.core.records import Record, StepRecord
+from uneven.core.views import Limits
+from uneven.errors import LaunchError
+
+WORKERS = (4, 8)
+DECIDING = (16, 100, 1_000, 10_000)
+BAR_SHARE = 0.005
+BAR_DECIDE_S = 0.002
+"""For 1,000 workers."""
+
+_PER_WORKER = 64  # samples of an iteration
+_LIMIT_S = 300.0
+_WARM = 20  # first iterations, which do not count: reports come with each of the first
+
+Progress = Callable[[str, str, float], None]
+
+
+def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
+    """Measure both.
+
+    Returns:
+        ``share`` (workers → share of the iteration time, workers weighed by their samples), ``share_range`` (least and
+        greatest of the repeats), ``iteration_s`` (workers → median), ``decide_s`` (workers → median seconds),
+        ``repeats``, ``bar_share``, ``bar_decide_s``.
+
+    Raises:
+        LaunchError: a run failed.
+    """
+    repeats, iterations = (1, 200) if quick else (3, 400)
+    found: dict[int, list[tuple[float, float]]] = {workers: [] for workers in WORKERS}
+    jobs = [(repeat, workers) for repeat in range(repeats) for workers in WORKERS]
+    with tempfile.TemporaryDirectory(prefix="uneven-overhead-") as folder:
+        for number, (repeat, workers) in enumerate(jobs):
+            progress("running", f"{workers} workers", number / len(jobs))
+            records = _train(workers, iterations, data, Path(folder) / f"{workers}-{repeat}")
+            found[workers].append(share_of(records))
+    decide_s = {}
+    for number, workers in enumerate(DECIDING):
+        progress("deciding", f"{workers:,} workers", number / len(DECIDING))
+        decide_s[str(workers)] = decide(workers, repeats=7 if quick else 21)
+    progress("deciding", "done", 1.0)
+    shares = {str(workers): [share for share, _ in each] for workers, each in found.items()}
+    return {
+        "share": {workers: statistics.median(each) for workers, each in shares.items()},
+        "share_range": {workers: [min(each), max(each)] for workers, each in shares.items()},
+        "iteration_s": {str(workers): statistics.median(time for _, time in each) for workers, each in found.items()},
+        "decide_s": decide_s,
+        "repeats": repeats,
+        "bar_share": BAR_SHARE,
+        "bar_decide_s": BAR_DECIDE_S,
+    }
+
+
+def _train(workers: int, iterations: int, data: str, where: Path) -> list[Record]:
+    command = [
+        *(sys.executable, "-m", "uneven", "run", "--nproc", str(workers), "--run-dir", str(where), "--module"),
+        *("uneven_bench.worlds.worker", str(iterations), str(_PER_WORKER * workers), data),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    if done.returncode:
+        raise LaunchError(f"a run of {workers} workers failed:\n{done.stderr[-3000:]}", done.returncode)
+    return list(journal.read(where).records())
+
+
+def share_of(records: Iterable[Record]) -> tuple[float, float]:
+    """Share of the time spent on measuring and deciding, workers weighed by their samples, and mean iteration time."""
+    steps: dict[int, list[StepRecord]] = {}
+    for record in records:
+        if isinstance(record, StepRecord) and record.iteration >= _WARM:
+            steps.setdefault(record.rank, []).append(record)
+    samples = {rank: sum(one.batch for one in its) for rank, its in steps.items()}
+    share = 0.0
+    for rank, its in steps.items():
+        time_s = math.fsum(one.data_s + one.compute_s + one.exchange_s for one in its)
+        share += samples[rank] / sum(samples.values()) * math.fsum(one.control_s for one in its) / time_s
+    first = steps[min(steps)]
+    return share, statistics.fmean(one.data_s + one.compute_s + one.exchange_s for one in first)
+
+
+def decide(workers: int, repeats: int) -> float:
+    """Median seconds of a decision on everybody's new reports, of workers with steady speeds and 3 % noise."""
+    rng = random.Random(workers)
+    speeds = [rng.uniform(20.0, 100.0) for _ in range(workers)]
+    total = _PER_WORKER * workers
+    decider = Decider(
+        LbBsp(), tuple(range(workers)), Limits.uniform(workers, total), global_batch=total, lookahead=0, budget=0.005
+    )
+    times_s = []
+    for number in range(repeats + 3):
+        reports = Reports(_reports(decider, speeds, number, rng))
+        began_s = time.perf_counter()
+        decider.decide(4 * number + 1, 4 * number, reports)
+        times_s.append(time.perf_counter() - began_s)
+    return statistics.median(times_s[3:])
+
+
+def _reports(decider: Decider, speeds: list[float], number: int, rng: random.Random) -> list[Report]:
+    now = [speed * rng.uniform(0.97, 1.03) for speed in speeds]
+    return [
+        Report(
+            iteration=4 * number,
+            iterations=4,
+            samples=4 * share,
+            local_s=4 * share / speed,
+            exchange_s=0.1,
+            transfer_s=0.0,
+            control_s=1e-4,
+            cost_s=1e-4,
+            cpu=0.1,
+            memory=0.2,
+            predicted_per_s=speed,
+            doubt=0.01,
+            urgent=0.0,
+            deaf=0.0,
+            split=decider.fingerprint(),
+        )
+        for share, speed in zip(decider.newest, now, strict=True)
+    ]
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    added = Table(title=f"Added to an iteration; the bar is {result['bar_share']:.1%}", box=SIMPLE_HEAD)
+    for heading in ("workers", "iteration", "share"):
+        added.add_column(heading, justify="right")
+    for workers, share in result["share"].items():
+        low, high = result["share_range"][workers]
+        around = f" [{low:.2%} … {high:.2%}]" if high > low else ""
+        added.add_row(workers, f"{1e3 * result['iteration_s'][workers]:.1f} ms", f"{share:.2%}{around}")
+    bar_ms = 1e3 * result["bar_decide_s"]
+    decided = Table(title=f"One decision; the bar is {bar_ms:g} ms for 1,000 workers", box=SIMPLE_HEAD)
+    decided.add_column("workers", justify="right")
+    decided.add_column("ms", justify="right")
+    for workers, seconds in result["decide_s"].items():
+        decided.add_row(f"{int(workers):,}", f"{1e3 * seconds:.2f}")
+    return [added, decided]

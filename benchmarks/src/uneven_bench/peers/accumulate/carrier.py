@@ -1,0 +1,95 @@
+"""hivemind-style accumulation over gloo: micro-batches until together there are X samples, then one all-reduce.
+
+hivemind's peers report their progress through a distributed hash table; here every worker writes its count to every
+other one after each micro-batch, and reads what has come before it begins another. What is computed then still counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from uneven.errors import ConfigError
+from uneven_bench.peers.mailbox import Mailbox
+
+SumLoss = Callable[[int, int], torch.Tensor]
+"""(first, samples) → the *sum* of the losses of so many of this rank's own samples, from the first on."""
+
+
+class AccumulateCarrier:
+    """Makes one gradient after the other. Making and closing one is collective.
+
+    Args:
+        model: with the same parameters on all ranks.
+        grain: samples of a micro-batch.
+        timeout_s: how long a rank waits for the others.
+
+    Attributes:
+        own: samples that this rank did in the last iteration.
+        ready_s: when its last micro-batch was done, by ``time.perf_counter``.
+
+    Raises:
+        ConfigError: a micro-batch without samples.
+    """
+
+    def __init__(self, model: nn.Module, *, grain: int, timeout_s: float = 300.0) -> None:
+        if grain < 1:
+            raise ConfigError(f"accumulate: a micro-batch of {grain} samples: it must have at least one")
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._grain = grain
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._iteration = 0
+        self.own = 0
+        self.ready_s = 0.0
+        self.mailbox = Mailbox(numbers=2, timeout_s=timeout_s)
+
+    def backward(self, total: int, loss: SumLoss) -> int:
+        """One iteration: afterwards ``.grad`` of every parameter holds the mean gradient over what all have done.
+
+        Args:
+            total: X.
+
+        Returns:
+            Samples that all ranks together have done, at least X.
+
+        Raises:
+            PeerError: somebody is gone.
+        """
+        sums = [torch.zeros_like(parameter) for parameter in self._parameters]
+        counts = [0] * self._size
+        while sum(counts) < total:
+            found = torch.autograd.grad(
+                loss(counts[self._rank], self._grain), self._parameters, materialize_grads=True
+            )
+            torch._foreach_add_(sums, list(found))
+            counts[self._rank] += self._grain
+            self.ready_s = time.perf_counter()
+            for other in range(self._size):
+                if other != self._rank:
+                    self.mailbox.send(other, (self._iteration, counts[self._rank]))
+            while (letter := self.mailbox.poll()) is not None:
+                iteration, count = letter.numbers
+                if iteration == self._iteration:  # one of the last iteration may come late
+                    counts[letter.sender] = count
+        self.mailbox.flush()
+        self._iteration += 1
+        self.own = counts[self._rank]
+        return self._reduce(sums)
+
+    def close(self) -> None:
+        """End the thread that listens."""
+        self.mailbox.close()
+
+    def _reduce(self, sums: list[torch.Tensor]) -> int:
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in sums), sums[0].new_tensor([float(self.own)])])
+        dist.all_reduce(flat)
+        done = round(float(flat[-1]))
+        at = 0
+        for parameter in self._parameters:
+            parameter.grad = (flat[at : at + parameter.numel()] / done).view_as(parameter)
+            at += parameter.numel()
+        return done

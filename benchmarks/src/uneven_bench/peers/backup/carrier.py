@@ -1,0 +1,193 @@
+"""Redundant execution with backup workers over gloo: a small parameter server that takes what comes first.
+
+An all-reduce cannot leave anybody out, so rank 0 hosts a server in a thread: it holds the parameters and the optimizer,
+takes gradients from whoever is ready, makes an update from the first n − b of a version, and sends the newest
+parameters to those. Who comes too late is dropped and sent the newest parameters too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from uneven.errors import PeerError
+from uneven_bench.peers.backup.quorum import Quorum, samples_each
+from uneven_bench.peers.mailbox import Mailbox
+
+SERVER = 0
+"""Rank that hosts the server, and is a worker like any other."""
+
+_PUSH, _END = 0, 1
+
+MeanLoss = Callable[[int], torch.Tensor]
+"""version → the *mean* loss over this rank's samples of that version; all ranks take equally many."""
+
+
+class _Server:
+    """Answers pushes until it is told to end."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+        quorum: Quorum,
+        inbox: Mailbox,
+        outbox: Mailbox,
+    ) -> None:
+        self._parameters = [parameter.detach().clone() for parameter in parameters]
+        self._optimizer = make_optimizer(self._parameters)
+        self._quorum, self._inbox, self._outbox = quorum, inbox, outbox
+        self._sum = torch.zeros_like(_flat(self._parameters))
+        self.updates: list[tuple[int, ...]] = []
+        self.failure: PeerError | None = None
+        self.thread = threading.Thread(target=self._serve, name="uneven-backup-server", daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                letter = self._inbox.get()
+                kind, version = letter.numbers
+                if kind == _END:
+                    return
+                verdict = self._quorum.arrive(letter.sender, version)
+                if not verdict.counts:
+                    self._answer((letter.sender,))
+                    continue
+                if letter.vector is not None:
+                    self._sum += letter.vector
+                if verdict.complete:
+                    self._update(verdict.complete)
+        except PeerError as error:
+            self.failure = error
+
+    def _update(self, ranks: tuple[int, ...]) -> None:
+        self._sum /= len(ranks)
+        at = 0
+        for parameter in self._parameters:
+            parameter.grad = self._sum[at : at + parameter.numel()].view_as(parameter)
+            at += parameter.numel()
+        self._optimizer.step()
+        self._sum.zero_()
+        self.updates.append(ranks)
+        self._answer(ranks)
+
+    def _answer(self, ranks: tuple[int, ...]) -> None:
+        newest = _flat(self._parameters)
+        for rank in ranks:
+            self._outbox.send(rank, (self._quorum.version,), newest)
+        self._outbox.flush()
+
+
+class BackupCarrier:
+    """Trains with n − b gradients a version. Making and closing one is collective.
+
+    Args:
+        model: this rank's; rank 0's parameters are the first version.
+        make_optimizer: makes the server's optimizer for its copy of the parameters.
+        spares: b.
+        timeout_s: how long a rank waits for an answer, and the server for a gradient.
+
+    Attributes:
+        version: of the parameters that this rank holds.
+        exposed_s: of each gradient that this rank sent, seconds until the newer parameters were there.
+
+    Raises:
+        ConfigError: nobody would be waited for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+        *,
+        spares: int = 1,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        size = dist.get_world_size()
+        quorum = Quorum(size, spares)
+        self._spares, self._size = spares, size
+        first = _flat(self._parameters)
+        dist.broadcast(first, src=SERVER)
+        self._load(first)
+        vector = {"vector": first.numel(), "dtype": first.dtype}
+        self._to_server = Mailbox(numbers=2, timeout_s=timeout_s, **vector)  # type: ignore[arg-type]
+        self._to_workers = Mailbox(numbers=1, timeout_s=timeout_s, **vector)  # type: ignore[arg-type]
+        self._quorum = quorum
+        self._server: _Server | None = None
+        if dist.get_rank() == SERVER:
+            self._server = _Server(self._parameters, make_optimizer, quorum, self._to_server, self._to_workers)
+        self.version = 0
+        self.exposed_s: list[float] = []
+
+    def samples_each(self, total: int) -> int:
+        """X / (n − b): what each rank takes of each version."""
+        return samples_each(total, self._size, self._spares)
+
+    def train(self, until: int, loss: MeanLoss) -> int:
+        """Take part until the parameters have version ``until``, or a later one.
+
+        Args:
+            loss: of this rank's model, over its samples of the version that it is given.
+
+        Returns:
+            Gradients that this rank sent.
+
+        Raises:
+            PeerError: the server did not answer.
+        """
+        sent = 0
+        while self.version < until:
+            found = torch.autograd.grad(loss(self.version), self._parameters, materialize_grads=True)
+            ready_s = time.perf_counter()
+            self._to_server.send(SERVER, (_PUSH, self.version), _flat(found))
+            self._to_server.flush()
+            letter = self._to_workers.get()
+            (self.version,) = letter.numbers
+            if letter.vector is not None:
+                self._load(letter.vector)
+            self.exposed_s.append(time.perf_counter() - ready_s)
+            sent += 1
+        return sent
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """On the server's rank: gradients of each rank that came too late. Elsewhere zeros."""
+        return tuple(self._quorum.dropped)
+
+    @property
+    def updates(self) -> tuple[tuple[int, ...], ...]:
+        """On the server's rank: whose gradients made each update. Elsewhere nothing."""
+        return tuple(self._server.updates) if self._server else ()
+
+    def close(self) -> None:
+        """End the server and the threads that listen.
+
+        Raises:
+            PeerError: the server had to give up before.
+        """
+        dist.barrier()
+        if self._server is not None:
+            self._to_server.send(SERVER, (_END, 0))
+            self._server.thread.join()
+        self._to_server.close()
+        self._to_workers.close()
+        if self._server is not None and self._server.failure is not None:
+            raise self._server.failure
+
+    @torch.no_grad()
+    def _load(self, flat: torch.Tensor) -> None:
+        at = 0
+        for parameter in self._parameters:
+            parameter.copy_(flat[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

@@ -1,0 +1,142 @@
+"""FlexRR in virtual time: the rules of every worker, messages that take a while, micro-batches that cost. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from uneven.errors import TrainingError
+from uneven_bench.peers.flexrr.messages import Action, Compute, Drop, Message, Rules, Send, Through
+from uneven_bench.peers.flexrr.rule import FlexRR
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of one iteration.
+
+    Attributes:
+        ends_s: when each worker had done the last piece that it computed, whoever's it was.
+        busy_s: how long each computed.
+        done_by: owner → piece → who did the one that counts.
+        dropped: pieces whose computation did not count.
+        messages: that were sent.
+    """
+
+    ends_s: tuple[float, ...]
+    busy_s: tuple[float, ...]
+    done_by: tuple[tuple[int, ...], ...]
+    dropped: int
+    messages: int
+
+    @property
+    def moved(self) -> int:
+        """Pieces done by somebody else than their owner."""
+        return sum(rank != owner for owner, row in enumerate(self.done_by) for rank in row)
+
+
+class _Play:
+    """The events of one iteration."""
+
+    def __init__(
+        self,
+        workers: Sequence[FlexRR],
+        seconds: Callable[[int, int, int], float],
+        message_s: float,
+        attentive: bool,
+    ) -> None:
+        self._workers, self._seconds, self._message_s, self._attentive = workers, seconds, message_s, attentive
+        self._events: list[tuple[float, int, int, tuple[int, Message] | None]] = []
+        self._count = 0
+        self._computing: list[Compute | None] = [None] * len(workers)
+        self._letters: list[list[tuple[int, Message]]] = [[] for _ in workers]
+        self._done: list[dict[tuple[int, int], list[int]]] = [{} for _ in workers]
+        self._through = [False] * len(workers)
+        self.ends_s, self.busy_s = [0.0] * len(workers), [0.0] * len(workers)
+        self.dropped = self.messages = 0
+
+    def run(self) -> None:
+        for rank, worker in enumerate(self._workers):
+            self._act(rank, worker.begin(), 0.0)
+        while self._events:
+            now_s, _, rank, letter = heapq.heappop(self._events)
+            if letter is None:
+                self._piece_done(rank, now_s)
+            elif self._attentive or self._computing[rank] is None:
+                self._act(rank, self._workers[rank].heard(*letter), now_s)
+            else:
+                self._letters[rank].append(letter)
+        if not all(self._through):
+            raise TrainingError("flexrr: nothing happens any more and not all workers are through")
+
+    def _piece_done(self, rank: int, now_s: float) -> None:
+        done, self._computing[rank] = self._computing[rank], None
+        if done is not None:
+            self._done[rank].setdefault((done.owner, done.number), []).append(done.piece)
+        self.ends_s[rank] = now_s
+        letters, self._letters[rank] = self._letters[rank], []
+        for letter in letters:
+            self._act(rank, self._workers[rank].heard(*letter), now_s)
+        self._act(rank, self._workers[rank].computed(), now_s)
+
+    def _act(self, rank: int, actions: list[Action], now_s: float) -> None:
+        for action in actions:
+            match action:
+                case Send(to, message):
+                    self.messages += 1
+                    self._at(now_s + self._message_s, to, (rank, message))
+                case Compute(owner, piece):
+                    took_s = self._seconds(rank, owner, piece)
+                    self._computing[rank] = action
+                    self.busy_s[rank] += took_s
+                    self._at(now_s + took_s, rank, None)
+                case Drop(owner, number):
+                    self.dropped += len(self._done[rank].pop((owner, number), ()))
+                case Through():
+                    self._through[rank] = True
+
+    def _at(self, when_s: float, rank: int, letter: tuple[int, Message] | None) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when_s, self._count, rank, letter))
+
+    def done_by(self, pieces: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Raises TrainingError unless each piece counts exactly once."""
+        found: list[list[list[int]]] = [[[] for _ in range(count)] for count in pieces]
+        for rank, rows in enumerate(self._done):
+            for (owner, _), done in rows.items():
+                for piece in done:
+                    found[owner][piece].append(rank)
+        for owner, row in enumerate(found):
+            for piece, ranks in enumerate(row):
+                if len(ranks) != 1:
+                    raise TrainingError(f"flexrr: piece {piece} of rank {owner} was done by {ranks}")
+        return tuple(tuple(ranks[0] for ranks in row) for row in found)
+
+
+def play(
+    pieces: Sequence[int],
+    seconds: Callable[[int, int, int], float],
+    groups: Sequence[tuple[int, ...]],
+    *,
+    message_s: float,
+    attentive: bool = False,
+    rules: Rules | None = None,
+) -> Played:
+    """One iteration.
+
+    Args:
+        pieces: micro-batches of each worker.
+        seconds: of (who, owner, piece): how long a worker needs for a piece of an owner's batch.
+        groups: of each rank, see :func:`~uneven_bench.peers.flexrr.messages.helper_groups`.
+        message_s: from sending a message to its being there.
+        attentive: whether a worker hears it at once, by a thread beside its computing, or when the piece in hand is
+            done; an idle worker hears it at once anyway.
+
+    Raises:
+        TrainingError: the rules let a piece be done twice or never; a fault of theirs.
+    """
+    workers = [FlexRR(rank, groups[rank], count, rules=rules) for rank, count in enumerate(pieces)]
+    events = _Play(workers, seconds, message_s, attentive)
+    events.run()
+    done_by = events.done_by(pieces)
+    return Played(tuple(events.ends_s), tuple(events.busy_s), done_by, events.dropped, events.messages)

@@ -1,0 +1,216 @@
+"""``uneven bench predictors``: who foresees best how fast a worker will be?
+
+Every predictor is shown the same iterations of the same workers, online, as in a run, except that lessons are learnt at
+once; the first half of each case is there to learn from, the second half is scored. Recording runs takes real time and
+real processes; on all other cases, and on runs that were kept, the figures are the same on every machine, up to
+rounding of its arithmetic.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from uneven.predict import predictors
+from uneven_bench.predictors.cases import ITERATIONS, Case, Floats, announced, synthetic
+from uneven_bench.predictors.page import write_page
+from uneven_bench.predictors.play import (
+    AHEAD,
+    SPIKED_ITERATIONS,
+    iteration_s,
+    limit_s,
+    play,
+    rmse,
+    spike_followed,
+    step_delays,
+)
+from uneven_bench.predictors.traces import real
+from uneven_bench.recorded import recording as recorded
+from uneven_bench.recorded import steps as recorded_steps
+from uneven_bench.recorded.recording import Recorded
+
+SINGLES = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
+MIXTURE = "auto"
+
+PAGE = Path("uneven-predictors.html")
+"""Where the pictures go, in the working directory."""
+
+Progress = Callable[[str, str, float], None]
+
+
+def run(
+    quick: bool, data: str, progress: Progress, *, record: Path | None = None, runs: Path | None = None
+) -> dict[str, Any]:
+    """All predictors on all cases; traces come from ``UNEVEN_DATA``.
+
+    Args:
+        quick: fewer cases, and nothing is recorded unless ``record`` says so.
+        data: what is trained on where runs are recorded.
+        record: folder in which recorded runs are to stay.
+        runs: folder with runs that were recorded before; nothing is recorded then.
+
+    Returns:
+        What ``--json`` prints; ``docs/ideas/predictors.md`` explains every key.
+
+    Raises:
+        ConfigError: ``record`` where this machine cannot emulate, or ``runs`` without a run.
+        LaunchError: a run failed.
+    """
+    kept, left_out = _recorded(quick, data, progress, record, runs)
+    cases = {**real(quick), **{name: one.case for name, one in kept.items()}, **synthetic(400 if quick else 800)}
+    result, told = score(cases, (*SINGLES, MIXTURE), progress)
+    write_page(PAGE, cases, told)
+    return {**result, **recorded_figures(kept, told), "left_out": left_out, "page": str(PAGE)}
+
+
+def _recorded(
+    quick: bool, data: str, progress: Progress, record: Path | None, runs: Path | None
+) -> tuple[dict[str, Recorded], dict[str, str]]:
+    """Recorded runs, and why some kind of case is left out."""
+    if runs is not None:
+        return recorded.load(runs), {}
+    if record is not None:
+        recorded.record(record, data, progress)
+        return recorded.load(record), {}
+    why = "they take minutes, and this is the quick form" if quick else recorded.why_not()
+    if why:
+        return {}, {"recorded runs": why}
+    with tempfile.TemporaryDirectory(prefix="uneven-predictors-") as folder:
+        recorded.record(Path(folder), data, progress)
+        return recorded.load(Path(folder)), {}
+
+
+def recorded_figures(kept: dict[str, Recorded], told: dict[str, dict[str, Floats]]) -> dict[str, Any]:
+    """What is asked of recorded runs alone: their length, and how steps at known moments were followed."""
+    stepped = {case: one for case, one in kept.items() if one.steps}
+    responses = {
+        name: recorded_steps.response(by_case[case], one.steps)
+        for name, by_case in told.items()
+        for case, one in stepped.items()
+    }
+    return {
+        "recorded": {
+            name: {
+                "iterations": one.case.iterations,
+                "scored_from": one.case.scored_from,
+                "iteration_s": one.iteration_s,
+                "lasted_s": one.lasted_s,
+                "steps": len(one.steps),
+            }
+            for name, one in kept.items()
+        },
+        "recorded_step_response": responses,
+        "recorded_step_delay_iterations": {name: recorded_steps.delay(each) for name, each in responses.items()},
+    }
+
+
+def score(
+    cases: dict[str, Case], names: tuple[str, ...], progress: Progress, *,
+    spiked_in: int = SPIKED_ITERATIONS, stepped_in: int = ITERATIONS,
+) -> tuple[dict[str, Any], dict[str, dict[str, Floats]]]:  # fmt: skip
+    """Play and score; also the predictions, predictor → case → ``(workers, iterations)``.
+
+    Args:
+        spiked_in, stepped_in: iterations of the cases on which spikes and steps are followed.
+    """
+    told: dict[str, dict[str, Floats]] = {name: {} for name in names}
+    errors: dict[str, dict[str, float]] = {name: {} for name in names}
+    far_errors: dict[str, dict[str, float]] = {name: {} for name in names}
+    times_s: dict[str, dict[str, float]] = {name: {} for name in names}
+    work = [(case, name) for case in cases.values() for name in names]
+    total = sum(case.speeds_per_s.size for case, _ in work)
+    done = 0
+    for case, name in work:
+        progress("predictors", f"{case.name}, {name}", done / total)
+        next_one, later = play(case, lambda name=name: predictors.resolve(name))  # type: ignore[misc]
+        told[name][case.name] = next_one
+        errors[name][case.name] = rmse(case, next_one)
+        far_errors[name][case.name] = rmse(case, later)
+        times_s[name][case.name] = iteration_s(case, next_one)
+        done += case.speeds_per_s.size
+    spiked, delays = {}, {}
+    for place, name in enumerate(names):
+        progress("spikes and steps", name, place / len(names))
+        spiked[name] = spike_followed(name, spiked_in)
+        delays[name] = step_delays(name, case=announced(stepped_in))
+    progress("spikes and steps", "", 1.0)
+    return {
+        "rmse": errors,
+        "rmse_ahead": far_errors,
+        "ahead": AHEAD,
+        "iteration_s": times_s,
+        "limit_s": {name: limit_s(case) for name, case in cases.items()},
+        **_best(cases, errors, times_s),
+        "spike_followed": spiked,
+        "step_delay_iterations": {name: statistics.median(found) for name, found in delays.items()},
+        "step_delay_worst": {name: max(found) for name, found in delays.items()},
+    }, told
+
+
+def _best(
+    cases: dict[str, Case], errors: dict[str, dict[str, float]], times_s: dict[str, dict[str, float]]
+) -> dict[str, Any]:
+    """The best single predictor of each case by iteration time and by error, and how much worse the mixture is."""
+    singles = [name for name in errors if name != MIXTURE]
+    by_time = {case: min(singles, key=lambda name: times_s[name][case]) for case in cases}
+    by_error = {case: min(singles, key=lambda name: errors[name][case]) for case in cases}
+    found: dict[str, Any] = {"best_single": by_time, "best_single_rmse": by_error}
+    if MIXTURE in errors:
+        regret = {case: times_s[MIXTURE][case] / times_s[by_time[case]][case] for case in cases}
+        regret_rmse = {case: errors[MIXTURE][case] / errors[by_error[case]][case] for case in cases}
+        found |= {
+            "regret_iteration_s": regret,
+            "regret_rmse": regret_rmse,
+            "auto_regret": max(regret.values()),
+            "auto_regret_rmse": max(regret_rmse.values()),
+        }
+    return found
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    names = list(result["rmse"])
+    shown = []
+    for key, title, scale in (
+        ("iteration_s", "Time of a BSP iteration ÷ that of right predictions", None),
+        ("rmse", "Error of the next iteration's speed, % of the mean speed", 100.0),
+        ("rmse_ahead", f"The same, {result['ahead']} iterations ahead", 100.0),
+    ):
+        table = Table(title=title, box=SIMPLE_HEAD)
+        table.add_column("")
+        for name in names:
+            table.add_column(name, justify="right")
+        for case, limit in result["limit_s"].items():
+            values = {name: result[key][name][case] * (scale or 1.0 / limit) for name in names}
+            least = min(values.values())
+            digits = 3 if scale is None else 2
+            texts = {name: f"{value:.{digits}f}" for name, value in values.items()}
+            cells = [Text(text, "bold") if values[name] == least else text for name, text in texts.items()]
+            table.add_row(case, *cells)
+        shown.append(table)
+    traits = Table(title="What they follow", box=SIMPLE_HEAD)
+    for heading in ("", *names):
+        traits.add_column(heading, justify="right" if heading else "left")
+    traits.add_row("a lone spike moves a share by", *(f"{result['spike_followed'][name]:.2%}" for name in names))
+    traits.add_row("an announced step, median iterations", *(f"{result['step_delay_iterations'][n]:g}" for n in names))
+    traits.add_row("and at worst", *(f"{result['step_delay_worst'][name]}" for name in names))
+    if result.get("recorded_step_response"):
+        responses = result["recorded_step_response"]
+        for late in (0, 1, 2, 4):
+            words = f"and for the one {late} later" if late else "a recorded step foreseen in its first iteration"
+            traits.add_row(words, *(f"{part:.0%}" for name in names for part in responses[name][late : late + 1]))
+    shown.append(traits)
+    if MIXTURE in names:
+        regret = Table(title="The mixture ÷ the best single one in hindsight, worst case", box=SIMPLE_HEAD)
+        regret.add_column("iteration time", justify="right")
+        regret.add_column("error", justify="right")
+        regret.add_row(f"{result['auto_regret']:.3f}", f"{result['auto_regret_rmse']:.3f}")
+        shown.append(regret)
+    return shown

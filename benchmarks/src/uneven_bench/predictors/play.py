@@ -1,0 +1,105 @@
+"""Predictors shown the iterations of a case, and how good their predictions were. Nothing here takes real time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from uneven.core.views import Observation
+from uneven.predict import Predictor, predictors, study
+from uneven_bench.predictors.cases import BASE_PER_S, SPIKE, Case, Floats, announced, calm
+
+AHEAD = 4
+"""Iterations that the second kind of prediction looks ahead."""
+
+SAMPLES_PER_WORKER = 64
+"""Global batch ÷ workers."""
+
+_FOLLOWED = 0.9
+SPIKED_ITERATIONS = 400
+_SPIKES_FROM, _SPIKES_EVERY = 200, 25
+
+
+def play(case: Case, make: Callable[[], Predictor], ahead: int = AHEAD) -> tuple[Floats, Floats]:
+    """Each worker's predictor is shown its iterations and learns as soon as it may.
+
+    Returns:
+        Predictions of every iteration, ``(workers, iterations)`` each: made right before it, and ``ahead`` iterations
+        before its end, both NaN where there was none.
+    """
+    next_one = np.full(case.speeds_per_s.shape, np.nan)
+    later = np.full((case.workers, case.iterations + ahead), np.nan)
+    for worker in range(case.workers):
+        predictor = make()
+        batches = [SAMPLES_PER_WORKER] * case.iterations if case.samples is None else case.samples[worker].tolist()
+        rows = (batches, *(one[worker].tolist() for one in (case.speeds_per_s, case.cpu, case.memory)))
+        for k, (samples, speed, cpu, memory) in enumerate(zip(*rows, strict=True)):
+            next_one[worker, k] = predictor.predict()
+            seen = Observation(iteration=k, samples=samples, local_s=samples / speed, cpu=cpu, memory=memory)
+            predictor.observe(seen)
+            study(predictor)
+            if k + ahead >= case.scored_from:
+                later[worker, k + ahead] = predictor.predict(ahead)
+    return next_one, later[:, : case.iterations]
+
+
+def rmse(case: Case, told: Floats) -> float:
+    """Root mean square error of the normalized speed: each worker's in units of its mean speed in the scored part."""
+    speeds, told = case.speeds_per_s[:, case.scored_from :], told[:, case.scored_from :]
+    return float(np.sqrt(np.mean(((told - speeds) / speeds.mean(axis=1, keepdims=True)) ** 2)))
+
+
+def iteration_s(case: Case, told: Floats) -> float:
+    """Mean time of a BSP iteration whose samples are split in proportion to the predictions: max_i x_i / v_i."""
+    speeds, told = case.speeds_per_s[:, case.scored_from :], told[:, case.scored_from :]
+    return float(np.mean((shares(told) * SAMPLES_PER_WORKER * case.workers / speeds).max(axis=0)))
+
+
+def limit_s(case: Case) -> float:
+    """The same for predictions that are right."""
+    return iteration_s(case, case.speeds_per_s)
+
+
+def shares(told: Floats) -> Floats:
+    """Parts of the global batch, ``(workers, iterations)``, in proportion to speeds."""
+    return told / told.sum(axis=0)
+
+
+def spike_followed(spec: str, iterations: int = SPIKED_ITERATIONS) -> float:
+    """Largest relative change of a share that lone spikes of one worker cause.
+
+    Against the same run with iterations of exactly the usual speed in their place; all others are noisy in both.
+    """
+    quiet, slow = calm(iterations), slice(_SPIKES_FROM, iterations - 2, _SPIKES_EVERY)
+    usual = quiet.speeds_per_s.copy()
+    usual[0, slow] = BASE_PER_S[0]
+    spiked = usual.copy()
+    spiked[0, slow] *= SPIKE
+    runs = [replace(quiet, speeds_per_s=speeds) for speeds in (usual, spiked)]
+    before, after = (shares(play(case, _maker(spec))[0][:, _SPIKES_FROM:]) for case in runs)
+    return float(np.abs(after / before - 1.0).max())
+
+
+def step_delays(spec: str, told: Floats | None = None, case: Case | None = None) -> list[int]:
+    """Of every scored step of :func:`~uneven_bench.predictors.cases.announced`, iterations until nine tenths of it
+    are predicted: 0 if before its first iteration, at most the length of the new level."""
+    case = case or announced()
+    told = play(case, _maker(spec))[0] if told is None else told
+    levels = case.levels_per_s
+    if levels is None:
+        raise ValueError("the levels of this case are not known")
+    delays = []
+    for row, level in zip(told, levels, strict=True):
+        changes = (np.flatnonzero(np.diff(level)) + 1).tolist()
+        for start, end in zip(changes, [*changes[1:], len(level)], strict=True):
+            if start >= case.scored_from:
+                step = level[start] - level[start - 1]
+                done = (row[start:end] - level[start - 1]) / step >= _FOLLOWED
+                delays.append(int(done.argmax()) if done.any() else end - start)
+    return delays
+
+
+def _maker(spec: str) -> Callable[[], Predictor]:
+    return lambda: predictors.resolve(spec)

@@ -1,0 +1,196 @@
+"""Real traces and recorded runs as cases of ``uneven bench predictors``."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven import journal
+from uneven.cluster.series import DATA_VARIABLE
+from uneven.core.records import LoadRecord, Record, StepRecord
+from uneven.errors import ConfigError, JournalError
+from uneven_bench.predictors.cases import BASE_PER_S, READING_NOISE, WORKERS, Case, Floats, case_of
+
+STRETCH = 4.3
+"""Iterations that one sample of a trace of processor use lasts; no whole number, so changes fall into iterations."""
+
+_NOISE = 0.03
+_LEAST_FREE = 0.05
+_MOST_JOB_ITERATIONS = 600
+_LEAST_ITERATIONS = 20
+_FALLBACK = "fallback.csv"
+
+
+def real(quick: bool = False) -> dict[str, Case]:
+    """What ``UNEVEN_DATA`` holds of mini-batch times and processor use, or a small shipped trace of the latter.
+
+    Raises:
+        ConfigError: ``UNEVEN_DATA`` is set and the files are not there.
+    """
+    traces = _folder()
+    if traces is None:
+        return {"ec2": of_use("ec2", _shipped())}
+    return {**_alibaba(traces, 1 if quick else 4), **_planetlab(traces), **({} if quick else _google(traces))}
+
+
+def use_traces() -> dict[str, Floats]:
+    """Name → processor use of four machines, ``(4, samples)``, 0 … 1, one sample in five minutes.
+
+    Raises:
+        ConfigError: as :func:`real`.
+    """
+    traces = _folder()
+    if traces is None:
+        return {"ec2": _shipped()}
+    return {"planetlab": _planetlab_use(traces), "google": _google_use(traces)[0]}
+
+
+def _folder() -> Path | None:
+    folder = os.environ.get(DATA_VARIABLE)
+    if not folder:
+        return None
+    place = Path(folder)
+    return place / "traces" if (place / "traces").is_dir() else place
+
+
+def _shipped() -> Floats:
+    with resources.files("uneven_bench.predictors").joinpath(_FALLBACK).open(encoding="utf-8") as file:
+        rows = np.array([[float(cell) for cell in row] for row in list(csv.reader(file))[1:]])
+    use: Floats = rows.T / 100.0
+    return use
+
+
+def of_use(name: str, use: Floats, memory: Floats | None = None, seed: int = 0) -> Case:
+    """Workers on nodes of which others take a part: v = v₀ (1 − use in the iteration), and noise.
+
+    Args:
+        use: ``(workers, samples)``, 0 … 1. Each lasts 4.3 iterations.
+        memory: the same of memory.
+    """
+    rng = np.random.default_rng([seed, 5])
+    samples = use.shape[1]
+    fine = 20  # parts of an iteration
+    at = np.arange(int(samples * STRETCH) * fine) / (fine * STRETCH)
+    inside = use[:, at.astype(int)].reshape(len(use), -1, fine)
+    during, late = inside.mean(axis=2), inside[:, :, fine // 2 :].mean(axis=2)
+    base = np.resize(np.array(BASE_PER_S), len(use))[:, None]
+    speeds = base * np.maximum(1.0 - during, _LEAST_FREE) * np.exp(rng.normal(0.0, _NOISE, during.shape))
+    read = np.clip(late + rng.normal(0.0, READING_NOISE, late.shape), 0.0, 1.0)
+    held = None if memory is None else memory[:, at.astype(int)].reshape(len(use), -1, fine)[:, :, -1]
+    return case_of(name, "real", speeds, read, held)
+
+
+def _alibaba(traces: Path, jobs: int) -> dict[str, Case]:
+    """Mini-batch times of the workers of four jobs on shared GPUs; nothing is known of their nodes."""
+    with _open(traces / "alibaba2020_minibatch_time.npz") as file:
+        cases = {}
+        for job in range(1, jobs + 1):
+            worker, times = file[f"job{job}_worker"], file[f"job{job}_batch_time_norm"].astype(float)
+            rows = [times[worker == one] for one in np.unique(worker)]
+            length = min(_MOST_JOB_ITERATIONS, *(len(row) for row in rows))
+            cases[f"alibaba {job}"] = case_of(f"alibaba {job}", "real", 64e3 / np.stack([row[:length] for row in rows]))
+        return cases
+
+
+def _planetlab(traces: Path) -> dict[str, Case]:
+    return {"planetlab": of_use("planetlab", _planetlab_use(traces))}
+
+
+def _planetlab_use(traces: Path) -> Floats:
+    with _open(traces / "planetlab_cpu.npz") as file:
+        use: Floats = file["cpu_percent"].astype(float) / 100.0
+    return use[_lively(use)]
+
+
+def _google(traces: Path) -> dict[str, Case]:
+    return {"google": of_use("google", *_google_use(traces))}
+
+
+def _google_use(traces: Path) -> tuple[Floats, Floats]:
+    """Of processor and memory."""
+    with _open(traces / "google2011_vm_cpu_mem.npz") as file:
+        use, memory = file["cpu_percent"].astype(float) / 100.0, file["mem_percent"].astype(float) / 100.0
+    rows = _lively(use)
+    return use[rows], np.minimum(memory[rows], 1.0)
+
+
+def _lively(use: Floats) -> npt.NDArray[np.intp]:
+    """A few, drawn by a fixed seed, of the series that vary by 15 points or more and are not busy all the time."""
+    fit = np.flatnonzero((use.std(axis=1) > 0.15) & (use.mean(axis=1) < 0.6))
+    return np.sort(np.random.default_rng(0).choice(fit, WORKERS, replace=False))
+
+
+def _open(path: Path) -> np.lib.npyio.NpzFile:
+    if not path.is_file():
+        raise ConfigError(f"there is no {path}: {DATA_VARIABLE} must name the folder that holds traces/, or be unset")
+    loaded: np.lib.npyio.NpzFile = np.load(path, allow_pickle=False)
+    return loaded
+
+
+def recorded(run: Path, cores: int | None = None, name: str | None = None) -> Case:
+    """A run's journal as a case: the iterations that all ranks recorded.
+
+    The readings are those that the workers' own predictors were shown, where the journal has them.
+
+    Args:
+        run: run directory, of a real, an emulated or a simulated run.
+        cores: of each node, for journals without such readings. Where it is given, what others take of them is the
+            machine's use without this process's, as last sampled; else it is not known.
+        name: of the case; None is that of the directory.
+
+    Raises:
+        JournalError: no journal, or fewer than 20 common iterations.
+    """
+    ranks = journal.read(run).ranks
+    rows = common_steps(run, ranks)
+    speeds, samples, cpu, memory = [], [], [], []
+    for rank, its in rows.items():
+        speeds.append([one.batch / (one.data_s + one.compute_s + one.transfer_s) for one in its])
+        samples.append([one.batch for one in its])
+        loads = [one for one in ranks[rank] if isinstance(one, LoadRecord)]
+        read = [_newest(loads, one.iteration) for one in its]
+        if any(one.others is not None for one in its):
+            cpu.append([_or_nan(one.others) for one in its])
+            memory.append([_or_nan(one.memory) for one in its])
+        else:
+            cpu.append([np.nan if one is None or cores is None else _others(one, cores) for one in read])
+            memory.append([np.nan if one is None else one.machine_memory for one in read])
+    case = case_of(name or run.name, "recorded", np.array(speeds), np.array(cpu, float), np.array(memory, float))
+    return replace(case, samples=np.array(samples))
+
+
+def common_steps(run: Path, ranks: Mapping[int, Iterable[Record]]) -> dict[int, list[StepRecord]]:
+    """Rank → its steps with samples, of the iterations that all ranks recorded.
+
+    Raises:
+        JournalError: fewer than 20 of them.
+    """
+    steps = {
+        rank: {one.iteration: one for one in records if isinstance(one, StepRecord) and one.batch > 0}
+        for rank, records in ranks.items()
+    }
+    common = sorted(set.intersection(*(set(of_rank) for of_rank in steps.values()))) if steps else []
+    if len(common) < _LEAST_ITERATIONS:
+        raise JournalError(
+            f"{run}: {len(common)} iterations of every rank are too few to score: record at least {_LEAST_ITERATIONS}"
+        )
+    return {rank: [steps[rank][iteration] for iteration in common] for rank in sorted(steps)}
+
+
+def _newest(loads: list[LoadRecord], iteration: int) -> LoadRecord | None:
+    return next((one for one in reversed(loads) if one.iteration <= iteration), None)
+
+
+def _or_nan(reading: float | None) -> float:
+    return np.nan if reading is None else reading
+
+
+def _others(load: LoadRecord, cores: int) -> float:
+    return min(1.0, max(0.0, load.machine_cpu - load.process_cpu / cores))

@@ -1,0 +1,120 @@
+"""Runs recorded on emulated clusters, as cases of ``uneven bench predictors``: real processes disturb real training.
+
+What the journal kept of each iteration is what the workers' predictors were shown: speed, batch, and the readings of
+the processor's and the memory's use right after it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from uneven import journal
+from uneven.cluster.files import load as load_cluster
+from uneven.cluster.spec import ClusterSpec
+from uneven.emulate.probe import why_not_isolated
+from uneven.errors import ConfigError, access
+from uneven_bench.predictors.cases import Case, Floats
+from uneven_bench.predictors.traces import common_steps, recorded, use_traces
+from uneven_bench.recorded import cases
+from uneven_bench.recorded.runs import DESCRIPTION, RUN, emulate
+from uneven_bench.recorded.steps import Step, find
+
+BALANCER = "lb-bsp:predictor=narx"
+"""Under which runs are recorded: the default but for the predictor, which has the machine read on every step."""
+
+Progress = Callable[[str, str, float], None]
+
+
+class Recorded(NamedTuple):
+    """A kept run.
+
+    Attributes:
+        case: what predictors are shown.
+        steps: scored changes of speed whose moments are known; empty where none are.
+        iteration_s: median.
+        lasted_s: from the start of the training to its end.
+    """
+
+    case: Case
+    steps: list[Step]
+    iteration_s: float
+    lasted_s: float
+
+
+def clusters() -> dict[str, ClusterSpec]:
+    """Case → what is emulated: rivals at known moments, a replayed trace of processor use, and short bursts."""
+    name, use = next(iter(use_traces().items()))  # one of them: recording takes minutes
+    replayed = cases.replayed(name, use)
+    return {cases.ANNOUNCED: cases.announced(), f"{name}, emulated": replayed, cases.BURSTS: cases.bursts()}
+
+
+def why_not() -> str:
+    """Why runs cannot be recorded here; "" if they can."""
+    return why_not_isolated()
+
+
+def record(folder: Path, data: str, progress: Progress, iterations: int = cases.ITERATIONS) -> None:
+    """Record all cases, a folder for each.
+
+    Raises:
+        ConfigError: this machine cannot, or one of the folders is there already.
+        LaunchError: a run failed.
+    """
+    if why_not():
+        raise ConfigError(f"runs cannot be recorded here: {why_not()}")
+    specs = clusters()
+    with access(f"look into {folder}"):
+        there = [spec.name for spec in specs.values() if (folder / spec.name).exists()]
+    if there:
+        raise ConfigError(f"{folder} has a run {there[0]!r} already: name a new folder, or score that with --runs")
+    for number, (name, spec) in enumerate(specs.items()):
+        progress("recording", name, number / len(specs))
+        emulate(spec, BALANCER, folder / spec.name, data, iterations, cases.GLOBAL_BATCH)
+    progress("recording", "", 1.0)
+
+
+def load(folder: Path) -> dict[str, Recorded]:
+    """The runs that :func:`record` has kept.
+
+    Raises:
+        ConfigError: there are none.
+        JournalError: one of them cannot be read, or is too short.
+    """
+    names = {spec.name: name for name, spec in clusters().items()}
+    found = {}
+    with access(f"look into {folder}"):
+        places = sorted(folder.iterdir()) if folder.is_dir() else []
+        described = [place for place in places if (place / DESCRIPTION).is_file()]
+    for place in described:
+        name = names.get(place.name, place.name)
+        found[name] = _read(name, place)
+    if not found:
+        raise ConfigError(f"there are no recorded runs in {folder}: make some with --record {folder}")
+    return found
+
+
+def _read(name: str, place: Path) -> Recorded:
+    case = recorded(place / RUN, name=name)
+    begins_s, ends_s = _times(place / RUN)
+    spec = load_cluster(place / DESCRIPTION)
+    steps = find(case.speeds_per_s, ends_s - begins_s, [node.load for node in spec.nodes])
+    known = name == cases.ANNOUNCED
+    return Recorded(
+        case,
+        [one for one in steps if one.first >= case.scored_from] if known else [],
+        statistics.median(np.diff(ends_s).tolist()),
+        float(ends_s[-1] - begins_s),
+    )
+
+
+def _times(run: Path) -> tuple[float, Floats]:
+    """When the description began to hold, and when each iteration ended on the last rank; Unix times."""
+    its = common_steps(run, journal.read(run).ranks).values()
+    first = [steps[0] for steps in its]
+    begins_s = max(one.ended_at_s - one.data_s - one.compute_s - one.exchange_s for one in first)  # the last one ready
+    return begins_s, np.array([[one.ended_at_s for one in steps] for steps in its]).max(axis=0)

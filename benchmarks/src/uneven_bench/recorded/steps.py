@@ -1,0 +1,102 @@
+"""How soon predictors follow a competing process that starts or ends at a known moment. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from uneven.cluster.trace import Trace
+from uneven_bench.predictors.cases import Floats
+
+FOLLOWED = 0.9
+"""Part of a step that counts as following it."""
+
+WITHIN = 9
+"""Iterations after the first of a step that are looked at."""
+
+_FELT = 0.5  # part of a step from which on an iteration counts as the first of the new level
+_FELT_WITHIN = 4  # iterations after the moment
+_SETTLED_AFTER = 2  # iterations after the moment from which on the level is taken
+_LEAST_STEP = 0.2  # of the larger level; smaller ones cannot be told from noise
+_LEAST_ITERATIONS = 6  # of a level
+
+
+class Step(NamedTuple):
+    """One change of a worker's speed.
+
+    Attributes:
+        worker: whose.
+        first: the first iteration that feels half of it or more.
+        end: the iteration in which the next change falls.
+        before_per_s, after_per_s: median speeds of the two levels.
+    """
+
+    worker: int
+    first: int
+    end: int
+    before_per_s: float
+    after_per_s: float
+
+
+def find(speeds_per_s: Floats, ends_s: Floats, loads: Sequence[Trace]) -> list[Step]:
+    """The steps of a run whose nodes had these loads.
+
+    Args:
+        speeds_per_s: ``(workers, iterations)``, measured.
+        ends_s: ``(iterations,)``, when each iteration ended, in seconds since the description began to hold.
+        loads: one of each worker.
+    """
+    found = []
+    for worker, (speeds, load) in enumerate(zip(speeds_per_s, loads, strict=True)):
+        at = [0, *np.searchsorted(ends_s, changes_s(load, float(ends_s[-1]))).tolist(), len(ends_s)]
+        levels = [(start, end, _level(speeds[start + _SETTLED_AFTER : end])) for start, end in pairwise(at)]
+        for (_, _, before), (start, end, after) in pairwise(levels):
+            if abs(after - before) > _LEAST_STEP * max(after, before):  # false where one of them is not known
+                felt = (speeds[start : start + _FELT_WITHIN + 1] - before) / (after - before) >= _FELT
+                first = start + int(felt.argmax()) if felt.any() else start + 1
+                found.append(Step(worker, first, end, before, after))
+    return found
+
+
+def response(told_per_s: Floats, steps: Sequence[Step]) -> list[float]:
+    """The part of a step that is predicted for its first iteration, its second, and so on: medians over the steps.
+
+    A single iteration of a real run is noise, and so is what is predicted for it; what the steps have in common is not.
+    """
+    found: list[float] = []
+    for late in range(WITHIN + 1):
+        told = [(told_per_s[one.worker, one.first + late], one) for one in steps if one.first + late < one.end]
+        if not told:
+            break
+        found.append(
+            statistics.median(
+                float((speed - one.before_per_s) / (one.after_per_s - one.before_per_s)) for speed, one in told
+            )
+        )
+    return found
+
+
+def delay(responses: Sequence[float]) -> int:
+    """Iterations until nine tenths are followed: 0 if in time for the first; one more than were looked at if never."""
+    return next((late for late, part in enumerate(responses) if part >= FOLLOWED), len(responses))
+
+
+def changes_s(trace: Trace, until_s: float) -> list[float]:
+    """When a trace takes another value, from its start until then."""
+    found: list[float] = []
+    now_s = trace.next_change_s(0.0)
+    value = trace.at(0.0)
+    while now_s < until_s:
+        if trace.at(now_s) != value:
+            found.append(now_s)
+            value = trace.at(now_s)
+        now_s = trace.next_change_s(now_s)
+    return found
+
+
+def _level(speeds: Floats) -> float:
+    return float(np.median(speeds)) if len(speeds) >= _LEAST_ITERATIONS - _SETTLED_AFTER else float("nan")

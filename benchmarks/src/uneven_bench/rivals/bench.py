@@ -1,0 +1,172 @@
+"""``uneven bench rivals``: every rival and ours over described clusters, in virtual time.
+
+The same rules as in a run; the figure is the oracle's time ÷ theirs for X samples, where the oracle knows the speeds of
+every iteration before it starts. What deciding costs is left out for all; reports of ours come as rarely as their
+budget allows, rivals see every iteration for nothing. ``docs/ideas/rivals.md`` tells what each description leaves open.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as Shown
+from rich.text import Text
+
+from uneven.balance import balancers
+from uneven.balance.rivals import RIVALS, Lbb
+from uneven.cluster.series import DATA_VARIABLE
+from uneven_bench.rivals.cases import ITERATIONS, SETTLING, Case, Table, cases
+from uneven_bench.rivals.inside import accumulating, backup, flexrr
+from uneven_bench.rivals.loops import Outcome, foreseen, oracle, ours, profiles, rival
+
+OURS = "lb-bsp"
+"""The arm that is meant by "ours": the default."""
+
+LIMITS = ("oracle", "foreseen")
+"""No methods: what a split could do that knew the next iteration, and what one could do that knew all but the noise."""
+
+CANDIDATES = ("lb-bsp", "numerical", "analytic", "model")
+"""Ours, as far as they are registered."""
+
+LBB_AS_OURS = "lbb as ours"
+"""The strongest rival, with reports as rare and as late as ours: what it would be in a run within the same budget."""
+
+INSIDE = {"flexrr": flexrr, "backup": backup, "accumulate": accumulating}
+
+GOOGLE_ROWS = (227, 79, 1467, 355, 700, 1593, 848, 1072)
+"""Machines whose use varies most; those of the shipped description ``shared_cluster``."""
+
+Progress = Callable[[str, str, float], None]
+"""Told the phase, what it is doing, and how much of it is done, 0 … 1."""
+
+
+def run(quick: bool, progress: Progress) -> dict[str, Any]:
+    """Play all, on recorded traces too if ``UNEVEN_DATA`` names their folder.
+
+    Returns:
+        ``cases``: case → method → of_limit, iteration_s, waiting, lost, samples, best; ``best_rival`` and
+        ``gain_over_best_rival`` and ``of_foreseen`` (ours) by case; ``ours``, ``seeds``, ``iterations``, ``settling``.
+    """
+    seeds = 1 if quick else 3
+    recorded = _recordings()
+    played = [cases(recorded.get, seed) for seed in range(seeds)]
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    steps = len(played[0]) * len(methods())
+    for same in zip(*played, strict=True):
+        name = same[0].name
+        limits = [oracle(case) for case in same]
+        found[name] = {
+            "oracle": summary(limits, limits),
+            "foreseen": summary([foreseen(case) for case in same], limits),
+        }
+        for method, play in methods().items():
+            progress("rivals", f"{name}: {method}", sum(len(rows) - 2 for rows in found.values()) / steps)
+            found[name][method] = summary([play(case, seed) for seed, case in enumerate(same)], limits)
+    leaders = {name: best_rival(rows) for name, rows in found.items()}
+    return {
+        "cases": found,
+        "ours": OURS,
+        "best_rival": leaders,
+        "gain_over_best_rival": {
+            name: rows[OURS]["of_limit"] / rows[leaders[name]]["of_limit"] for name, rows in found.items()
+        },
+        "of_foreseen": {name: rows[OURS]["of_limit"] / rows["foreseen"]["of_limit"] for name, rows in found.items()},
+        "seeds": seeds,
+        "iterations": ITERATIONS,
+        "settling": SETTLING,
+    }
+
+
+def methods() -> dict[str, Callable[[Case, int], Outcome]]:
+    """Name → what plays it on a case."""
+    found: dict[str, Callable[[Case, int], Outcome]] = {
+        "even": lambda case, _: ours(case, balancers.resolve("even")),
+        "static": lambda case, _: ours(case, balancers.resolve("static")),
+    }
+    for name in RIVALS:
+        found[name] = lambda case, seed, name=name: rival(case, name, seed)  # type: ignore[misc]
+    found[LBB_AS_OURS] = lambda case, seed: ours(case, Lbb(profile=profiles(case, seed)))
+    for name, play in INSIDE.items():
+        found[name] = lambda case, _, play=play: play(case)  # type: ignore[misc]
+    registered = set(balancers)
+    for name in CANDIDATES:
+        if name in registered:
+            found[name] = lambda case, _, name=name: ours(case, balancers.resolve(name))  # type: ignore[misc]
+    return found
+
+
+def summary(outcomes: list[Outcome], limits: list[Outcome]) -> dict[str, Any]:
+    """Means over the seeds."""
+    of_limit = [limit.batch_s / outcome.batch_s for limit, outcome in zip(limits, outcomes, strict=True)]
+    rows = [asdict(outcome) for outcome in outcomes]
+    means = {key: statistics.fmean(row[key] for row in rows) for key in ("iteration_s", "waiting", "lost", "samples")}
+    settings = sorted({outcome.best for outcome in outcomes if outcome.best})
+    return {"of_limit": statistics.fmean(of_limit), **means, "best": ", ".join(settings)}
+
+
+def best_rival(rows: dict[str, dict[str, Any]]) -> str:
+    """Who comes nearest to the limit of those that are not ours."""
+    others = [name for name in rows if name not in (*CANDIDATES, *LIMITS)]
+    return max(others, key=lambda name: rows[name]["of_limit"])
+
+
+def _recordings() -> dict[str, Table]:
+    """The recorded traces that are on this machine."""
+    folder = os.environ.get(DATA_VARIABLE)
+    found: dict[str, Table] = {}
+    jobs = Path(folder or "", "traces", "alibaba2020_minibatch_time.npz")
+    if folder and jobs.is_file():
+        with np.load(jobs, allow_pickle=False) as arrays:
+            worker, times = arrays["job4_worker"], arrays["job4_batch_time_norm"].astype(float)
+        rows = [times[worker == number] for number in range(10)]
+        found["jobs"] = np.stack([row[: min(map(len, rows))] for row in rows], axis=1)
+    use = Path(folder or "", "traces", "google2011_vm_cpu_mem.npz")
+    if folder and use.is_file():
+        with np.load(use, allow_pickle=False) as arrays:
+            found["use"] = arrays["cpu_percent"][list(GOOGLE_ROWS)].astype(float).T / 100.0
+    return found
+
+
+def tables(result: dict[str, Any]) -> list[Shown]:
+    """The result for people."""
+    names = list(result["cases"])
+    first = _narrow("Of the limit: the oracle's time ÷ theirs, for as many samples")
+    first.add_column("", no_wrap=True)
+    for name in names:
+        first.add_column(name.replace(" ", "\n").replace("band", "band-\n"), justify="right", no_wrap=True)
+    for method in result["cases"][names[0]]:
+        rows = [result["cases"][name][method] for name in names]
+        leads = [method == result["best_rival"][name] for name in names]
+        cells = [
+            Text(f"{row['of_limit']:.3f}", "bold") if lead else f"{row['of_limit']:.3f}"
+            for row, lead in zip(rows, leads, strict=True)
+        ]
+        first.add_row(Text(method, "bold") if method == result["ours"] else method, *cells)
+    for key, words in (("gain_over_best_rival", "÷ best rival"), ("of_foreseen", "÷ foreseen")):
+        first.add_row(words, *(f"{result[key][name]:.3f}" for name in names))
+    return [first, *(_one(name, rows) for name, rows in result["cases"].items())]
+
+
+def _one(name: str, rows: dict[str, dict[str, Any]]) -> Shown:
+    shown = _narrow(name)
+    shown.add_column("", no_wrap=True)
+    for heading in ("ms per\niteration", "of\nlimit", "waiting", "thrown\naway", "samples\n÷ X"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("best in\nhindsight", no_wrap=True)
+    for method, row in rows.items():
+        shown.add_row(
+            method, f"{row['iteration_s'] * 1e3:.1f}", f"{row['of_limit']:.3f}", f"{row['waiting']:.1%}",
+            f"{row['lost']:.1%}" if row["lost"] else "", f"{row['samples']:.2f}", row["best"],
+        )  # fmt: skip
+    return shown
+
+
+def _narrow(title: str) -> Shown:
+    return Shown(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)

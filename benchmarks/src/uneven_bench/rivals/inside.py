@@ -1,0 +1,104 @@
+"""Rivals that act inside an iteration, over the clusters of ``uneven bench rivals``. Pure.
+
+Each is given what suits it best in hindsight: the micro-batch, whether messages are heard while it computes, or the
+number of spares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from uneven_bench.peers.accumulate.rule import accumulate
+from uneven_bench.peers.backup.quorum import play as play_backup
+from uneven_bench.peers.backup.quorum import samples_each
+from uneven_bench.peers.flexrr.messages import helper_groups, pieces
+from uneven_bench.peers.flexrr.virtual_time import play as play_flexrr
+from uneven_bench.rivals.cases import ITERATIONS, SETTLING, Case
+from uneven_bench.rivals.loops import Outcome, Totals
+
+MESSAGE_S = 0.0005
+"""From one worker to another in one rack, Python on both ends included; ours."""
+
+PIECES = (4, 8, 16)
+"""Micro-batches that an even share is cut into."""
+
+
+def best(outcomes: Iterable[Outcome]) -> Outcome:
+    """The one that needs least time for X samples."""
+    return min(outcomes, key=lambda outcome: outcome.batch_s)
+
+
+def flexrr(case: Case) -> Outcome:
+    """Even shares, work stealing by micro-batches; everybody may help everybody."""
+    return best(_flexrr(case, grain, attentive) for grain in _grains(case) for attentive in (False, True))
+
+
+def accumulating(case: Case) -> Outcome:
+    """hivemind-style: micro-batches until X samples are in."""
+    return best(_accumulating(case, grain) for grain in _grains(case))
+
+
+def backup(case: Case) -> Outcome:
+    """Redundant execution, one to n / 4 spares."""
+    return best(_backup(case, spares) for spares in range(1, max(1, case.workers // 4) + 1))
+
+
+def _grains(case: Case) -> list[int]:
+    share = case.global_batch // case.workers
+    return sorted({-(-share // count) for count in PIECES})
+
+
+def _flexrr(case: Case, grain: int, attentive: bool) -> Outcome:
+    n = case.workers
+    cut = pieces(case.global_batch // n, grain)
+    groups, totals = helper_groups(n), Totals(n)
+    for k in range(ITERATIONS):
+        by_rank = [{size: case.micro_s(k, i, size) for size in set(cut)} for i in range(n)]
+        played = play_flexrr(
+            [len(cut)] * n, _seconds(by_rank, cut), groups, message_s=MESSAGE_S, attentive=attentive
+        )  # fmt: skip
+        around_s = [case.fixed_s(k, i) + float(case.transfer_s[k, i]) for i in range(n)]
+        took_s = max(end_s + more_s for end_s, more_s in zip(played.ends_s, around_s, strict=True))
+        lost_s = math.fsum(played.busy_s) - math.fsum(
+            by_rank[rank][cut[piece]] for row in played.done_by for piece, rank in enumerate(row)
+        )
+        totals.add(k, took_s, math.fsum(played.busy_s) - lost_s + math.fsum(around_s), max(lost_s, 0.0))
+    return totals.outcome(f"grain {grain}{', attentive' if attentive else ''}")
+
+
+def _seconds(by_rank: list[dict[int, float]], cut: tuple[int, ...]) -> Callable[[int, int, int], float]:
+    return lambda rank, owner, piece: by_rank[rank][cut[piece]]
+
+
+def _accumulating(case: Case, grain: int) -> Outcome:
+    n, totals = case.workers, Totals(case.workers)
+    for k in range(ITERATIONS):
+        micro_s = [case.micro_s(k, i, grain) for i in range(n)]
+        one = accumulate(micro_s, grain, case.global_batch, notice_s=MESSAGE_S)
+        around_s = [case.fixed_s(k, i) + float(case.transfer_s[k, i]) for i in range(n)]
+        took_s = max(end_s + more_s for end_s, more_s in zip(one.ends_s, around_s, strict=True))
+        busy_s = math.fsum(one.ends_s) + math.fsum(around_s)
+        totals.add(k, took_s, busy_s, samples=sum(one.samples) / case.global_batch)
+    return totals.outcome(f"grain {grain}")
+
+
+def _backup(case: Case, spares: int) -> Outcome:
+    each = samples_each(case.global_batch, case.workers, spares)
+
+    def seconds(version: int, rank: int) -> float:
+        return case.local_s(version, rank, each) + float(case.transfer_s[version, rank])
+
+    # What happens while it settles is played too, and taken off.
+    settling, whole = (play_backup(case.workers, spares, count, seconds) for count in (SETTLING, ITERATIONS))
+    took_s = whole.ends_s[-1] - settling.ends_s[-1]
+    total_s = took_s * case.workers
+    counted_s = math.fsum(whole.counted_s) - math.fsum(settling.counted_s)
+    waiting = (math.fsum(whole.waited_s) - math.fsum(settling.waited_s)) / total_s
+    return Outcome(
+        iteration_s=took_s / (ITERATIONS - SETTLING),
+        waiting=waiting,
+        lost=max(0.0, 1.0 - waiting - counted_s / total_s),
+        samples=each * (case.workers - spares) / case.global_batch,
+        best=f"{spares} spare" + ("s" if spares > 1 else ""),
+    )

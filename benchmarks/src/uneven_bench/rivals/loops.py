@@ -1,0 +1,219 @@
+"""Balancers in the closed loops of ``uneven bench rivals``: ours as a run asks them, rivals at once. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from statistics import median
+
+from uneven.balance.base import Balancer, balancers
+from uneven.balance.rivals import Lbb
+from uneven.balance.rivals.cubic import Cubic
+from uneven.control import Decider, Forecaster, Report, Table
+from uneven.core.apportion import fastest_finish
+from uneven.core.views import BalanceView, Limits, Observation
+from uneven.predict import predictors
+from uneven_bench.rivals.cases import ITERATIONS, SETTLING, Case
+from uneven_bench.rivals.cases import Table as Factors
+
+REPORT_S = 0.0003
+"""What a gather of reports costs a worker; about what a run measures."""
+
+BUDGET = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of the iterations that count.
+
+    Attributes:
+        iteration_s: mean.
+        waiting: part of all workers' time in which they wait.
+        lost: part of it that is computed and thrown away.
+        samples: that went into an update ÷ X, mean.
+        best: which setting it was where the best of several counts.
+    """
+
+    iteration_s: float
+    waiting: float
+    lost: float = 0.0
+    samples: float = 1.0
+    best: str = ""
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds for X samples that count."""
+        return self.iteration_s / self.samples
+
+
+class Totals:
+    """Adds up iterations after settling."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._took_s: list[float] = []
+        self._busy_s: list[float] = []
+        self._lost_s: list[float] = []
+        self._samples: list[float] = []
+
+    def add(self, k: int, took_s: float, busy_s: float, lost_s: float = 0.0, samples: float = 1.0) -> None:
+        """One iteration: how long, how long all workers together were busy with what counts, and with what does not."""
+        if k >= SETTLING:
+            self._took_s.append(took_s)
+            self._busy_s.append(busy_s)
+            self._lost_s.append(lost_s)
+            self._samples.append(samples)
+
+    def outcome(self, best: str = "") -> Outcome:
+        """Of what was added."""
+        count, took_s = len(self._took_s), math.fsum(self._took_s)
+        total_s = took_s * self._workers
+        lost_s = math.fsum(self._lost_s)
+        waiting = 1.0 - (math.fsum(self._busy_s) + lost_s) / total_s
+        return Outcome(took_s / count, waiting, lost_s / total_s, math.fsum(self._samples) / count, best)
+
+
+def oracle(case: Case) -> Outcome:
+    """Knows each iteration's costs before it starts: the limit of what a split can do."""
+    return _knowing(case, case.slow)
+
+
+def foreseen(case: Case) -> Outcome:
+    """Knows what can be foreseen and nothing of the noise: the limit of what a predictor can do."""
+    return _knowing(case, case.level)
+
+
+def _knowing(case: Case, slow: Factors) -> Outcome:
+    totals, limits = Totals(case.workers), Limits.uniform(case.workers, case.global_batch)
+    for k in range(ITERATIONS):
+        factors = slow[k].tolist()
+        fixed_s = [
+            factor * (step_s + launch_s) + moved_s
+            for factor, step_s, launch_s, moved_s in zip(
+                factors, case.step_s, case.launch_s, case.transfer_s[k].tolist(), strict=True
+            )
+        ]
+        slopes_s = [factor * slope_s for factor, slope_s in zip(factors, case.per_sample_s, strict=True)]
+        _iteration(case, k, fastest_finish(fixed_s, slopes_s, case.global_batch, limits), totals)
+    return totals.outcome()
+
+
+def rival(case: Case, name: str, seed: int) -> Outcome:
+    """A rival balancer: it sees every iteration of every worker, and its answer counts in the next one."""
+    balancer: Balancer = Lbb(profile=profiles(case, seed)) if name == "lbb" else balancers.resolve(name)
+    n = case.workers
+    shares = (case.global_batch // n,) * n
+    view = BalanceView(
+        iteration=0, global_batch=case.global_batch, members=tuple(range(n)), shares=shares, observed=(None,) * n,
+        predicted_per_s=(math.nan,) * n, limits=Limits.uniform(n, case.global_batch),
+    )  # fmt: skip
+    totals, shares = Totals(n), balancer.split(view).shares
+    for k in range(ITERATIONS):
+        seen = _iteration(case, k, shares, totals)
+        view = BalanceView(
+            iteration=k, global_batch=case.global_batch, members=view.members, shares=shares, observed=seen,
+            predicted_per_s=tuple(one.speed_per_s for one in seen), limits=view.limits,
+        )  # fmt: skip
+        shares = balancer.split(view).shares
+    return totals.outcome()
+
+
+def profiles(case: Case, seed: int) -> list[Cubic]:
+    """LBB's: before the training, batches of 2, 4, 8 … samples, the median of nine with 5 % noise."""
+    rng = random.Random(seed)
+    sizes = [2**power for power in range(1, 9)]
+    found = []
+    for i in range(case.workers):
+        times_s = [
+            median(case.local_s(0, i, size) * math.exp(rng.gauss(0.0, 0.05)) for _ in range(9)) for size in sizes
+        ]
+        found.append(Cubic.fit(sizes, times_s))
+    return found
+
+
+def ours(case: Case, balancer: Balancer) -> Outcome:
+    """A balancer under ``uneven``: forecasts in every worker, reports as the budget allows, in force two later."""
+    run, totals = _Ours(case, balancer), Totals(case.workers)
+    for k in range(ITERATIONS):
+        run.ended(k, _iteration(case, k, run.decider.shares(k), totals))
+    return totals.outcome()
+
+
+def _iteration(case: Case, k: int, shares: tuple[int, ...], totals: Totals) -> tuple[Observation, ...]:
+    """Play one BSP iteration; what each worker measures in it."""
+    local_s = [case.local_s(k, i, x) for i, x in enumerate(shares)]
+    moved_s = case.transfer_s[k].tolist()
+    took_s = max(map(sum, zip(local_s, moved_s, strict=True)))
+    totals.add(k, took_s, math.fsum(local_s) + math.fsum(moved_s))
+    return tuple(
+        Observation(iteration=k, samples=x, local_s=local, exchange_s=took_s - local, transfer_s=moved)
+        for x, local, moved in zip(shares, local_s, moved_s, strict=True)
+    )
+
+
+class _Ours:
+    """The slow loop of a run, one for all ranks: they come to the same answers."""
+
+    def __init__(self, case: Case, balancer: Balancer) -> None:
+        n = case.workers
+        self.decider = Decider(
+            balancer, tuple(range(n)), Limits.uniform(n, case.global_batch), global_batch=case.global_batch,
+            lookahead=0, budget=BUDGET,
+        )  # fmt: skip
+        self._predictors = [predictors.resolve(balancer.predictor) for _ in range(n)]
+        self._forecasters = [Forecaster(predictor) for predictor in self._predictors]
+        self._windows: list[list[Observation]] = [[] for _ in range(n)]
+        self._reports: list[Report] = []
+        self._cries: dict[int, Report] = {}
+        self._launched, self._soonest, self._far, self._due = 0, 1, 1, 1
+
+    def ended(self, k: int, seen: tuple[Observation, ...]) -> None:
+        """Everybody has ended iteration ``k``."""
+        if not self.decider.adapts:
+            return
+        for place, one in enumerate(seen):
+            self._forecasters[place].observe(one)
+            lesson = self._predictors[place].lesson()
+            if lesson is not None:
+                self._predictors[place].absorb(lesson.learn())
+            self._windows[place].append(one)
+        if self._cries:
+            self.decider.amend(k, self._cries)
+        if self._reports:
+            decision = self.decider.decide(k, self._launched, Table(self._reports))
+            self._reports = []
+            self._soonest, self._far, self._due = decision.soonest, decision.far, decision.next
+            for forecaster in self._forecasters:
+                forecaster.hidden_s = self.decider.hidden_s
+        if k >= self._due:
+            self._launched = k
+            self._reports = [self._report(place) for place in range(len(seen))]
+            self._cries = {}
+        else:  # heard in the next iteration's exchange
+            calls = [one.calls(k + 1, self._soonest, self._far) for one in self._forecasters]
+            urgent = [place for place, called in enumerate(calls) if called]
+            self._cries = {place: self._report(place) for place in urgent if self.decider.amends}
+            self._due = min(self._due, k + 1) if urgent else self._due
+
+    def _report(self, place: int) -> Report:
+        window, self._windows[place] = self._windows[place], []
+        urgent = self._forecasters[place].urgent or place in self._cries
+        forecast = self._forecasters[place].tell()
+        return Report(
+            iteration=window[-1].iteration,
+            iterations=len(window),
+            samples=sum(one.samples for one in window),
+            local_s=math.fsum(one.local_s for one in window),
+            exchange_s=math.fsum(one.exchange_s for one in window),
+            transfer_s=math.fsum(one.transfer_s for one in window),
+            control_s=REPORT_S,
+            cost_s=REPORT_S,
+            cpu=math.nan,
+            memory=math.nan,
+            predicted_per_s=forecast.predicted_per_s,
+            doubt=forecast.doubt,
+            urgent=float(urgent),
+            deaf=0.0,
+            split=self.decider.fingerprint(),
+        )

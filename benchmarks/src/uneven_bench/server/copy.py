@@ -1,0 +1,147 @@
+"""Push and pull of 16 MB against a plain ZeroMQ copy of the same bytes, both with a process on the other side."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from uneven.server import Client, ZmqLine, make_keys, table_of
+from uneven.server.keys import client_keys, server_keys
+from uneven.server.process import ShardProcess
+from uneven.server.wire import PIECE_BYTES
+from uneven_bench.server.parts import python
+
+BYTES = 16 << 20
+COUNT = BYTES // PIECE_BYTES
+PLAIN = "plain copy, in one frame"
+PIECES = "plain copy, in pieces as ours"
+SECRET = "plain copy, in pieces as ours, encrypted"
+FAR = "push and pull, TCP, encrypted"
+NEAR = "push and pull, within one machine"
+
+WARM = 3
+
+Say = Callable[[str, float], None]
+
+
+def compare(rounds: int, say: Say, directory: Path) -> dict[str, Any]:
+    """Measure all four in turn, ``rounds`` times.
+
+    Returns:
+        ``seconds`` (name → median), ``of`` (ours → plain copy → [median, lower, upper quartile] of its time divided by
+        ours, by round: 1 is as fast, 0.5 half as fast), ``bytes`` each way.
+    """
+    for name in ("echo", "far", "near"):
+        make_keys(directory / name)
+    place = directory / "echo"
+    with Echo(place, 1, False) as one, Echo(place, COUNT, False) as pieces, Echo(place, COUNT, True) as secret:
+        ways: dict[str, Callable[[], None]] = {PLAIN: one.copy, PIECES: pieces.copy, SECRET: secret.copy}
+        with (
+            ShardProcess(directory / "far", 0, 1),
+            ShardProcess(directory / "near", 0, 1),
+            Pusher(directory / "far", local=False) as far,
+            Pusher(directory / "near", local=True) as near,
+        ):
+            ways |= {FAR: far.both, NEAR: near.both}
+            times: dict[str, list[float]] = {name: [] for name in ways}
+            for number in range(rounds + WARM):
+                say(f"round {number + 1}", number / (rounds + WARM))
+                for name, way in ways.items():
+                    began_s = time.perf_counter()
+                    way()
+                    if number >= WARM:  # memory is fresh in the first ones
+                        times[name].append(time.perf_counter() - began_s)
+    return {
+        "bytes": BYTES,
+        "seconds": {name: statistics.median(each) for name, each in times.items()},
+        "of": {
+            ours: {plain: _ratio(times[plain], times[ours]) for plain in (PLAIN, PIECES, SECRET)}
+            for ours in (FAR, NEAR)
+        },
+    }
+
+
+def _ratio(theirs: list[float], ours: list[float]) -> list[float]:
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(theirs, ours, strict=True)], n=4)
+    return [middle, low, high]
+
+
+class Pusher:
+    """A worker with 16 MiB of parameters and one shard."""
+
+    def __init__(self, directory: Path, *, local: bool) -> None:
+        elements = BYTES // 4
+        self._arrays = [np.full(elements // 4, 0.5, np.float32) for _ in range(4)]
+        table = table_of([(elements // 4,)] * 4, "float32", 1)
+        self._client = Client(0, table, self._arrays, ZmqLine(directory, 1, local=local))
+        self._step = 0
+
+    def __enter__(self) -> Pusher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def both(self) -> None:
+        """A push and a pull, from tensors to tensors."""
+        self._client.push(self._step, self._arrays, scale=1e-3)
+        self._client.pull().into(self._arrays)
+        self._step += 1
+
+
+class Echo:
+    """A process that sends back what it gets, and a socket to it."""
+
+    def __init__(self, directory: Path, pieces: int, secret: bool) -> None:
+        self._directory, self._pieces, self._secret = directory, pieces, secret
+        self._data = np.full(BYTES // pieces // 4, 0.5, np.float32)
+
+    def __enter__(self) -> Echo:
+        place = self._directory / f"echo-{self._pieces}-{self._secret}"
+        self._process = python("uneven_bench.server.copy", str(self._directory), str(place), str(int(self._secret)))
+        while not place.exists():
+            time.sleep(0.02)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        if self._secret:
+            client_keys(self._directory).join(self._socket)
+        self._socket.connect(place.read_text())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+        self._process.kill()
+        self._process.wait()
+
+    def copy(self) -> None:
+        """There and back."""
+        self._socket.send_multipart([b"", *(self._data.data for _ in range(self._pieces))], copy=False)
+        assert len(self._socket.recv_multipart(copy=False)) == self._pieces + 1
+
+
+def main() -> None:
+    """Be the other side of :class:`Echo`."""
+    directory, place, secret = Path(sys.argv[1]), Path(sys.argv[2]), bool(int(sys.argv[3]))
+    socket = zmq.Context().socket(zmq.ROUTER)
+    if secret:
+        server_keys(directory).serve(socket, b"echo")
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    new = place.with_suffix(".new")
+    new.write_text(f"tcp://127.0.0.1:{port}")
+    new.replace(place)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if socket.poll(1000):
+            socket.send_multipart(socket.recv_multipart(copy=False), copy=False)
+
+
+if __name__ == "__main__":
+    main()

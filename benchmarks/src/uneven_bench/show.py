@@ -1,0 +1,59 @@
+"""How a bench is shown: its progress while it runs, then its tables, then its result as JSON if that is asked for."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.table import Table
+
+from uneven.cli.progress import phases
+from uneven.report.console import Console
+
+Result = dict[str, Any]
+Told = Callable[[str, str, float], None]
+"""What a bench tells of its progress: the phase, what it is doing, and how much of the phase is done, 0 … 1."""
+
+_WIDTH = 112
+"""Of what is printed to no terminal; the widest table takes 104."""
+
+
+def show(run: Callable[[Told], Result], tables: Callable[[Result], list[Table]], as_json: bool) -> None:
+    """Run a bench with its progress on stderr and print what it found.
+
+    Args:
+        run: measures, and tells its progress.
+        tables: the result for people.
+        as_json: print the result as one JSON object too, as the last line.
+    """
+    result = _measured(run)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    for table in tables(result):
+        console.print(table)
+    if as_json:
+        print(json.dumps(result))
+
+
+def _measured(run: Callable[[Told], Result]) -> Result:
+    with _ended_by_sigterm(), phases() as told:
+        return run(told)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM ends what a bench has started with it, as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

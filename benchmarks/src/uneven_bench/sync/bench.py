@@ -1,0 +1,106 @@
+"""``uneven bench sync``: what does it gain, and cost, that replicas agree less often, with fewer, or in the background?
+
+In every case real workers with shares of a core, in network namespaces with token buckets, train the same model in
+every way that is compared, stretch by stretch in turns and in the same processes. The yardstick is the same loop with
+no exchange at all. Root's alone, for links are limited and bytes counted where they leave a worker's interface.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from uneven import journal
+from uneven.core.records import ExchangeRecord
+from uneven.emulate.probe import why_no_bandwidth, why_not_isolated
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.journal.exchanges import Exchanged
+from uneven.journal.paths import rank_paths
+from uneven.sync import carried
+from uneven_bench.lb_bsp.stage import play
+from uneven_bench.sync.cases import EVERY, TORCHFT, Case, cases, quick, short
+from uneven_bench.sync.page import tables
+from uneven_bench.sync.table import overall, summarize
+from uneven_bench.sync.worker import RESULTS, write_task
+
+__all__ = ["run", "tables"]
+
+_WORKER = "uneven_bench.sync.worker"
+
+Progress = Callable[[str, str, float], None]
+"""Told the phase, what it is doing, and how much of it is done, 0 … 1."""
+
+
+def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
+    """Play the cases, one after the other.
+
+    Args:
+        quick_form: two cases with fewer arms; or ``case`` in a shorter form.
+        case: this one alone.
+
+    Returns:
+        What ``--json`` prints; ``docs/ideas/sync.md`` explains every key.
+
+    Raises:
+        ConfigError: links cannot be limited here.
+        UnknownNameError: no such case.
+        LaunchError: a worker died.
+    """
+    known = (quick() if case is None else short()) if quick_form else cases()
+    if case is not None and case not in known:
+        raise UnknownNameError("case", case, known)
+    if why := why_not_isolated() or why_no_bandwidth():
+        raise ConfigError(f"bench sync limits links and counts their bytes, which cannot be done here: {why}")
+    wanted = [one for name, one in known.items() if case in (None, name)]
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="uneven-bench-") as folder:
+        for number, one in enumerate(wanted):
+            if len(wanted) > 1:
+                progress("all cases", one.name, number / len(wanted))
+            found[one.name] = _play(Path(folder) / one.name, one, data, progress)
+    return {"cases": found, **overall(found)}
+
+
+def _play(directory: Path, case: Case, data: str, progress: Progress) -> dict[str, Any]:
+    directory.mkdir(parents=True)
+    arms, left_out = _able(case)
+    case = replace(case, arms=arms)
+    write_task(directory, case, data)
+    play(directory, _WORKER, case.workers, isolated=True, said=progress)
+    result: dict[str, Any] = json.loads((directory / RESULTS).read_text())
+    result["left_out"] = left_out
+    result["gaps"] = {name: gap for name in arms if (gap := _gap(directory / name)) is not None}
+    return summarize(case, result)
+
+
+def _able(case: Case) -> tuple[dict[str, str], dict[str, str]]:
+    """The arms that can take part, and why others cannot."""
+    arms, left_out = {}, {}
+    for name, who in case.arms.items():
+        if " " in who:
+            why = carried(who.split(" ", 1)[1].replace(EVERY, "8"))
+        else:
+            why = "torchft is not installed" if who.startswith(TORCHFT) and find_spec("torchft") is None else None
+        if why is None:
+            arms[name] = who
+        else:
+            left_out[name] = why
+    return arms, left_out
+
+
+def _gap(run_directory: Path) -> float | None:
+    """The sync gap: mean over the workers of the mean steps from one exchange to the next; None without exchanges."""
+    if not rank_paths(run_directory):
+        return None
+    gaps = []
+    for records in journal.read(run_directory).ranks.values():
+        exchanged = Exchanged.of(one for one in records if isinstance(one, ExchangeRecord))
+        if exchanged.count:
+            gaps.append(exchanged.gap)
+    return statistics.mean(gaps) if gaps else None

@@ -1,0 +1,252 @@
+"""The cases of ``uneven bench sync``: which workers on which links, and who takes part. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+YARDSTICK = "unsynchronised"
+"""The arm that exchanges nothing: what the same workers reach at best."""
+
+AGAIN = "unsynchronised-again"
+"""The same once more, made after all others but the twins: where in memory an arm lies is worth a per cent or two.
+Shares are of the mean of both."""
+
+BARE = "bare"
+"""The arm beside which gloo sums up as many bytes, back to back, of which nothing is used: what no shadow can beat."""
+
+DDP = "ddp"
+SHADOWS = ("shadow:easgd", "shadow:ma", "shadow:bmuf")
+"""ShadowSync's three algorithms, S-EASGD in the form that needs no server."""
+
+TWINS = {"shadow:easgd": "fr-easgd", "shadow:ma": "fr-ma", "shadow:bmuf": "fr-bmuf"}
+"""Shadow → its twin in the foreground, at the fixed rate that costs the same bytes."""
+
+GAUGE = "shadow:ma"
+"""The arm whose bytes set the twins' rate."""
+
+TORCHFT = "torchft-"
+"""What the text of torchft's arms begins with."""
+
+SEEDS = 3
+"""With which shadows and twins are compared where only that is played."""
+
+EVERY = "{every}"
+"""Stands in an arm's text for the steps between two exchanges that cost as many bytes as the gauge does."""
+
+NETS = {"fast": math.inf, "100mbit": 100.0, "20mbit": 20.0}
+SIZES = (2, 4, 8)
+CORES = 1.6
+"""That all workers together have; the machine is to have two."""
+
+SLOW = 4
+"""How many times slower the straggler is."""
+
+BATCH = 64
+"""Samples of each worker in a step."""
+
+_WARM_UP_STEPS = 500
+"""In which block momentum carries nothing on, as many as fairseq's warm-up has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        shares: of a core, one for each worker.
+        mbit_per_s: of each worker's link, both ways; infinite: what the machine has.
+        arms: name → who; see ``uneven_bench.sync.arms.make``.
+        batch: samples of each worker in a step.
+        rounds_s: how long the arms train in each round that counts, seconds.
+        turns: stretches in which yardsticks and shadows do so, each its first, each its second, and so on; the other
+            arms have one.
+        settling_s: and in the round before, which does not count for the speed.
+        gauge_s: how long the gauge trains before its bytes are believed.
+        equal_steps: every arm is trained for at least so many steps of everybody in the end.
+    """
+
+    name: str
+    about: str
+    shares: tuple[float, ...]
+    mbit_per_s: float
+    arms: Mapping[str, str] = field(default_factory=dict)
+    batch: int = BATCH
+    rounds_s: tuple[float, ...] = (2.1,) * 15
+    turns: int = 7
+    settling_s: float = 1.0
+    gauge_s: float = 18.0
+    equal_steps: int = 720
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return len(self.shares)
+
+    @property
+    def by_turns(self) -> list[str]:
+        """The arms that train in several stretches, as their shares are told apart to a per cent."""
+        return [name for name in self.arms if name in (YARDSTICK, AGAIN, *SHADOWS)] if self.turns > 1 else []
+
+
+def seeded(name: str, seed: int) -> str:
+    """The name of an arm that starts from other weights and goes through the samples in another order."""
+    return f"{name}@{seed}" if seed else name
+
+
+def seed_of(name: str) -> int:
+    """Of an arm, by its name."""
+    return int(name.partition("@")[2] or 0)
+
+
+def arms(workers: int, straggler: bool) -> dict[str, str]:
+    """All of the full form: name → who.
+
+    Args:
+        straggler: whether one is slower than the others, so that balanced shares are worth comparing.
+    """
+    # The rule of thumb for the momentum, 1 − 1/n; foreground and shadow alike.
+    momentum = f"momentum={1 - 1 / workers:g},warmup_samples={_WARM_UP_STEPS * BATCH * workers}"
+    found = {
+        YARDSTICK: "none",
+        BARE: "bare",
+        DDP: "ddp",
+        "ddp-fp16": "ddp:hook=fp16",
+        "ddp-powersgd": "ddp:hook=powersgd",
+        "post-local": "post-local:every=8",
+        "torchft-local": "torchft-local:every=8",
+        "torchft-diloco": "torchft-diloco:every=20",
+        "bsp": "even bsp",
+        "local": "even local:every=8",
+        "diloco": "even diloco:every=20",
+        "shuffle": "even shuffle",
+        "hierarchical": "even hierarchical:every=8",
+        "asp": "even asp",
+        "ssp": "even ssp",
+        "backup": "even backup",
+        "easgd": "even easgd:every=8",
+        "shadow:easgd-copy": "even shadow:easgd",
+        "shadow:easgd": "even shadow:easgd:together=true",
+        "shadow:ma": "even shadow:ma",
+        "shadow:bmuf": f"even shadow:bmuf:{momentum}",
+        "shadow:ma-100%": "even shadow:load=1:ma",
+        "fr-easgd": f"even easgd:together=true,every={EVERY}",
+        "fr-ma": f"even ma:every={EVERY}",
+        "fr-bmuf": f"even bmuf:every={EVERY},{momentum}",
+    }
+    if straggler:
+        found["bsp-balanced"] = "lb-bsp bsp"
+        found["local-balanced"] = "lb-bsp local:every=8"
+    return found | {AGAIN: "none"}
+
+
+def cases() -> dict[str, Case]:
+    """All of them, by name: ``fast-2`` … ``both-8``; each with its shadows alone, ``fast-2-shadows`` and so on; and
+    ``twins-4``, whose losses are of several seeds."""
+    found = {}
+    for workers in SIZES:
+        even, slow = _even(workers), _one_slow(workers)
+        for net, mbit in NETS.items():
+            speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
+            found[f"{net}-{workers}"] = Case(
+                name=f"{net}-{workers}", about=f"{workers} equal workers on {speed}", shares=even, mbit_per_s=mbit,
+                arms=arms(workers, straggler=False),
+            )  # fmt: skip
+        for name, mbit in (("straggler", math.inf), ("both", NETS["100mbit"])):
+            speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
+            found[f"{name}-{workers}"] = Case(
+                name=f"{name}-{workers}", about=f"{workers} workers, one of them {SLOW} times slower, on {speed}",
+                shares=slow, mbit_per_s=mbit, arms=arms(workers, straggler=True),
+            )  # fmt: skip
+    found |= {one.name: one for one in map(_shadows_alone, list(found.values()))}
+    found["twins-4"] = replace(
+        found["100mbit-4"], name="twins-4", about=f"as 100mbit-4: shadows and their twins, {SEEDS} seeds",
+        arms=_compared(SEEDS, 4), rounds_s=_TWINS_ROUNDS_S, turns=1,
+    )  # fmt: skip
+    return found
+
+
+def quick() -> dict[str, Case]:
+    """Two cases within five minutes."""
+    all_of = arms(4, straggler=False)
+    names = (YARDSTICK, BARE, DDP, "local", *SHADOWS, AGAIN)
+    few = {name: all_of[name] for name in names}
+    pair = {name: arms(2, straggler=True)[name] for name in (YARDSTICK, BARE, DDP, *SHADOWS, "bsp-balanced", AGAIN)}
+    full = cases()
+    found = (replace(full["100mbit-4"], arms=few), replace(full["straggler-2"], arms=pair))
+    return {case.name: _short(case) for case in found}
+
+
+_LEFT = (
+    "ddp-fp16", "ddp-powersgd", "post-local", "bsp", "hierarchical", "shuffle", "asp", "ssp", "backup",
+    "local-balanced", *TWINS.values(),
+)  # fmt: skip
+"""Out of the short form of a case."""
+
+
+def short() -> dict[str, Case]:
+    """Every case in a form of four to six minutes, with fewer arms and rounds."""
+    found = {}
+    for name, case in cases().items():
+        if case.rounds_s == _TWINS_ROUNDS_S:
+            found[name] = case
+            continue
+        if case.rounds_s == _SHADOWS_ROUNDS_S:
+            found[name] = replace(case, rounds_s=case.rounds_s[: len(case.rounds_s) // 2])
+            continue
+        few = {arm: who for arm, who in case.arms.items() if arm.partition("@")[0] not in _LEFT}
+        found[name] = _short(replace(case, arms=few))
+    return found
+
+
+_SHORT_ROUNDS_S = (1.5,) * 10
+"""Many short ones, so that arms take turns before the machine has become another one."""
+
+_TWINS_ROUNDS_S = (1.5, 3.0, 6.0, 9.0)
+"""Twins stop only at an exchange, some seconds apart; and losses fall steeply at first."""
+
+
+_TURN_S = 0.3
+"""On a shared machine two stretches that follow each other differ by about as much when they are short as when they are
+long (0.05 to 0.07 in thread time, between 0.05 and 8 s), so what counts is how many there are. In stretches of 1.5 s
+the standard error of a share is 0.02, which tells little of the 0.03 that a shadow may cost."""
+
+_SHADOWS_ROUNDS_S = (3.0,) * 20
+
+
+def _shadows_alone(case: Case) -> Case:
+    """As a user has it, without the threads and the memory of twenty others in the process."""
+    few = {name: case.arms[name] for name in (YARDSTICK, *SHADOWS, AGAIN)}
+    name, about = f"{case.name}-shadows", f"{case.about}: shadows alone"
+    return replace(
+        case, name=name, about=about, arms=few, rounds_s=_SHADOWS_ROUNDS_S, turns=_turns(_SHADOWS_ROUNDS_S),
+        equal_steps=0,
+    )  # fmt: skip
+
+
+def _turns(rounds_s: tuple[float, ...]) -> int:
+    return round(rounds_s[0] / _TURN_S)
+
+
+def _short(case: Case) -> Case:
+    return replace(case, rounds_s=_SHORT_ROUNDS_S, turns=_turns(_SHORT_ROUNDS_S), settling_s=0.7, equal_steps=360)
+
+
+def _compared(seeds: int, workers: int) -> dict[str, str]:
+    """Shadows and their twins, with some seeds each; the one that sets the twins' rate comes with all of them."""
+    all_of = arms(workers, straggler=False)
+    pairs = [name for pair in TWINS.items() for name in pair]
+    return {YARDSTICK: all_of[YARDSTICK]} | {
+        seeded(name, seed): all_of[name] for seed in range(seeds) for name in pairs
+    }  # fmt: skip
+
+
+def _even(workers: int) -> tuple[float, ...]:
+    return (round(CORES / workers, 4),) * workers
+
+
+def _one_slow(workers: int) -> tuple[float, ...]:
+    """As fast as in the cases of equal workers, but the last one."""
+    share = min(0.6, CORES / workers)
+    return (*(round(share, 4),) * (workers - 1), round(share / SLOW, 4))

@@ -1,0 +1,85 @@
+"""How long an exchange of 4 MB takes on a case's links: a ring of everybody, and DS-Sync's groups of the moment."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from uneven.core.views import SyncView
+from uneven.sync import groupings
+from uneven.transport.base import Transport
+from uneven.transport.parameters import VectorCarrier
+from uneven.transport.rollcall import RollCall
+from uneven_bench.sync.arm import sent_bytes
+
+EVERYBODY = "everybody"
+WAYS = ("grid", "digits")
+FLOATS = 1_000_000
+_REPEATS = 3
+_TURNS = 2
+"""In a repeat: a grid has two kinds of groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """One way to exchange.
+
+    Attributes:
+        seconds: of an exchange, one for each repeat, by the worker that took longest.
+        sent_bytes: that left a worker's interface for it, mean of the workers.
+        messages: that a worker sends to its neighbour in the ring, mean of the turns.
+        parts: what a worker sends ÷ the bytes of the vector, mean of the turns.
+    """
+
+    seconds: tuple[float, ...]
+    sent_bytes: float
+    messages: float
+    parts: float
+
+    @property
+    def median_s(self) -> float:
+        """Of the repeats."""
+        return statistics.median(self.seconds)
+
+
+def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, Exchanged]:
+    """Measure every way, in turns. All ranks call it at once.
+
+    Raises:
+        PeerError: somebody did not take part.
+    """
+    carrier, vector = VectorCarrier(roll, timeout_s), torch.zeros(FLOATS)
+    members = tuple(range(line.size))
+    view = SyncView(rank=line.rank, clock=0, members=members)
+    ways: dict[str, list[tuple[int, ...]]] = {EVERYBODY: [members] * _TURNS}
+    for name in WAYS:
+        grouping = groupings.resolve(name)
+        phases = [grouping.phase(line.size, turn) for turn in range(_TURNS)]
+        found = [grouping.groups(view, phase) for phase in phases]
+        ways[name] = [next(group for group in groups if line.rank in group) for groups in found]
+    took: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
+    for _ in range(_REPEATS):
+        for name, groups in ways.items():
+            dist.barrier()
+            sent, started_s = sent_bytes(), time.perf_counter()
+            for group in groups:
+                carrier.total(vector, group)
+            took_s = (time.perf_counter() - started_s) / _TURNS
+            dist.barrier()
+            took[name].append((took_s, (sent_bytes() - sent) // _TURNS))
+    carrier.close()
+    told = [json.loads(text) for text in line.gather_text(json.dumps(took))]
+    return {
+        name: Exchanged(
+            seconds=tuple(max(rank[name][repeat][0] for rank in told) for repeat in range(_REPEATS)),
+            sent_bytes=statistics.mean(rank[name][repeat][1] for rank in told for repeat in range(_REPEATS)),
+            messages=statistics.mean(2 * (len(group) - 1) for group in groups),
+            parts=statistics.mean(2 * (len(group) - 1) / len(group) for group in groups),
+        )
+        for name, groups in ways.items()
+    }

@@ -1,0 +1,263 @@
+"""One worker of ``uneven bench sync``: trains every arm in turn, stretch by stretch, and rank 0 writes the results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from uneven.data.datasets import images
+from uneven.engine.connect import Connection, connect
+from uneven.world import SITE_VARIABLE, discover, report_failures
+from uneven_bench.lb_bsp.stage import OnStage
+from uneven_bench.lb_bsp.worker import print_into
+from uneven_bench.sync.arm import Block, SyncArm
+from uneven_bench.sync.arms import make, mlp
+from uneven_bench.sync.cases import EVERY, GAUGE, Case, seed_of
+from uneven_bench.sync.exchange import EVERYBODY, Exchanged, sweep
+
+TASK = "task.json"
+RESULTS = "results.json"
+_TIMEOUT_S = 300.0
+_LOOKED_AT = 2000
+"""Held-out images that a loss is worked out on."""
+
+_FIRST_STEPS = 2
+"""By which an arm in which all wait for all finds out how many steps fit a round."""
+
+
+def write_task(directory: Path, case: Case, data: str) -> None:
+    """For the workers that will be given ``directory``."""
+    (directory / TASK).write_text(json.dumps({"case": asdict(case), "data": data}))
+
+
+def read_task(directory: Path) -> tuple[Case, str]:
+    """Inverse of :func:`write_task`."""
+    told = json.loads((directory / TASK).read_text())
+    rows = {key: tuple(told["case"][key]) for key in ("shares", "rounds_s")}
+    return Case(**{**told["case"], **rows}), told["data"]
+
+
+def main(directory: Path) -> None:
+    """Run the case that lies in ``directory``."""
+    report_failures()
+    torch.set_num_threads(1)
+    _count_tiny_numbers_as_zero()
+    case, data = read_task(directory)
+    rank = discover().rank
+    os.environ[SITE_VARIABLE] = f"site{rank * 2 // case.workers}"
+    print_into(directory / f"output-{rank}.txt")
+    stage = OnStage(directory, rank, case.name)
+    stage.say("starting", 0.0)
+    connection = connect(discover(), _TIMEOUT_S)
+    run = _Run(case, data, connection, stage, directory)
+    result = run.play()
+    if rank == 0:
+        (directory / RESULTS).write_text(json.dumps(result))
+    run.close()
+    connection.close()
+    stage.close()
+
+
+def _count_tiny_numbers_as_zero() -> None:
+    """In every arm, as a user would: where units of a network die, their momentum decays to numbers below 1.2e-38.
+
+    Those cost a processor a hundred times as much. A block momentum of 0.875 was seen to let three units in four of
+    this network die; their momentum made a step three times as long, and left the loss as it was.
+    """
+    if not torch.set_flush_denormal(True):
+        sys.stderr.write("this processor keeps numbers below 1.2e-38: arms that come to have such ones are slower\n")
+
+
+class _Run:
+    """The arms of one case, and what comes of them."""
+
+    def __init__(self, case: Case, data: str, connection: Connection, stage: OnStage, directory: Path) -> None:
+        self._case, self._stage, self._directory = case, stage, directory
+        self._connection, self._line = connection, connection.transport
+        self._rank = self._line.rank
+        found = images(data)
+        self._train, self._test = found.train, tuple(one[:_LOOKED_AT] for one in found.test.tensors)
+        self._inputs, self._classes = math.prod(found.train.tensors[0].shape[1:]), found.classes
+        self._arms: dict[str, SyncArm] = {}
+        self._blocks: dict[str, list[list[Block]]] = {name: [] for name in case.arms}  # of all ranks
+        self._losses: dict[str, list[float]] = {name: [] for name in case.arms}
+        self._orders = np.random.default_rng(0)  # the same on all ranks
+        self._done = 0.0
+
+    # ---------------------------------------------------------------- the course of a case
+    def play(self) -> dict[str, Any]:
+        """All rounds; what rank 0 writes down."""
+        case = self._case
+        self._say("making the arms")
+        self._make(1, twins=False)
+        self._limit()
+        self._say("exchanges")
+        assert self._connection.roll is not None, "there are several workers"
+        exchanged = sweep(self._line, self._connection.roll, _TIMEOUT_S)
+        every = self._settle(exchanged[EVERYBODY])
+        for number, seconds in enumerate(case.rounds_s):
+            done, part = 0.2 + 0.6 * number / len(case.rounds_s), 0.6 / len(case.rounds_s)
+            one_by_one = [name for name in case.arms if name not in case.by_turns]
+            turned = part * len(case.by_turns) / len(case.arms)
+            self._by_turns(case.by_turns, seconds, done, turned)
+            first = number % max(1, len(one_by_one))
+            for place, name in enumerate(one_by_one[first:] + one_by_one[:first]):
+                self._say(name, done + turned + (part - turned) * place / len(one_by_one))
+                self._round(name, seconds)
+        limited = {name: len(blocks) for name, blocks in self._blocks.items()}
+        self._free()
+        self._catch_up()
+        return {
+            "exchanges": {name: asdict(one) for name, one in exchanged.items()},
+            "every": every,
+            "arms": {
+                name: {
+                    "own_pace": arm.own_pace,
+                    "limited": limited[name],
+                    "blocks": [[asdict(one) for one in ranks] for ranks in self._blocks[name]],
+                    "losses": self._losses[name],
+                }
+                for name, arm in self._arms.items()
+            },
+        }
+
+    def _settle(self, everybody: Exchanged) -> int:
+        """A round that does not count; before it the gauge is asked, so that the twins can be made."""
+        case, every = self._case, 1
+        if any(EVERY in who for who in case.arms.values()):
+            self._say("the gauge's bytes")
+            per_step = self._gauged()
+            every = max(1, round(everybody.sent_bytes / per_step)) if per_step else 1
+            self._free()
+            self._make(every, twins=True)
+            self._limit()
+        for name in case.arms:
+            self._say(f"{name}, settling", 0.1)
+            self._round(name, case.settling_s)
+        return every
+
+    def _gauged(self) -> float:
+        """Bytes that a worker of the gauge sends in a step, by one that takes no further part."""
+        gauge = self._arm(GAUGE, self._case.arms[GAUGE], self._directory / "gauge")
+        block = gauge.train(seconds=self._case.gauge_s, steps=0)
+        told = [Block(**one) for one in self._gather(asdict(block))]
+        self._free()
+        gauge.close()
+        self._limit()
+        return sum(one.sent_bytes for one in told) / sum(one.steps for one in told)
+
+    def _make(self, every: int, *, twins: bool) -> None:
+        for name, who in self._case.arms.items():
+            if (EVERY in who) == twins:
+                self._arms[name] = self._arm(name, who.replace(EVERY, str(every)), self._directory / name)
+                self._losses[name].append(self._loss(name))
+
+    def _arm(self, name: str, who: str, directory: Path) -> SyncArm:
+        seed = seed_of(name)
+        model = mlp(self._inputs, self._classes, seed)
+        # By turns an arm would find the images in the processor's cache that another one has just used.
+        order = list(self._case.arms).index(name) if name in self._case.by_turns else seed
+        return make(who, model, self._train, self._case.batch, directory, order)
+
+    def _round(self, name: str, seconds: float) -> None:
+        """One stretch of an arm, then a look at its model, on free links and processors."""
+        arm = self._arms[name]
+        block = arm.train(seconds=seconds, steps=self._steps(name, seconds))
+        self._note(name, block)
+
+    def _by_turns(self, names: list[str], seconds: float, done: float, part: float) -> None:
+        """A round in short stretches, so that these arms find the same machine, then a look at their models."""
+        turns = self._case.turns if names else 0
+        blocks: dict[str, list[Block]] = {name: [] for name in names}
+        for turn in range(turns):
+            self._say("the arms by turns", done + part * turn / turns)
+            for place in self._orders.permutation(len(names)):
+                name = names[place]
+                steps = self._steps(name, seconds / turns)
+                blocks[name].append(self._arms[name].train(seconds=seconds / turns, steps=steps, through=True))
+        for name in names:
+            self._blocks[name].append([Block(**told) for told in self._gather(asdict(Block.of(blocks[name])))])
+        if names:
+            self._free()
+            for name in names:
+                self._losses[name].append(self._loss(name))
+            self._limit()
+
+    def _note(self, name: str, block: Block) -> None:
+        self._blocks[name].append([Block(**told) for told in self._gather(asdict(block))])
+        self._free()
+        self._losses[name].append(self._loss(name))
+        self._limit()
+
+    def _steps(self, name: str, seconds: float) -> int:
+        """That fit so many seconds, by the newest stretch; whole blocks of the policy's own. The same on all ranks."""
+        every = self._arms[name].every
+        if not self._blocks[name]:
+            return -(-_FIRST_STEPS // every) * every
+        newest = self._blocks[name][-1]
+        a_step_s = max(one.seconds for one in newest) / newest[0].steps
+        return max(1, round(seconds / a_step_s / every)) * every
+
+    def _catch_up(self) -> None:
+        """Train every arm as far as the losses are compared at equal samples.
+
+        Where all take their steps together, what is learnt does not depend on how fast links and processors are, so
+        it is done with both free. The others have come that far under the limits, or are not compared.
+        """
+        wanted = self._case.equal_steps
+        for number, (name, arm) in enumerate(self._arms.items()):
+            self._say(f"{name}, catching up", 0.8 + 0.2 * number / len(self._arms))
+            missing = wanted - sum(ranks[0].steps for ranks in self._blocks[name])
+            if not arm.own_pace and missing > 0:
+                block = arm.train(seconds=0.0, steps=-(-missing // arm.every) * arm.every)
+                self._blocks[name].append([Block(**told) for told in self._gather(asdict(block))])
+                self._losses[name].append(self._loss(name))
+
+    # ---------------------------------------------------------------- parts of it
+    def _limit(self) -> None:
+        case = self._case
+        self._stage.have(case.shares, () if math.isinf(case.mbit_per_s) else (case.mbit_per_s,) * case.workers)
+        dist.barrier()
+
+    def _free(self) -> None:
+        dist.barrier()
+        self._stage.lift()
+        if not math.isinf(self._case.mbit_per_s):
+            self._stage.have((), (math.inf,) * self._case.workers)
+        dist.barrier()
+
+    def _loss(self, name: str) -> float:
+        """Of the model that counts, on held-out images; the same on all ranks."""
+        arm, found = self._arms[name], math.nan
+        with arm.counted():
+            if self._rank == 0:
+                with torch.no_grad():
+                    found = F.cross_entropy(arm.model(self._test[0]), self._test[1]).item()
+            dist.barrier()
+        return float(self._gather(found)[0])
+
+    def _gather(self, value: Any) -> list[Any]:
+        return [json.loads(text) for text in self._line.gather_text(json.dumps(value))]
+
+    def _say(self, what: str, done: float = 0.0) -> None:
+        self._done = max(self._done, done)
+        self._stage.say(what, self._done)
+
+    def close(self) -> None:
+        """Close every arm, on all ranks in the same order."""
+        for arm in self._arms.values():
+            arm.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

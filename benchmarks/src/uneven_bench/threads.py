@@ -1,0 +1,178 @@
+"""``uneven bench threads``: one worker whose replica is trained by one thread or by two, on this machine's cores.
+
+Everything runs in this process, one way after the other in each round, from the same start and over the same samples.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import nn
+
+from uneven.data.datasets import ImageData, images
+from uneven.demo.training import network
+from uneven.session import Session
+
+BATCH = 64
+_RATE, _MOMENTUM = 0.02, 0.9
+_SAMPLES, _QUICK = 60_000, 6_000
+_ROUNDS, _QUICK_ROUNDS = 9, 3
+PLAIN = "1 thread, 1 core"
+
+Progress = Callable[[str, str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a replica is trained.
+
+    Attributes:
+        threads: that take steps side by side.
+        cores: that torch takes operations apart for, of all threads together.
+        own: each thread has a momentum of its own, where they share one otherwise.
+    """
+
+    threads: int
+    cores: int
+    own: bool = False
+
+
+WAYS = {
+    PLAIN: Way(1, 1),
+    "1 thread, 2 cores": Way(1, 2),
+    "2 threads": Way(2, 2),
+    "2 threads, momentum each": Way(2, 2, own=True),
+}
+
+
+def perceptron(data: ImageData) -> nn.Module:
+    """A model of many small operations, between which Python's lock is held; the same weights on every call."""
+    torch.manual_seed(0)
+    pixels = math.prod(data.train.tensors[0].shape[1:])
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, data.classes)
+    )
+
+
+MODELS: dict[str, Callable[[ImageData], nn.Module]] = {
+    "convolutions": lambda data: network(data, 16),
+    "small layers": perceptron,
+}
+
+
+def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
+    """Measure every model in every way.
+
+    Returns:
+        ``cases`` (model → way → ``samples_per_s``, ``of_plain`` (median, lower and upper quartile of the speed over
+        that of one thread in the same round), ``loss`` (median on the held-out set after equal samples), ``loss_range``
+        (least and greatest)), ``samples``, ``rounds``, ``batch``.
+    """
+    rounds, samples = (_QUICK_ROUNDS, _QUICK) if quick else (_ROUNDS, _SAMPLES)
+    rows = images(data)
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {model: {way: [] for way in WAYS} for model in MODELS}
+    jobs = [(number, model, way) for number in range(rounds) for model in MODELS for way in WAYS]
+    for done, (number, model, way) in enumerate(jobs):
+        progress("training", f"{model}, {way}", done / len(jobs))
+        found[model][way].append(_train(MODELS[model](rows), rows, WAYS[way], samples, seed=number))
+    progress("training", "done", 1.0)
+    return {
+        "cases": {
+            model: {way: _summary(each, ways[PLAIN]) for way, each in ways.items()} for model, ways in found.items()
+        },
+        "samples": samples,
+        "rounds": rounds,
+        "batch": BATCH,
+    }
+
+
+def _train(model: nn.Module, rows: ImageData, way: Way, samples: int, seed: int) -> tuple[float, float]:
+    """Samples per second of so many samples, and the loss on the held-out set afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(way.cores)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
+        stepper = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM) if way.own else optimizer
+        for x, y in batches:
+            F.cross_entropy(model(x), y).backward()
+            stepper.step()
+            stepper.zero_grad()
+
+    try:
+        with Session(balance="even", sync="bsp", threads=way.threads, seed=seed) as session:
+            session.setup(model, optimizer)
+            session.loader(_Repeated(rows, samples), BATCH, collate_fn=_same)
+            began_s = time.perf_counter()
+            session.train(loop)
+            took_s = time.perf_counter() - began_s
+    finally:
+        torch.set_num_threads(before)
+    model.eval()
+    x, y = rows.test.tensors
+    with torch.no_grad():
+        return samples / took_s, F.cross_entropy(model(x[:2000]), y[:2000]).item()
+
+
+class _Repeated:
+    """The training set's first samples, over again where it has fewer; whole batches are cut out of its tensors."""
+
+    def __init__(self, rows: ImageData, samples: int) -> None:
+        self._x, self._y = rows.train.tensors
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._x[index % len(self._x)], self._y[index % len(self._x)]
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.tensor(indices) % len(self._x)
+        return self._x[rows], self._y[rows]
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def _summary(each: list[tuple[float, float]], plain: list[tuple[float, float]]) -> dict[str, Any]:
+    ratios = sorted(ours / theirs for (ours, _), (theirs, _) in zip(each, plain, strict=True))
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    losses = [loss for _, loss in each]
+    return {
+        "samples_per_s": statistics.median(speed for speed, _ in each),
+        "of_plain": [middle, low, high],
+        "loss": statistics.median(losses),
+        "loss_range": [min(losses), max(losses)],
+    }
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    found = []
+    for model, ways in result["cases"].items():
+        title = f"{model}: {result['samples']:,} samples in batches of {result['batch']}, {result['rounds']} rounds"
+        table = Table(title=title, box=SIMPLE_HEAD)
+        for heading in ("", "samples/s", f"of {PLAIN}", "held-out loss"):
+            table.add_column(heading, justify="right" if table.columns else "left")
+        for way, row in ways.items():
+            middle, low, high = row["of_plain"]
+            least, most = row["loss_range"]
+            table.add_row(
+                way,
+                f"{row['samples_per_s']:,.0f}",
+                f"{middle:.2f} × [{low:.2f} … {high:.2f}]",
+                f"{row['loss']:.4f} ({least:.4f} … {most:.4f})",
+            )
+        found.append(table)
+    return found

@@ -1,0 +1,37 @@
+"""What the benches train, by name: the demo's network on real images, or one of the authors' own workloads."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from uneven.data.datasets import images
+from uneven.demo.training import network
+from uneven.errors import UnknownNameError
+from uneven_bench.workloads.base import Workload
+from uneven_bench.workloads.resnet import resnet
+from uneven_bench.workloads.svm import svm
+
+WIDTH = 64
+"""Channels of the benches' network."""
+
+
+@lru_cache(maxsize=1)
+def workload(name: str, data: str = "digits") -> Workload:
+    """"images" (the network on ``data``), "svm" (sparse URLs) or "resnet" (CIFAR-10).
+
+    Raises:
+        UnknownNameError: no such workload or data set.
+        DataError: data that was named is not on this machine; says how to get it.
+    """
+    makers = {"images": lambda: _convolutional(data), "svm": svm, "resnet": resnet}
+    if name not in makers:
+        raise UnknownNameError("workload", name, makers)
+    return makers[name]()
+
+
+def _convolutional(data: str) -> Workload:
+    found = images(data)
+    return Workload(
+        about=f"a convolutional network of width {WIDTH} on {data}",
+        train=found.train, test=found.test, make=lambda: network(found, WIDTH),
+    )  # fmt: skip

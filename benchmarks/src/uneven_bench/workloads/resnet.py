@@ -1,0 +1,109 @@
+"""ResNet-32 on CIFAR-10, the other CPU workload of LB-BSP's authors.
+
+The real data is ``cifar10/cifar10_10k2k_delta.npz`` in the folder named by ``UNEVEN_DATA``: 10,000 images to train and
+2,000 to test. Without it, the digits that ship with scikit-learn stand in, enlarged to the same size.
+
+Group norm takes the place of batch norm: a slow worker's part has a few images only, and their statistics would be a
+matter of the split.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from uneven.cluster.series import DATA_VARIABLE
+from uneven.data.datasets import digits
+from uneven.errors import DataError
+from uneven_bench.workloads.base import Workload
+
+_FILE = Path("cifar10") / "cifar10_10k2k_delta.npz"
+_KEYS = ("x_train_delta", "y_train", "x_test_delta", "y_test")
+_BLOCKS = 5  # in each of three stages: 6 · 5 + 2 = 32 layers
+_GROUPS = 8
+_HELD_OUT = 500
+"""Images that an accuracy is taken from; all of them would take longer than the training."""
+
+
+class _Block(nn.Module):
+    """Two convolutions beside a short cut, which has zeros for the channels that come new."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(_GROUPS, channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(_GROUPS, channels)
+        self._stride, self._new = stride, channels - channels_in
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = F.relu(self.norm1(self.conv1(x)))
+        short = F.pad(x[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, 0, self._new))
+        return F.relu(self.norm2(self.conv2(found)) + short)
+
+
+def resnet32(classes: int = 10) -> nn.Module:
+    """0.46 million parameters for images of 3 × 32 × 32; the same weights on every call."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, 16), nn.ReLU()]
+    before = 16
+    for channels in (16, 32, 64):
+        for place in range(_BLOCKS):
+            layers.append(_Block(before, channels, 2 if place == 0 and channels > 16 else 1))
+            before = channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
+
+
+def resnet() -> Workload:
+    """The workload; real images where they are.
+
+    Raises:
+        DataError: the file is there and is not what it should be.
+    """
+    folder = os.environ.get(DATA_VARIABLE)
+    if folder and (Path(folder) / _FILE).is_file():
+        train, test = _cifar(Path(folder) / _FILE)
+        about = "ResNet-32 on CIFAR-10 (10,000 images of it)"
+    else:
+        train, test = _enlarged()
+        about = f"ResNet-32 on enlarged digits, for {DATA_VARIABLE} has no {_FILE}"
+    return Workload(about=about, train=train, test=test, make=resnet32, rate=0.05)
+
+
+def _cifar(path: Path) -> tuple[TensorDataset, TensorDataset]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x_train, y_train, x_test, y_test = (arrays[key] for key in _KEYS)
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: {error}: it must hold the arrays {', '.join(_KEYS)}") from error
+    test = np.random.default_rng(0).permutation(len(y_test))[:_HELD_OUT]
+    return _tensors(_pixels(x_train), y_train), _tensors(_pixels(x_test)[test], y_test[test])
+
+
+def _pixels(deltas: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Undo differences, modulo 256, along both sides and of red and blue from green. Shape (n, 3, 32, 32)."""
+    found = np.cumsum(np.cumsum(deltas, 2, dtype=np.uint8), 3, dtype=np.uint8)
+    found[:, 0] += found[:, 1]
+    found[:, 2] += found[:, 1]
+    return found
+
+
+def _enlarged() -> tuple[TensorDataset, TensorDataset]:
+    parts = []
+    for part in (digits().train, digits().test):
+        x, y = part.tensors
+        parts.append(TensorDataset(x.repeat_interleave(4, 2).repeat_interleave(4, 3).expand(-1, 3, -1, -1) - 0.5, y))
+    return parts[0], parts[1]
+
+
+def _tensors(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer]) -> TensorDataset:
+    x = torch.from_numpy(images.astype(np.float32) / np.float32(255) - np.float32(0.5))
+    return TensorDataset(x, torch.from_numpy(labels.astype(np.int64)))

@@ -1,0 +1,190 @@
+"""``uneven bench worlds``: does the simulator say what happens on the emulated cluster?
+
+Every description is run for real by ``uneven emulate`` and played by ``uneven simulate``, with even shares and with
+the default balancer. The simulator is told the cost of the network that is trained in core-seconds, as the emulated run
+used them (:mod:`uneven_bench.worlds.costs`); everything else it knows from the description. Then 10,000 workers are
+simulated, for how fast that is.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from uneven import journal
+from uneven.balance import balancers
+from uneven.cluster.spec import ClusterSpec, Workload
+from uneven.core.records import Record
+from uneven.data.datasets import images
+from uneven.demo.training import network
+from uneven.emulate.probe import why_not_isolated
+from uneven.errors import LaunchError
+from uneven.simulate import Scenario, simulate
+from uneven.sync import BSP
+from uneven_bench.recorded.runs import emulate
+from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, Case, calibration, cases
+from uneven_bench.worlds.compare import (
+    BALANCERS,
+    Compared,
+    Pair,
+    Race,
+    close,
+    iteration_s,
+    summarize,
+    summary,
+    tables,
+)  # fmt: skip
+from uneven_bench.worlds.costs import as_in, shape_of
+from uneven_bench.worlds.worker import WIDTH
+
+__all__ = ["run", "tables"]
+
+SETTLED = CHANGE_AT + 45
+"""Iteration from which on an iteration counts: the split has been found, after a change as well."""
+
+_MANY = 10_000
+_ITERATIONS_OF_MANY = 100
+_LIMIT_S = 240.0
+
+Progress = Callable[[str, str, float], None]
+
+
+class Effort(NamedTuple):
+    """How long is measured.
+
+    Attributes:
+        settled: iteration from which on an iteration counts.
+        iterations: of each run.
+        repeats: of each run, the balancers taking turns.
+        close_repeats: how many more where one of the worlds calls it a close race, which noise may decide.
+    """
+
+    settled: int
+    iterations: int
+    repeats: int
+    close_repeats: int = 0
+
+
+def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
+    """Both worlds, then the large simulation.
+
+    Returns:
+        What ``--json`` prints; ``docs/how-to/simulate.md`` explains every key.
+
+    Raises:
+        LaunchError: an emulated run failed.
+    """
+    effort = Effort(SETTLED, SETTLED + 16, 1, close_repeats=4) if quick else Effort(SETTLED, SETTLED + 30, 3)
+    isolated = not why_not_isolated()
+    with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
+        place = Path(folder)
+        progress("emulated", "calibration", 0.0)
+        workload = measured(*calibration(_unknown(data)), place, data, SETTLED)
+        played = {name: case for name, case in cases(workload).items() if isolated or not case.needs_root}
+        compared, races = compare(played, place, data, effort, progress)
+    progress("simulated", f"{_MANY:,} workers", 0.0)
+    large = many(_MANY, _ITERATIONS_OF_MANY)
+    progress("simulated", f"{_MANY:,} workers", 1.0)
+    return {
+        **summarize(compared, races),
+        "left_out": [name for name in cases(workload) if name not in played],
+        "repeats": effort.repeats,
+        "workload": {
+            "overhead_core_s": workload.overhead_core_s,
+            "per_sample_core_s": workload.per_sample_core_s,
+            "exchange_core_s": workload.exchange_core_s,
+        },
+        "workers_10000_s": large["took_s"],
+        "workers_10000_peak_bytes": large["peak_bytes"],
+        "events_per_s": large["events_per_s"],
+    }
+
+
+def _unknown(data: str) -> Workload:
+    """What the network moves; what it costs is to be measured."""
+    gradient_bytes = sum(4 * parameter.numel() for parameter in network(images(data), WIDTH).parameters())
+    return Workload(global_batch=GLOBAL_BATCH, gradient_bytes=gradient_bytes)
+
+
+def measured(spec: ClusterSpec, split: str, place: Path, data: str, iterations: int) -> Workload:
+    """The description's workload with the network's costs, from one emulated run with a split that stays."""
+    return shape_of(_emulate(spec, split, place / "calibration", data, iterations), spec.workload)
+
+
+def compare(
+    played: Mapping[str, Case], place: Path, data: str, effort: Effort, progress: Progress
+) -> tuple[Compared, dict[str, list[Race]]]:
+    """Case → balancer → what both worlds said, and case → the races between the balancers.
+
+    Args:
+        place: folder for the runs.
+
+    Raises:
+        LaunchError: an emulated run failed.
+    """
+    pairs: dict[str, dict[str, list[Pair]]] = {name: {balance: [] for balance in BALANCERS} for name in played}
+    races: dict[str, list[Race]] = {name: [] for name in played}
+
+    def play(names: Sequence[str], repeats: range) -> None:
+        jobs = [(repeat, name) for repeat in repeats for name in names]
+        for number, (repeat, name) in enumerate(jobs):
+            spec, runs = played[name].spec, []
+            for place_in_job, balance in enumerate(BALANCERS):
+                progress("emulated", f"{name}, {balance}", (number + place_in_job / len(BALANCERS)) / len(jobs))
+                where = place / f"{spec.name}-{balance}-{repeat}"
+                runs.append(_emulate(spec, balance, where, data, effort.iterations))
+                pairs[name][balance].append(_pair(spec, balance, runs[-1], effort))
+            races[name].append(_race(spec, runs[0], pairs[name], effort))
+
+    play(list(played), range(effort.repeats))
+    again = [name for name in played if close(races[name])]
+    play(again, range(effort.repeats, effort.repeats + effort.close_repeats))
+    return {name: {balance: summary(of) for balance, of in each.items()} for name, each in pairs.items()}, races
+
+
+def _pair(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> Pair:
+    simulated = _simulate(spec, balance, emulated, effort)
+    return Pair(iteration_s(simulated, effort.settled), iteration_s(emulated, effort.settled))
+
+
+def _race(spec: ClusterSpec, first: list[Record], pairs: Mapping[str, list[Pair]], effort: Effort) -> Race:
+    """Of the newest pairs; the simulated balancers get the same processors, those of the first one's emulated run."""
+    one, other = (pairs[balance][-1] for balance in BALANCERS)
+    there_s = iteration_s(_simulate(spec, BALANCERS[1], first, effort), effort.settled)
+    return Race(one.simulated_s / there_s, one.emulated_s / other.emulated_s)
+
+
+def _simulate(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> list[Record]:
+    """The same run in virtual time, on processors as fast as they were in the emulated one."""
+    records: list[Record] = []
+    spec = as_in(spec, emulated, effort.settled)
+    scenario = Scenario(spec=spec, balancer=balancers.resolve(balance), policy=BSP(), iterations=effort.iterations)
+    simulate(scenario, records.append)
+    return records
+
+
+def _emulate(spec: ClusterSpec, balance: str, where: Path, data: str, iterations: int) -> list[Record]:
+    """One run, as a user would start it; its records."""
+    return list(journal.read(emulate(spec, balance, where, data, iterations, GLOBAL_BATCH)).records())
+
+
+def many(workers: int, iterations: int) -> dict[str, float]:
+    """Speed and memory of a large simulation, in a process of its own so that its memory can be told.
+
+    Returns:
+        ``took_s``, ``peak_bytes`` and ``events_per_s``.
+
+    Raises:
+        LaunchError: it failed.
+    """
+    command = [sys.executable, "-m", "uneven_bench.worlds.many", str(workers), str(iterations)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    if done.returncode:
+        raise LaunchError(f"simulating {workers} workers failed:\n{done.stderr[-3000:]}", done.returncode)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,31 @@
+"""What ``uneven bench worlds`` trains on every emulated node: ``python -m … ITERATIONS GLOBAL_BATCH DATA``."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import uneven
+from uneven.data.datasets import images
+from uneven.demo.training import loss_of, make_optimizer, network
+from uneven_bench.workloads.base import first
+
+WIDTH = 64
+
+
+def main(iterations: int, global_batch: int, name: str) -> None:
+    """Train for so many iterations; balancer and journal are the launcher's affair."""
+    torch.set_num_threads(1)
+    data = images(name)
+    with uneven.Session() as session:
+        model = network(data, WIDTH)
+        model, optimizer = session.setup(model, make_optimizer(model))
+        for x, y in session.loader(first(data.train, iterations * global_batch), batch_size=global_batch):
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,91 @@
+"""LBB's profile: seconds of a batch as a cubic in its size, and the split that it asks for. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from uneven.core.views import Limits
+from uneven.errors import ConfigError
+
+LEAST_SIZES = 4
+"""Different batch sizes that a cubic needs: as many as it has coefficients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cubic:
+    """t(b) = a0 + a1 b + a2 b² + a3 b³, seconds.
+
+    Attributes:
+        a0: what a batch costs whatever its size; never negative here.
+    """
+
+    a0: float
+    a1: float
+    a2: float = 0.0
+    a3: float = 0.0
+
+    def seconds(self, samples: int) -> float:
+        """t(b). A fit may fall where nothing was measured; who splits by it guards against that."""
+        return self.a0 + samples * (self.a1 + samples * (self.a2 + samples * self.a3))
+
+    @classmethod
+    def fit(cls, sizes: Sequence[int], times_s: Sequence[float]) -> Cubic:
+        """Least squares through the points of a profile.
+
+        The authors measure b = 2, 4, … 256 before the training, nine times each without the three fastest and the three
+        slowest. A fitted a0 below zero counts as zero, or the refit would divide by more than the time measured.
+
+        Args:
+            sizes: at least four different batch sizes.
+            times_s: seconds of each.
+
+        Raises:
+            ConfigError: fewer sizes than a cubic has coefficients.
+        """
+        if len(set(sizes)) < LEAST_SIZES:
+            raise ConfigError(f"a cubic needs at least four different batch sizes, not {sorted(set(sizes))}")
+        largest = float(max(sizes))
+        x = np.array(sizes, float) / largest
+        found, *_ = np.linalg.lstsq(np.vander(x, 4, increasing=True), np.array(times_s, float), rcond=None)
+        a0, a1, a2, a3 = (float(a) / largest**power for power, a in enumerate(found))
+        if a0 >= 0.0:
+            return cls(a0, a1, a2, a3)
+        through_zero, *_ = np.linalg.lstsq(np.vander(x, 4, increasing=True)[:, 1:], np.array(times_s), rcond=None)
+        a1, a2, a3 = (float(a) / largest ** (power + 1) for power, a in enumerate(through_zero))
+        return cls(0.0, a1, a2, a3)
+
+
+def even_finish(costs: Sequence[Cubic], total: int, limits: Limits) -> tuple[int, ...]:
+    """The split after which the workers finish as close together as whole samples let them.
+
+    LBB asks for the least max t − min t and leaves it to SLSQP in real numbers, then rounds half of the shares up and
+    half down. Here one sample after another goes to whoever finishes earliest with it, which is exact for costs that
+    grow; where a cubic falls, its largest value so far counts.
+
+    Args:
+        costs: of each worker.
+        total: X.
+        limits: least and greatest share of each worker.
+
+    Raises:
+        ConfigError: limits that cannot be met.
+    """
+    limits.check(total)
+    shares = list(limits.lower)
+    high = [max(cost.seconds(x) for x in range(low + 1)) for cost, low in zip(costs, limits.lower, strict=True)]
+
+    def next_s(i: int) -> float:
+        return max(high[i], costs[i].seconds(shares[i] + 1)) if shares[i] < limits.upper[i] else math.inf
+
+    heap = [(next_s(i), i) for i in range(len(costs))]
+    heapq.heapify(heap)
+    for _ in range(total - sum(shares)):
+        high[heap[0][1]], i = heap[0]
+        shares[i] += 1
+        heapq.heapreplace(heap, (next_s(i), i))
+    return tuple(shares)

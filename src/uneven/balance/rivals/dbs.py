@@ -1,0 +1,77 @@
+"""DBS/DLB: the batch follows the speed of the last epoch. Pure.
+
+After "DBS: Dynamic Batch Size for Distributed Deep Neural Network Training" (arXiv 2007.11831; DLB, IEEE TETCI 2022):
+x_i ← X · (x_i / t_i) / Σ_j (x_j / t_j) once an epoch, t_i the epoch's compute time of worker i.
+
+Open in the description, and our reading: t is compute time without the exchange; the data set's parts follow from one
+shared order of samples instead of parts that are cut anew; whole numbers by largest remainder; nothing is damped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from uneven.balance.base import Balancer, standing
+from uneven.balance.rivals.epochs import Epochs
+from uneven.core.actions import Split
+from uneven.core.apportion import proportional
+from uneven.core.views import BalanceView, Limits
+
+EPOCH = 40
+"""Iterations; ours."""
+
+
+def dbs_shares(
+    shares: Sequence[int], times_s: Sequence[float], total: int, limits: Limits | None = None
+) -> tuple[int, ...]:
+    """One round of the rule.
+
+    Args:
+        shares: samples of each worker in an iteration.
+        times_s: seconds that each needed for them.
+        total: X.
+        limits: least and greatest share of each worker.
+
+    Returns:
+        The next epoch's shares, which add up to ``total``.
+
+    Raises:
+        ConfigError: limits that cannot be met, or a speed that is no number.
+    """
+    return proportional([x / t for x, t in zip(shares, times_s, strict=True)], total, limits)
+
+
+class Dbs(Balancer):
+    """The rule once an epoch.
+
+    Args:
+        epoch: iterations of an epoch.
+
+    Raises:
+        ConfigError: an epoch without iterations.
+    """
+
+    predictor = "last"
+
+    def __init__(self, *, epoch: int = EPOCH) -> None:
+        self._epochs = Epochs("dbs", epoch)
+
+    def split(self, view: BalanceView) -> Split:
+        """New shares when an epoch is over, else the present ones."""
+        epoch = self._epochs.take(view)
+        if epoch is None:
+            return Split(standing(view), "dbs: in the midst of an epoch")
+        each_s = [1.0 / worker.speed_per_s for worker in epoch]
+        return Split(
+            dbs_shares([1] * len(epoch), each_s, view.global_batch, view.limits),
+            "dbs: in proportion to the speeds of the last epoch",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch so far."""
+        return self._epochs.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._epochs.load_state_dict(state)

@@ -1,0 +1,169 @@
+"""LBB: a refit when times are far apart, one sample at a time when they are close. Pure.
+
+After "LBB: Load-Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster" (The Journal of
+Supercomputing, 2024). SE = (max t − min t) / mean t decides what happens after an iteration.
+
+Open in the description, and our reading:
+
+* Its listing takes ⌊step/2⌋ from the straggler and gives ⌈step/2⌉ with a step that is "usually 1": read by the letter,
+  the batch grows by one. Exactly one sample moves here.
+* The paper's thresholds, 0.05 and 0.3, are used; the program has 0.05 to 0.06 and 0.15. The thirty iterations after a
+  refit that allow fine tuning only are the program's; we count every iteration, the program those that were quiet.
+* min(max t − min t) of affine costs is solved exactly in whole samples instead of by SLSQP and rounding.
+* t is compute time, as measured by the program: a slow link is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from uneven.balance.base import Balancer, standing
+from uneven.balance.profile import Profile
+from uneven.balance.rivals.cubic import LEAST_SIZES, Cubic, even_finish
+from uneven.core.actions import Split
+from uneven.core.apportion import fastest_finish
+from uneven.core.plain import read
+from uneven.core.views import BalanceView, Limits
+from uneven.errors import ConfigError
+
+
+def straggling(times_s: Sequence[float]) -> float:
+    """SE = (max t − min t) / mean t."""
+    return (max(times_s) - min(times_s)) * len(times_s) / sum(times_s)
+
+
+def one_sample(shares: Sequence[int], times_s: Sequence[float], limits: Limits) -> tuple[int, ...]:
+    """One sample from the slowest to the fastest worker; none where a limit stands in the way."""
+    slow, fast = times_s.index(max(times_s)), times_s.index(min(times_s))
+    moved = list(shares)
+    if slow != fast and shares[slow] > limits.lower[slow] and shares[fast] < limits.upper[fast]:
+        moved[slow] -= 1
+        moved[fast] += 1
+    return tuple(moved)
+
+
+def refit(
+    shares: Sequence[int], times_s: Sequence[float], a0_s: Sequence[float], total: int, limits: Limits
+) -> tuple[int, ...]:
+    """The best split for t(b) = (CT − a0) / CB · b + a0, the line through a0 and the newest measurement.
+
+    Args:
+        shares: CB, the batch that each worker had.
+        times_s: CT, the seconds that it took.
+        a0_s: of each worker's profile; where the time is not above it, half the time counts.
+        total: X.
+        limits: least and greatest share of each worker.
+
+    Raises:
+        ConfigError: limits that cannot be met.
+    """
+    fixed_s = [min(a0, 0.5 * t) for a0, t in zip(a0_s, times_s, strict=True)]
+    slopes_s = [(t - a0) / b for t, a0, b in zip(times_s, fixed_s, shares, strict=True)]
+    return fastest_finish(fixed_s, slopes_s, total, limits)
+
+
+class _State(TypedDict):
+    started: bool
+    newest: int
+    refitted: int
+
+
+class Lbb(Balancer):
+    """Decides after every iteration that was measured under the present split.
+
+    Args:
+        profile: each worker's cubic, by rank; without one, what the session profiles. Where nobody does that, equal
+            shares at first and a0 = 0.
+        calm: SE below which nothing moves.
+        far: SE from which the costs are fitted anew.
+        window: iterations after a refit with single samples only.
+
+    Raises:
+        ConfigError: thresholds or window out of range, or a profile that is none.
+    """
+
+    predictor = "last"
+
+    def __init__(
+        self,
+        *,
+        profile: Sequence[Cubic] | None = None,
+        calm: float = 0.05,
+        far: float = 0.3,
+        window: int = 30,
+    ) -> None:
+        if not 0.0 <= calm <= far or window < 0:
+            raise ConfigError(
+                f"lbb: calm = {calm!r} must lie between 0 and far = {far!r}, and window = {window!r} not be negative"
+            )
+        if profile is not None and not all(isinstance(one, Cubic) for one in profile):
+            raise ConfigError(f"lbb: profile = {profile!r}: give a Cubic of each rank, in Python")
+        self._profile = None if profile is None else tuple(profile)
+        self._calm, self._far, self._window = calm, far, window
+        self._started = False
+        self._newest = -1
+        self._refitted = -window - 1  # iteration of the last refit
+
+    def split(self, view: BalanceView) -> Split:
+        """Hold, move one sample, or fit anew.
+
+        Raises:
+            ConfigError: the profile is of another number of workers.
+        """
+        if not self._started:
+            self._started = True
+            return self._first(view)
+        times_s = self._measured(view)
+        present = standing(view)
+        if times_s is None:
+            return Split(present, "lbb: no measurement under the present split yet")
+        far_apart = straggling(times_s)
+        if far_apart < self._calm:
+            return Split(present, f"lbb: the times are within {far_apart:.1%}")
+        if far_apart < self._far or self._newest - self._refitted <= self._window:
+            return Split(one_sample(present, times_s, view.limits), f"lbb: fine tuning, times within {far_apart:.1%}")
+        self._refitted = self._newest
+        a0_s = [self._cost(rank).a0 for rank in view.members]
+        shares = refit(present, times_s, a0_s, view.global_batch, view.limits)
+        return Split(shares, f"lbb: rapid tuning, times {far_apart:.1%} apart")
+
+    def profiled(self, profiles: Mapping[int, Profile]) -> None:
+        """The next split is made from cubics through it, unless others were given or it has too few sizes for them."""
+        whole = tuple(sorted(profiles)) == tuple(range(len(profiles)))
+        if self._profile is None and whole and all(len(one.sizes) >= LEAST_SIZES for one in profiles.values()):
+            self._profile = tuple(Cubic.fit(one.sizes, one.seconds) for _, one in sorted(profiles.items()))
+            self._started = False
+
+    def _first(self, view: BalanceView) -> Split:
+        if self._profile is None:
+            return Split(standing(view), "lbb: no profile, equal shares at first")
+        if view.members[-1] >= len(self._profile):
+            raise ConfigError(f"lbb: a profile of {len(self._profile)} workers has none of rank {view.members[-1]}")
+        costs = [self._cost(rank) for rank in view.members]
+        return Split(even_finish(costs, view.global_batch, view.limits), "lbb: from the profile")
+
+    def _cost(self, rank: int) -> Cubic:
+        return Cubic(0.0, 0.0) if self._profile is None else self._profile[rank]
+
+    def _measured(self, view: BalanceView) -> list[float] | None:
+        """Seconds of an iteration of each worker, if all are news and were measured with the present shares."""
+        times_s = []
+        for seen, share in zip(view.observed, view.shares, strict=True):
+            if seen is None or seen.local_s <= 0.0 or share == 0 or seen.samples != share * seen.iterations:
+                return None
+            times_s.append(seen.local_s / seen.iterations)
+        oldest = min(seen.iteration for seen in view.observed if seen is not None)
+        if oldest <= self._newest:
+            return None
+        self._newest = oldest
+        return times_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the window is; a profile is measured anew."""
+        return {"started": self._started, "newest": self._newest, "refitted": self._refitted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        saved = read(_State, state)
+        self._started, self._newest, self._refitted = saved["started"], saved["newest"], saved["refitted"]

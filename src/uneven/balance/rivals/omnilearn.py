@@ -1,0 +1,128 @@
+"""OmniLearn's proportional controller for BSP. Pure.
+
+After Tyagi and Sharma, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic Batching" (arXiv
+2305.12213) and "OmniLearn" (TPDS 2025, arXiv 2503.17469), and the arithmetic of the authors' released program: once an
+epoch b_i ← b_i − (b_i / t_i)(t_i − mean t), with a dead band, clamps, and a correction of the sum.
+
+Open in the description, and our reading: the bounds 16 and 96 belong to a configured batch of 32 per worker, so the
+balancer takes half and three times X / n; t is compute time, as the program measures it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from uneven.balance.base import Balancer, standing
+from uneven.balance.rivals.dbs import EPOCH
+from uneven.balance.rivals.epochs import Epochs
+from uneven.core.actions import Split
+from uneven.core.apportion import proportional
+from uneven.core.views import BalanceView
+from uneven.errors import ConfigError
+
+_DIGITS = 6
+"""After the point, before rounding up: 50 that comes out as 50.000000000000007 is 50."""
+
+
+def omnilearn_round(
+    batches: Sequence[int],
+    times_s: Sequence[float],
+    *,
+    total: int,
+    dead_band: float = 0.2,
+    least: float = 16.0,
+    most: float = 96.0,
+) -> tuple[int, ...]:
+    """One round of the controller, to the digit: the sum drifts from X, and the bounds need not hold.
+
+    A change that is smaller than ``dead_band`` of the candidate is left out. What a clamp cut off is handed to all n
+    workers alike, a ⌈1/n⌉ of it each. Then everybody gives back an n-th of what the sum is above X, rounded up; nothing
+    is clamped after that. Specification of LB-BSP, §6.1.
+
+    Args:
+        batches: samples of each worker in an iteration.
+        times_s: mean compute time of each.
+        total: X.
+        dead_band: relative to the candidate.
+        least: bounds of a candidate, samples.
+        most: see ``least``.
+
+    Returns:
+        The next epoch's batches; their sum may differ from X by less than n.
+    """
+    n = len(batches)
+    mean_s = math.fsum(times_s) / n
+    clamped, handed = [], 0
+    for b, t in zip(batches, times_s, strict=True):
+        candidate = b - (b / t) * (t - mean_s)
+        # A candidate of zero asks for the largest change that there is.
+        held = candidate != 0 and abs((candidate - b) / candidate) < dead_band
+        wanted = float(b) if held else candidate
+        bounded = min(max(wanted, least), most)
+        handed += _up((wanted - bounded) / n)
+        clamped.append(_up(bounded))
+    shared = [b + handed for b in clamped]
+    over = (sum(shared) - total) / n
+    return tuple(_up(b - over) for b in shared)
+
+
+def _up(value: float) -> int:
+    return math.ceil(round(value, _DIGITS))
+
+
+class OmniLearn(Balancer):
+    """The controller once an epoch, with its sum repaired.
+
+    The program goes on with a global batch that drifts, and scales gradients by it. Here the iteration is compared with
+    others at the same X: the controller's batches are taken as proportions of X, whole by largest remainder, and the
+    next round starts from these. That moves a worker by at most one or two samples.
+
+    Args:
+        epoch: iterations of an epoch.
+        dead_band: see :func:`omnilearn_round`.
+        least: bounds of a candidate, as multiples of X / n.
+        most: see ``least``.
+
+    Raises:
+        ConfigError: an argument out of range.
+    """
+
+    predictor = "last"
+
+    def __init__(self, *, epoch: int = EPOCH, dead_band: float = 0.2, least: float = 0.5, most: float = 3.0) -> None:
+        if not (0.0 <= dead_band < math.inf and 0.0 <= least <= 1.0 <= most):
+            raise ConfigError(
+                f"omnilearn: dead_band = {dead_band!r} must not be negative, and the bounds {least!r} and {most!r} "
+                f"must hold 1, the mean share, between them"
+            )
+        self._epochs = Epochs("omnilearn", epoch)
+        self._dead_band, self._least, self._most = dead_band, least, most
+
+    def split(self, view: BalanceView) -> Split:
+        """New shares when an epoch is over, else the present ones."""
+        epoch = self._epochs.take(view)
+        present = standing(view)
+        if epoch is None:
+            return Split(present, "omnilearn: in the midst of an epoch")
+        mean = view.global_batch / len(view.members)
+        batches = omnilearn_round(
+            present,
+            [worker.iteration_s for worker in epoch],
+            total=view.global_batch,
+            dead_band=self._dead_band,
+            least=self._least * mean,
+            most=self._most * mean,
+        )
+        shares = proportional([max(b, 0) for b in batches], view.global_batch, view.limits)
+        drift = sum(batches) - view.global_batch
+        return Split(shares, f"omnilearn: a step towards the mean time; its own sum was off by {drift:+d}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch so far."""
+        return self._epochs.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        self._epochs.load_state_dict(state)

@@ -1,0 +1,41 @@
+"""Lists of names in help texts, made when a help is printed, since installed plug-ins are looked up for them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from typer.core import TyperCommand
+
+from uneven.errors import ConfigError
+
+BALANCERS = "{balancers}"
+POLICIES = "{policies}"
+PREDICTORS = "{predictors}"
+
+_WHERE = {
+    BALANCERS: ("uneven.balance", "balancers"),
+    POLICIES: ("uneven.sync", "policies"),
+    PREDICTORS: ("uneven.predict", "predictors"),
+}
+
+
+class Naming(TyperCommand):
+    """A command whose options may have :data:`BALANCERS` and its like in their help."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Fill in the names, then go on as ever."""
+        parameter: Any
+        for parameter in self.params:
+            for place, (module, name) in _WHERE.items():
+                if place in (getattr(parameter, "help", None) or ""):
+                    names = _names(getattr(importlib.import_module(module), name))
+                    parameter.help = parameter.help.replace(place, names)
+        super().format_options(ctx, formatter)
+
+
+def _names(registry: Any) -> str:
+    try:
+        return ", ".join(registry.listed())
+    except ConfigError as error:  # a help is no place to fail in
+        return f"{', '.join(registry)} (and {error})"

@@ -1,0 +1,31 @@
+"""Contributions added up. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uneven.merge.base import Combined, Kept, Merge, Payload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Merge):
+    """Add to the shared copy, scaled; where there is none, to every other replica."""
+
+    scale: float = 1.0
+
+    combined = Combined.SUM
+    payloads = frozenset(Payload)
+    whole = True
+
+    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+        """copy + scale · given."""
+        centre = kept["centre"] + self.scale * given
+        return {"centre": centre}, centre
+
+    def served(self, payload: Payload) -> float | None:
+        """Movements are pushed, scaled."""
+        return self.scale if payload is Payload.DELTA else None

@@ -1,0 +1,26 @@
+"""The weighted mean. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uneven.merge.base import Kept, Merge, Payload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(Merge):
+    """Replace by the mean over those who contributed, weighted by their samples (or equally)."""
+
+    by_samples: bool = True
+
+    payloads = frozenset(Payload)
+    plain = True
+    whole = True
+
+    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+        """The mean itself."""
+        return kept, given

@@ -1,0 +1,238 @@
+"""What a line can do, whoever carries it."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from uneven.core.records import LineRecord
+from uneven.errors import ConfigError
+
+Waiting = Callable[[str], AbstractContextManager[None]]
+"""What is waited for → a block inside of which this worker waits for others. Time in it is an exchange's, and a failure
+in it becomes a PeerError that names the missing."""
+
+
+class Work(Protocol):
+    """What a carrier has begun."""
+
+    def wait(self) -> object:
+        """Return when it is done here.
+
+        Raises:
+            RuntimeError: somebody did not take part.
+        """
+        ...
+
+
+class Carrier(Protocol):
+    """Moves tensors among the members of one line. ``peer`` and ``source`` are ranks of the run.
+
+    All begin and come back; a tensor may not be touched until the work is done.
+    """
+
+    def sum(self, tensor: Tensor) -> Work: ...
+    def broadcast(self, tensor: Tensor, source: int) -> Work: ...
+    def gather(self, tensor: Tensor, into: list[Tensor]) -> Work: ...
+    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work: ...
+    def send(self, tensor: Tensor, peer: int) -> Work: ...
+    def receive(self, tensor: Tensor, peer: int) -> Work: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What has passed on a line.
+
+    Attributes:
+        exchanges: that were waited for.
+        sent_bytes: by this worker, as counted from the shapes of the exchanges.
+        waited_s: seconds that the thread that called waited for them.
+    """
+
+    exchanges: int = 0
+    sent_bytes: int = 0
+    waited_s: float = 0.0
+
+
+class Handle:
+    """An exchange that is under way. It must be waited for: only then are its tensors this worker's again."""
+
+    def __init__(self, work: Work, what: str, line: Line) -> None:
+        self._work: Work | None = work
+        self._what, self._line = what, line
+
+    def wait(self) -> None:
+        """Return when the exchange is done on this worker. A second time returns at once.
+
+        Raises:
+            PeerError: somebody did not take part in time; the message says who.
+        """
+        work, self._work = self._work, None
+        if work is None:
+            return
+        began_s = time.perf_counter()
+        with self._line.waiting(self._what):
+            work.wait()
+        self._line.traffic.exchanges += 1
+        self._line.traffic.waited_s += time.perf_counter() - began_s
+
+
+class Line:
+    """One part's line to the same part on other workers. All members make the same calls in the same order.
+
+    Each call begins an exchange and returns a :class:`Handle`: ``line.sum(x).wait()`` waits at once,
+    ``handle = line.sum(x)`` … ``handle.wait()`` later. Tensors are contiguous, and have the same shape and type on
+    every member; all exchanges work on the tensors given, none makes a copy.
+
+    Attributes:
+        name: for messages and the journal.
+        rank: this worker.
+        members: ranks on the line, ascending.
+        waiting: inside of it this worker waits for others.
+        traffic: what has passed on it since it was last written down.
+    """
+
+    def __init__(self, name: str, rank: int, members: tuple[int, ...], carrier: Carrier, waiting: Waiting) -> None:
+        self.name, self.rank, self.members = name, rank, members
+        self.traffic, self.waiting = Traffic(), waiting
+        self._carrier = carrier
+
+    def sum(self, tensor: Tensor) -> Handle:
+        """Replace ``tensor`` by its sum over the members."""
+        others = len(self.members) - 1
+        sent = 2 * others * tensor.nbytes // (others + 1)
+        return self._begin("sum", lambda: self._carrier.sum(tensor), sent)
+
+    def broadcast(self, tensor: Tensor, source: int) -> Handle:
+        """Replace ``tensor`` by that of the member ``source``."""
+        self._check(source)
+        sent = (len(self.members) - 1) * tensor.nbytes if source == self.rank else 0
+        return self._begin("broadcast", lambda: self._carrier.broadcast(tensor, source), sent)
+
+    def gather(self, tensor: Tensor, into: list[Tensor]) -> Handle:
+        """Give ``tensor`` to all; ``into`` holds a tensor of that shape for each member, in the order of members."""
+        if len(into) != len(self.members):
+            raise ConfigError(f"line {self.name!r}: gather into {len(into)} tensors on {len(self.members)} members")
+        sent = (len(self.members) - 1) * tensor.nbytes
+        return self._begin("gather", lambda: self._carrier.gather(tensor, into), sent)
+
+    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Handle:
+        """Send the i-th of ``outgoing`` to the i-th member, whose piece for this worker becomes the i-th of
+        ``incoming``. Sizes may differ from pair to pair, and be 0."""
+        if not len(outgoing) == len(incoming) == len(self.members):
+            raise ConfigError(
+                f"line {self.name!r}: all_to_all with {len(outgoing)} tensors to send and {len(incoming)} to receive "
+                f"on {len(self.members)} members: give one for each, this worker's own included"
+            )
+        sent = sum(one.nbytes for member, one in zip(self.members, outgoing, strict=True) if member != self.rank)
+        return self._begin("all_to_all", lambda: self._carrier.all_to_all(outgoing, incoming), sent)
+
+    def send(self, tensor: Tensor, peer: int) -> Handle:
+        """Send ``tensor`` to one other member, which receives it."""
+        self._check(peer)
+        return self._begin(f"send to rank {peer}", lambda: self._carrier.send(tensor, peer), tensor.nbytes)
+
+    def receive(self, tensor: Tensor, peer: int) -> Handle:
+        """Replace ``tensor`` by what one other member sends."""
+        self._check(peer)
+        return self._begin(f"receive from rank {peer}", lambda: self._carrier.receive(tensor, peer), 0)
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self._carrier.close()
+
+    def _check(self, peer: int) -> None:
+        if peer not in self.members:
+            raise ConfigError(f"line {self.name!r}: rank {peer} is none of its members, which are {self.members}")
+
+    def _begin(self, kind: str, begin: Callable[[], Work], sent_bytes: int) -> Handle:
+        if self.rank not in self.members:
+            raise ConfigError(f"line {self.name!r}: rank {self.rank} is none of its members, which are {self.members}")
+        what = f"{kind} on line {self.name!r}"
+        with self.waiting(what):  # gloo already fails here where a peer is known to be gone
+            work = begin()
+        self.traffic.sent_bytes += sent_bytes
+        return Handle(work, what, self)
+
+
+class Lines(ABC):
+    """Makes lines; every worker opens the same ones in the same order, also those that it is no member of.
+
+    Attributes:
+        rank: this worker.
+        members: all ranks of the run.
+        opened: all lines, in that order.
+    """
+
+    def __init__(self, rank: int, members: tuple[int, ...], waiting: Waiting) -> None:
+        self.rank, self.members = rank, members
+        self.opened: list[Line] = []
+        self._waiting = waiting
+
+    def open(self, name: str, members: Sequence[int] | None = None) -> Line:
+        """A new line.
+
+        Args:
+            name: for messages and the journal.
+            members: ranks on it; all of the run if None.
+
+        Raises:
+            ConfigError: workers open different lines at the same moment, or members that do not exist.
+            PeerError: somebody did not open it in time.
+        """
+        those = self.members if members is None else tuple(sorted(set(members)))
+        if not those or not set(those) <= set(self.members):
+            raise ConfigError(f"line {name!r} for ranks {those}: the run has {self.members}")
+        mine = json.dumps([name, those])
+        for rank, other in enumerate(self._texts(mine)):
+            if other != mine:
+                raise ConfigError(
+                    f"line {name!r} is opened on rank {self.rank} while rank {rank} opens {json.loads(other)}: every "
+                    f"worker must attach the same parts in the same order, and open the same lines"
+                )
+        with self._waiting(f"opening line {name!r}"):
+            carrier = self._carrier(those)
+        line = Line(name, self.rank, those, carrier, self._waiting)
+        self.opened.append(line)
+        return line
+
+    def records(self, iteration: int, at_s: float) -> Iterator[LineRecord]:
+        """What has passed on each line since this was last asked, for those that were used.
+
+        Args:
+            at_s: now, Unix time.
+        """
+        for line in self.opened:
+            traffic, line.traffic = line.traffic, Traffic()
+            if traffic.exchanges or traffic.sent_bytes:
+                yield LineRecord(
+                    rank=self.rank,
+                    iteration=iteration,
+                    at_s=at_s,
+                    line=line.name,
+                    exchanges=traffic.exchanges,
+                    sent_bytes=traffic.sent_bytes,
+                    waited_s=traffic.waited_s,
+                )
+
+    def close(self) -> None:
+        """Close all lines."""
+        for line in self.opened:
+            line.close()
+        self.opened.clear()
+
+    @abstractmethod
+    def _texts(self, mine: str) -> Sequence[str]:
+        """Everybody's, by rank."""
+
+    @abstractmethod
+    def _carrier(self, members: tuple[int, ...]) -> Carrier:
+        """Called by all ranks of the run, also by those that are no members."""

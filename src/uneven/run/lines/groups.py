@@ -1,0 +1,123 @@
+"""Lines over torch's process groups. Groups are made in one place, as newer torch may re-form them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from uneven.errors import ConfigError
+from uneven.run.lines.base import Carrier, Line, Lines, Waiting, Work
+
+
+def new_group(members: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
+    """A group of these ranks; all ranks of the run call it, in the same order."""
+    group: dist.ProcessGroup = dist.new_group(list(members), timeout=timedelta(seconds=timeout_s))
+    return group
+
+
+class _Several:
+    """Works that are done when all are."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+class _GroupCarrier:
+    """See :class:`uneven.run.lines.base.Carrier`."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        # gloo's own thread must never be who destroys a work; see uneven.transport.gradients for what could hang.
+        self._kept: list[Any] = []
+
+    def sum(self, tensor: Tensor) -> Work:
+        return self._keep(dist.all_reduce(tensor, group=self._group, async_op=True))
+
+    def broadcast(self, tensor: Tensor, source: int) -> Work:
+        return self._keep(dist.broadcast(tensor, source, group=self._group, async_op=True))
+
+    def gather(self, tensor: Tensor, into: list[Tensor]) -> Work:
+        return self._keep(dist.all_gather(into, tensor, group=self._group, async_op=True))
+
+    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
+        operations = []
+        for place, rank in enumerate(dist.get_process_group_ranks(self._group)):
+            if rank == dist.get_rank():
+                incoming[place].copy_(outgoing[place])
+                continue
+            # Asked for before it sends: where two send to each other first, gloo uses one direction after the other.
+            if incoming[place].numel():
+                operations.append(dist.P2POp(dist.irecv, incoming[place], rank, self._group))
+            if outgoing[place].numel():
+                operations.append(dist.P2POp(dist.isend, outgoing[place], rank, self._group))
+        return self._keep(*(dist.batch_isend_irecv(operations) if operations else ()))
+
+    def send(self, tensor: Tensor, peer: int) -> Work:
+        return self._keep(dist.isend(tensor, peer, group=self._group))
+
+    def receive(self, tensor: Tensor, peer: int) -> Work:
+        return self._keep(dist.irecv(tensor, peer, group=self._group))
+
+    def close(self) -> None:
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    def _keep(self, *works: Any) -> Work:
+        self._kept = [*self._kept[-_MOST:], *works]
+        return _Several(works)
+
+
+class _NoMember:
+    """Of a worker that is not on the line; nothing is asked of it."""
+
+    def close(self) -> None:
+        pass
+
+
+_MOST = 64
+"""Works that are kept alive, at least until they have been waited for."""
+
+
+class GroupLines(Lines):
+    """Lines of a run over process groups.
+
+    Args:
+        texts: gives a text to all ranks, and returns everybody's.
+        timeout_s: for how long an exchange may wait for somebody.
+        refusal: why no line can be opened, where that is so.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        members: tuple[int, ...],
+        waiting: Waiting,
+        *,
+        texts: Callable[[str], Sequence[str]],
+        timeout_s: float,
+        refusal: str = "",
+    ) -> None:
+        super().__init__(rank, members, waiting)
+        self._all_texts, self._timeout_s, self._refusal = texts, timeout_s, refusal
+
+    def open(self, name: str, members: Sequence[int] | None = None) -> Line:
+        """See :meth:`Lines.open`."""
+        if self._refusal:
+            raise ConfigError(f"line {name!r} cannot be opened: {self._refusal}")
+        return super().open(name, members)
+
+    def _texts(self, mine: str) -> Sequence[str]:
+        return self._all_texts(mine)
+
+    def _carrier(self, members: tuple[int, ...]) -> Carrier:
+        group = new_group(members, self._timeout_s)
+        return _GroupCarrier(group) if self.rank in members else _NoMember()  # type: ignore[return-value]

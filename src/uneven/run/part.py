@@ -1,0 +1,132 @@
+"""A part: whatever wants something of a step, between the user's loop and the other workers.
+
+A step is a fixed row of moments. A part says what it wants in those that it overrides, and is asked in no other::
+
+    for x, y in loader              before_step(step)       the batch is about to be handed out
+        loss = f(model(x), y)
+        loss.backward()                                     gradients are exchanged under the backward pass
+        optimizer.step()            gradients_ready(step)   they are in .grad, and the optimizer has not used them
+        optimizer.zero_grad()
+    next(loader)                    after_step(step)        the step is over
+
+Parts are asked in the order in which the session was given them, before each other in all moments alike. One that
+raises ends the run, and the error says which part it was.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from uneven.core.actions import StepPlan
+
+if TYPE_CHECKING:  # a part need not load torch to say what it wants
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+    from uneven.run.lines import Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of this worker.
+
+    Attributes:
+        clock: steps that this worker has taken before, in this run.
+        iteration: counted over the whole run, also when it is resumed.
+        rank: this worker.
+        members: ranks of all workers.
+        shares: samples of each of them in the global batch, in the order of ``members``.
+        plan: what the synchronisation policy wants around this step.
+    """
+
+    clock: int
+    iteration: int
+    epoch: int
+    rank: int
+    members: tuple[int, ...]
+    shares: tuple[int, ...]
+    plan: StepPlan
+
+    @property
+    def samples(self) -> int:
+        """x_i: this worker's samples that count; 0 if its batch only fills up a last part."""
+        return self.shares[self.members.index(self.rank)]
+
+    @property
+    def weight(self) -> float:
+        """x_i / X: what the mean over this worker's samples counts in that over all."""
+        return self.samples / max(1, sum(self.shares))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a part is attached to.
+
+    Attributes:
+        rank: this worker.
+        members: ranks of all workers.
+        lines: the door to them. Open lines in :meth:`Part.attach`, where all workers come in the same order.
+        model: as it was given to ``session.setup``, its parameters the same on all workers.
+        optimizers: those given there.
+        log: name, number → a line in the journal, as ``session.log`` writes it.
+    """
+
+    rank: int
+    members: tuple[int, ...]
+    lines: Lines
+    model: nn.Module
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    log: Callable[[str, float], None]
+
+
+class Part:
+    """Base of all parts. Every method is empty; override what is wanted.
+
+    Every worker must have the same parts, in the same order, and they must exchange the same: what one part waits for
+    in a moment, the same part on the other members has to send in that moment of the same step.
+    """
+
+    @property
+    def name(self) -> str:
+        """For messages, the journal and the state: the same on all workers, and no other part's."""
+        return type(self).__name__
+
+    def attach(self, run: Run) -> None:
+        """The model is there. Open lines here."""
+
+    def before_step(self, step: Step) -> None:
+        """A batch is about to be handed out."""
+
+    def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
+        """``optimizer`` is about to make its step. Where the policy averages gradients, ``.grad`` holds the mean over
+        all workers, so a part that changes it must do so on all alike."""
+
+    def after_step(self, step: Step) -> None:
+        """The step is over: the next batch was asked for, or the epoch has ended. Not called where the loop was left
+        in the midst of a step by an error."""
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Entered and left with ``session.evaluated()``, on all workers."""
+        return nullcontext()
+
+    def members_changed(self, members: tuple[int, ...]) -> None:
+        """Workers have left or joined; lines of those that were members are closed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs: numbers, texts, lists and dictionaries of such; and tensors, as values of the
+        outermost dictionary. The state of any worker serves all, also another number of them."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`, after :meth:`attach` and between two steps.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+
+    def close(self) -> None:
+        """The session ends, also after an error. Exchange nothing here."""

@@ -1,0 +1,142 @@
+"""Asks all parts of a session, in order, in the moments that they want."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from uneven.core.turn import Turn
+from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.run.part import Part, Run, Step
+
+_HELD = 32
+"""Batches that a script may hold before it steps on them; see :mod:`uneven.data.hands`."""
+
+_MOMENTS = ("before_step", "gradients_ready", "after_step")
+
+
+class Parts:
+    """The parts of a session.
+
+    Attributes:
+        wanted: whether any part wants any moment of a step.
+
+    Raises:
+        ConfigError: something is no part, or two have one name.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        for one in parts:
+            if not isinstance(one, Part):
+                raise ConfigError(f"parts={parts!r}: {one!r} is no uneven.Part; derive its class from that")
+        names = [one.name for one in parts]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"parts={parts!r}: two are named {twice[0]!r}; override the property name of one")
+        self._parts = tuple(parts)
+        self._before, self._ready, self._after = ([one for one in parts if _wants(one, moment)] for moment in _MOMENTS)
+        self.wanted = any((self._before, self._ready, self._after))
+        self._steps: deque[Step] = deque(maxlen=_HELD)
+        self._run: Run | None = None
+        self._loaded: dict[str, Any] = {}
+
+    def attach(self, run: Run) -> None:
+        """Attach all; a state that was loaded before is taken up now."""
+        self._run = run
+        self._each(self._parts, "attach", run)
+        self.load(self._loaded)
+
+    @property
+    def sees_optimizers(self) -> bool:
+        """Whether :meth:`ready` has to be called before each step of an optimizer."""
+        return bool(self._ready)
+
+    def before(self, step: Step) -> None:
+        """A step is about to begin."""
+        self._steps.append(step)
+        self._each(self._before, "before_step", step)
+
+    def ready(self, turn: Turn | None, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """A hook of an optimizer, before its step.
+
+        Args:
+            turn: of the batch that the newest forward pass was on; others may have been handed out since.
+
+        Raises:
+            TrainingError: its step makes the gradients itself.
+        """
+        if not self._steps:
+            return  # outside of the loop: a warm-up, say
+        step = self._steps[-1]
+        if turn is not None and turn.iteration != step.iteration:
+            step = next((one for one in self._steps if one.iteration == turn.iteration), step)
+        if any(map(callable, args[1:])) or kwargs.get("closure") is not None:
+            raise TrainingError(
+                f"part {self._ready[0].name!r} works on the gradients before optimizer.step(), but a closure makes "
+                f"them inside of it: call loss.backward() before, and optimizer.step() without one"
+            )
+        self._each(self._ready, "gradients_ready", step, optimizer)
+
+    def after(self) -> None:
+        """The newest step is over."""
+        self._each(self._after, "after_step", self._steps[-1])
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Inside of ``session.evaluated()``."""
+        with ExitStack() as stack:
+            for one in self._parts:
+                stack.enter_context(one.evaluated())
+            yield
+
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Plain data by the name of the part, and tensors by that and their own.
+
+        Raises:
+            CheckpointError: a part gives something else.
+        """
+        plain: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for one in self._parts:
+            state = one.state_dict()
+            tensors |= {f"{one.name}.{key}": it for key, it in state.items() if isinstance(it, torch.Tensor)}
+            plain[one.name] = {key: it for key, it in state.items() if not isinstance(it, torch.Tensor)}
+            try:
+                json.dumps(plain[one.name])
+            except (TypeError, ValueError) as error:
+                why = f"the state of part {one.name!r} is neither plain data nor tensors: {error}"
+                raise CheckpointError(why) from error
+        return plain, tensors
+
+    def load(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> None:
+        """Inverse of :meth:`state`; before :meth:`attach`, too. Parts that a state does not know begin anew."""
+        whole = {name: dict(state) for name, state in plain.items()}
+        for key, it in (tensors or {}).items():
+            name = next((one for one in whole if key.startswith(f"{one}.")), "")
+            whole.setdefault(name, {})[key.removeprefix(f"{name}.")] = it
+        if self._run is None:
+            self._loaded = whole
+            return
+        for one in self._parts:
+            if one.name in whole:
+                self._each([one], "load_state_dict", whole[one.name])
+
+    def close(self) -> None:
+        """The session ends."""
+        self._each(self._parts, "close")
+
+    def _each(self, parts: Iterable[Part], moment: str, *args: Any) -> None:
+        for one in parts:
+            try:
+                getattr(one, moment)(*args)
+            except Exception as error:
+                error.add_note(f"raised by part {one.name!r}, in {moment}")
+                raise
+
+
+def _wants(part: Part, moment: str) -> bool:
+    return getattr(type(part), moment) is not getattr(Part, moment)

@@ -1,0 +1,132 @@
+"""Loops that draw their batches themselves: ``session.step`` gives the weights of one process on the union batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from session_parts import X, net, sgd, tensors
+from torch import nn
+
+import uneven
+from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.testing.ranks import RankContext, ranks
+
+STEPS, FIXED = 6, (7, 0, 3)
+
+
+def started(**settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer]:
+    session = uneven.Session(**settings)
+    model = net().double()
+    session.setup(model, optimizer := sgd(model))
+    return session, model, optimizer
+
+
+def drawn(step: int, size: int = X) -> torch.Tensor:
+    """The samples of a whole step, as every worker draws them."""
+    return torch.randint(0, 50, (size,), generator=torch.Generator().manual_seed(step))
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, indices: torch.Tensor) -> None:
+    x, y = tensors(torch.float64)
+    F.cross_entropy(model(x[indices]), y[indices]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def alone(steps: int, size: int = X) -> list[torch.Tensor]:
+    """The weights that one process comes to."""
+    model = net().double()
+    optimizer = sgd(model)
+    for step in range(steps):
+        learn(model, optimizer, drawn(step, size))
+    return list(model.parameters())
+
+
+def same(model: nn.Module, weights: list[torch.Tensor]) -> None:
+    for mine, theirs in zip(model.parameters(), weights, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.0, atol=1e-12)
+
+
+def places(session: uneven.Session) -> Iterator[tuple[int, slice]]:
+    """Steps, with the place of this worker's samples among those of all."""
+    for step in range(STEPS):
+        with session.step(batch_size=X) as n:
+            shares = session.shares
+            first = sum(shares[: session.rank])
+            assert n == shares[session.rank]
+            yield step, slice(first, first + n)
+
+
+@ranks(3)
+def test_unequal_parts_of_drawn_batches_are_one_batch(me: RankContext) -> None:
+    session, model, optimizer = started(balance="static:shares=6/2/4")
+    assert session.share(X) == session.share(X) == (6, 2, 4)[me.rank]
+    for step, place in places(session):
+        learn(model, optimizer, drawn(step)[place])
+    same(model, alone(STEPS))
+    state = session.state_dict()
+    assert state["loader"] == '{"drawn": 6}'
+    session.close()
+
+    later, *_ = started(balance="static:shares=6/2/4")
+    later.load_state_dict(state)
+    with later.step(batch_size=X):
+        assert later.state_dict()["loader"] == '{"drawn": 7}'
+    with pytest.raises(ConfigError, match=r"batch_size=24.*the global batch of the first one was 12"):
+        later.share(2 * X)
+    later.close()
+
+
+@ranks(3)
+def test_workers_with_parts_of_their_own_count_by_their_samples(me: RankContext) -> None:
+    session, model, optimizer = started()
+    first = sum(FIXED[: me.rank])
+    for step in range(STEPS):
+        with session.step(samples=FIXED[me.rank]) as n:
+            assert n == FIXED[me.rank]
+            place = slice(first, first + n) if n else slice(0, 1)  # one that counts nothing takes part all the same
+            learn(model, optimizer, drawn(step, sum(FIXED))[place])
+    same(model, alone(STEPS, sum(FIXED)))
+    wrong = rf"takes 5 samples, but its share of the global batch of 10 is {n}"
+    with pytest.raises(TrainingError, match=wrong), session.step(samples=5):
+        pass
+    session.close()
+
+
+@ranks(2)
+def test_what_cannot_be_is_refused_by_name(me: RankContext) -> None:
+    session, *_ = started(sync="asp", balance="even")
+    with pytest.raises(ConfigError, match=r"a counter that only session\.loader has"):
+        session.share(X)
+    session.close()
+    session, *_ = started()
+    with pytest.raises(ConfigError, match=r"give one of the two"), session.step():
+        pass
+    loader = session.loader(torch.utils.data.TensorDataset(*tensors()), X)
+    with pytest.raises(ConfigError, match=r"leave session\.loader out"):
+        session.share(X)
+    state = session.state_dict()
+    loader.close()
+    session.close()
+    other, *_ = started()
+    other.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="resume with a loader"):
+        other.share(X)
+    other.close()
+
+
+class Breaking(Exception):
+    pass
+
+
+def test_a_step_that_breaks_off_is_over_and_the_next_one_goes_on() -> None:
+    session, model, optimizer = started()
+    with pytest.raises(Breaking), session.step(batch_size=X):
+        raise Breaking
+    with session.step(batch_size=X) as n:
+        learn(model, optimizer, drawn(1, n))
+    session.close()

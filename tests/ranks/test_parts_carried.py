@@ -1,0 +1,126 @@
+"""Parts and lines between processes: who is missing is named, and waiting in a part is not taken for computing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from session_parts import Numbered, X, net
+from torch import nn
+
+import uneven
+from lines_contract import exchange_all
+from uneven import Part, Run, Step, journal
+from uneven.core.records import LineRecord
+from uneven.errors import ConfigError, PeerError
+from uneven.testing.ranks import RankContext, ranks
+
+
+class Given(Part):
+    """Shows what a part is given."""
+
+    def __init__(self, name: str = "given") -> None:
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def attach(self, run: Run) -> None:
+        self.lines = run.lines
+
+
+def started(*parts: Part, **settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer]:
+    session = uneven.Session(parts=parts, **settings)
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return session, model, optimizer
+
+
+@ranks(3)
+def test_lines_between_processes_do_what_those_between_threads_do(me: RankContext) -> None:
+    given = Given()
+    session, *_ = started(given)
+    exchange_all(given.lines)
+    session.close()
+
+
+class Opening(Part):
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def attach(self, run: Run) -> None:
+        run.lines.open(self._line)
+
+
+@ranks(2)
+def test_other_parts_on_other_ranks_are_refused_and_so_are_lines_at_ones_own_pace(me: RankContext) -> None:
+    with pytest.raises(ConfigError, match=rf"line 'of {me.rank}' is opened on rank {me.rank} while rank {1 - me.rank}"):
+        started(Opening(f"of {me.rank}"))
+    with pytest.raises(ConfigError, match=r"under sync = ASP\S* workers take different numbers of steps"):
+        started(Opening("any"), sync="asp", balance="even")
+
+
+class Halting(Part):
+    """Sums in the forward pass, but for a rank that does not come."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def attach(self, run: Run) -> None:
+        self._line, self._mine = run.lines.open("halo"), run.rank
+
+    def before_step(self, step: Step) -> None:
+        if self._mine != self._rank:
+            self._line.sum(torch.ones(1)).wait()
+
+
+@ranks(3, join=False)
+def test_who_is_missing_in_a_part_is_named_with_the_line(me: RankContext) -> None:
+    session, model, optimizer = started(Halting(1), timeout_s=1.0)
+    loader = session.loader(Numbered(), X)
+
+    def train() -> None:
+        for x, y, _ in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    with pytest.raises(PeerError) as told:
+        train()
+    at = r"in different exchanges \(rank 0, 2: sum on line 'halo'; rank 1: the gradient exchange of iteration 0\)"
+    if me.rank != 1:
+        told.match(at)
+        assert told.value.__notes__ == ["raised by part 'Halting', in before_step"]
+    session.close()
+
+
+class Meeting(Part):
+    """Lets all wait for each other in the middle of the forward pass, as a halo exchange does."""
+
+    def attach(self, run: Run) -> None:
+        self._line = run.lines.open("halo")
+        run.model[1].register_forward_pre_hook(self._meet)
+
+    def _meet(self, layer: nn.Module, args: Any) -> None:
+        self._line.sum(torch.ones(1)).wait()
+
+
+@ranks(2)
+def test_shares_follow_speed_although_a_part_waits_in_the_forward_pass(me: RankContext) -> None:
+    session, model, optimizer = started(Meeting(), balance="lb-bsp", budget=0.5, journal="run")
+    model[0].register_forward_pre_hook(lambda layer, args: time.sleep(len(args[0]) * (0.004 if me.rank else 0.001)))
+    loader = session.loader(Numbered(), X)
+    while len(set(session.newest_shares)) == 1 and loader.epoch < 60:  # the same on both
+        for x, y, _ in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    shares = session.newest_shares
+    session.close()
+    assert shares[0] >= 2 * shares[1], shares
+    (line,) = {one.line for one in journal.read(Path("run")).ranks[me.rank] if isinstance(one, LineRecord)}
+    assert line == "halo"
