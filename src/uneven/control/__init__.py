@@ -8,6 +8,7 @@ A :class:`~uneven.control.controller.Controller` is the whole of it as a state m
 from uneven.control.controller import CallForReports, Controller, GiveReport, Instruction
 from uneven.control.decider import Amendment, Decider, Decision
 from uneven.control.forecast import Forecast, Forecaster
+from uneven.control.loopback import Loopback
 from uneven.control.referee import Complaint, Referee
 from uneven.control.reporter import Load, Reporter
 from uneven.control.reports import Report
@@ -16,5 +17,5 @@ from uneven.control.table import Table
 
 __all__ = [
     "Amendment", "CallForReports", "Complaint", "Controller", "Decider", "Decision", "Forecast", "Forecaster",
-    "GiveReport", "Instruction", "Load", "Referee", "Report", "Reporter", "Spacing", "Table",
+    "GiveReport", "Instruction", "Load", "Loopback", "Referee", "Report", "Reporter", "Spacing", "Table",
 ]  # fmt: skip

@@ -8,21 +8,18 @@ and the split holds from the first iteration that nobody has begun. Neither meas
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
 from uneven.balance.base import Balancer
-from uneven.control import Complaint, Controller, Decider, Forecaster, Load, Report
-from uneven.control.controller import Instruction
+from uneven.control import Complaint, Controller, Decider, Forecaster, Loopback
 from uneven.core.records import ForecastRecord, SplitRecord, StepRecord
 from uneven.core.views import Limits, Observation
 from uneven.predict.base import predictors
 from uneven.simulate.members import Seat
 from uneven.simulate.worker import Worker
-
-_UNKNOWN = Load()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +49,7 @@ class _Cuts:
 
 
 class Shares:
-    """Keeps the split of every iteration, and carries reports, which takes no time.
+    """Keeps the split of every iteration.
 
     Args:
         terms: of the run.
@@ -86,6 +83,7 @@ class Shares:
             budget=terms.budget,
         )
         self._controller = Controller(decider, lambda: Forecaster(copy.deepcopy(unborn)))
+        self._loopback = Loopback(self._controller)
 
     def part(self, rank: int, iteration: int) -> Part:
         """What a worker takes in an iteration."""
@@ -113,8 +111,7 @@ class Shares:
                 exchange_s=step.exchange_s,
                 transfer_s=step.transfer_s,
             )
-            self._controller.measured(step.rank, seen, late=step.batch < samples)
-            self._controller.reporter(step.rank).forecaster.study()
+            self._loopback.measured(step.rank, seen, late=step.batch < samples)
 
     def ended(self, worker: Worker, iteration: int, newest: int) -> None:
         """A worker has ended an iteration.
@@ -122,17 +119,17 @@ class Shares:
         Args:
             newest: the furthest iteration that anybody has begun.
         """
-        controller, rank = self._controller, worker.rank
-        if not controller.adapts:
+        if not self._controller.adapts:
             return
         rate = worker.machine.processor.rate(worker.computed_s)
         cost_s = worker.machine.report_work_s / rate if rate > 0.0 else 0.0
-        self._carry_out(controller.ended(rank, iteration, _UNKNOWN, cost_s, cost_s, newest=newest), newest)
-        call = controller.begins(rank, iteration + 1, _UNKNOWN, cost_s, cost_s)
-        if call is not None and call.report is not None:
-            self._tell_forecast(rank, call.iteration, call.report)
-        if call is not None:  # heard in the next iteration's exchange
-            controller.called(call.iteration, {} if call.report is None else {rank: call.report})
+        for told in self._loopback.ended(worker.rank, iteration, cost_s, newest):
+            if isinstance(told, SplitRecord):
+                self._on_split(told)
+            elif isinstance(told, Complaint):
+                self._on_complaint(told.rank, told.iteration, told.text)
+            elif self._on_forecast is not None:
+                self._on_forecast(told)
 
     def change(self, seat: Seat) -> None:
         """Others take part from an iteration that nobody has begun; what was learnt about those who stay is kept."""
@@ -146,20 +143,6 @@ class Shares:
         most = (self._terms.most(rank) for rank in seat.members)
         upper = tuple(total if held is None else min(held, total) for held in most)
         return Limits(lower=(1,) * len(seat.members), upper=upper)
-
-    def _carry_out(self, instructions: Iterable[Instruction], newest: int) -> None:
-        for one in instructions:
-            if isinstance(one, SplitRecord):
-                self._on_split(one)
-            elif isinstance(one, Complaint):
-                self._on_complaint(one.rank, one.iteration, one.text)
-            else:
-                self._tell_forecast(one.rank, one.iteration + 1, one.report)
-                self._carry_out(self._controller.reported(one.rank, one.report, newest), newest)
-
-    def _tell_forecast(self, rank: int, iteration: int, report: Report) -> None:
-        if self._on_forecast is not None:
-            self._on_forecast(report.forecast(rank, iteration))
 
 
 def _firsts(cuts: _Cuts, shares: tuple[int, ...]) -> list[int]:
