@@ -8,6 +8,7 @@ import gc
 import getpass
 import glob
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import hypothesis
@@ -66,26 +68,19 @@ LISTED = Path("/proc/thread-self/children").exists()
 """Whether the system lists the children of each thread."""
 
 
-TEMPORARY = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Temporary files go into a folder that only this process uses, so that the check sees what a test leaves there.
     What is meant to last stays where it would be: the folders of ``tmp_path``, and what torch has compiled."""
-    if config.pluginmanager.hasplugin("dsession"):  # runs no test itself, and its processes each have a folder
-        return
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # pytest-xdist's first process runs no test itself, and the others have a folder each
     usual = Path(tempfile.gettempdir())
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(usual))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(usual / f"torchinductor_{getpass.getuser()}"))
-    folder = tempfile.TemporaryDirectory(prefix="uneven-tests-", ignore_cleanup_errors=True)
-    Path(folder.name).chmod(0o1777)  # some tests are an ordinary user for a while
-    config.stash[TEMPORARY] = folder
-    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if TEMPORARY in config.stash:
-        config.stash[TEMPORARY].cleanup()
+    folder = tempfile.mkdtemp(prefix="uneven-tests-")
+    Path(folder).chmod(0o1777)  # some tests are an ordinary user for a while
+    # multiprocessing's own goes at exit with priority -100, so only then.
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 def pytest_collection_finish() -> None:

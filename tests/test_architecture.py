@@ -159,7 +159,7 @@ def pure() -> tuple[str, ...]:
         if rest.strip() == "○":
             found.append(f"{name}.*" if inside else name)
         elif rest.strip().startswith("(all ○ but "):
-            found += [f"{name}.{module}" for module in inside if module not in re.findall(r"`(\w+)`", rest)]
+            found += [name, *(f"{name}.{module}" for module in inside if module not in re.findall(r"`(\w+)`", rest))]
         else:
             found += [f"{name}.{module}" for module in re.findall(r"`([\w.]+)` ○", rest)]
     return tuple(found)
@@ -167,7 +167,7 @@ def pure() -> tuple[str, ...]:
 
 @cache
 def is_pure(name: str) -> bool:
-    return any(name == one.removesuffix(".*") or f"{name}.".startswith(one.removesuffix("*")) for one in pure())
+    return any(name == one or (one.endswith(".*") and f"{name}.".startswith(one.removesuffix("*"))) for one in pure())
 
 
 def directions(module: Module, known: frozenset[str], table: dict[str, set[str]]) -> list[str]:

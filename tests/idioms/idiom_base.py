@@ -49,10 +49,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Either:
-    """Equal, or refused with these words: which of them depends on the shares."""
+    """Refused with these words, or else as it says: which of them depends on the shares, or on who was faster."""
 
     words: str
-    tolerance: float = 1e-12
+    otherwise: Equal | Agrees = field(default_factory=Equal)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def word(expect: Expect) -> str:
     if isinstance(expect, Refused):
         return "refused"
     if isinstance(expect, Either):
-        return "equal or refused"
+        return f"{word(expect.otherwise)} or refused"
     return "**differs**" if isinstance(expect, Differs) else "—"
 
 

@@ -223,7 +223,7 @@ def unreduced(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a `float32` model where torch's default is `float64`", GRADIENTS, expect=Equal(1e-6))
+@idiom("a `float32` model while torch's default is `float64`", GRADIENTS, expect=Equal(1e-6))
 def other_default(session: Any) -> nn.Module:
     model = mlp().float()
     model, optimizer = session.setup(model, sgd(model))

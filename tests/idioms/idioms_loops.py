@@ -108,7 +108,7 @@ def sliced(session: Any) -> nn.Module:
     return model
 
 
-@idiom("`break` at the most steps, on all ranks alike", LOOPS, whole=False)
+@idiom("`break` after a maximum number of steps, on all ranks alike", LOOPS, whole=False)
 def stopped(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     steps = 0
@@ -121,7 +121,7 @@ def stopped(session: Any) -> nn.Module:
     return model
 
 
-@idiom("`while True` until the most steps, leaving by `return`", LOOPS, whole=False)
+@idiom("`while True` up to a maximum number of steps, left by `return`", LOOPS, whole=False)
 def endless(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     steps = 0
@@ -196,7 +196,8 @@ def prefetched(session: Any) -> nn.Module:
 
 
 @idiom("a prefetcher that also normalizes or converts, so that the model is given other tensors than the loader's",
-       LOOPS, expect=Either("do not tell which one"), by=fetching_ahead())  # fmt: skip
+       LOOPS, expect=Either("do not tell which one"),
+       by={**fetching_ahead(), "shadow:ma": Either("do not tell which one", Agrees("at its own pace"))})  # fmt: skip
 def prefetched_and_normalized(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -216,7 +217,7 @@ def with_last(loader: Iterable[Any]) -> Iterator[tuple[bool, Any]]:
         yield True, ready
 
 
-@idiom("a generator that looks ahead: is this the last batch? (Lightning, Accelerate)", LOOPS,
+@idiom("a generator that looks ahead to see whether a batch is the last (Lightning, Accelerate)", LOOPS,
        by=fetching_ahead())  # fmt: skip
 def looked_ahead(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
@@ -229,7 +230,7 @@ def looked_ahead(session: Any) -> nn.Module:
     return model
 
 
-@idiom("all batches of an epoch in a list first", LOOPS, by=fetching_ahead())
+@idiom("`list(loader)`: all batches of an epoch first", LOOPS, by=fetching_ahead())
 def listed(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     for _ in range(EPOCHS):
@@ -263,7 +264,7 @@ def skipped_after(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a loss that is NaN is skipped where all have agreed on it", LOOPS,
+@idiom("a NaN loss is skipped after all ranks have agreed to skip it", LOOPS,
        by=at_own_pace(Unfit("a collective in the loop, where steps are not counted alike")))  # fmt: skip
 def skipped_nan(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
@@ -321,7 +322,7 @@ def evaluated_between(session: Any) -> nn.Module:
     return model
 
 
-@idiom("evaluation on every rank at the end of an epoch, and early stopping by it", LOOPS)
+@idiom("evaluation on every rank at the end of an epoch, with early stopping", LOOPS)
 def evaluated_after(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     x_all, y_all = tensors()

@@ -28,7 +28,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 MODELS = "Models"
-DIFFERENTIATED = "Differentiation by other means"
+DIFFERENTIATED = "Other ways to differentiate"
 
 
 def trained(session: Any, model: nn.Module, **setup: Any) -> nn.Module:
@@ -74,18 +74,19 @@ class Spare(nn.Module):
         return self.heads[self.count % 2](x)
 
 
-@idiom("parameters that are not used, with `find_unused_parameters=True`", MODELS)
+@idiom("unused parameters, with `find_unused_parameters=True`", MODELS)
 def unused(session: Any) -> nn.Module:
     return trained(session, Spare(turns=False), find_unused_parameters=True)
 
 
-@idiom("parameters that are used by turns, with `find_unused_parameters=True`", MODELS,
+@idiom("parameters used in turns, with `find_unused_parameters=True`", MODELS,
        by=apart("turns are counted by each"))  # fmt: skip
 def unused_by_turns(session: Any) -> nn.Module:
     return trained(session, Spare(turns=True), find_unused_parameters=True)
 
 
-@idiom("parameters that are not used, and nobody said so", MODELS, expect=Refused("find_unused_parameters=True"),
+@idiom("unused parameters, without `find_unused_parameters=True`", MODELS,
+       expect=Refused("find_unused_parameters=True"),
        by=apart("parameters are exchanged"))  # fmt: skip
 def unused_and_unsaid(session: Any) -> nn.Module:
     return trained(session, Spare(turns=False))

@@ -97,7 +97,7 @@ def foreach_and_fused(session: Any) -> Any:
     return model
 
 
-@idiom("parameter groups with rates of their own", OPTIMIZERS)
+@idiom("parameter groups with their own learning rates", OPTIMIZERS)
 def groups(session: Any) -> nn.Module:
     def make(model: Any) -> torch.optim.Optimizer:
         biases = [one for name, one in model.named_parameters() if name.endswith("bias")]
@@ -175,7 +175,7 @@ def gan(session: Any) -> nn.Module:
     return model
 
 
-@idiom("schedules by epoch and by step (`StepLR`, `OneCycleLR`), set by hand", OPTIMIZERS,
+@idiom("learning rates by epoch and by step (`StepLR`, `OneCycleLR`), or set by hand", OPTIMIZERS,
        by=at_own_pace(Unfit("rates by step, where steps are not counted alike")))  # fmt: skip
 def schedules(session: Any) -> nn.Module:
     model = mlp()
@@ -256,7 +256,7 @@ def frozen(session: Any) -> nn.Module:
                    model)  # fmt: skip
 
 
-@idiom("layers that are unfrozen after `setup`", OPTIMIZERS, whole=False,
+@idiom("layers unfrozen after `setup`", OPTIMIZERS, whole=False,
        expect=Refused("had requires_grad=False when session.setup was called"))  # fmt: skip
 def unfrozen_later(session: Any) -> nn.Module:
     model: Any = mlp()
@@ -271,7 +271,7 @@ def unfrozen_later(session: Any) -> nn.Module:
     return model
 
 
-@idiom("layers that are frozen after `setup`, with `find_unused_parameters=True`", OPTIMIZERS)
+@idiom("layers frozen after `setup`, with `find_unused_parameters=True`", OPTIMIZERS)
 def frozen_later(session: Any) -> nn.Module:
     model: Any = mlp()
     model, optimizer = session.setup(model, sgd(model), find_unused_parameters=True)
@@ -284,7 +284,7 @@ def frozen_later(session: Any) -> nn.Module:
     return model
 
 
-@idiom("another layer is put into the model after `setup`", OPTIMIZERS, whole=False,
+@idiom("a layer of the model is replaced after `setup`", OPTIMIZERS, whole=False,
        expect=Refused("find_unused_parameters|setup"))  # fmt: skip
 def new_head(session: Any) -> nn.Module:
     model: Any = mlp()
@@ -351,7 +351,7 @@ def averaged_model(session: Any) -> Any:
     return [model, swa, ema]
 
 
-@idiom("saving and loading optimizer and scheduler in the loop", OPTIMIZERS)
+@idiom("saving and loading the optimizer's and the scheduler's state in the loop", OPTIMIZERS)
 def optimizer_state(session: Any) -> nn.Module:
     model = mlp()
     model, optimizer = session.setup(model, sgd(model))

@@ -133,7 +133,7 @@ def past_the_hooks(session: Any) -> nn.Module:
     return model
 
 
-@idiom("each rank begins with weights of its own: `setup` gives all those of rank 0", SESSIONS, like="plain_loop")
+@idiom("ranks start with different weights, and `setup` gives all of them rank 0's", SESSIONS, like="plain_loop")
 def own_weights(session: Any) -> nn.Module:
     model = mlp()
     with torch.no_grad():
@@ -239,7 +239,7 @@ class LocalSGD(SyncPolicy):
         return StepPlan(exchanges=(mean,))
 
 
-@idiom("a policy of one's own without `facts`, whose first exchange is at step 3", SESSIONS,
+@idiom("a custom policy without `facts`, whose first exchange is at step 3", SESSIONS,
        expect=Agrees("replicas are averaged after every third step"), options={"sync": LocalSGD(3)},
        by=dict.fromkeys(("local", "shadow:ma", "asp"), Unfit("it is the policy")))  # fmt: skip
 def own_policy(session: Any) -> nn.Module:

@@ -73,6 +73,8 @@ def row(*values: float, error: str = "", taken: tuple[int, int] = (0, N)) -> dic
         (Either("hand"), [row(1.0)], ""),
         (Either("hand"), [row(2.0)], "off by 1.0e+00"),
         (Either("hand"), [row(error="in hand"), row(error="PeerError")], ""),
+        (Either("hand", Agrees("")), [row(2.0, 5.0), row(2.0, 6.0, taken=(0, 0))], ""),
+        (Either("hand", Agrees("")), [row(2.0), row(3.0, taken=(0, 0))], "ranks evaluate different models"),
         (Either("hand"), [row(error="in hand"), row(1.0)], "not refused on ranks [1]; elsewhere: ranks [0]: in hand"),
         (Refused("wrapped"), [row(error="oh")], "refused in other words than 'wrapped': ranks [0]: oh"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -111,16 +112,17 @@ class Meeting(Part):
 
 @ranks(2)
 def test_shares_follow_speed_although_a_part_waits_in_the_forward_pass(me: RankContext) -> None:
-    session, model, optimizer = started(Meeting(), balance="lb-bsp", budget=0.5, journal="run")
-    model[0].register_forward_pre_hook(lambda layer, args: time.sleep(len(args[0]) * (0.004 if me.rank else 0.001)))
-    loader = session.loader(Numbered(), X)
-    while len(set(session.newest_shares)) == 1 and loader.epoch < 60:  # the same on both
-        for x, y, _ in loader:
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    shares = session.newest_shares
-    session.close()
-    assert shares[0] >= 2 * shares[1], shares
-    (line,) = {one.line for one in journal.read(Path("run")).ranks[me.rank] if isinstance(one, LineRecord)}
-    assert line == "halo"
+    with TemporaryDirectory() as run:
+        session, model, optimizer = started(Meeting(), balance="lb-bsp", budget=0.5, journal=run)
+        model[0].register_forward_pre_hook(lambda layer, args: time.sleep(len(args[0]) * (0.004 if me.rank else 0.001)))
+        loader = session.loader(Numbered(), X)
+        while len(set(session.newest_shares)) == 1 and loader.epoch < 60:  # the same on both
+            for x, y, _ in loader:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        shares = session.newest_shares
+        session.close()
+        assert shares[0] >= 2 * shares[1], shares
+        mine = journal.read(Path(run)).ranks[me.rank]
+        assert {one.line for one in mine if isinstance(one, LineRecord)} == {"halo"}

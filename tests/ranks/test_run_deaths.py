@@ -30,6 +30,7 @@ def started(
 ) -> dict[str, Script]:
     """Run directory → ``uneven run`` of two workers with these words; all of them side by side."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+    env["TMPDIR"] = str(folder)  # a rank 0 that is killed leaves the folder of its shared copy
     words = ["-m", "uneven", "run", "--nproc", 2, "--run-dir"]
     scripts = {}
     for name, more in runs.items():

@@ -32,7 +32,7 @@ def test_costs_come_from_an_emulated_run(tmp_path: Path) -> None:
 
 def test_a_description_is_emulated_and_simulated_and_compared(tmp_path: Path) -> None:
     told: list[tuple[str, str, float]] = []
-    effort = Effort(settled=8, iterations=64, repeats=1)  # the others are looked at after a second
+    effort = Effort(settled=8, iterations=40, repeats=1)  # the others are looked at after a second
     compared, races = compare({"tiny": Case(TINY)}, tmp_path, "digits", effort, lambda *what: told.append(what))
     assert [what for _, what, _ in told] == ["tiny, even", "tiny, lb-bsp"]
     assert tuple(compared["tiny"]) == BALANCERS

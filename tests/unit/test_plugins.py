@@ -180,7 +180,8 @@ def test_the_help_lists_installed_ones_and_survives_those_that_are_refused(uneve
     install(tmp_path)
     said = "".join(uneven("run", "--help").stdout.split())  # a narrow terminal breaks names at their hyphens
     for words in (
-        "model (experimental), numerical, mine (fast-shares 1.2).",
+        "model (experimental), numerical",
+        ", mine (fast-shares 1.2).",
         "narx (costly), auto (costly), light, guess (fast-shares 1.2).",
         "shadow, often (fast-shares 1.2).",
     ):

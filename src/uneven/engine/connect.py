@@ -303,8 +303,9 @@ def versions() -> dict[str, str]:
 
 
 IN_A_RUN = (
-    *("__init__", "balance", "config", "control", "core", "data", "engine", "errors", "journal", "measure", "merge"),
-    *("predict", "registry", "rundir", "server", "session", "sync", "tables", "transport", "world"),
+    *("__init__", "balance", "config", "control", "core", "data", "engine", "errors", "folder", "journal", "measure"),
+    *("merge", "plugins", "predict", "registry", "run", "rundir", "server", "session", "sync", "tables", "transport"),
+    "world",
 )
 """The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
 

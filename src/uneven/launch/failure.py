@@ -202,14 +202,14 @@ def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tupl
     """Sorts the deaths of one run so that the cause of the others comes first.
 
     Who was stopped comes before those that have missed it. Whoever complains about a peer is a consequence, and so is
-    whoever was asked to end after somebody else had; whoever crashed or was killed is not, unless the launcher itself
-    killed it, much later. Then the time counts: that
-    of the exception if the worker wrote it down, else that of its end. Who ended before it had been found was the
-    first; among those whose ends were noticed together, who was asked to end comes last.
+    whoever was asked to end after somebody else had, with nothing to tell itself; whoever crashed or was killed is
+    not, unless the launcher itself killed it, much later. Then the time counts: that of the exception if the worker
+    wrote it down, else that of its end. Who ended before it had been found was the first; among those whose ends were
+    noticed together, who was asked to end comes last.
     """
     crashed = -death.exit_code in _CRASHES and death.ended_s - first_s < shutdown_within_s / 2
     asked = death.exit_code == -signal.SIGTERM
     ended_s = 0.0 if math.isinf(death.ended_s) and not asked else death.ended_s
     began_s = min(float(death.told.get("timestamp", death.ended_s)), ended_s)
-    consequence = _complains(death) or (asked and ended_s > first_s)
+    consequence = _complains(death) or (asked and ended_s > first_s and not _trace(death))
     return not death.silent, consequence, not crashed, began_s, asked

@@ -14,9 +14,22 @@ import torch
 from quadratics import Plain, Quadratic, Trained
 from small_world import Ran, cluster, node
 
-from uneven.core.actions import Add, Elastic, Exchange, Mean, Merge, Moment, Payload, Significant, StepPlan, Via
+from uneven.core.actions import (
+    Add,
+    BlockMomentum,
+    Elastic,
+    Exchange,
+    Mean,
+    Merge,
+    Moment,
+    Payload,
+    Significant,
+    StepPlan,
+    Via,
+)
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
+from uneven.merge import Kept
 from uneven.sync import SyncPolicy, policies
 from uneven.sync.bsp import gradient_mean
 
@@ -189,19 +202,52 @@ def _mbit(rate: float):  # type: ignore[no-untyped-def]
     return steady(rate * 1e6)
 
 
-@pytest.mark.parametrize(("payload", "merge", "select", "why"), [
-    (Payload.PARAMETERS, Mean(), Significant(0.1), "only movements"),
-    (Payload.DELTA, Elastic(0.5), None, "Elastic merges Payload.PARAMETERS"),
+class Half(Merge):
+    """Half as many numbers as the model has, of gradients too, which nobody can compute so."""
+
+    payloads = frozenset({Payload.GRADIENT, Payload.PARAMETERS})
+    bytes_factor = 0.5
+
+    def combine(
+        self, kept: Kept, given: torch.Tensor, weight: float, *, in_place: bool = False
+    ) -> tuple[Kept, torch.Tensor]:
+        return kept, given
+
+
+class One(SyncPolicy):
+    """An exchange after every step, or under it."""
+
+    def __init__(self, payload: Payload, merge: Merge, select: Significant | None = None, quorum: int | None = None):
+        self.payload, self.merge, self.select, self.quorum = payload, merge, select, quorum
+
+    def plan(self, view: SyncView) -> StepPlan:
+        moment = Moment.BACKWARD if self.payload is Payload.GRADIENT else Moment.STEP
+        odd = Exchange(
+            payload=self.payload, members=view.members, merge=self.merge, moment=moment, select=self.select,
+            quorum=self.quorum,
+        )  # fmt: skip
+        return StepPlan(exchanges=(odd,))
+
+
+def test_a_merge_says_how_long_its_transfers_are() -> None:
+    spec = cluster(node("a", up_bit_per_s=_mbit(8)), node("b", up_bit_per_s=_mbit(8)), global_batch=2)
+    whole, half = (
+        [step.exchange_s for step in Ran(spec, One(Payload.PARAMETERS, merge), iterations=2).steps]
+        for merge in (Mean(), Half())
+    )
+    assert min(whole) > 0
+    assert half == pytest.approx([one / 2 for one in whole])
+
+
+@pytest.mark.parametrize(("payload", "merge", "select", "quorum", "why"), [
+    (Payload.PARAMETERS, Mean(), Significant(0.1), None, "only movements"),
+    (Payload.DELTA, Elastic(0.5), None, None, "Elastic merges Payload.PARAMETERS"),
+    (Payload.GRADIENT, BlockMomentum(0.5), None, None, "BlockMomentum merges Payload.PARAMETERS"),
+    (Payload.GRADIENT, Half(), None, None, "averaged or added up as they are"),
+    (Payload.PARAMETERS, Elastic(0.5), None, 1, "without a quorum"),
 ])  # fmt: skip
 def test_an_exchange_without_a_meaning_is_refused(
-    payload: Payload, merge: Merge, select: Significant | None, why: str
+    payload: Payload, merge: Merge, select: Significant | None, quorum: int | None, why: str
 ) -> None:
-    class Odd(SyncPolicy):
-        def plan(self, view: SyncView) -> StepPlan:
-            odd = Exchange(
-                payload=payload, members=view.members, merge=merge, moment=Moment.STEP, select=select
-            )
-            return StepPlan(exchanges=(odd,))
-
     with pytest.raises(ConfigError, match=why):
-        Trained(cluster(node("a"), node("b")), Quadratic.random(8), Odd())
+        Trained(cluster(node("a"), node("b")), Quadratic.random(8), One(payload, merge, select, quorum))

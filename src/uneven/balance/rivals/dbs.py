@@ -43,7 +43,7 @@ def dbs_shares(
 
 
 class Dbs(Balancer):
-    """The rule once an epoch.
+    """DBS (2020), for comparison: once an epoch, shares in proportion to the speeds of the last one.
 
     Args:
         epoch: iterations of an epoch.

@@ -70,7 +70,9 @@ class _State(TypedDict):
 
 
 class Lbb(Balancer):
-    """Decides after every iteration that was measured under the present split.
+    """LBB (2024), for comparison: refits when times are far apart, and moves one sample when they are close.
+
+    It decides after every iteration that was measured under the present split.
 
     Args:
         profile: each worker's cubic, by rank; without one, what the session profiles. Where nobody does that, equal

@@ -73,7 +73,7 @@ def _up(value: float) -> int:
 
 
 class OmniLearn(Balancer):
-    """The controller once an epoch, with its sum repaired.
+    """OmniLearn (2025), for comparison: its proportional controller once an epoch, with the sum repaired.
 
     The program goes on with a global batch that drifts, and scales gradients by it. Here the iteration is compared with
     others at the same X: the controller's batches are taken as proportions of X, whole by largest remainder, and the
