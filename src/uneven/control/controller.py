@@ -145,12 +145,12 @@ class Controller:
         return self._adapts
 
     def reporter(self, rank: int) -> Reporter:
-        """Of a worker of this controller's."""
+        """Sums up the iterations of one of the workers whose events come here."""
         known = self._reporters.get(rank)
         return self._enlist(rank) if known is None else known
 
     def due(self, iteration: int, called: bool) -> bool:
-        """Whether the end of ``iteration`` brings any instruction about, here or on any other rank of the run.
+        """Whether the end of ``iteration`` is the moment to decide or to report; else :meth:`ended` need not be told.
 
         Args:
             called: whether a call has come with its exchange.
@@ -253,8 +253,7 @@ class Controller:
             limits: of the new members.
         """
         old = self._era
-        if old.first < first:
-            self._earlier.append(old)
+        self._earlier.append(old)
         self._era = era = _Era(first, old.decider.successor(members, limits))
         era.soonest = era.far = era.due = first + 1
         self._adapts = True

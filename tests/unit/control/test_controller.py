@@ -184,7 +184,12 @@ def test_who_leaves_its_forecast_calls_and_all_decide_by_its_word_at_once() -> N
     assert isinstance(first, GiveReport)
     assert isinstance(second, GiveReport)
     assert (first.report.urgent, second.report.urgent) == (1.0, 0.0)
-    assert one.begins(1, 63, HERE, COST_S) is None, "reports are under way"
+    for k in (62, 63):
+        one.measured(1, observation(k, 40, 5.0))
+    assert one.begins(1, 64, HERE, COST_S) is None, "reports are under way"
+    one.gathered(Table([first.report, second.report]))
+    one.ended(1, 63, HERE, COST_S)
+    assert one.begins(1, 64, HERE, COST_S) is None, "its report has just told it"
 
 
 def test_a_call_says_nothing_of_itself_where_the_balancer_needs_everybody() -> None:
@@ -210,6 +215,16 @@ def test_a_report_that_is_not_believed_is_complained_about() -> None:
     (complaint, *_) = end(one, 0, 2)
     assert isinstance(complaint, Complaint)
     assert (complaint.rank, complaint.iteration) == (1, 2)
+
+
+def test_a_step_that_came_too_late_is_reported_and_not_shown_to_the_forecaster() -> None:
+    one = controller((0, 1))
+    end(one, 0, 0)
+    one.measured(0, observation(1, 10, 60.0))
+    one.measured(0, observation(2, 10, 20.0), late=True)
+    (given,) = one.ended(0, 2, HERE, COST_S)
+    assert isinstance(given, GiveReport)
+    assert (given.report.iterations, given.report.samples, given.report.predicted_per_s) == (2, 20, 60.0)
 
 
 # -------------------------------------------------------------------- members come and go
@@ -260,7 +275,7 @@ def test_reports_under_way_are_dropped_and_the_next_are_due_after_the_first_iter
     assert one.due(2, called=False)
     one.members_changed(5, (0, 2), limits(2))
     assert not one.due(5, called=False)
-    assert end(one, 1, 4) == [], "it is no member any more"
+    assert end(one, 1, 9) == [], "it is no member any more"
     assert end(one, 0, 4) == end(one, 0, 5) == []
     (given,) = end(one, 0, 6)
     assert isinstance(given, GiveReport)
