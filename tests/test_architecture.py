@@ -274,7 +274,7 @@ def test_no_two_files_of_the_benches_need_each_other() -> None:
 
 def test_ranks_compare_the_code_that_takes_part_in_a_run() -> None:
     """What ``uneven.session`` reaches by imports, in functions too."""
-    from uneven.engine.connect import IN_A_RUN
+    from uneven.run.start.connect import IN_A_RUN
 
     by_name = {module.name: module for module in modules()}
     reached, waiting = set(), ["uneven.session"]
@@ -387,6 +387,6 @@ def test_a_broad_handler_is_seen(kind: str) -> None:
     ],
 )
 def test_a_question_for_a_merge_is_seen(text: str) -> None:
-    assert asks_for_a_merge(Module("uneven.engine.bad", text)) != []
+    assert asks_for_a_merge(Module("uneven.run.bad", text)) != []
     good = "isinstance(one.merge, Merge)\none.merge == Mean()\ntype(one.merge) is type(other)"
-    assert asks_for_a_merge(Module("uneven.engine.good", good)) == []
+    assert asks_for_a_merge(Module("uneven.run.good", good)) == []

@@ -35,7 +35,7 @@ class RunConfig:
             default, because a gradient scaler for float16 meets infinities as a matter of course.
         threads: of each worker, which train its replica side by side.
         keep_freed_memory: keep the memory that a step frees for the next one, where the model is on the CPU and the C
-            library is glibc; see :mod:`uneven.engine.heap`.
+            library is glibc; see :mod:`uneven.run.start.heap`.
     """
 
     balance: str = "lb-bsp"

@@ -5,35 +5,33 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 import torch
 from torch import nn
 
-from uneven.balance import Balancer, balancers
+from uneven.balance import Balancer
 from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
-from uneven.engine.connect import Connection, compare, connect, identity, joined, versions
-from uneven.engine.fast import FastLoop
-from uneven.engine.partake import check_carried
-from uneven.engine.profiling import steps_on
-from uneven.engine.scribe import Scribe
-from uneven.engine.settings import ALONE, CODE, decide_settings
-from uneven.engine.state import State, pack, unpack
-from uneven.engine.threads import ThreadedTraining, Threads
 from uneven.errors import ConfigError
+from uneven.run.drawing import drawn_step, drawn_steps
+from uneven.run.factory import counters_of
+from uneven.run.loop import StepLoop
+from uneven.run.model.hooks import Undo
 from uneven.run.part import Part as StepPart
 from uneven.run.parts import Parts
+from uneven.run.reports.profiling import steps_on
+from uneven.run.start.connect import joined
+from uneven.run.start.start import start
+from uneven.run.start.state import pack, unpack
+from uneven.run.threads.threads import ThreadedTraining, Threads
 from uneven.rundir import mark_ready
-from uneven.sync import SyncPolicy, compatible, policies, threaded, unheeded
-from uneven.transport.hooks import ModelHook, Undo, keep_out_of_copies
-from uneven.transport.watch import ModelWatch, refuse_shared
+from uneven.sync import SyncPolicy
 from uneven.world import discover, report_failures
 
 _SLOWED_AFTER_S = 1.0
@@ -97,34 +95,14 @@ class Session(ThreadedTraining):
         report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
                  "nonfinite": nonfinite, "threads": threads, "keep_freed_memory": keep_freed_memory}  # fmt: skip
-        settings = decide_settings(self.world, {k: v for k, v in given.items() if v is not None})
-        self.config: RunConfig = settings.config
-        sync, balance = (settings.objects.get(key, getattr(self.config, key)) for key in ("sync", "balance"))
-        self._balancer, self._policy = balancers.resolve(balance), policies.resolve(sync)
-        check_carried(self._policy, tuple(range(self.world.size)), {})
-        senseless = compatible(self._policy, self._balancer) or unheeded(self._policy, self._balancer)
-        if senseless := senseless or threaded(sync, balance, self.config.threads, self.world.size):
-            raise ConfigError(senseless)
-        self._parts = Parts(parts)
-        if parts and self.config.threads > 1:
-            raise ConfigError(f"parts with threads = {self.config.threads}: there is no one step that they could be of")
-        connection = connect(self.world, self.config.timeout_s)
-        with ExitStack() as undo:
-            undo.callback(connection.close, failed=True)
-            what = {**identity(self.config), "_site": self.world.site}
-            said = compare(connection.transport, what, "start of the session")
-            directory = journal if journal is not None else self.world.run_directory
-            self._scribe = Scribe(self.world, directory, self.config, versions())
-            undo.pop_all()
-        for conflict in settings.conflicts:  # the launcher has told those between command line and file
-            self._scribe.event("conflict", str(conflict), warn=self.rank == 0 and conflict.winner in (CODE, ALONE))
-        sites = {rank: one["_site"] for rank, one in enumerate(said)}
-        self._loop = FastLoop(connection, self._scribe, self.config, self._policy, sites, self.world, self._parts)
+        context, self._balancer = start(self.world, given, journal, parts)
+        self.config: RunConfig = context.config
+        self._scribe = context.scribe
+        self._loop = StepLoop(context, Parts(parts))
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
-        self._closing = weakref.finalize(self, _shut_down, self._scribe, connection)
+        self._closing = weakref.finalize(self, context.close)
         self._undo = Undo(self)  # what this session puts on the user's objects
-        self._watch: ModelWatch | None = None
         self._loader: BalancedLoader | DrawnSteps | None = None
         self._loaded: dict[str, Any] | None = None
         self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
@@ -148,12 +126,12 @@ class Session(ThreadedTraining):
     @property
     def newest_shares(self) -> tuple[int, ...]:
         """The newest split that was decided; it may not be in force yet."""
-        return self._loop.newest_shares()
+        return self._loop.reports.newest_shares
 
     @property
     def exchanging(self) -> bool:
         """Whether a shadow exchanges beside the training now, and does not wait for others: steps take longer then."""
-        return self._loop.agreement is not None and self._loop.agreement.exchanging
+        return self._loop.agreement.exchanging
 
     @property
     def device(self) -> torch.device:
@@ -205,27 +183,11 @@ class Session(ThreadedTraining):
         if self._loop.attached:
             raise ConfigError("session.setup was called twice: one session carries one model, or one nn.Module of all")
         self._threads.check(model)
-        refuse_shared(model)
-        carrier = self._loop.attach(model, find_unused_parameters)
+        self._loop.attach(
+            model, optimizers, owner=self, undo=self._undo,
+            find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb,
+        )  # fmt: skip
         self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
-        before_step: list[Callable[..., None]] = []
-        if carrier is not None:
-            carrier.owner = self  # the session lives as long as the model, whose hooks hold the carrier
-            carrier.attach(model, find_unused_parameters, bucket_cap_mb)
-            before_step.append(carrier.check_step)
-        if self._loop.agreement is not None:
-            before_step.append(self._loop.agreement.still)
-        if (ready := self._loop.attach_parts(model, optimizers)) is not None:
-            before_step.append(ready)
-        for optimizer in optimizers:
-            self._undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
-        self._loop.hands.watch(model, *optimizers)
-        following = ModelHook(self._loop.hands.forward)  # before all that asks which batch a pass is on
-        first = model.register_forward_pre_hook(following, with_kwargs=True, prepend=True)
-        self._undo.add(first.remove, keep_out_of_copies(model))
-        if self.world_size > 1:
-            self._watch = ModelWatch(model)
-            self._undo.add(self._watch.close)
         return (model, *optimizers) if optimizers else model
 
     def loader(
@@ -260,16 +222,16 @@ class Session(ThreadedTraining):
                               "DataLoader for evaluation, or make another Session")  # fmt: skip
         loader = BalancedLoader(
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
-            seed=self.config.seed, split_for=self._loop.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._over, hands=self._loop.hands,
-            hand_out=self._loop.hand_out(dataset), settled=self._loop.settled, **dataloader,
+            seed=self.config.seed, split_for=self._loop.reports.shares, shuffle=shuffle, drop_last=drop_last,
+            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._loop.over, hands=self._loop.hands,
+            hand_out=counters_of(dataset, self._loop.context, self._loop.hand_out),
+            settled=self._loop.reports.settled, **dataloader,
         )  # fmt: skip
-        self._loop.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
+        self._loop.reports.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
         if epochs is not None:
             self._scribe.plan(epochs * len(loader))
         self._loader = loader
-        if self._loaded is not None:
-            self._restore(self._loaded)
+        self._restore(self._loaded)
         return loader
 
     @contextmanager
@@ -296,35 +258,22 @@ class Session(ThreadedTraining):
                 samples at their own pace (``asp``, ``easgd``, …), for which they need a loader.
             TrainingError: ``samples`` are others than in the first step.
         """
-        loop = self._drawing(batch_size, samples)
-        part = loop.next(self._loop.shares(loop.iteration), samples)
+        steps = self._steps(batch_size, samples)
+        part = steps.next(self._loop.reports.shares(steps.iteration), samples)
         self._begin(part)
-        self._loop.hands.hand(part, None)
-        try:
+        with drawn_step(self._loop, part):
             yield part.batch(self.rank)
-        except BaseException:
-            self._loop.end(leaving=True)
-            raise
-        self._loop.end(leaving=False)
 
     def share(self, batch_size: int) -> int:
         """This worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
-        loop = self._drawing(batch_size, None)
-        return self._loop.shares(loop.iteration)[self.rank]
+        return self._loop.reports.shares(self._steps(batch_size, None).iteration)[self.rank]
 
-    def _drawing(self, batch_size: int | None, samples: int | None) -> DrawnSteps:
+    def _steps(self, batch_size: int | None, samples: int | None) -> DrawnSteps:
+        steps = drawn_steps(self._loader, self._loop, self._balancer, batch_size, samples)
         if self._loader is None:
-            self._loader = self._loop.draw(batch_size, samples, self._balancer)
-            if self._loaded is not None:
-                self._restore(self._loaded)
-        if not isinstance(self._loader, DrawnSteps):
-            raise ConfigError("session.step and session.share are for loops without a loader: leave session.loader out")
-        if batch_size not in (None, self._loader.batch_size) or (batch_size is None) == (samples is None):
-            raise ConfigError(
-                f"session.step(batch_size={batch_size}, samples={samples}): give one of the two, the same in every "
-                f"step; the global batch of the first one was {self._loader.batch_size}"
-            )
-        return self._loader
+            self._loader = steps
+            self._restore(self._loaded)
+        return steps
 
     def profile(
         self, step: Callable[[Any], object], *, batch_of: Callable[[int], Any] | None = None, within_s: float = 10.0
@@ -360,7 +309,7 @@ class Session(ThreadedTraining):
             DataError: the data set is a stream, and there is no ``batch_of``.
             TrainingError: ``step`` failed on another rank.
         """
-        if self._loader is None or self._tried is None or self._loop.begun:
+        if self._loader is None or self._tried is None or self._loop.epoch >= 0:
             raise ConfigError(
                 "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
                 "then session.loader(...), then session.profile(step), then for batch in loader"
@@ -375,14 +324,16 @@ class Session(ThreadedTraining):
         make, reads = (self._loader.sample, self._loader.reads_along) if batch_of is None else (batch_of, False)
         if self._say_ready():
             time.sleep(_SLOWED_AFTER_S)
-        return self._loop.profile(steps_on(step, make, reads=reads), model, stepped, self.world.host, within_s)
+        return self._loop.reports.profile(
+            steps_on(step, make, reads=reads), model, stepped, within_s, self._loop.gradients.aside()
+        )
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backward passes add to ``.grad`` without an exchange, for gradient accumulation.
 
         The last backward pass before ``optimizer.step()`` must run outside.
         """
-        return self._loop.no_sync()
+        return self._loop.gradients.no_sync()
 
     def waiting(self) -> AbstractContextManager[None]:
         """Inside, this worker waits for others, in an exchange of the script's own::
@@ -393,7 +344,7 @@ class Session(ThreadedTraining):
         That time would else count as computing, so that a fast worker that waits for a slow one looks as slow.
         Layers of ``torch.nn.SyncBatchNorm`` need no such line.
         """
-        return self._loop.waiting()
+        return self._loop.context.connection.waiting(self._loop.reports.books.meter)
 
     def evaluated(self) -> AbstractContextManager[None]:
         """Inside, the model is the one that the policy names: evaluate and save that one::
@@ -421,7 +372,7 @@ class Session(ThreadedTraining):
             NonFiniteError: one is NaN or infinite and ``nonfinite="raise"``.
         """
         with self._threads.at_own_step():
-            self._loop.log(scalars)
+            self._loop.context.log(scalars)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this run is, to be saved beside the model's state: plain data.
@@ -437,12 +388,9 @@ class Session(ThreadedTraining):
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
-        agreement, vectors = self._loop.agreement_state(self._threads.in_hand(), self._loop.hands.unused())
-        lacking = agreement.pop("lacking", None)
         if self._loader is None and self._loaded is not None:
             return self._loaded
-        loader = {} if self._loader is None else self._loader.state_dict(lacking)
-        return pack(State(loader, self._loop.state_dict(), agreement, vectors, *self._parts.state()))
+        return pack(self._loop.state(self._loader, self._threads.in_hand()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -452,18 +400,18 @@ class Session(ThreadedTraining):
         """
         unpack(state)  # refuse a foreign state now, not when the loader comes
         self._loaded = state
-        if self._loader is not None:
-            self._restore(state)
+        self._restore(state)
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        saved = unpack(state)
-        self._loaded = None
+    def _restore(self, state: dict[str, Any] | None) -> None:
+        """Take up what was loaded, once there is a loader."""
+        if self._loader is None or state is None:
+            return
+        saved, self._loaded = unpack(state), None
         if saved.loader:
-            assert self._loader is not None
             self._loader.check_state(saved.loader)
             self._loop.load(saved)
             self._loader.load_state_dict(saved.loader)
-        self._parts.load(saved.parts, saved.tensors)
+        self._loop.parts.load(saved.parts, saved.tensors)
 
     def _say_ready(self) -> bool:
         """Let a launcher that waits for it slow this worker down from here on, not while it imports torch."""
@@ -477,15 +425,8 @@ class Session(ThreadedTraining):
         if self._threads.count > 1 or self._awaited:
             self._threads.check_one("a loop over a loader is one thread's: give it to session.train as a function")
             self._say_ready()
-        if self._watch is not None and part.epoch != self._watch.epoch:
-            self._watch.begin(part.epoch)
         assert self._loader is not None
         self._loop.begin(part, self._loader)
-
-    def _over(self) -> None:
-        if self._watch is not None:
-            self._watch.over()
-        self._loop.over()
 
     def close(self) -> None:
         """End the run: the last records are written, groups and files let go of. Twice is fine.
@@ -503,13 +444,5 @@ class Session(ThreadedTraining):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _shut_down(scribe: Scribe, connection: Connection) -> None:
-    failed = scribe.failure() is not None
-    scribe.close()
-    connection.close(failed)

@@ -8,12 +8,12 @@ import pytest
 from torch.distributed import distributed_c10d as c10d
 
 from uneven.errors import PeerError
+from uneven.run.lines.collective import CollectiveTransport
+from uneven.run.lines.hub import Hub
+from uneven.run.lines.meeting import MeetingPlace
+from uneven.run.lines.rollcall import RollCall
 from uneven.testing.contracts import check_transport
 from uneven.testing.ranks import RankContext, ranks
-from uneven.transport.collective import CollectiveTransport
-from uneven.transport.meeting import MeetingPlace
-from uneven.transport.rollcall import RollCall
-from uneven.transport.threads import Hub
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -56,7 +56,7 @@ class Run:
         seen = []
         for count, (x, y, index) in enumerate(self.loader, 1):
             self.step(x, y)
-            part = self.session._loop._part
+            part = self.session._loop.part
             seen += index.tolist() if part is not None and part.batch(self.session.rank) else []
             if count == most:
                 break

@@ -19,8 +19,8 @@ from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
 from uneven.data.order import epoch_order
 from uneven.errors import ConfigError, NonFiniteError, TrainingError
+from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.testing.ranks import RankContext, ranks
-from uneven.transport.syncnorm import weigh_sync_batch_norm
 
 X = 24
 SAMPLES = 98  # four full iterations and a last part of 2, fewer than there are workers
@@ -167,7 +167,7 @@ def test_naive_averaging_would_differ(me: RankContext) -> None:
     with uneven.Session(balance=Moving()) as session:
         model = mlp()
         model, optimizer = session.setup(model, sgd(model))
-        session._loop.carrier.turn_now = lambda: None  # weights stay at 1/n
+        session._loop.gradients.carrier.turn_now = lambda: None  # weights stay at 1/n
         loader = session.loader(dataset(), batch_size=X)
         for _ in range(3):
             for x, y in loader:
@@ -281,7 +281,7 @@ def test_synchronised_batch_norm(me: RankContext) -> None:
     F.cross_entropy(whole(x[part]), y[part]).backward()
     with uneven.Session(balance="static:shares=1/2/4/5") as session:
         model = session.setup(build(CpuSyncBatchNorm))
-        carrier = session._loop.carrier
+        carrier = session._loop.gradients.carrier
         weigh_sync_batch_norm(model, lambda: carrier.turn.weight * me.size, carrier.observer, CpuSyncBatchNorm)
         mine, labels = next(iter(session.loader(dataset(), batch_size=X)))
         F.cross_entropy(model(mine), labels).backward()

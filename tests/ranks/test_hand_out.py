@@ -12,8 +12,8 @@ from session_parts import everybodys as all_of
 from torch.utils.data import TensorDataset
 
 from uneven.data.loader import BalancedLoader
-from uneven.engine.handout import StoredHandOut, _Answer
 from uneven.errors import PeerError
+from uneven.run.parameter_server.handout import StoredHandOut, _Answer
 from uneven.testing.ranks import RankContext, ranks
 
 

@@ -82,7 +82,7 @@ from pathlib import Path
 import torch
 from uneven.data.datasets import ImageData
 from uneven.demo import worker
-from uneven.engine import heap
+from uneven.run.start import heap
 
 x, y = torch.zeros(512, 1, 8, 8), torch.zeros(512, dtype=torch.long)
 some = torch.utils.data.TensorDataset(x, y)

@@ -40,7 +40,7 @@ class Run:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            part = self.session._loop._part  # of one thread, which is handed batches that do not count too
+            part = self.session._loop.part  # of one thread, which is handed batches that do not count too
             self.seen += index.tolist() if part is None or part.batch(self.session.rank) else []
 
     def epochs(self, count: int) -> list[int]:

@@ -14,8 +14,8 @@ from torch import nn
 
 import uneven
 from uneven.control import Report
+from uneven.run.gradients.rider import NOTHING, Heard, Rider
 from uneven.testing import RankContext, ranks
-from uneven.transport.rider import NOTHING, Heard, Rider
 
 
 def _model(kind: str) -> nn.Module:
@@ -37,7 +37,7 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     dtype = next(model.parameters()).dtype
     inputs = torch.randn(96, 8).to(dtype)
     loader = session.loader(torch.utils.data.TensorDataset(inputs, inputs), batch_size=12, shuffle=False)
-    carrier = session._loop.carrier
+    carrier = session._loop.gradients.carrier
     assert carrier is not None
     rider = carrier.rider
     assert rider is not None
@@ -105,7 +105,7 @@ def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
     session = uneven.Session(balance="lb-bsp", budget=0.4)
     model = nn.Linear(8, 4).to(getattr(torch, dtype))
     session.setup(model, torch.optim.SGD(model.parameters(), lr=0.0))
-    transport = session._loop._connection.transport
+    transport = session._loop.context.connection.transport
     gather, gathered, decided = transport.gather, [], []
 
     def counted(row: Sequence[float]) -> Any:
@@ -113,7 +113,7 @@ def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
         return gather(row)
 
     loader = session.loader(torch.utils.data.TensorDataset(torch.randn(960, 8)), batch_size=12)
-    slow = session._loop._slow
+    slow = session._loop.reports._slow
     assert slow is not None
     take_in = slow._controller.gathered
 

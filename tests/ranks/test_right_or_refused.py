@@ -142,7 +142,7 @@ class _Recorder:
 
 @pytest.mark.parametrize("below", [True, False])
 def test_each_pass_of_a_synchronised_layer_is_told_as_waiting(below: bool) -> None:
-    from uneven.transport.syncnorm import weigh_sync_batch_norm
+    from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 
     seen, layer = _Recorder(), nn.BatchNorm1d(4)
     model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2)) if below else nn.Sequential(layer, nn.Linear(4, 2))

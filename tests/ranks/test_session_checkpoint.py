@@ -46,7 +46,7 @@ class Training:
         while iterations > 0:
             for x, y, index in self.loader:
                 self.step(x, y)
-                part = self.session._loop._part
+                part = self.session._loop.part
                 if part is not None and part.batch(self.session.rank):
                     self.used += index.tolist()
                 iterations -= 1
@@ -105,7 +105,7 @@ def go_on(me: RankContext, path: str, before: bool, iterations: int) -> list[int
     for count, (x, y, index) in enumerate(loader, 1):
         F.cross_entropy(model(x), y).backward()
         model.zero_grad()
-        part = session._loop._part
+        part = session._loop.part
         used += index.tolist() if part.batch(me.rank) else []
         if count == iterations:
             break

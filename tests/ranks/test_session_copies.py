@@ -16,9 +16,9 @@ from session_parts import sgd
 from torch import nn
 
 import uneven
+from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.testing.ranks import RankContext, ranks, run_ranks
 from uneven.testing.scripts import run_script
-from uneven.transport.syncnorm import weigh_sync_batch_norm
 
 
 def network(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:

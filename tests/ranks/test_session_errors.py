@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 import uneven
 from uneven import journal
 from uneven.core.records import EventRecord
-from uneven.engine import connect
 from uneven.errors import ConfigError, ConflictError, DataError, NonFiniteError, UnevenError, UnknownNameError
+from uneven.run.start import connect
 from uneven.testing.ranks import RankContext, ranks
 from uneven.testing.scripts import run_script
 from uneven.world import World
@@ -167,7 +167,7 @@ def test_code_that_takes_no_part_in_a_run_may_differ(me: RankContext) -> None:
                     (copy / other).write_text("x = 1")
             with uneven.Session():
                 pass
-            for part in ("engine/fast.py", "core/new.py", "session.py"):
+            for part in ("run/loop.py", "core/new.py", "session.py"):
                 if me.rank == 1:
                     before = (copy / part).read_text() if (copy / part).exists() else None
                     (copy / part).write_text("x = 1")

@@ -39,7 +39,7 @@ def test_readers_with_a_moving_split(me: RankContext, options: dict[str, Any]) -
                 optimizer.step()
                 optimizer.zero_grad()
                 splits.add(session.shares)
-                used += index.tolist() if session._loop._part.batch(me.rank) else []
+                used += index.tolist() if session._loop.part.batch(me.rank) else []
             assert sorted(everybodys(used)) == list(range(N))
         assert len(splits) > 3, "the split did not move"
     assert_same(model, reference(3, net()))
@@ -58,7 +58,7 @@ def test_a_stream_with_a_moving_split(me: RankContext) -> None:
                 F.cross_entropy(model(x), y).backward()
                 model.zero_grad()
                 splits.add(session.shares)
-                used += index.tolist() if session._loop._part.batch(me.rank) else []
+                used += index.tolist() if session._loop.part.batch(me.rank) else []
             assert sorted(everybodys(used)) == list(range(N))
     assert len(splits) > 3
 
@@ -75,7 +75,7 @@ def test_works_outlive_gloos_hold_on_them(me: RankContext) -> None:
         held = []
         for x, y, _ in session.loader(Numbered(), X):
             F.cross_entropy(model(x), y).backward()
-            carrier = session._loop.carrier
+            carrier = session._loop.gradients.carrier
             held.append(len(carrier._landed))
             assert all(work.is_completed() for works in carrier._landed for work in works)
     assert held == list(range(1, len(held) + 1))
@@ -109,7 +109,7 @@ def test_batch_norm_with_a_last_part_too_small_for_everybody(me: RankContext) ->
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            counted.append(session._loop._part.batch(me.rank))
+            counted.append(session._loop.part.batch(me.rank))
         assert counted[-1] == (2 if me.rank == 2 else 0)
         before(x)  # on the rank that counts, its own statistics are everybody's
         table = [torch.empty_like(before.running_mean) for _ in range(3)]

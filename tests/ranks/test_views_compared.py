@@ -51,7 +51,7 @@ def test_the_same_policy_sees_the_same_views_in_a_run_and_in_its_simulation(me: 
         run = Run(real)
         real.views.clear()  # those of checks before the first step, which ask about two workers anywhere
         run.epoch(most=STEPS)
-        simulated = of_a_simulation(inner, run.session._loop._sites)
+        simulated = of_a_simulation(inner, run.session._loop.context.sites)
         common = real.views.keys() & simulated.views.keys()
         assert {(me.rank, 0), (me.rank, 1)} <= common, inner
         for step in common:

@@ -13,9 +13,9 @@ import pytest
 from distributions import MINE, install
 from uneven import plugins, registry
 from uneven.balance import Balancer, Even, LbBsp
-from uneven.engine.connect import versions
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.registry import Registry
+from uneven.run.start.connect import versions
 from uneven.sync import SyncPolicy
 
 

@@ -1,6 +1,6 @@
 """From a few measured batches to a saturation point, a memory limit and a cost curve. Pure.
 
-What is measured, and where the bound on its time comes from, is :mod:`uneven.measure.profile`'s affair.
+What is measured, and where the bound on its time comes from, is :mod:`uneven.run.measure.profile`'s affair.
 """
 
 from __future__ import annotations

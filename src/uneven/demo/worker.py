@@ -23,9 +23,9 @@ from uneven.config import RunConfig
 from uneven.core.records import StepRecord
 from uneven.data.datasets import ImageData, images
 from uneven.demo.training import FixedSampler, ReadyMark, accuracy, loss_of, make_optimizer, network
-from uneven.engine.connect import versions
-from uneven.engine.heap import keep_freed_memory
-from uneven.engine.scribe import Scribe
+from uneven.run.reports.scribe import Scribe
+from uneven.run.start.connect import versions
+from uneven.run.start.heap import keep_freed_memory
 from uneven.world import discover
 
 GLOBAL_BATCH = 256

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from uneven.core.records import LineRecord
 from uneven.core.turn import Turn
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.run.part import Part, Run, Step
+
+
+class Journal(Protocol):
+    """Where records go."""
+
+    iteration: int
+
+    def write(self, record: LineRecord) -> object: ...
+
 
 _HELD = 32
 """Batches that a script may hold before it steps on them; see :mod:`uneven.data.hands`."""
@@ -125,9 +136,18 @@ class Parts:
             if one.name in whole:
                 self._each([one], "load_state_dict", whole[one.name])
 
-    def close(self) -> None:
+    def note_traffic(self, scribe: Journal) -> None:
+        """Write down what has passed on the lines since this was last done."""
+        if self._run is not None:
+            for record in self._run.lines.records(scribe.iteration, time.time()):
+                scribe.write(record)
+
+    def close(self, scribe: Journal) -> None:
         """The session ends."""
+        self.note_traffic(scribe)
         self._each(self._parts, "close")
+        if self._run is not None:
+            self._run.lines.close()
 
     def _each(self, parts: Iterable[Part], moment: str, *args: Any) -> None:
         for one in parts:

@@ -30,8 +30,8 @@ from uneven.balance.profile import Profile
 from uneven.core.actions import Moment, Payload, StepPlan, Via
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.predict import Predictor, predictors, study
+from uneven.run.lines.transport import Pending, Transport
 from uneven.sync import Pace, SyncPolicy
-from uneven.transport.base import Pending, Transport
 
 Test = Callable[..., None]
 

@@ -7,10 +7,10 @@ import pytest
 
 from uneven.cli.run import layers_of, parse_shares, refuse_misfits
 from uneven.config import RunConfig, merge
-from uneven.engine.connect import identity
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.launch import Launch, local, start
 from uneven.launch.before import check
+from uneven.run.start.connect import identity
 
 
 @pytest.fixture

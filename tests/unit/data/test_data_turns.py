@@ -11,8 +11,8 @@ from torch import Tensor
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.data.hands import Hands
 from uneven.data.order import Part
-from uneven.engine.turns import Turns
 from uneven.errors import TrainingError
+from uneven.run.gradients.turns import Turns
 
 BSP = StepPlan(
     exchanges=(Exchange(payload=Payload.GRADIENT, members=(0, 1), merge=Mean(), moment=Moment.BACKWARD),)

@@ -10,11 +10,11 @@ from uneven.balance import Balancer, balancers
 from uneven.control import Decider, Forecaster, Load
 from uneven.core.records import ForecastRecord, SplitRecord
 from uneven.core.views import Limits
-from uneven.engine.slow import SlowLoop
-from uneven.measure.meter import Timing
 from uneven.predict import predictors
-from uneven.transport.rider import Heard
-from uneven.transport.threads import Hub, ThreadTransport
+from uneven.run.gradients.rider import Heard
+from uneven.run.lines.hub import Hub, ThreadTransport
+from uneven.run.measure.meter import Timing
+from uneven.run.reports.slow import SlowLoop
 
 X = 120
 

@@ -18,10 +18,10 @@ from uneven.core.actions import StepPlan, Via
 from uneven.core.records import ExchangeRecord
 from uneven.core.views import SyncView
 from uneven.data.order import Part
-from uneven.engine.agree import Agreement
-from uneven.engine.exchanges import Exchanges
-from uneven.engine.replica import Replica
 from uneven.errors import ConfigError, NonFiniteError
+from uneven.run.parameters.agree import Agreement
+from uneven.run.parameters.exchanges import Exchanges
+from uneven.run.parameters.replica import Replica
 from uneven.sync import BMUF, MA, RandomGroups, Shadow, Shuffle, SyncPolicy
 
 
@@ -222,7 +222,8 @@ def test_nobody_lets_the_others_wait_for_an_exchange_until_they_give_up(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, patience_s: float
 ) -> None:
     told: list[float] = []
-    monkeypatch.setattr("uneven.engine.exchanges.ShadowThread", lambda meet, gather, patience: told.append(patience))
+    shadow = "uneven.run.parameters.exchanges.ShadowThread"
+    monkeypatch.setattr(shadow, lambda meet, gather, patience: told.append(patience))
     Exchanges(
         Replica(nn.Linear(1, 1)), rank=0, roll=None, timeout_s=timeout_s, shadowed=True, observer=Nobody(),
         clock=lambda: 0, on_record=lambda record: None, on_nonfinite=lambda: None,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from uneven.config import RunConfig
-from uneven.engine.books import Books
-from uneven.engine.scribe import Scribe
-from uneven.measure.meter import Timing
+from uneven.run.measure.meter import Timing
+from uneven.run.reports.books import Books
+from uneven.run.reports.scribe import Scribe
 from uneven.world import discover
 
 

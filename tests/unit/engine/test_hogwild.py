@@ -18,9 +18,9 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven.core.records import EventRecord, StepRecord
-from uneven.engine.twins import SharedOptimizer, twin
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.journal import read
+from uneven.run.threads.twins import SharedOptimizer, twin
 
 N, X = 50, 12  # four full batches and a last one of 2
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -256,7 +256,7 @@ def test_a_failing_thread_stops_the_others_and_is_named(run: Callable[..., Run],
         ours.session.train(loop)
     (note,) = caught.value.__notes__
     assert note.startswith("in thread 1 of rank 0, in iteration ")
-    assert others == [uneven.engine.turnstile.Stopped] or len(ours.seen) == N - X  # it may have been last already
+    assert others == [uneven.run.threads.turnstile.Stopped] or len(ours.seen) == N - X  # it may have been last already
     ours.session.train(ours.loop)  # and on, with the next epoch
     ours.session.close()
     told = [one for one in read(tmp_path).records() if isinstance(one, EventRecord) and one.event == "thread-failed"]

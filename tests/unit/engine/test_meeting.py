@@ -12,10 +12,10 @@ import pytest
 from torch import distributed as dist
 
 from uneven.emulate.ports import quiet_ports
-from uneven.engine.connect import _OwnGroup
 from uneven.errors import PeerError
-from uneven.transport.meeting import MeetingPlace
-from uneven.transport.rollcall import RollCall
+from uneven.run.lines.meeting import MeetingPlace
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.start.connect import _OwnGroup
 from uneven.world import World
 
 

@@ -13,10 +13,10 @@ import pytest
 from torch import nn
 
 from uneven.balance.profile import Profile
-from uneven.engine.profiling import _shown, profile_together, steps_on
 from uneven.errors import ConflictError, TrainingError
-from uneven.measure.profile import take_profile
-from uneven.transport.threads import Hub
+from uneven.run.lines.hub import Hub
+from uneven.run.measure.profile import take_profile
+from uneven.run.reports.profiling import _shown, profile_together, steps_on
 
 
 def together(*steps: Callable[[int], object], places: tuple[str, str] = ("here", "here"), **options: Any) -> list[Any]:
@@ -68,7 +68,7 @@ def test_those_in_one_place_share_its_memory(
         told.append(options["sharers"])
         return take_profile(*arguments, **options)
 
-    monkeypatch.setattr("uneven.engine.profiling.take_profile", heard)
+    monkeypatch.setattr("uneven.run.reports.profiling.take_profile", heard)
     together(lambda size: None, lambda size: None, places=places, most=1)
     assert told == sharers
 

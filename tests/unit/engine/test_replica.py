@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from uneven.core.actions import BlockMomentum, Elastic, Exchange, Mean, Merge, Moment, Payload, StepPlan, WriteBack
 from uneven.core.plain import Misfit
-from uneven.engine.replica import Replica
 from uneven.errors import CheckpointError, ConfigError
 from uneven.merge import Kept
+from uneven.run.parameters.replica import Replica
 
 
 def normed(start: float = 1.0) -> nn.Module:

@@ -14,9 +14,9 @@ from torch.utils.data import TensorDataset
 import uneven
 from uneven import journal
 from uneven.core.records import StepRecord
-from uneven.engine.agree import Agreement
-from uneven.engine.state import unpack
 from uneven.errors import TrainingError
+from uneven.run.parameters.agree import Agreement
+from uneven.run.start.state import unpack
 
 SAMPLES, BATCH = 48, 2
 STEPS = SAMPLES // BATCH

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from uneven.measure.meter import Meter, Timing
+from uneven.run.measure.meter import Meter, Timing
 
 
 class Script:

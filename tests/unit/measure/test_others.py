@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.measure.others import Node, Others, find
+from uneven.run.measure.others import Node, Others, find
 
 
 class Scene:

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.measure.load import LoadMeter
-from uneven.measure.memory import group_room_bytes, group_use, limit_bytes, use, used_bytes
-from uneven.measure.profile import take_profile
-from uneven.measure.untouched import untouched
+from uneven.run.measure.load import LoadMeter
+from uneven.run.measure.memory import group_room_bytes, group_use, limit_bytes, use, used_bytes
+from uneven.run.measure.profile import take_profile
+from uneven.run.measure.untouched import untouched
 from uneven.testing.scripts import run_script
 
 
@@ -130,7 +130,7 @@ def test_those_who_fill_the_same_memory_get_a_part_each(monkeypatch: pytest.Monk
 
     32 MiB a sample, for what is larger the C library gives back as soon as it is freed.
     """
-    monkeypatch.setattr("uneven.measure.profile.limit_bytes", lambda device: used_bytes(device) + 3 * 2**28)
+    monkeypatch.setattr("uneven.run.measure.profile.limit_bytes", lambda device: used_bytes(device) + 3 * 2**28)
     model, kept = nn.Linear(1, 1), []
 
     def step(samples: int) -> None:
@@ -161,7 +161,7 @@ def test_without_time_a_single_sample_is_tried() -> None:
 _CHILD = """
 import resource, torch
 from torch import nn
-from uneven.measure.profile import take_profile
+from uneven.run.measure.profile import take_profile
 
 torch.set_num_threads(1)
 model = nn.Linear(1024, 1)  # much memory for little work

@@ -25,8 +25,8 @@ from uneven.core.actions import (
     WriteBack,
 )
 from uneven.core.views import SyncView
-from uneven.engine.partake import check_carried
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.run.checks import check_carried
 from uneven.sync import (
     BSP,
     MA,

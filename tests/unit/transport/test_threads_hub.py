@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from uneven.errors import PeerError
-from uneven.transport.base import Transport
-from uneven.transport.threads import Hub, ThreadTransport
+from uneven.run.lines.hub import Hub, ThreadTransport
+from uneven.run.lines.transport import Transport
 
 
 def crew(size: int, body: Callable[[ThreadTransport], object]) -> list[object]:

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from uneven.transport.toll import Toll
+from uneven.run.parameters.toll import Toll
 
 STEP_S, EXCHANGE_S = 0.02, 0.3
 

@@ -19,8 +19,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.engine.heap import left_to_us
 from uneven.errors import LaunchError
+from uneven.run.start.heap import left_to_us
 
 _CHILD = "uneven_bench.heap.child"
 WAYS = ("plain", "kept")

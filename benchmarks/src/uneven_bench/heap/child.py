@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from uneven.engine.heap import keep_freed_memory
+from uneven.run.start.heap import keep_freed_memory
 from uneven_bench.workloads.named import workload
 
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from uneven.balance.rivals.cubic import Cubic
 from uneven.core.cost import Affine
 from uneven.demo.training import ReadyMark
-from uneven.measure.clock import HostClock
+from uneven.run.measure.clock import HostClock
 from uneven_bench.workloads.base import Workload, stretch
 
 _EXCHANGES = 14

@@ -19,9 +19,9 @@ from uneven.balance.rivals import Lbb
 from uneven.balance.rivals.cubic import Cubic
 from uneven.core.apportion import fastest_finish
 from uneven.core.views import Limits
-from uneven.engine.connect import connect
 from uneven.registry import parse_spec
-from uneven.transport.base import Transport
+from uneven.run.lines.transport import Transport
+from uneven.run.start.connect import connect
 from uneven.world import discover, report_failures
 from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, SessionArm
 from uneven_bench.lb_bsp.cases import LIMIT, SLOW, Case, corrected, oracle_costs

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 import uneven
 from uneven.data.order import epoch_order
 from uneven.registry import parse_spec
+from uneven.run.parameters.shadow import ShadowThread
 from uneven.sync import Pace, policies
-from uneven.transport.shadow import ShadowThread
 from uneven_bench.sync.arm import SyncArm
 from uneven_bench.sync.cases import TORCHFT
 from uneven_bench.workloads.base import whole

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from uneven.core.views import SyncView
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.transport import Transport
+from uneven.run.parameters.carrier import VectorCarrier
 from uneven.sync import groupings
-from uneven.transport.base import Transport
-from uneven.transport.parameters import VectorCarrier
-from uneven.transport.rollcall import RollCall
 from uneven_bench.sync.arm import sent_bytes
 
 EVERYBODY = "everybody"

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from uneven.data.datasets import images
-from uneven.engine.connect import Connection, connect
+from uneven.run.start.connect import Connection, connect
 from uneven.world import SITE_VARIABLE, discover, report_failures
 from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.lb_bsp.worker import print_into

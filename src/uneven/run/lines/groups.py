@@ -35,7 +35,7 @@ class _GroupCarrier:
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        # gloo's own thread must never be who destroys a work; see uneven.transport.gradients for what could hang.
+        # gloo's own thread must never be who destroys a work; see uneven.run.gradients.carrier for what could hang.
         self._kept: list[Any] = []
 
     def sum(self, tensor: Tensor) -> Work:

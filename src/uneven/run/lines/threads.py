@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uneven.errors import PeerError
 from uneven.run.lines.base import Carrier, Lines, Waiting, Work
-from uneven.transport.threads import Hub
+from uneven.run.lines.hub import Hub
 
 
 @contextmanager

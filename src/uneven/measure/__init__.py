@@ -1,1 +1,0 @@
-"""Where a step's time goes, and what the machine is doing meanwhile."""

@@ -1,0 +1,115 @@
+"""Attaches a model to a session: everything that hangs on it, in one fixed order on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from uneven.data.hands import Hands
+from uneven.run.checks import apart
+from uneven.run.context import Context
+from uneven.run.factory import by_copy, exchanging, follow
+from uneven.run.gradients.averaged import Averaged
+from uneven.run.model.check import check_model, describe_model
+from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
+from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
+from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.parameters.together import Alike, Exchanging
+from uneven.run.part import Run
+from uneven.run.parts import Parts
+from uneven.run.reports.reports import Reports
+from uneven.run.start.connect import compare
+from uneven.run.start.heap import keep_freed_memory
+from uneven.sync import outlook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """What was made.
+
+    Attributes:
+        agreement: what is exchanged beside gradients.
+        watch: looks after the model.
+        detach: leaves the model as it came.
+    """
+
+    agreement: Exchanging
+    watch: ModelWatch | Unwatched
+    detach: Callable[[], None]
+
+
+def attach(
+    context: Context,
+    model: nn.Module,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    *,
+    owner: object,
+    undo: Undo,
+    reports: Reports,
+    gradients: Averaged,
+    hands: Hands,
+    hand_out: StoredHandOut | None,
+    parts: Parts,
+    find_unused_parameters: bool,
+    bucket_cap_mb: float | None,
+) -> Attached:
+    """Compare the ranks' models, make what exchanges, and hang it on the model and its optimizers.
+
+    Args:
+        owner: the session, which lives as long as the model.
+        undo: what takes off again all that is put on the user's objects.
+
+    Raises:
+        ConfigError: the model cannot be carried.
+        ConflictError: another rank has another model.
+    """
+    refuse_shared(model)
+    device = check_model(model)
+    said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
+    compare(context.connection.transport, said, "session.setup")
+    heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
+    reports.measure_on(device)
+    meter, out = reports.books.meter, outlook(context.policy, context.members, context.sites)
+    agreement = exchanging(context, model, out, hand_out, meter)
+    alike = isinstance(agreement, Alike)
+    follower = None if alike else follow(context, model, hands, agreement, out)
+    if not by_copy(context):
+        gradients.exchange(context, out, hands, meter)
+    before_step = gradients.attach(model, owner, find_unused_parameters, bucket_cap_mb)
+    if not alike:
+        before_step.append(agreement.still)
+    reports.rider, reports.rides = gradients.rider, alike
+    own_pace = hand_out is not None and len(context.members) > 1
+    lines = context.connection.lines(meter, apart(context.policy) if own_pace else "")
+    parts.attach(
+        Run(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,
+            log=context.scribe.scalar)
+    )  # fmt: skip
+    if parts.sees_optimizers:
+        before_step.append(partial(_ready, parts, hands))
+    for optimizer in optimizers:
+        undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
+    hands.watch(model, *optimizers)
+    following = ModelHook(hands.forward)  # before all that asks which batch a pass is on
+    first = model.register_forward_pre_hook(following, with_kwargs=True, prepend=True)
+    undo.add(first.remove, keep_out_of_copies(model))
+    watch = ModelWatch(model) if len(context.members) > 1 else Unwatched()
+    if isinstance(watch, ModelWatch):
+        undo.add(watch.close)
+
+    def detach() -> None:
+        gradients.detach()
+        if follower is not None:
+            follower.detach()
+        if heap is not None:
+            heap()
+
+    return Attached(agreement=agreement, watch=watch, detach=detach)
+
+
+def _ready(parts: Parts, hands: Hands, *step: object) -> None:
+    parts.ready(hands.turn, *step)  # type: ignore[arg-type]

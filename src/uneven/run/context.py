@@ -1,0 +1,62 @@
+"""What everything in a session is made from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from uneven.config import RunConfig
+from uneven.run.reports.scribe import Scribe, tell_nonfinite
+from uneven.run.start.connect import Connection
+from uneven.sync import SyncPolicy
+from uneven.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """One worker's place in a run, and its way to the others and to the journal.
+
+    Attributes:
+        members: ranks of all workers.
+        sites: where each rank is.
+    """
+
+    world: World
+    config: RunConfig
+    policy: SyncPolicy
+    sites: dict[int, str]
+    connection: Connection
+    scribe: Scribe
+
+    @property
+    def rank(self) -> int:
+        """This worker."""
+        return self.world.rank
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks of all workers."""
+        return tuple(range(self.world.size))
+
+    def nonfinite(self, what: str) -> Callable[[], None]:
+        """What to call where ``what`` holds a NaN or an infinity; it may raise.
+
+        Nothing in it leads to the session: the connection, which may hold it, outlives that.
+        """
+        return partial(tell_nonfinite, self.scribe, self.config, self.rank, what)
+
+    def log(self, scalars: Mapping[str, float]) -> None:
+        """See :meth:`uneven.Session.log`."""
+        for name, value in scalars.items():
+            number = float(value)
+            self.scribe.scalar(name, number)
+            if not math.isfinite(number):
+                self.nonfinite(name)()
+
+    def close(self) -> None:
+        """The end of the session: the last line of the journal, and the others are left."""
+        failed = self.scribe.failure() is not None
+        self.scribe.close()
+        self.connection.close(failed)

@@ -1,0 +1,78 @@
+"""Begins steps of a script that draws its batches itself; see :meth:`uneven.Session.step`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from uneven.balance import Balancer, Even
+from uneven.data.drawn import DrawnSteps
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Part
+from uneven.errors import ConfigError
+from uneven.registry import describe
+from uneven.run.loop import StepLoop
+from uneven.run.start.connect import compare
+
+
+def drawn_steps(
+    loader: BalancedLoader | DrawnSteps | None,
+    loop: StepLoop,
+    balancer: Balancer,
+    batch_size: int | None,
+    samples: int | None,
+) -> DrawnSteps:
+    """Those of this session, made when they are first asked for.
+
+    Args:
+        loader: what the session has so far.
+
+    Raises:
+        ConfigError: there is a loader; workers take samples at their own pace; or neither number is given, or both, or
+            another global batch than before.
+    """
+    if isinstance(loader, BalancedLoader):
+        raise ConfigError("session.step and session.share are for loops without a loader: leave session.loader out")
+    if (batch_size is None) == (samples is None):
+        raise ConfigError(f"session.step(batch_size={batch_size}, samples={samples}): give one of the two")
+    if loader is None:
+        return _made(loop, balancer, batch_size, samples)
+    if batch_size not in (None, loader.batch_size):
+        raise ConfigError(
+            f"session.step(batch_size={batch_size}): the global batch of the first one was {loader.batch_size}, and it "
+            f"is the same in every step"
+        )
+    return loader
+
+
+@contextmanager
+def drawn_step(loop: StepLoop, part: Part) -> Iterator[None]:
+    """A step that has begun, and whose batch the script draws itself."""
+    loop.hands.hand(part, None)
+    try:
+        yield
+    except BaseException:
+        loop.end(leaving=True)
+        raise
+    loop.end(leaving=False)
+
+
+def _made(loop: StepLoop, balancer: Balancer, batch_size: int | None, samples: int | None) -> DrawnSteps:
+    context = loop.context
+    if loop.hand_out is not None:
+        raise ConfigError(
+            f"session.step under sync = {describe(context.policy)}: workers take samples at their own pace there, "
+            f"from a counter that only session.loader has; use a loader, or a policy whose workers step together"
+        )
+    if batch_size is not None:
+        steps = DrawnSteps(batch_size, context.rank)
+        loop.reports.start(steps, balancer, 1, None)
+        return steps
+    said = compare(context.connection.transport, {"_samples": samples}, "session.step")
+    each = [int(one["_samples"]) for one in said]
+    if min(each) < 0 or sum(each) == 0:
+        raise ConfigError(f"session.step(samples=…): the workers say {each}; none may be below 0, nor all be 0")
+    steps = DrawnSteps(sum(each), context.rank)
+    assert samples is not None
+    loop.reports.start(steps, Even(), samples, samples)  # limits that leave no choice
+    return steps

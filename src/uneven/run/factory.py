@@ -1,0 +1,120 @@
+"""Makes what a session exchanges by its policy: among workers, through the parameter server, or gradients alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from uneven.core.actions import Moment
+from uneven.data.hands import Hands
+from uneven.data.stream import is_stream
+from uneven.registry import describe
+from uneven.run.context import Context
+from uneven.run.gradients.turns import Follower
+from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.parameter_server.home import find_home
+from uneven.run.parameter_server.served import Served
+from uneven.run.parameters.agree import Agreement
+from uneven.run.parameters.exchanges import Observer
+from uneven.run.parameters.plans import Plans
+from uneven.run.parameters.replica import Replica, broadcast_from_first, refuse_synchronised_layers
+from uneven.run.parameters.together import Alike, Exchanging
+from uneven.sync import Outlook, Pace, first_plans, served
+
+
+def by_copy(context: Context) -> bool:
+    """Whether exchanges go through the parameter server."""
+    return any(served(plan) for plan in first_plans(context.policy, context.members, context.sites))
+
+
+def counters(context: Context) -> StoredHandOut | None:
+    """The counters of the samples, where workers take them at their own pace; None where all take the same steps."""
+    facts, copied = context.policy.facts, by_copy(context)
+    own = facts is not None and facts.pace is Pace.OWN
+    if not (copied or own):
+        return None
+    return StoredHandOut(context.rank, len(context.members), context.config.timeout_s, ahead=own)
+
+
+def counters_of(dataset: Any, context: Context, hand_out: StoredHandOut | None) -> StoredHandOut | None:
+    """Those for this data set; a stream's samples can be taken in equal parts where there is no parameter server."""
+    return None if is_stream(dataset) and not by_copy(context) else hand_out
+
+
+def exchanging(
+    context: Context, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None, observer: Observer
+) -> Exchanging:
+    """What is exchanged beside gradients; every rank calls it at the same time.
+
+    Args:
+        out: what the policy's first steps announce.
+        observer: told when this worker waits.
+
+    Raises:
+        ConfigError: the model has layers that meet everybody; or no shard can be reached.
+    """
+    if hand_out is not None and by_copy(context):
+        return _serve(context, model, hand_out, observer)
+    if not out.gradients_of_all(context.members):
+        return _agree(context, model, out, hand_out, observer)
+    return Alike(Plans(context.policy, context.rank, context.members, context.sites))
+
+
+def _agree(
+    context: Context, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None, observer: Observer
+) -> Agreement:
+    replica = _replica(context, model)
+    agreement = Agreement(context.policy, context.rank, context.members, context.sites, replica, hand_out)
+    agreement.carry_by(
+        roll=context.connection.roll,
+        timeout_s=context.config.timeout_s,
+        shadowed=Moment.BACKGROUND in out.moments,
+        observer=observer,
+        on_record=context.scribe.write,
+        on_nonfinite=context.nonfinite("parameter"),
+    )
+    context.connection.leaving = agreement.leave
+    return agreement
+
+
+def _serve(context: Context, model: nn.Module, hand_out: StoredHandOut, observer: Observer) -> Served:
+    scribe, timeout_s = context.scribe, context.config.timeout_s
+
+    def lost(rank: int) -> None:
+        text = f"rank {rank} is gone; nobody trains on the samples that it had taken and not finished"
+        scribe.event("lost", text, warn=True, rank=rank)
+
+    replica = _replica(context, model)
+    home = find_home(context.connection.transport, context.world, timeout_s)
+    home.begun(training=False)
+    agreement = Served(
+        context.policy,
+        context.members,
+        context.sites,
+        replica,
+        home=home,
+        hand_out=hand_out,
+        timeout_s=timeout_s,
+        observer=observer,
+        on_record=scribe.write,
+        on_lost=lost,
+        on_nonfinite=context.nonfinite("movement"),
+    )
+    context.connection.leaving = agreement.leave
+    return agreement
+
+
+def follow(context: Context, model: nn.Module, hands: Hands, agreement: Exchanging, out: Outlook) -> Follower:
+    """Sees to it that no batch is fetched before the step of the one before, where that would part it from its step."""
+    strict = out.moments != {Moment.BACKGROUND} and len(context.members) > 1
+    agreement.followed = not strict
+    name = f"sync = {describe(context.policy)}"
+    return Follower(model, hands, strict=strict, padded=agreement.passing, policy=name)
+
+
+def _replica(context: Context, model: nn.Module) -> Replica:
+    refuse_synchronised_layers(model, context.policy)
+    if context.connection.roll is not None:
+        broadcast_from_first(model)
+    return Replica(model)

@@ -1,0 +1,1 @@
+"""Gradients: averaged by samples while the backward pass runs, with what rides along."""

@@ -1,0 +1,88 @@
+"""Gradients around a step: those that this worker averages with others', or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from uneven.control.reports import Report
+from uneven.core.turn import Turn
+from uneven.data.hands import Hands
+from uneven.run.context import Context
+from uneven.run.gradients.carrier import ExchangeObserver, GradientCarrier
+from uneven.run.gradients.rider import Rider
+from uneven.run.start.connect import gradient_group
+from uneven.sync import Outlook
+
+_NONFINITE_EVERY = 50
+"""On an accelerator the flag for NaN and infinity is read every so many iterations, as reading it waits."""
+
+
+class Averaged:
+    """What a session does about gradients.
+
+    Attributes:
+        carrier: None where no gradients are exchanged.
+        members: whose gradients are averaged with this worker's; None where nobody's are.
+    """
+
+    def __init__(self) -> None:
+        self.carrier: GradientCarrier | None = None
+        self.members: tuple[int, ...] | None = None
+
+    def exchange(self, context: Context, out: Outlook, hands: Hands, observer: ExchangeObserver) -> None:
+        """Make the carrier, where gradients are to be exchanged; every rank calls it at the same time."""
+        roll, group = context.connection.roll, gradient_group(out, context.rank, context.members)
+        if roll is None or group is None:
+            return
+        hands.exchanged = True
+        self.members = next(one for one in out.gradient_groups if context.rank in one)
+        self.carrier = GradientCarrier(
+            turn_now=lambda: hands.turn,
+            observer=observer,
+            roll=roll,
+            on_nonfinite=context.nonfinite("gradient"),
+            turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
+            group=group,
+            report_length=len(Report._fields),
+        )
+
+    def attach(
+        self, model: nn.Module, owner: object, find_unused_parameters: bool, bucket_cap_mb: float | None
+    ) -> list[Callable[..., None]]:
+        """Hang on to the model; what to call before each step of its optimizers.
+
+        Args:
+            owner: lives as long as the model, whose hooks hold the carrier.
+        """
+        if self.carrier is None:
+            return []
+        self.carrier.owner = owner
+        self.carrier.attach(model, find_unused_parameters, bucket_cap_mb)
+        return [self.carrier.check_step]
+
+    @property
+    def rider(self) -> Rider | None:
+        """Carries a few numbers behind the gradients, where these are in host memory."""
+        return None if self.carrier is None else self.carrier.rider
+
+    def poll(self, iteration: int) -> None:
+        """A step is over: now and then look whether a gradient held a NaN or an infinity."""
+        if self.carrier is not None and iteration % _NONFINITE_EVERY == 0:
+            self.carrier.poll_nonfinite()
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """See :meth:`uneven.Session.no_sync`."""
+        return nullcontext() if self.carrier is None else self.carrier.no_sync()
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Inside, passes and steps concern nobody else."""
+        return nullcontext() if self.carrier is None else self.carrier.aside()
+
+    def detach(self) -> None:
+        """Leave the model as it came."""
+        if self.carrier is not None:
+            self.carrier.detach()

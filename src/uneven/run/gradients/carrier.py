@@ -1,0 +1,415 @@
+"""Carries the mean of the gradients, weighted by samples, over DDP's buckets while the backward pass runs.
+
+g = Σ_i (x_i / X) ḡ_i, the gradient of one process on the union batch (LB-BSP, specification §1.9).
+
+DDP's reducer fills buckets in the order in which gradients become ready. Our hook scales a bucket by x_i / X and
+starts an asynchronous all-reduce. When autograd is through, one callback waits for the all-reduces. It is queued
+before DDP's own, which is the first to look at what the hook returned; so that may be a future that has been complete
+all along, and is made once. No Python runs on gloo's threads (a ``then`` on the work's own future would), and the
+callback is where the exchange's exposed time is measured.
+"""
+
+# No "from __future__ import annotations" here: DDP compares the hook's annotations with the types themselves.
+import inspect
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
+from torch.utils.hooks import RemovableHandle
+
+from uneven.core.turn import Turn
+from uneven.errors import TrainingError
+from uneven.run.gradients.instep import out_of_step
+from uneven.run.gradients.rider import Rider
+from uneven.run.gradients.statistics import BatchStatistics
+from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.model.check import refuse_sparse_on_accelerator, unused_parameters
+from uneven.run.model.hooks import ModelHook
+
+_TINY = 2.0**-40
+"""Stands for weight zero while gradients of earlier passes wait in ``.grad``: a power of two, so that scaling
+them by its inverse is exact, and so small that the padded batch vanishes in the rounding."""
+
+_KEPT = 16
+"""Landings whose works are kept alive. Whoever drops a work last destroys it; on gloo's own thread that takes the
+interpreter's lock and makes a thread state, and a fork at that moment (a DataLoader's readers, when an epoch starts)
+gives a child that waits for ever: CPython 3.11 forks while another thread holds the lock on its thread states."""
+
+_NO_BROADCAST: dict[str, Any] = {
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers": False
+}
+"""No broadcast of rank 0's buffers before each forward pass: rank 0 may be the one that saw least. Batch-norm
+statistics are averaged instead, see :mod:`uneven.run.gradients.statistics`. The option was renamed in torch 2.13."""
+
+
+class ExchangeObserver(Protocol):
+    """Who is told when compute ends and when the exchange is over (the meter)."""
+
+    def ready(self) -> None: ...
+    def done(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One of DDP's buckets for as long as DDP keeps it, with what needs not be made in every exchange."""
+
+    bucket: torch.Tensor
+    alone: list[torch.Tensor]  # the bucket, as operators want it
+    last: bool
+    result: torch.futures.Future[torch.Tensor]  # complete: holds the bucket
+
+
+@dataclass(kw_only=True)
+class GradientCarrier:
+    """Makes a model's backward pass end with the weighted mean of everybody's gradients.
+
+    Args:
+        turn_now: gives the turn of the batch that the newest forward pass is on; None where it is on none.
+        observer: told when the last bucket is ready and when the exchange is over.
+        roll: names the missing when an exchange fails.
+        on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
+
+    Attributes:
+        turn: of the batch that the newest pass, forward or backward, is on.
+        group: the process group of those whose gradients are averaged; None is everybody's.
+        report_length: numbers in a row that a rank may send along.
+        rider: carries calls and reports along with the gradients; None on an accelerator, where reading would wait.
+        owner: kept alive as long as the model.
+    """
+
+    turn_now: Callable[[], Turn | None]
+    observer: ExchangeObserver
+    roll: RollCall
+    on_nonfinite: Callable[[], None]
+    turn: Turn
+    group: Any = None
+    report_length: int = 0
+    rider: Rider | None = None
+    owner: object = None
+    _ddp: DistributedDataParallel | None = None
+    _parameters: list[nn.Parameter] = field(default_factory=list)
+    _statistics: BatchStatistics | None = None
+    _lanes: list[_Lane] = field(default_factory=list)
+    _works: list[dist.Work] = field(default_factory=list)  # under way, one for each lane so far
+    _landed: deque[list[dist.Work]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _group: Any = None
+    _weight_on_device: tuple[float, torch.Tensor] | None = None
+    _nonfinite: torch.Tensor | None = None
+    _flag: Any = None  # the same memory as _nonfinite where the host can read it, without going through torch
+    _synchronise: bool = True
+    _weight: float = 0.0  # of what the gradients will be scaled by: those of the pass under way, and all that wait
+    _seen: tuple[int, int] = (0, -1)  # exchanges, and changes of the first parameter, when passes on this batch began
+    _past: int = 0  # batches in a row that have changed it without an exchange
+    _pass: int = -1  # torch's number of the backward pass under way
+    _prepared: bool = False  # whether DDP expects gradients to exchange
+    _handles: list[RemovableHandle] = field(default_factory=list)
+    _exchanges: int = 0
+    _steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # by optimizer: exchanges seen, steps without
+    _aside: bool = False
+    _held: bool = False  # gradients of unsynchronised passes wait in .grad
+
+    def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
+        """Install on ``model``, which stays the user's own object: same type, same state-dict keys.
+
+        Parameters are broadcast from the first rank of the group. Afterwards every forward pass through
+        ``model(...)`` prepares an exchange, as it would inside :class:`DistributedDataParallel`.
+        """
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        refuse_sparse_on_accelerator(model)
+        self._group = dist.group.WORLD if self.group is None else self.group
+        self._ddp = DistributedDataParallel(
+            model,
+            process_group=self._group,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=find_unused_parameters,
+            bucket_cap_mb=bucket_cap_mb,
+            **_NO_BROADCAST,
+        )
+        for buffer in model.buffers():  # before torch 2.13, NO_BROADCAST left out the first one too
+            dist.broadcast(buffer, group=self._group, group_src=0)
+        self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
+        self._statistics = BatchStatistics.of(model, self._group)
+        self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
+        on_host = self._nonfinite.device.type == "cpu"
+        self._flag = self._nonfinite.numpy() if on_host else None
+        self.rider = Rider(self._group.rank(), self._group.size(), self.report_length) if on_host else None
+        self._handles = [
+            model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
+            model.register_forward_hook(ModelHook(self._after_forward)),
+            *weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer),
+        ]
+
+    def detach(self) -> None:
+        """Leave the model as it came: its forward and backward passes exchange nothing any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._lanes.clear()
+        if self._ddp is not None:
+            self._ddp._remove_autograd_hooks()
+        self._ddp = None
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside leave their gradients in ``.grad`` without an exchange."""
+        before, self._synchronise = self._synchronise, False
+        try:
+            yield
+        finally:
+            self._synchronise = before
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Passes and steps inside concern nobody else: nothing is prepared, exchanged or checked."""
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
+
+    def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Refuse an optimizer step that would make the replicas differ.
+
+        One step without an exchange since the last one may be meant (the same gradients once more); a first
+        one, or a second in a row, is a forward pass that went past our hooks.
+
+        Raises:
+            TrainingError: gradients of an unsynchronised pass are still waiting, or nothing was exchanged.
+        """
+        if self._aside:
+            return
+        if self._held:
+            raise TrainingError(
+                "optimizer.step() with gradients that were not exchanged: the last backward pass before a step "
+                "must run outside session.no_sync()"
+            )
+        seen, missed = self._steps.get(id(optimizer), (0, 0))
+        closure = any(callable(value) for value in args[1:]) or kwargs.get("closure") is not None
+        missed = missed + 1 if seen == self._exchanges and self.turn.exchanging and not closure else 0
+        with_gradient = sum(p.grad is not None for p in self._parameters)
+        if self._ddp is not None and missed > (seen > 0) and 0 < with_gradient < len(self._parameters):
+            raise TrainingError(unused_parameters(self._ddp.module, self._parameters, self.turn.iteration))
+        if missed > (seen > 0) and with_gradient:
+            raise TrainingError(
+                f"iteration {self.turn.iteration}: optimizer.step() but no gradients were exchanged: call the model "
+                f"that session.setup returned, model(x), not model.forward(x) or a part of it; and if torch.compile "
+                f"has compiled it before, pass what torch.compile returned to session.setup"
+            )
+        self._steps[id(optimizer)] = (self._exchanges, missed)
+
+    def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        assert self._ddp is not None
+        if self._aside:
+            return args, kwargs
+        if torch.is_grad_enabled():  # one that evaluates is on no batch of the loader
+            turn = self.turn_now() or self.turn
+            if turn is not self.turn:
+                self._follow(turn)
+        self._ddp.require_backward_grad_sync = self._synchronise and self.turn.exchanging
+        try:
+            return self._ddp._pre_forward(*args, **kwargs)
+        except RuntimeError as error:
+            if "find_unused_parameters" in str(error):
+                raise TrainingError(unused_parameters(model, self._parameters, self.turn.iteration)) from error
+            raise
+
+    def _follow(self, turn: Turn) -> None:
+        """Passes on another batch begin.
+
+        Raises:
+            TrainingError: the model is trained past the exchange, twice in a row.
+        """
+        before, self._seen = self._seen, (self._exchanges, self._parameters[0]._version)
+        past = self._seen[0] == before[0] and self._seen[1] != before[1] >= 0
+        self._past = self._past + 1 if past and self.turn.exchanging else 0
+        if self._past > 1:
+            raise TrainingError(
+                f"iteration {self.turn.iteration}: the parameters have changed, but no gradients were exchanged. That "
+                f"happens in loss.backward(), not in torch.autograd.grad or torch.func.grad: call loss.backward() and "
+                f"update by what is in .grad then"
+            )
+        self.turn = turn
+
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
+        assert self._ddp is not None
+        if self._aside:
+            return output
+        output = self._ddp._post_forward(output)
+        if not torch.is_grad_enabled():
+            return output
+        exchanged = self._ddp.require_backward_grad_sync
+        self._prepared |= exchanged
+        if self._statistics is not None and exchanged and model.training:
+            self._statistics.start(self.turn.weight)
+        if not on_entering(output, partial(self._entered, self.turn, exchanged)):
+            # What the loss is made of is out of sight, so this pass's own backward pass is taken to come next.
+            self._count(self.turn, exchanged)
+        return output
+
+    def _entered(self, turn: Turn, exchanged: bool, gradient: torch.Tensor) -> None:
+        """A backward pass has come to an output of the model, and has not added to any gradient yet."""
+        if self._aside:
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self._pass:
+            self._pass = task
+            self._count(turn, exchanged)
+            if exchanged and not self._prepared:
+                self._prepare_again()
+        elif not turn.counts_like(self.turn):
+            raise TrainingError(
+                f"one backward pass through the batches of iterations {self.turn.iteration} and {turn.iteration}, "
+                f"which count differently ({self.turn.weight:.4g} and {turn.weight:.4g} of the gradient): call "
+                f"backward once for each batch, all but the last inside session.no_sync()"
+            )
+
+    def _count(self, turn: Turn, exchanged: bool) -> None:
+        """What comes into the gradients now is to be scaled by this turn's weight, and so is what waits in them."""
+        self.turn, weight = turn, turn.weight
+        if self._held:
+            weight = max(weight, _TINY)
+            if weight != self._weight:
+                for one in self._parameters:
+                    if one.grad is not None:
+                        one.grad.mul_(self._weight / weight)
+        self._weight = weight
+        self._held |= not exchanged and turn.exchanging
+
+    def _prepare_again(self) -> None:
+        """A second backward pass on one forward pass. DDP would leave what it adds on this worker; what was exchanged
+        is the same on all, and stays it when all weights add up to 1."""
+        assert self._ddp is not None
+        if self._ddp.find_unused_parameters:
+            raise TrainingError(
+                f"iteration {self.turn.iteration}: a second backward pass on one forward pass, with "
+                f"find_unused_parameters=True: add the losses up and call backward once, or call the model again"
+            )
+        self._ddp.reducer._rebuild_buckets()  # as DDP does before a forward pass, once
+        self._ddp.reducer.prepare_for_backward([])
+        self._prepared = True
+
+    def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Start the exchange of one bucket whose gradients are ready."""
+        lane = self._lane(bucket)
+        if lane.last:
+            self.observer.ready()
+        self._scale(lane)
+        self._works.append(self._reduce(lane))
+        if lane.last:
+            torch.autograd.Variable._execution_engine.queue_callback(self._land)
+        return lane.result
+
+    def _lane(self, bucket: Any) -> _Lane:
+        """Of this bucket: the one that had its place in the last exchange, unless DDP has made its buckets anew."""
+        gradients, place = bucket.buffer(), len(self._works)
+        if place >= len(self._lanes) or self._lanes[place].bucket is not gradients:
+            result = torch.futures.Future[torch.Tensor](devices=[gradients.device] if gradients.is_cuda else [])
+            result.set_result(gradients)
+            self._lanes[place:] = [_Lane(gradients, [gradients], bucket.is_last(), result)]
+        return self._lanes[place]
+
+    def _reduce(self, lane: _Lane) -> dist.Work:
+        try:
+            # The group's own method: dist.all_reduce around it takes as long again, and this runs for every bucket.
+            if self.rider is None or lane.bucket.is_sparse:
+                return self._group.allreduce(lane.alone)
+            return self._group.allreduce([self.rider.mount(lane.bucket, self.turn.epoch, self.turn.iteration)])
+        except RuntimeError as error:
+            raise self.roll.failure(self._this_exchange, error) from error
+
+    def _scale(self, lane: _Lane) -> None:
+        gradients = lane.bucket
+        if self._weight == 0.0:
+            gradients.zero_()  # a padded batch; zero even where its gradient is not finite
+        elif gradients.is_sparse:
+            gradients.mul_(self._weight)
+            self._nonfinite += ~torch.isfinite(gradients._values().sum())  # type: ignore[operator]
+        elif gradients.dtype == torch.float32:
+            # One pass that scales and looks for NaN and infinity, without waiting for the device.
+            assert self._nonfinite is not None
+            torch._amp_foreach_non_finite_check_and_unscale_(lane.alone, self._nonfinite, self._scale_by(gradients))
+        else:
+            gradients.mul_(self._weight)
+            # The sum of finite float16 gradients may leave their range, so it is taken in a wider one.
+            wide = torch.float64 if gradients.dtype == torch.float64 else torch.float32
+            self._nonfinite += ~torch.isfinite(gradients.sum(dtype=wide))  # type: ignore[operator]
+
+    def _scale_by(self, gradients: torch.Tensor) -> torch.Tensor:
+        """The weight as a tensor on the gradients' device; it is the same for many iterations."""
+        if self._weight_on_device is None or self._weight_on_device[0] != self._weight:
+            weight = torch.tensor(self._weight, dtype=torch.float32, device=gradients.device)
+            self._weight_on_device = self._weight, weight
+        return self._weight_on_device[1]
+
+    def _land(self) -> None:
+        works, self._works = self._works, []
+        self._landed.append(works)
+        with self.roll.waiting(self._this_exchange):
+            for lane, work in zip(self._lanes, works, strict=False):
+                work.wait()
+                if lane.bucket.is_sparse:  # whose sum has other entries, so gloo gives another tensor
+                    lane.bucket.copy_(work.get_future().wait()[0])
+            if self.rider is not None:
+                self.rider.dismount()
+            if self._statistics is not None:
+                self._statistics.finish()
+        if self.rider is not None and self.rider.apart:
+            raise self._out_of_step()
+        self._exchanges += 1
+        self.observer.done()
+        self._held = self._prepared = False
+        self._report_nonfinite()
+
+    def _report_nonfinite(self) -> None:
+        if self._flag is not None and self._flag[0]:
+            self._flag[0] = 0.0
+            self.on_nonfinite()
+
+    def poll_nonfinite(self) -> None:
+        """On an accelerator, look at the flag now; it makes the host wait, so do it rarely."""
+        if self._nonfinite is not None and self._flag is None and self._nonfinite.item():
+            self._nonfinite.zero_()
+            self.on_nonfinite()
+
+    def _out_of_step(self) -> TrainingError:
+        group = self._group
+        ranks = [dist.get_global_rank(group, one) for one in range(group.size())]
+        total = partial(dist.all_reduce, group=group)
+        return out_of_step(total, self.turn.epoch, self.turn.iteration, group.rank(), ranks)
+
+    @property
+    def _this_exchange(self) -> str:
+        return f"the gradient exchange of iteration {self.turn.iteration}"
+
+
+def on_entering(output: Any, call: Callable[[torch.Tensor], None]) -> bool:
+    """Have a backward pass call when it comes to the output of a model, for each of its tensors, with its gradient.
+
+    Returns:
+        Whether any tensor was found that leads to the model.
+    """
+    found = [one for one in _find_tensors(output) if one.requires_grad]
+    for one in found:
+        one.register_hook(call)
+    return bool(found)
+
+
+def _on_bucket(
+    carrier: Any,
+    bucket: dist.GradBucket,  # type: ignore[name-defined] # not in torch's stubs
+) -> torch.futures.Future[torch.Tensor]:
+    """DDP's communication hook. It lives in C++, unseen by the garbage collector, so it holds a weak reference."""
+    found: torch.futures.Future[torch.Tensor] = carrier().carry(bucket)
+    return found

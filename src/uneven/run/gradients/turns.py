@@ -1,0 +1,93 @@
+"""What each batch counts, and that it is not parted from its step where parameters are exchanged between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.core.actions import Payload, StepPlan
+from uneven.core.turn import Turn
+from uneven.data.hands import Hands
+from uneven.data.order import Part
+from uneven.errors import TrainingError
+from uneven.run.gradients.carrier import on_entering
+from uneven.run.model.hooks import ModelHook
+
+
+class Turns:
+    """What this worker's batches count among those whose gradients are averaged.
+
+    Attributes:
+        plan: of the step whose batch is handed out next.
+        least: samples of this worker in a batch that only fills up a last part.
+        all_average: whether the gradients of all are averaged in that step.
+    """
+
+    def __init__(self, rank: int, members: tuple[int, ...]) -> None:
+        self.plan, self.least, self.all_average = StepPlan(), 1, False
+        self._rank, self._members = rank, members
+        self._group: tuple[int, ...] | None = None  # those whose gradients are averaged
+
+    def take(self, plan: StepPlan) -> None:
+        """The plan of the next step, which seldom is another than that of the step before."""
+        if plan is not self.plan:
+            self.plan = plan
+            self._group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
+            self.all_average = self._group is not None and len(self._group) == len(self._members)
+
+    def of(self, part: Part) -> Turn:
+        """Of the batch that is handed out next."""
+        own, group = part.batch(self._rank), self._group
+        whole = part.size if group is None or self.all_average else sum(map(part.batch, group))
+        return Turn(part.iteration, part.epoch, own or self.least, own / max(1, whole), group is not None)
+
+
+class Follower:
+    """Follows the passes of a model whose parameters are exchanged when the next batch is asked for.
+
+    A batch's step has to be over by then: what the exchange takes along would else be that of the batch before, with
+    the samples of this one. Where exchanges are made beside the training it does not matter when a batch was asked for.
+
+    Args:
+        strict: whether anything is exchanged when the next batch is asked for.
+        padded: told at each pass whether its batch only fills up a last part.
+        policy: for the message.
+    """
+
+    def __init__(
+        self, model: nn.Module, hands: Hands, *, strict: bool, padded: Callable[[bool], None], policy: str
+    ) -> None:
+        self._hands, self._strict, self._padded, self._policy = hands, strict, padded, policy
+        self._turn: Turn | None = None
+        self._handles = [
+            model.register_forward_pre_hook(ModelHook(self._before)),
+            model.register_forward_hook(ModelHook(self._after)),
+        ]
+
+    def detach(self) -> None:
+        """Leave the model as it came."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, model: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled() and (turn := self._hands.turn) is not None:
+            self._turn = turn
+            self._check(turn)
+            self._padded(turn.weight == 0.0)
+
+    def _after(self, model: nn.Module, args: Any, output: Any) -> None:
+        if self._strict and self._turn is not None and torch.is_grad_enabled():
+            on_entering(output, partial(self._check, self._turn))
+
+    def _check(self, turn: Turn, gradient: torch.Tensor | None = None) -> None:
+        newest = self._hands.newest
+        if self._strict and newest is not turn:
+            raise TrainingError(
+                f"iteration {turn.iteration}: the loader was asked for the next batch before this one's step was over. "
+                f"Under {self._policy} parameters are exchanged when the next batch is asked for: ask for it after "
+                f"optimizer.step(), without a prefetcher or a look ahead, or use sync='bsp'"
+            )

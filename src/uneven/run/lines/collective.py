@@ -1,0 +1,76 @@
+"""The slow loop's line over ``torch.distributed``: a gloo group of its own, on any device.
+
+A group of its own, because two threads or two loops must never share one: the gradients' collectives and
+these would otherwise have to be issued in one common order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.transport import Rows
+
+_REPORTS = "gathering the reports"
+
+
+class _Gather:
+    def __init__(self, work: dist.Work, table: torch.Tensor, roll: RollCall) -> None:
+        self._work = work
+        self._table = table
+        self._roll = roll
+
+    def result(self) -> Rows:
+        with self._roll.waiting(_REPORTS):
+            self._work.wait()
+        rows: Rows = self._table.numpy()
+        return rows
+
+
+class CollectiveTransport:
+    """See :class:`uneven.run.lines.transport.Transport`.
+
+    Args:
+        timeout_s: how long a gather may wait for somebody.
+        roll: names the missing when it did.
+
+    Raises:
+        PeerError: the group could not be formed in time.
+    """
+
+    def __init__(self, timeout_s: float, roll: RollCall) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._roll = roll
+        with roll.waiting("forming the group for reports"):
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def gather(self, row: Sequence[float]) -> _Gather:
+        """Start an all-gather of one row of float64."""
+        mine = torch.tensor(row, dtype=torch.float64)
+        table = torch.empty((self.size, len(row)), dtype=torch.float64)
+        with self._roll.waiting(_REPORTS):
+            work = dist.all_gather(list(table.unbind()), mine, group=self._group, async_op=True)
+        assert work is not None
+        return _Gather(work, table, self._roll)
+
+    def gather_text(self, text: str) -> tuple[str, ...]:
+        """Everybody's text, by rank; sent as bytes, never unpickled."""
+        payload = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        lengths = [int(row[0]) for row in self.gather([float(len(payload))]).result()]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(payload)] = payload
+        table = torch.empty((self.size, len(padded)), dtype=torch.uint8)
+        with self._roll.waiting("comparing the ranks at start"):
+            dist.all_gather(list(table.unbind()), padded, group=self._group)
+        return tuple(bytes(table[rank, :length].tolist()).decode() for rank, length in enumerate(lengths))
+
+    def close(self) -> None:
+        """Destroy the group."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None

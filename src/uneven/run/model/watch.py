@@ -1,0 +1,180 @@
+"""Notices what would change a model's training without a word, once a session carries the model.
+
+Somebody else may average its gradients (a ``DistributedDataParallel`` around it), take its parameters away
+(``fully_shard``), or give it parameters that the session has not seen. What is around a model shows in its forward
+pass, where looking costs the reading of one attribute; the model itself is looked at once an epoch.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from uneven.errors import ConfigError
+from uneven.run.model.check import refuse_wrapped
+from uneven.run.model.hooks import ModelHook, keep_out_of_copies
+
+_open: set[ModelWatch] = set()
+
+
+class _Seen(NamedTuple):
+    """A parameter, as it was when the session saw it."""
+
+    name: str
+    parameter: weakref.ref[nn.Parameter]
+    trained: bool
+
+
+class Unwatched:
+    """Stands where a :class:`ModelWatch` does as long as there is no model, or nobody else to train it with."""
+
+    epoch = -1
+
+    def begin(self, epoch: int) -> None:
+        """The session's loader begins an epoch."""
+
+    def over(self) -> None:
+        """The epoch has no more batches."""
+
+
+class ModelWatch:
+    """Looks after one model from when a session has set it up until :meth:`close`.
+
+    Attributes:
+        epoch: that the session's loader is in, or was last in; -1 before the first.
+    """
+
+    _midway = 0
+    """Of how many the session's loader is in the middle of an epoch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.epoch = -1
+        self._within = False  # the epoch
+        # Whoever closes this when the session is gone holds it, so nothing here may lead to the session, as the model
+        # and the parameters do by their hooks.
+        self._model = weakref.ref(model)
+        self._seen = {
+            id(one): _Seen(name, weakref.ref(one), one.requires_grad) for name, one in model.named_parameters()
+        }
+        self._synchronised = _synchronised(model)
+        self._innocent: weakref.ref[nn.Module] | None = None  # a DistributedDataParallel that has none of them
+        hook = model.register_forward_pre_hook(ModelHook(self._before_forward), prepend=True)
+        self._undo = [hook.remove, keep_out_of_copies(model)]
+        _open.add(self)
+
+    def close(self) -> None:
+        """Leave the model alone from here on."""
+        _open.discard(self)
+        self._enter(False)
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        self._seen.clear()
+
+    def begin(self, epoch: int) -> None:
+        """The session's loader begins an epoch.
+
+        Raises:
+            ConfigError: the model is not what was set up.
+        """
+        model = self._model()
+        if model is not None:
+            refuse_wrapped(model, "session.setup was called")
+            self._compare(model)
+        self.epoch = epoch
+        self._enter(True)
+
+    def over(self) -> None:
+        """The epoch has no more batches."""
+        self._enter(False)
+
+    def _enter(self, within: bool) -> None:
+        ModelWatch._midway += within - self._within
+        self._within = within
+
+    def shares(self, model: nn.Module) -> str | None:
+        """The name of a parameter of this model that ``model`` has too."""
+        return next((seen.name for one in model.parameters() if (seen := self._find(one)) is not None), None)
+
+    def _find(self, parameter: nn.Parameter) -> _Seen | None:
+        seen = self._seen.get(id(parameter))  # a number that another one may have had before
+        return seen if seen is not None and seen.parameter() is parameter else None
+
+    def _compare(self, model: nn.Module) -> None:
+        now = [(name, one, self._find(one)) for name, one in model.named_parameters()]
+        there = {id(one) for _, one, seen in now if seen is not None}
+        gone = [seen.name for key, seen in self._seen.items() if key not in there]
+        fresh = [name for name, one, seen in now if seen is None and one.requires_grad]
+        thawed = [name for name, one, seen in now if seen is not None and one.requires_grad > seen.trained]
+        if thawed:
+            raise ConfigError(
+                f"{_some(thawed)} had requires_grad=False when session.setup was called, and would now be trained by "
+                f"each worker alone: freeze after session.setup(model, optimizer, find_unused_parameters=True), or "
+                f"close the session and set the model up in another one when it has changed"
+            )
+        if gone or fresh:
+            what = f"{_some(gone)} of the model that session.setup was given {'is' if len(gone) == 1 else 'are'} gone"
+            raise ConfigError(
+                f"{what if gone else _some(fresh) + ' came into the model after session.setup'}: what replaces or adds "
+                f"parameters (a new layer, load_state_dict(assign=True), adapters) belongs before session.setup"
+            )
+        if late := _synchronised(model) - self._synchronised:
+            raise ConfigError(
+                f"{len(late)} layers have become SyncBatchNorm after session.setup: call convert_sync_batchnorm before"
+            )
+
+    def _before_forward(self, model: nn.Module, args: Any) -> None:
+        around = DistributedDataParallel._active_ddp_module
+        if around is not None and (self._innocent is None or self._innocent() is not around):
+            self._refuse_around(around)
+        if self.epoch < 0 and ModelWatch._midway:
+            self._refuse_batch_of_another()
+
+    def _refuse_around(self, around: nn.Module) -> None:
+        if self.shares(around) is not None:
+            raise ConfigError(
+                "the model given to session.setup runs inside a DistributedDataParallel, so its gradients would be "
+                "averaged twice: leave out DistributedDataParallel(model), or the model in accelerator.prepare(model) "
+                "and fabric.setup(model), and call the model that session.setup returned"
+            )
+        self._innocent = weakref.ref(around)
+
+    def _refuse_batch_of_another(self) -> None:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "this model's session has handed out no batch, and another session in this process has: a model is "
+                "trained on batches from the loader of its own session, whose shares are its weights. Put both models "
+                "into one nn.Module and one session, or call session.close() of the other one first"
+            )
+
+
+def refuse_shared(model: nn.Module) -> None:
+    """Refuse a model that a session carries already.
+
+    Raises:
+        ConfigError: naming a parameter.
+    """
+    if _shared(model):
+        gc.collect()  # it may be a session that nobody has any more
+    if name := _shared(model):
+        raise ConfigError(
+            f"parameter {name} belongs to a session that is still open, and would be exchanged twice: close that one "
+            f"first by session.close(), or use it as `with uneven.Session() as session:`"
+        )
+
+
+def _shared(model: nn.Module) -> str | None:
+    return next((name for watch in tuple(_open) if (name := watch.shares(model)) is not None), None)
+
+
+def _synchronised(model: nn.Module) -> set[int]:
+    return {id(layer) for layer in model.modules() if isinstance(layer, nn.SyncBatchNorm)}
+
+
+def _some(names: list[str]) -> str:
+    return f"parameter {names[0]}" if len(names) == 1 else f"parameters {', '.join(names[:3])}{' …' * (len(names) > 3)}"

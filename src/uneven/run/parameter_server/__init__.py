@@ -1,0 +1,1 @@
+"""Exchanges through the parameter server: each worker at its own pace."""

@@ -1,0 +1,161 @@
+"""Where the shared copy of a session is: in shards that ``uneven run --servers`` has started, or in rank 0.
+
+Without servers one shard is a thread of rank 0, so only one worker is one that the others cannot do without. It ends
+when all others need it no more.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from uneven.errors import ConfigError
+from uneven.folder import TemporaryFolder
+from uneven.run.lines.transport import Transport
+from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.start.connect import compare
+from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss
+from uneven.server import Patience, ShardHost, ZmqLine, make_keys
+from uneven.server.host import LOOPBACK
+from uneven.server.keys import SERVER, client_keys, shards_in
+from uneven.world import World
+
+_SILENCE_S = 10.0
+_LOOK_S = 0.05
+_HELD = "it held the shared copy of the parameters, which `uneven run --servers 1` keeps in a process of its own"
+
+
+@dataclass(slots=True)
+class Home:
+    """The way of one worker to the shards.
+
+    Attributes:
+        local: whether shards on this machine may be talked to without encryption, through a socket that only its
+            owner can open; not where machines are only played by namespaces.
+        world: this worker.
+        timeout_s: for how long an exchange may wait.
+        host: the shard in this process, if it is the one.
+        own: the directory, if it was made for that shard.
+    """
+
+    directory: Path
+    shards: int
+    local: bool
+    world: World
+    timeout_s: float
+    host: ShardHost | None = None
+    own: TemporaryFolder | None = None
+
+    def begun(self, *, training: bool = True) -> None:
+        """Training through the shards begins: tell the launcher that the others go on if this worker dies, or why not.
+
+        Args:
+            training: False before that: others may train already, and come to their end without this worker.
+        """
+        if self.world.run_directory is not None:
+            loss = Loss("" if self.host is None else _HELD, self.timeout_s + GIVES_UP_WITHIN_S, training)
+            say_loss(self.world.run_directory, self.world.rank, loss)
+
+    def line(self) -> ZmqLine:
+        """A new line to the shards."""
+        return ZmqLine(self.directory, self.shards, local=self.local)
+
+    def close(self, hand_out: StoredHandOut, timeout_s: float, *, failed: bool) -> None:
+        """Need the shards no more; where one is here and nothing has failed, wait for who still needs it.
+
+        After a failure what :meth:`begun` has told stands: the death that follows is one in training.
+
+        Raises:
+            PeerError: the store that the workers met at does not answer.
+        """
+        try:
+            if not failed:
+                hand_out.close()
+            if self.host is not None and not failed:
+                _wait(self.host, hand_out, timeout_s)
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """End the shard that is here, if one is. Calling it twice is fine.
+
+        Raises:
+            PeerError: it had ended by itself before, with an error.
+        """
+        host, self.host = self.host, None
+        own, self.own = self.own, None
+        try:
+            if host is not None:
+                host.close()
+        finally:
+            if own is not None:
+                own.remove()
+
+
+def _wait(host: ShardHost, hand_out: StoredHandOut, timeout_s: float) -> None:
+    """Until every other worker has closed its session or fallen silent; who has not come at all is given up in time."""
+    limit_s = time.monotonic() + timeout_s
+    others = [rank for rank in range(hand_out.size) if rank != hand_out.rank]
+    while others:
+        others = [rank for rank in others if not hand_out.closed(rank) and host.here(rank) is not False]
+        if not any(host.here(rank) for rank in others) and time.monotonic() > limit_s:
+            return
+        time.sleep(_LOOK_S if others else 0.0)
+
+
+def find_home(transport: Transport, world: World, timeout_s: float) -> Home:
+    """The shards of this run; without any, one is made in rank 0. Every rank calls it.
+
+    Raises:
+        ConfigError: no shard could be made, or this worker does not reach the directory with its keys.
+        PeerError: somebody did not come.
+    """
+    first = compare(transport, {"_host": world.host}, "start of the shared copy")
+    hosts = {one["_host"] for one in first}
+    home, trouble = None, None
+    if world.rank == 0:
+        try:
+            home = _made(world, timeout_s, near=len(hosts) == 1)
+        except (ConfigError, OSError) as error:
+            trouble = f"the shared copy could not be made: {error}"
+    told = {"_trouble": trouble}
+    if home is not None:
+        told |= {"_shards": str(home.shards), "_directory": str(home.directory)}
+    said = compare(transport, told, "start of the shared copy")[0]
+    if said["_trouble"]:
+        raise ConfigError(said["_trouble"])
+    directory = Path(said["_directory"])
+    try:
+        client_keys(directory)
+    except ConfigError as error:
+        if home is not None:
+            home.leave()
+        raise ConfigError(
+            f"rank {world.rank} on {world.host} cannot read the keys of the shared copy: {error}. On several "
+            f"machines it needs a run directory on a disk that all reach (uneven run --run-dir)"
+        ) from error
+    if home is not None:
+        return home
+    return Home(directory, int(said["_shards"]), world.host == first[0]["_host"], world, timeout_s)
+
+
+def _made(world: World, timeout_s: float, *, near: bool) -> Home:
+    """For rank 0.
+
+    Args:
+        near: whether all workers are on this machine.
+    """
+    if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
+        return Home(world.run_directory / SERVER, shards, True, world, timeout_s)
+    folder = TemporaryFolder("uneven-copy-", None if near else world.run_directory)
+    try:
+        make_keys(folder.path)
+        bind = LOOPBACK if near else f"tcp://{socket.gethostbyname(world.meeting)}"
+        patience = Patience(join_s=timeout_s, silence_s=min(_SILENCE_S, timeout_s))
+        host = ShardHost(folder.path, 0, world.size, bind=bind, patience=patience)
+    except BaseException:
+        folder.remove()
+        raise
+    return Home(folder.path, 1, True, world, timeout_s, host, folder)

@@ -1,0 +1,418 @@
+"""How replicas agree through a shared copy: each worker at its own pace, from the samples to the last push.
+
+Before each step the policy is asked for its plan. What it plans goes to the copy when the step is over, and what comes
+back is in the replica before the next one begins:
+
+* movements that are added (ASP, SSP): push the movement of the step, pull the copy, which the replica becomes; where
+  the next step waits for clocks, the pull does;
+* parameters that are drawn together (EASGD): one exchange, which moves copy and replica by the same d;
+* gradients of which the first so many count (backup workers): each worker's optimizer makes its step, and the copy
+  becomes the mean of what the first have made of it; who comes later goes on from that.
+
+A worker that finds no more samples in an epoch says so: who still has some does not wait for its clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uneven.core.actions import Exchange, Moment, Payload, StepPlan
+from uneven.core.plain import Count, Misfit, loading, read
+from uneven.core.records import ExchangeRecord
+from uneven.data.order import Part, Parts
+from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+from uneven.run.parameter_server.copy import SharedCopy, Values
+from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.parameter_server.home import Home
+from uneven.run.parameters.exchanges import Observer, Order
+from uneven.run.parameters.plans import Plans
+from uneven.run.parameters.replica import Replica
+from uneven.run.parameters.saved import same_policy, taken
+from uneven.run.parameters.shadow import ShadowThread
+from uneven.sync import SyncPolicy, refused
+
+
+class _Numbers(TypedDict):
+    own: dict[str, Any]
+    clock: Count
+    gap: Count
+    samples: Count
+
+
+class Served:
+    """One worker's part in the shared copy; stands where ``agree.Agreement`` does among workers themselves.
+
+    Args:
+        policy: whose plans are carried out.
+        home: where the shards are; it ends with this part.
+        hand_out: of the samples.
+        on_record: told of every exchange.
+        on_lost: told once of each rank that has not come to a meeting.
+        on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
+
+    Attributes:
+        followed: see ``Agreement``.
+    """
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        members: tuple[int, ...],
+        sites: dict[int, str],
+        replica: Replica,
+        *,
+        home: Home,
+        hand_out: StoredHandOut,
+        timeout_s: float,
+        observer: Observer,
+        on_record: Callable[[ExchangeRecord], None],
+        on_lost: Callable[[int], None],
+        on_nonfinite: Callable[[], None],
+    ) -> None:
+        self._policy, self._members, self._replica = policy, members, replica
+        self._plans = Plans(policy, hand_out.rank, members, sites)
+        self._home, self._hand_out, self._timeout_s = home, hand_out, timeout_s
+        self._rank = hand_out.rank
+        self.copy = SharedCopy(replica, self._rank, home, timeout_s)
+        self._observer, self._on_record, self._on_lost = observer, on_record, on_lost
+        self._on_nonfinite = on_nonfinite
+        self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
+        self._landed: deque[ExchangeRecord] = deque()  # of the shadow
+        self._refused = False  # an update of the shadow's
+        self._loaded: Values | None = None  # the copy to begin with
+        self.clock = 0  # steps taken
+        self._epoch = -1
+        self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
+        self._plan = StepPlan()
+        self._in_step: tuple[Exchange, ...] = ()  # the plan's, after the step
+        self._background: tuple[Exchange, ...] = ()  # and in the background
+        self._moves = self._quorum = False  # whether the plan pushes movements, and waits for the first so many
+        self.followed = False
+        self._owed = False  # what the plan says of the last step
+        self._in_hand = False  # a batch
+        self._following = False  # the replica is the copy, as of the last pull
+        self._shown: Values | None = None
+        self._lost: set[int] = set()
+
+    # ---------------------------------------------------------------- around a step
+    def plan(self) -> StepPlan:
+        """What the policy wants around the step that is about to begin.
+
+        Raises:
+            ConfigError: something that is not carried.
+        """
+        plan = self._plans.at(self.clock)
+        if plan is not self._plan and (why := refused(plan, copy=True)):
+            raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
+        return plan
+
+    def _due(self) -> int:
+        """Steps that everybody must have finished before this worker's next one."""
+        waits = self._plans.at(self.clock).waits
+        return max(one.clock for one in waits) if waits else 0
+
+    def before(self, part: Part, plan: StepPlan) -> None:
+        """A step is about to begin.
+
+        Raises:
+            TrainingError: inside ``session.evaluated()``; or an exchange beside the training has failed.
+            PeerError: a shard does not answer, or somebody is too far behind for too long.
+        """
+        if self._shown is not None:
+            raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
+        self.copy.begin(self._loaded, self.clock)
+        if self._owed:
+            self._make_up()
+        if plan is not self._plan:
+            self._take(plan)
+        if self._epoch != part.epoch:
+            self._epoch = part.epoch
+            self._shadow.paused()
+            self._through(part.epoch)  # perhaps without a sample of the one before
+            # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
+            self._following &= not self._quorum
+        self._shadow.resumed()
+        if self._moves:
+            due = self._due()
+            known = self.copy.base is not None and (self._following or bool(self._background))
+            if not (known and self.copy.least >= due):
+                self.copy.follow(due)
+        self._following = self._in_hand = True
+
+    def _take(self, plan: StepPlan) -> None:
+        """Take a plan apart, which seldom is another than that of the step before."""
+        self._plan = plan
+        self._in_step = (*_of(plan, Moment.BACKWARD), *_of(plan, Moment.STEP))
+        self._background = _of(plan, Moment.BACKGROUND)
+        self._moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
+        self._quorum = any(one.quorum is not None for one in plan.exchanges)
+
+    def passing(self, padded: bool) -> None:
+        """A pass is on a batch: each counts here."""
+
+    def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Before a step of the optimizer: every batch counts here."""
+
+    def after(self, part: Part, leaving: bool) -> bool:
+        """A step is over.
+
+        Args:
+            leaving: the loop was left in it, perhaps because of an error: the exchange is made up for later.
+
+        Returns:
+            False: nobody has waited for everybody.
+        """
+        self._in_hand = False
+        self.clock += 1
+        self._gap += 1
+        self._samples += part.batch(self._rank)
+        self._iteration = part.iteration
+        if self._landed or self._refused:
+            self._write_down()
+        self._shadow.stepped()
+        if leaving:
+            self._shadow.paused()
+            self._owed, self._following = True, False
+            self._through(part.epoch + 1)
+            return False
+        sampler = self._hand_out.sampler
+        more = sampler is not None and sampler.more()  # taken now, so that whoever waits below has its samples
+        self._carry(self._due() if self._in_step else 0)
+        if not more:
+            self._through(part.epoch + 1)
+        return False
+
+    def paused(self) -> None:
+        """What comes until the next step is none."""
+        self._shadow.paused()
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an exchange is under way beside the training."""
+        return self._shadow.exchanging
+
+    def _carry(self, due: int) -> None:
+        for exchange in self._in_step:
+            self._meet(self._order(exchange), due)
+        for exchange in self._background:
+            if self._shadow.free(exchange.load):
+                self._shadow.offer(self._order(exchange), exchange.load)
+            else:
+                self._dropped += 1
+
+    def _through(self, epochs: int) -> None:
+        self.copy.client.through(epochs)
+
+    def _make_up(self) -> None:
+        owed, self._owed = self._owed, False
+        if owed:
+            self._carry(0)
+
+    def _order(self, exchange: Exchange) -> Order:
+        order = Order(
+            exchange,
+            clock=self.clock,
+            iteration=self._iteration,
+            samples=self._samples,
+            gap=self._gap,
+            weight=1.0,
+            dropped=self._dropped,
+        )
+        self._gap = self._samples = self._dropped = 0
+        return order
+
+    # ---------------------------------------------------------------- the exchange
+    def _meet(self, order: Order, due: int) -> None:
+        began_s = time.perf_counter()
+        self._observer.ready()
+        own, quorum = self.copy.read(), order.exchange.quorum
+        try:
+            if quorum is not None:
+                outcome, late = self.copy.contribute(quorum, own, order.samples)
+                order = replace(order, dropped=order.dropped + int(late > 0))
+            else:
+                outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, due)
+        except NonFiniteError:  # refused; the copy is as before, and is what this worker goes on from
+            self._observer.done()
+            self._drop()
+            self.copy.follow(due)
+            return
+        self.copy.write(outcome)
+        self._observer.done()
+        self._on_record(self._record(order, own, outcome, late, began_s))
+
+    def _beside(self, order: Order, resting: bool) -> bool:
+        """In the shadow's thread: one exchange, after which the replica has kept what it learnt meanwhile."""
+        if resting:
+            return True
+        began_s = time.perf_counter()
+        own = self.copy.read()
+        try:
+            outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, 0)
+        except NonFiniteError:
+            self._refused = True
+            self.copy.follow(0)
+            return False
+        meanwhile = self.clock - order.clock
+        self._landed.append(self._record(order, own, outcome, late, began_s, meanwhile))
+        self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
+        return False
+
+    def _record(
+        self, order: Order, own: Values, outcome: Values, late: int, began_s: float, meanwhile: int = 0
+    ) -> ExchangeRecord:
+        moved = (outcome - own)[: self._replica.flat.trained]
+        apart = float(np.sqrt(np.mean(np.square(moved)))) if len(moved) else 0.0
+        return ExchangeRecord(
+            rank=self._rank,
+            iteration=order.iteration,
+            at_s=time.time(),
+            moment=(Moment.STEP if order.exchange.quorum is not None else order.exchange.moment).value,
+            members=len(order.exchange.members),
+            samples=order.samples,
+            gap=order.gap,
+            late=meanwhile if order.exchange.moment is Moment.BACKGROUND else late,
+            took_s=time.perf_counter() - began_s,
+            sent_bytes=own.nbytes,
+            distance=order.exchange.merge.distance(apart),
+            dropped=order.dropped,
+        )
+
+    def _write_down(self) -> None:
+        """Hand over what the shadow has noted; in the thread that trains."""
+        while self._landed:
+            self._on_record(self._landed.popleft())
+        if self._refused:
+            self._refused = False
+            self._drop()
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        self._on_nonfinite()
+
+    # ---------------------------------------------------------------- the model that counts
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Inside, the model is the copy, the same on all workers, who enter it together; see ``Session.evaluated``."""
+        self.copy.begin(self._loaded, self.clock)
+        self._make_up()
+        self._settle()
+        for exchange in self._plan.exchanges:  # of a step in hand, or of those that a shadow has not been told of
+            if exchange.payload is Payload.DELTA and (self._in_hand or exchange.moment is Moment.BACKGROUND):
+                self._meet(self._order(exchange), 0)
+        self._shown = self._met()
+        own = self._replica.flat.read()
+        self.copy.write(self._shown)
+        try:
+            yield
+        finally:
+            self._shown = None
+            self._hand_out.part()
+            self._replica.flat.write(own)
+
+    def _met(self) -> Values:
+        """The copy, when all who are left have come here with all that they had to give."""
+        self._meetings += 1
+        self._hand_out.come(self._meetings)
+        values = self.copy.read()
+        self.copy.client.meet(self._meetings).into([values])
+        for rank in self._hand_out.meet(self._meetings):
+            if rank not in self._lost:
+                self._lost.add(rank)
+                self._on_lost(rank)
+        return values
+
+    def _settle(self) -> None:
+        """Let nothing be under way beside the training."""
+        self._shadow.paused()
+        if self._background:
+            self._shadow.rest(Order(self._background[0], self.clock, self._iteration, 0, 0, 1.0))
+        self._write_down()
+
+    # ---------------------------------------------------------------- checkpoints and the end
+    def state_dict(self, parts: Parts, unused: Parts = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Numbers and vectors; see ``Agreement``."""
+        more, less = taken(parts, unused)
+        samples = sum(part.batch(self._rank) for part in more) - sum(part.batch(self._rank) for part in less)
+        numbers = {
+            "policy": repr(self._policy),
+            "own": self._policy.state_dict(),
+            "clock": self.clock + len(more) - len(less),
+            "gap": max(0, self._gap + len(more) - len(less)),
+            "samples": max(0, self._samples + samples),
+        }
+        return numbers, {"centre": self.copy.tensor(self._now())}
+
+    def _now(self) -> Values:
+        if self._shown is not None:
+            return self._shown
+        if self.copy.begun:
+            return self.copy.pulled()
+        return self.copy.read() if self._loaded is None else self._loaded
+
+    def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
+
+        Raises:
+            CheckpointError: the copy does not fit the model, a number is damaged, or training has begun.
+        """
+        if self.copy.begun:
+            raise CheckpointError(
+                "a state cannot be loaded once workers share a copy: load it before the first batch and the first "
+                "session.evaluated()"
+            )
+        if not same_policy(self._policy, numbers) or not vectors:
+            return
+        with loading("the agreement"):
+            read(_Numbers, numbers)
+            if set(vectors) != {"centre"}:
+                raise Misfit(sorted(vectors), "centre or nothing", "vectors")
+        centre, flat = vectors["centre"], self._replica.flat
+        if len(centre) != flat.size:
+            raise CheckpointError(
+                f"the shared copy in the checkpoint has {len(centre)} numbers, that of this model {flat.size}: resume "
+                f"with the model that the run began with"
+            )
+
+    def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """Inverse of :meth:`state_dict`, before the first step; also with other workers. Another policy starts afresh.
+
+        Raises:
+            CheckpointError: see :meth:`check`.
+        """
+        self.check(numbers, vectors)
+        if numbers.get("policy") != repr(self._policy) or not vectors:
+            return
+        centre, flat = vectors["centre"], self._replica.flat
+        self._loaded = centre.detach().to("cpu", flat.dtype, copy=True).numpy()
+        self.clock, self._gap, self._samples = numbers["clock"], numbers["gap"], numbers["samples"]
+        self._policy.load_state_dict(numbers["own"])
+
+    def leave(self, failed: bool) -> None:
+        """The end of the run: others may still need the shard that is here, unless something has gone wrong.
+
+        Raises:
+            PeerError: the store that the workers met at does not answer.
+        """
+        failed = failed or self._shadow.failed
+        try:
+            if self.copy.begun:
+                if not failed:
+                    self._settle()
+                self.copy.client.close(leave=not failed)
+        finally:
+            self._shadow.close()
+            self._home.close(self._hand_out, self._timeout_s, failed=failed)
+
+
+def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
+    return tuple(one for one in plan.exchanges if one.moment is moment)

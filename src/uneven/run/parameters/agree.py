@@ -1,0 +1,398 @@
+"""How replicas agree beyond the gradients of everybody: has carried out what the policy plans.
+
+Before each step the policy is asked for its plan. Gradients are the business of the carrier that hangs on the
+backward pass. Exchanges of parameters are ordered here, when the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import add
+from typing import Any, NotRequired, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.core.plain import Amount, Count, loading, read
+from uneven.data.order import Cursor, Part, Parts
+from uneven.errors import ConfigError, PeerError, TrainingError
+from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.parameters.exchanges import Exchanges, Order, Place
+from uneven.run.parameters.plans import Plans
+from uneven.run.parameters.replica import Replica
+from uneven.run.parameters.saved import same_policy, taken
+from uneven.sync import Evaluated, Pace, SyncPolicy, first_plans, refused
+
+_AHEAD = 4096
+"""Steps within which a policy that exchanges in the background is taken to plan an exchange."""
+
+
+class _Numbers(TypedDict):
+    own: dict[str, Any]
+    clock: Count
+    gap: Count
+    fresh: list[Count]
+    since: NotRequired[list[Count] | None]
+    kept: NotRequired[dict[str, Amount]]
+    owed: bool
+
+
+class Agreement:
+    """One worker's part in the exchanges of parameters.
+
+    Args:
+        policy: whose plans are carried out; also names the model to evaluate.
+        sites: where each rank is.
+        hand_out: of the samples, where each worker takes them at its own pace.
+
+    Attributes:
+        clock: steps taken.
+        threads: that take them side by side.
+        followed: whether :meth:`passing` is called with each pass, as batches may be handed out ahead of their steps.
+    """
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        rank: int,
+        members: tuple[int, ...],
+        sites: dict[int, str],
+        replica: Replica,
+        hand_out: StoredHandOut | None = None,
+    ) -> None:
+        self._hand_out, self._meetings, self._met_all = hand_out, 0, True
+        self._policy, self._rank, self._members = policy, rank, members
+        self._plans = Plans(policy, rank, members, sites)
+        self._replica = replica
+        coming = {one.merge for plan in first_plans(policy, members, sites) for one in plan.exchanges}
+        replica.expect(coming, centre=policy.evaluated is Evaluated.CENTRE)
+        self._exchanges: Exchanges
+        self.clock = 0
+        self.threads = 1
+        self.followed = False
+        facts = policy.facts
+        self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
+        self._plan = StepPlan()
+        self._after: tuple[Exchange, ...] = ()  # the plan's, after the step
+        self._beside: tuple[Exchange, ...] = ()  # and in the background
+        self._waits_for_all = False
+        self._owed: tuple[Exchange, ...] = ()
+        self._iteration = self._gap = self._dropped = 0
+        self._epoch = self._counted = -1  # of the step that is to come, and of the last one
+        self._fresh = [0] * len(members)  # samples of each rank since its last exchange
+        self._since: Cursor | None = None  # where the first step since the last exchange began
+        self._begun = self._showing = self._padded = False
+        self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
+        self._equal = True  # whether all replicas are known to be the same
+
+    def carry_by(self, **lines: Any) -> None:
+        """Make the lines; every rank does so at the same time. See :class:`Exchanges`, which takes the arguments."""
+        self._exchanges = Exchanges(self._replica, rank=self._rank, clock=lambda: self.clock, **lines)
+
+    # ---------------------------------------------------------------- around a step
+    def plan(self, ahead: int = 0) -> StepPlan:
+        """What the policy wants around the step that is about to begin.
+
+        Args:
+            ahead: steps of this worker that are under way, in other threads, and not counted yet.
+
+        Raises:
+            ConfigError: something that is not carried.
+        """
+        plan = self._plans.at(self.clock + ahead)
+        if plan is not self._plan and (why := refused(plan, copy=False) or self._replica.refused(plan)):
+            raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
+        return plan
+
+    def before(self, part: Part, plan: StepPlan) -> None:
+        """A step is about to begin."""
+        self.open()
+        if part.epoch != self._epoch:
+            self._epoch = part.epoch
+            self._exchanges.paused()
+        self._exchanges.resumed()
+        if plan is not self._plan:
+            self._take(plan)
+        self._equal = False  # who evaluates in the middle of the loop has made this step already
+        if not self.followed:
+            self.passing(part.batch(self._rank) == 0)
+
+    def passing(self, padded: bool) -> None:
+        """The next step is on a batch that only fills up a last part, or on one that counts."""
+        if padded or self._padded:
+            self._padded = padded
+            self._held = self._replica.gradients() if padded else {}
+
+    def _take(self, plan: StepPlan) -> None:
+        """Take a plan apart, which seldom is another than that of the step before."""
+        self._plan = plan
+        self._after, self._beside = _of(plan, Moment.STEP), _of(plan, Moment.BACKGROUND)
+        waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
+        self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
+
+    def open(self) -> None:
+        """What comes before any step: the first one's beginning, and what is owed.
+
+        Raises:
+            TrainingError: inside ``session.evaluated()``; or an exchange beside the training has failed.
+        """
+        if self._showing:
+            raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
+        if not self._begun:
+            self._begin()
+        if self._owed:
+            self._make_up()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._replica.begin()
+        self._begun = True
+
+    def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Before a step of the optimizer: a batch that only fills up a last part must not be learnt from twice.
+
+        What earlier batches have left in the gradients, where they are accumulated, stays.
+        """
+        if self._padded and not any(one.payload is Payload.GRADIENT for one in self._plan.exchanges):
+            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+                if parameter.grad is not None and (held := self._held.get(parameter)) is not None:
+                    parameter.grad.copy_(held)
+                elif parameter.grad is not None:
+                    parameter.grad.zero_()
+
+    def after(self, part: Part, leaving: bool) -> bool:
+        """A step is over.
+
+        Args:
+            leaving: the loop was left in it. Exchanges after it are made up for before the next step or evaluation,
+                where everybody is; somebody may have left because of an error.
+
+        Returns:
+            Whether everybody has waited for everybody, or in groups for some.
+        """
+        self.clock += 1
+        self._gap += 1
+        self._iteration, self._counted = part.iteration, part.epoch
+        if self._since is None:
+            self._since = part.before
+        self._fresh = list(map(add, self._fresh, part.shares))
+        self._equal = False
+        self._exchanges.stepped()
+        if leaving:
+            self._dropped += len(self._beside)
+            self._exchanges.paused()
+            self._owed = self._after
+            return False
+        for exchange in self._after:
+            self._meet(exchange)
+        for exchange in self._beside:
+            if self._exchanges.free_for(exchange):
+                self._exchanges.begin(self._order(exchange))
+            else:
+                self._dropped += 1
+        return self._all_met()
+
+    def paused(self) -> None:
+        """What comes until the next step is none."""
+        self._exchanges.paused()
+
+    def over(self, part: Part) -> None:
+        """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
+        plan = self.plan()
+        if plan is not self._plan:
+            self._take(plan)
+        self.after(part, leaving=False)
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an exchange is under way beside the training."""
+        return self._exchanges.exchanging
+
+    def _all_met(self) -> bool:
+        """The same on every worker, also on one that is alone in its group of the moment and exchanges nothing."""
+        if self._group_every is not None:  # somebody may have to wait a little for another group
+            return self.clock % self._group_every == 0
+        return self._waits_for_all
+
+    def _make_up(self) -> None:
+        owed, self._owed = self._owed, ()
+        for exchange in owed:
+            self._meet(exchange)
+
+    def _meet(self, exchange: Exchange) -> None:
+        self._exchanges.meet(self._order(exchange))
+        self._equal = len(exchange.members) == len(self._members)
+
+    def _order(self, exchange: Exchange) -> Order:
+        party = next((party for party in exchange.parties if self._rank in party), (self._rank,))
+        order = Order(
+            exchange,
+            clock=self.clock,
+            iteration=self._iteration,
+            samples=self._fresh[self._rank],
+            gap=self._gap,
+            weight=sum(self._fresh[rank] for rank in party),
+            dropped=self._dropped,
+            threads=self.threads,
+            place=self._place(),
+        )
+        self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
+        self._gap = self._dropped = 0
+        self._since = None
+        return order
+
+    def _place(self, shows: bool = False) -> Place | None:
+        """None where workers take samples at their own pace."""
+        return Place(self._counted, self._iteration, self.clock, shows) if self._hand_out is None else None
+
+    # ---------------------------------------------------------------- the model that counts
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Inside, the model is the one that the policy names. All workers enter it; see ``Session.evaluated``."""
+        self._begin()
+        self._make_up()
+        self._exchanges.paused()
+        with self._met():
+            shown = self._shown()
+            if shown is None:
+                yield
+                return
+            own = self._replica.flat.read()
+            self._replica.flat.write(shown)
+            self._showing = True
+            try:
+                yield
+            finally:
+                self._showing = False
+                self._replica.flat.write(own)
+
+    @contextmanager
+    def _met(self) -> Iterator[None]:
+        """Inside, nothing is under way beside the training, and all know what is left of the samples."""
+        hand_out = self._hand_out
+        if hand_out is None:
+            self._settle()
+            yield
+            return
+        self._meetings += 1
+        self._met_all = False
+        hand_out.come(self._meetings)
+        self._settle()
+        hand_out.wait_for_words(self._meetings)
+        hand_out.meet(self._meetings)
+        self._met_all = self._showing = True
+        try:
+            yield
+        finally:
+            self._showing = False
+            hand_out.part()
+
+    def _shown(self) -> Tensor | None:
+        """None where the replica is the one."""
+        if self._policy.evaluated is Evaluated.CENTRE:
+            return self._replica.centre
+        # At their own pace others may have taken steps where this worker has not.
+        equal = self._equal and self._hand_out is None
+        if self._policy.evaluated is Evaluated.REPLICA or equal or len(self._members) == 1:
+            return None
+        everybody = Exchange(payload=Payload.PARAMETERS, members=self._members, merge=Mean(), moment=Moment.STEP)
+        return self._exchanges.mean(everybody, self._place(shows=True))
+
+    def _settle(self) -> None:
+        """Let nothing be under way in the background, on any worker, taking part until the last one is through."""
+        if not self._exchanges.shadowed:
+            return
+        found: list[Exchange] = []
+        for clock in range(self.clock, self.clock + _AHEAD):
+            if found := list(_of(self._plans.at(clock), Moment.BACKGROUND)):
+                break
+        for exchange in found:
+            self._exchanges.rest(self._order(exchange))
+
+    # ---------------------------------------------------------------- checkpoints and the end
+    def state_dict(self, parts: Parts, unused: Parts = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Numbers and vectors. Under "lacking" is the place from which on samples are not in the model that is shown.
+
+        Args:
+            parts: in hand; their steps are not counted yet.
+            unused: batches, in hand or not, which no step of an optimizer has taken in.
+        """
+        more, less = taken(parts, unused)
+        hand = len(more)
+        fresh = [
+            max(0, samples + sum(part.shares[rank] for part in more) - sum(part.shares[rank] for part in less))
+            for rank, samples in enumerate(self._fresh)
+        ]
+        owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if more else self._owed
+        since = self._since or next((part.before for part in more), None)
+        vectors, kept = self._replica.state_dict()
+        numbers = {
+            "policy": repr(self._policy),
+            "own": self._policy.state_dict(),
+            "clock": self.clock + hand - len(less),
+            "gap": max(0, self._gap + hand - len(less)),
+            "fresh": fresh,
+            "since": since,
+            "kept": kept,
+            "owed": bool(owed),
+        }
+        if self._showing and self._policy.evaluated is Evaluated.CENTRE and self._hand_out is None:
+            # The centre is as the last exchange has left it; steps since then are in no model that others would save.
+            as_then = {"clock": self.clock - self._gap, "gap": 0, "fresh": [0] * len(fresh), "owed": False}
+            numbers |= as_then | {"since": None, "lacking": since}
+        return numbers, vectors
+
+    def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
+
+        Raises:
+            CheckpointError: the vectors do not fit the model, or a number is damaged.
+        """
+        if not same_policy(self._policy, numbers):
+            return
+        with loading("the agreement"):
+            read(_Numbers, numbers)
+            self._replica.check(vectors, numbers.get("kept", {}))
+
+    def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """Inverse of :meth:`state_dict`, between two steps; also with other workers. Another policy starts afresh.
+
+        Raises:
+            CheckpointError: see :meth:`check`.
+        """
+        self.check(numbers, vectors)
+        self._equal, self._owed, self._dropped, self._since = False, (), 0, None
+        self._exchanges.paused()
+        if numbers.get("policy") != repr(self._policy):
+            return
+        self.clock, self._gap = numbers["clock"], numbers["gap"]
+        self._since = Cursor(*since) if (since := numbers.get("since")) is not None else None
+        same = len(numbers["fresh"]) == len(self._members)
+        self._fresh = list(numbers["fresh"]) if same else [0] * len(self._members)
+        self._policy.load_state_dict(numbers["own"])
+        self._replica.load_state_dict(vectors, numbers.get("kept", {}))
+        if numbers["owed"]:
+            self._owed = _of(self._plans.at(self.clock - 1), Moment.STEP)
+
+    def leave(self, failed: bool) -> None:
+        """The end of the run: others may still need this worker's shadow, unless something has gone wrong.
+
+        Raises:
+            PeerError: somebody is gone.
+        """
+        # What has been raised where it was trained or evaluated is not raised again.
+        failed = failed or self._exchanges.failed or not self._met_all
+        try:
+            if self._begun and not failed:
+                self._settle()
+        except PeerError:
+            failed = True
+            raise
+        finally:
+            self._exchanges.close(failed)
+
+
+def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
+    return tuple(one for one in plan.exchanges if one.moment is moment)

@@ -1,0 +1,248 @@
+"""Carries exchanges of parameters out: after the step, where the training waits, or in the shadow's thread.
+
+Each of the two has a line of its own, for two threads must never share a process group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from uneven.core.actions import Exchange, Moment
+from uneven.core.records import ExchangeRecord
+from uneven.run.gradients.instep import mark, out_of_step
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.parameters.carrier import VectorCarrier
+from uneven.run.parameters.replica import Met, Replica
+from uneven.run.parameters.shadow import ShadowThread
+from uneven.run.parameters.toll import PATIENCE_S
+
+
+class Observer(Protocol):
+    """Who is told when the training waits for an exchange, and when it goes on (the meter)."""
+
+    def ready(self) -> None: ...
+    def done(self) -> None: ...
+
+
+class Place(NamedTuple):
+    """Where a worker is in the loop that all are in.
+
+    Attributes:
+        epoch, iteration: of the last step.
+        clock: steps taken. The iterations of threads end in any order.
+        shows: whether the model to evaluate is made, and not a step ended.
+    """
+
+    epoch: int
+    iteration: int
+    clock: int
+    shows: bool = False
+
+    @property
+    def number(self) -> int:
+        """Another one at each place of an epoch."""
+        return 2 * self.clock + self.shows
+
+
+@dataclass(slots=True)
+class Order:
+    """An exchange to be carried out, and what this worker brings along.
+
+    Attributes:
+        clock: steps that the replica held when it was ordered.
+        samples, gap: samples and steps of this worker since its last exchange.
+        weight: samples that it speaks for: its own, or those of its party.
+        threads: of this worker, which took these steps side by side.
+        place: where all take the same steps, and are to be at the same one when they meet.
+    """
+
+    exchange: Exchange
+    clock: int
+    iteration: int
+    samples: int
+    gap: int
+    weight: float
+    dropped: int = 0
+    threads: int = 1
+    place: Place | None = None
+
+
+class Exchanges:
+    """This worker's lines for parameters, and the shadow beside the training.
+
+    Args:
+        roll: names the missing; None for a worker that is alone.
+        shadowed: whether any exchange is to take place in the background.
+        clock: steps that this worker has taken, now.
+
+    Raises:
+        PeerError: the others did not come to make the lines.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        rank: int,
+        roll: RollCall | None,
+        timeout_s: float,
+        shadowed: bool,
+        observer: Observer,
+        clock: Callable[[], int],
+        on_record: Callable[[ExchangeRecord], None],
+        on_nonfinite: Callable[[], None],
+    ) -> None:
+        self._replica, self._rank, self._clock = replica, rank, clock
+        self._observer, self._on_record, self._on_nonfinite = observer, on_record, on_nonfinite
+        self._line = self._aside = None
+        if roll is not None:
+            self._line = VectorCarrier(roll, timeout_s)
+            self._aside = VectorCarrier(roll, timeout_s) if shadowed else None
+        self.shadowed = shadowed
+        # Half of what the others, whom it may cost less, are ready to wait for it.
+        patience_s = min(PATIENCE_S, timeout_s / 2)
+        self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather, patience_s)
+        self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
+
+    def free_for(self, exchange: Exchange) -> bool:
+        """Whether it may begin in the background: nothing is under way, and its load allows it.
+
+        Raises:
+            TrainingError: an exchange there has failed.
+        """
+        return self._shadow.free(exchange.load)
+
+    def stepped(self) -> None:
+        """A step has just ended; what has been noted of exchanges is handed over."""
+        if self._landed:
+            self.write_down()
+        if self.shadowed:
+            self._shadow.stepped()
+
+    def paused(self) -> None:
+        """What comes until the next step is none."""
+        self._shadow.paused()
+
+    def resumed(self) -> None:
+        """A step begins."""
+        self._shadow.resumed()
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an exchange in the background is under way on all workers."""
+        return self._shadow.exchanging
+
+    @property
+    def failed(self) -> bool:
+        """Whether an exchange in the background has failed."""
+        return self._shadow.failed
+
+    def meet(self, order: Order) -> None:
+        """In the foreground: waits for the others.
+
+        Raises:
+            PeerError: somebody did not take part.
+            TrainingError: somebody takes part with another step.
+        """
+        began_s = time.perf_counter()
+        self._observer.ready()
+        met = self._replica.meet(order.exchange, order.weight, partial(self._in_step, order.place))
+        self._observer.done()
+        self._land(order, met, began_s)
+        self.write_down()
+
+    def begin(self, order: Order) -> None:
+        """In the background, where nothing may be under way. Waits for nobody."""
+        self._shadow.offer(order, order.exchange.load)
+
+    def rest(self, order: Order) -> None:
+        """Let nothing be under way in the background, on any worker; see :class:`ShadowThread`."""
+        self._shadow.rest(order)
+        self.write_down()
+
+    def mean(self, everybody: Exchange, place: Place | None) -> Tensor:
+        """The plain mean of all replicas.
+
+        Raises:
+            TrainingError: somebody is at another place.
+        """
+        return self._replica.mean(partial(self._in_step, place), everybody)
+
+    def write_down(self) -> None:
+        """Hand over what has been noted of finished exchanges; in the thread that trains."""
+        while self._landed:
+            record, finite = self._landed.popleft()
+            self._on_record(record)
+            if not finite:
+                self._on_nonfinite()
+
+    def close(self, failed: bool) -> None:
+        """Let go of thread and lines; after a failure a thread may still be held in one."""
+        self._shadow.close()
+        for line in (self._line, self._aside):
+            if line is not None and not failed:
+                line.close()
+        self._line = self._aside = None
+
+    def _gather(self, order: Order) -> None:
+        """In the shadow's thread: a sum of one number, for which all who take part have to have come."""
+        # Of one type whatever torch's default is on each rank: gloo aborts the process where types differ.
+        self._total(self._aside, torch.zeros(1, dtype=torch.float32), order.exchange)
+
+    def _beside(self, order: Order, resting: bool) -> bool:
+        """In the shadow's thread: one exchange; whether everybody rests."""
+        began_s = time.perf_counter()
+        met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
+        if order.weight or not resting:
+            self._land(order, met, began_s)
+        if resting:
+            order.weight = 0.0  # what it had to say is said
+        return met.resting == len(order.exchange.members)
+
+    def _in_step(self, place: Place | None, vector: Tensor, exchange: Exchange) -> int:
+        """In the foreground nobody rests, so the number for that holds a mark of where everybody is."""
+        ranks = exchange.members
+        if place is None or self._line is None or exchange.parties or len(ranks) == 1:
+            return self._total(self._line, vector, exchange)
+        index = ranks.index(self._rank)
+        vector[-1] = mark(place.epoch, place.number, index, len(ranks), vector.dtype)
+        sent = self._total(self._line, vector, exchange)
+        if vector[-1]:
+            total = partial(self._line.total, members=ranks)
+            raise out_of_step(total, place.epoch, place.iteration, index, ranks)
+        return sent
+
+    def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
+        if line is None:
+            return 0
+        beside = exchange.moment is Moment.BACKGROUND
+        what = f"the exchange of parameters {'beside' if beside else 'after'} step {self._clock()}"
+        # Beside the training each has come to another step.
+        place = "the exchange of parameters beside the training" if beside else ""
+        return line.total(vector, exchange.members, exchange.parties, what, place)
+
+    def _land(self, order: Order, met: Met, began_s: float) -> None:
+        record = ExchangeRecord(
+            rank=self._rank,
+            iteration=order.iteration,
+            at_s=time.time(),
+            moment=order.exchange.moment.value,
+            members=len(order.exchange.members),
+            samples=order.samples,
+            gap=order.gap,
+            late=self._clock() - order.clock,
+            took_s=time.perf_counter() - began_s,
+            sent_bytes=met.sent_bytes,
+            distance=met.distance,
+            dropped=order.dropped,
+            threads=order.threads,
+        )
+        self._landed.append((record, met.finite))

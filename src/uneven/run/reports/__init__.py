@@ -1,0 +1,1 @@
+"""Measurements become reports, and everybody's reports a split; and what the journal keeps."""

@@ -1,0 +1,248 @@
+"""This worker's measurements, its reports of them, and the split that all decide by everybody's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.balance import Balancer
+from uneven.balance.bounds import profiled_limits
+from uneven.balance.profile import Profile
+from uneven.control import Decider, Forecaster
+from uneven.core.views import Limits
+from uneven.data.drawn import DrawnSteps
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Part
+from uneven.predict import predictors
+from uneven.run.context import Context
+from uneven.run.gradients.rider import Rider
+from uneven.run.gradients.turns import Turns
+from uneven.run.lines.transport import Pending
+from uneven.run.measure.load import nvml_uuid
+from uneven.run.model.check import check_model
+from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.reports.books import Books
+from uneven.run.reports.profiling import profile_record, profile_together
+from uneven.run.reports.slow import SlowLoop
+from uneven.run.start.connect import compare
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What all ranks have agreed on when the loader was made."""
+
+    balancer: Balancer
+    limits: Limits
+    global_batch: int
+    lookahead: int
+
+
+class Reports:
+    """Measures steps, and keeps the slow loop, which exists from when there is a loader.
+
+    Args:
+        turns, hand_out: are told the limits of the batches when there is a loader.
+
+    Attributes:
+        books: of this worker's iterations.
+        rider: carries a few numbers behind the gradients, where these are in host memory.
+        rides: whether gradients of all are averaged in every step, so that reports can ride on them.
+    """
+
+    def __init__(self, context: Context, turns: Turns, hand_out: StoredHandOut | None) -> None:
+        self._context, self._turns, self._hand_out = context, turns, hand_out
+        self.books = Books(context.rank, context.scribe, torch.device("cpu"))
+        self.rider: Rider | None = None
+        self.rides = False
+        self._agreed: _Agreed | None = None
+        self._slow: SlowLoop | None = None
+        self._loaded: dict[str, Any] = {}
+        self._cost_s = 0.0  # of the last exchange of reports
+
+    def measure_on(self, device: torch.device) -> None:
+        """The model is on this device."""
+        self.books = Books(self._context.rank, self._context.scribe, device)
+
+    # ---------------------------------------------------------------- before the loop
+    def start(
+        self,
+        loader: BalancedLoader | DrawnSteps,
+        balancer: Balancer,
+        min_batch: int,
+        max_batch: int | None,
+        **same: Any,
+    ) -> None:
+        """Agree with the other ranks on limits and look-ahead, and make the slow loop.
+
+        Args:
+            same: what else must be the same everywhere.
+        """
+        said = compare(
+            self._context.connection.transport,
+            {
+                "batch_size": loader.batch_size,
+                "length of the data set": loader.samples,
+                **same,
+                "_lower": min_batch,
+                "_upper": loader.batch_size if max_batch is None else max_batch,
+                "_lookahead": loader.lookahead,
+            },
+            "session.loader",
+        )
+        limits = Limits(
+            lower=tuple(one["_lower"] for one in said),
+            upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
+        )
+        limits.check(loader.batch_size)
+        self._agreed = _Agreed(balancer, limits, loader.batch_size, max(one["_lookahead"] for one in said))
+        self._slow = self._slow_loop(self._agreed, {})
+        self._turns.least = limits.lower[self._context.rank]
+        if self._hand_out is not None:
+            self._hand_out.begin(loader.paced, max(limits.lower))
+
+    def _slow_loop(self, agreed: _Agreed, profiles: dict[int, Profile]) -> SlowLoop:
+        scribe = self._context.scribe
+        decider = Decider(
+            agreed.balancer,
+            self._context.members,
+            agreed.limits,
+            global_batch=agreed.global_batch,
+            lookahead=agreed.lookahead,
+            budget=self._context.config.budget,
+            profiles=profiles,
+        )
+        if profiles:
+            scribe.split(decider.first())
+        return SlowLoop(
+            self._context.rank,
+            self._give,
+            decider,
+            lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
+            on_split=scribe.split,
+            on_complaint=scribe.complain,
+            on_forecast=scribe.write,
+        )
+
+    def _give(self, row: Sequence[float]) -> Pending:
+        passenger = self.rider.carry(row) if self.rider is not None and self.rides else None
+        return self._context.connection.transport.gather(row) if passenger is None else passenger
+
+    def profile(
+        self,
+        step: Callable[[int], object],
+        model: nn.Module,
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        within_s: float,
+        aside: AbstractContextManager[None],
+    ) -> dict[int, Profile]:
+        """See :meth:`uneven.Session.profile`; it begins anew with what was measured, or where a loaded state was.
+
+        Args:
+            aside: inside, passes and steps concern nobody else.
+        """
+        assert self._agreed is not None
+        rank, limits, total = self._context.rank, self._agreed.limits, self._agreed.global_batch
+        began_s = time.perf_counter()
+        with aside:
+            profiles = profile_together(
+                step,
+                model,
+                optimizers,
+                transport=self._context.connection.transport,
+                place=f"{self._context.world.host}, {nvml_uuid(check_model(model))}",
+                least=max(1, limits.lower[rank]),
+                most=max(1, min(limits.upper[rank], total - sum(limits.lower) + limits.lower[rank])),
+                within_s=within_s,
+            )
+        limits = profiled_limits(limits, profiles, total)
+        took_s = time.perf_counter() - began_s
+        self._context.scribe.write(profile_record(rank, profiles[rank], limits.upper[rank], took_s))
+        self._agreed = replace(self._agreed, limits=limits)
+        self._agreed.balancer.profiled(profiles)
+        self._slow = self._slow_loop(self._agreed, profiles)
+        if self._loaded:
+            self._slow.load_state_dict(self._loaded)
+        return profiles
+
+    # ---------------------------------------------------------------- around a step
+    def call(self, iteration: int) -> None:
+        """Gradients of all are about to be averaged: call for reports in that exchange, if speed has changed here."""
+        if self.rider is not None and self._slow is not None:
+            row = self._slow.cry(iteration, self.books.use, self._cost_s)
+            if row is not None:
+                self.rider.call(row)
+
+    def over(self, part: Part, *, leaving: bool, met: bool, called: bool) -> None:
+        """A step is over.
+
+        Args:
+            leaving: the loop was left in it: by all ranks, or by an error on this one.
+            met: whether all workers have waited for each other in it.
+            called: whether all have averaged gradients in it, so that all have heard the same calls.
+        """
+        slow = self._slow
+        if slow is None:
+            return
+        heard = self.rider.take() if called and self.rider is not None else None
+        self.books.end(part)
+        adapts = slow.adapts
+        due = adapts and slow.due(part.iteration, heard)
+        if due or leaving or (adapts and (slow.watches or slow.wary)) or self.books.meter.ripe(adapts):
+            self.read()
+        if due and not leaving:
+            entered_s = time.perf_counter()
+            reported = slow.tick(part.iteration, self.books.use, self._cost_s, heard, met)
+            spent_s = time.perf_counter() - entered_s
+            self._cost_s = spent_s if reported else self._cost_s + spent_s
+
+    def read(self) -> None:
+        """Take in what has been measured and not been read."""
+        if self._slow is not None:
+            self.books.read(self._slow)
+
+    # ---------------------------------------------------------------- the split
+    def shares(self, iteration: int) -> tuple[int, ...]:
+        """The split in force in ``iteration``."""
+        assert self._slow is not None
+        return self._slow.shares(iteration)
+
+    @property
+    def newest_shares(self) -> tuple[int, ...]:
+        """The newest split decided; empty before there is a loader."""
+        return self._slow.newest if self._slow is not None else ()
+
+    def settled(self) -> bool:
+        """Whether no split will be decided any more."""
+        return self._slow is not None and not self._slow.adapts
+
+    # ---------------------------------------------------------------- checkpoints and the end
+    def state_dict(self) -> dict[str, Any]:
+        """State of the slow loop."""
+        self.read()
+        return self._slow.state_dict() if self._slow is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`; an empty one is nothing.
+
+        Raises:
+            CheckpointError: it is damaged; nothing has changed then.
+        """
+        self.read()
+        if self._slow is not None and state:
+            self._slow.load_state_dict(state)
+            self._loaded = state
+
+    def close(self) -> None:
+        """The last records, and the end of what runs beside."""
+        self.read()
+        if self._slow is not None:
+            self._slow.close()
+        self.books.close()
+        if self._hand_out is not None:
+            self._hand_out.stop()

@@ -1,0 +1,47 @@
+"""Sees to it that all ranks read the same stream, without a wait of its own where they wait for each other anyway."""
+
+from __future__ import annotations
+
+from uneven.data.alike import differing
+from uneven.errors import DataError
+from uneven.run.lines.transport import Pending, Transport
+
+
+class Streams:
+    """Compares the first samples of each epoch, or of the first one only where workers go through epochs apart.
+
+    Args:
+        together: whether all workers take the same steps.
+    """
+
+    def __init__(self, transport: Transport, together: bool) -> None:
+        self._transport, self._together = transport, together
+        self._pending: Pending | None = None
+        self._epochs = 0
+
+    def begin(self, first: list[float] | None) -> None:
+        """An epoch has begun, with the first batch in hand; ``first`` is None where there is an index."""
+        self._epochs += 1
+        if first is not None and self._transport.size > 1 and (self._together or self._epochs == 1):
+            self._pending = self._transport.gather(first)
+
+    def check(self, met: bool) -> None:
+        """A step is over.
+
+        Args:
+            met: whether all workers have waited for each other in it, so that everybody's word is there.
+
+        Raises:
+            DataError: naming the ranks that read another stream than rank 0.
+        """
+        if self._pending is None or not (met or not self._together):
+            return
+        rows, self._pending = self._pending.result(), None
+        if rows is not None and (others := differing(rows)):
+            raise DataError(
+                f"the stream of rank {', '.join(map(str, others))} is not that of rank 0: its first samples differ. "
+                f"Every rank must read the same samples in the same order, and is handed its part of them: do not "
+                f"shard the stream by rank, and shuffle it with a seed that is the same on all ranks (and set_epoch). "
+                f"If they differ only by random augmentation, let each sample carry something that does not, like its "
+                f"label"
+            )

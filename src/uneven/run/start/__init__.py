@@ -1,0 +1,1 @@
+"""How a session starts: settings, the way to the others, what a checkpoint holds, memory."""

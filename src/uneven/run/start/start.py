@@ -1,0 +1,56 @@
+"""Starts a session: what was asked for, what of it makes sense, the way to the others, and the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from uneven.balance import Balancer, balancers
+from uneven.errors import ConfigError
+from uneven.run.checks import check_carried
+from uneven.run.context import Context
+from uneven.run.part import Part
+from uneven.run.reports.scribe import Scribe
+from uneven.run.start.connect import compare, connect, identity, versions
+from uneven.run.start.settings import ALONE, CODE, decide_settings
+from uneven.sync import compatible, policies, threaded, unheeded
+from uneven.world import World
+
+
+def start(
+    world: World, given: dict[str, Any], journal: str | Path | None, parts: Sequence[Part]
+) -> tuple[Context, Balancer]:
+    """Join the others with the same settings; every rank calls it at the same time.
+
+    Args:
+        given: settings of the script, None where it says nothing.
+        journal: directory, or None for the run's own.
+        parts: of each step.
+
+    Raises:
+        ConfigError, ConflictError, PeerError: see :class:`uneven.Session`.
+    """
+    settings = decide_settings(world, {key: value for key, value in given.items() if value is not None})
+    config = settings.config
+    sync, balance = (settings.objects.get(key, getattr(config, key)) for key in ("sync", "balance"))
+    balancer, policy = balancers.resolve(balance), policies.resolve(sync)
+    check_carried(policy, tuple(range(world.size)), {})
+    senseless = compatible(policy, balancer) or unheeded(policy, balancer)
+    if senseless := senseless or threaded(sync, balance, config.threads, world.size):
+        raise ConfigError(senseless)
+    if parts and config.threads > 1:
+        raise ConfigError(f"parts with threads = {config.threads}: there is no one step that they could be of")
+    connection = connect(world, config.timeout_s)
+    with ExitStack() as undo:
+        undo.callback(connection.close, failed=True)
+        said = compare(connection.transport, {**identity(config), "_site": world.site}, "start of the session")
+        scribe = Scribe(world, journal if journal is not None else world.run_directory, config, versions())
+        undo.pop_all()
+    for conflict in settings.conflicts:  # the launcher has told those between command line and file
+        scribe.event("conflict", str(conflict), warn=world.rank == 0 and conflict.winner in (CODE, ALONE))
+    sites = {rank: one["_site"] for rank, one in enumerate(said)}
+    return Context(
+        world=world, config=config, policy=policy, sites=sites, connection=connection, scribe=scribe
+    ), balancer

@@ -1,0 +1,1 @@
+"""Several threads of one worker that train one replica."""

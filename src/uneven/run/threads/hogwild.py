@@ -1,0 +1,254 @@
+"""Several threads of one worker train one replica without a lock (Hogwild inside a trainer, ShadowSync §1.2).
+
+Thread 0 is the caller's own, with the model and the optimizers that were given to ``session.setup``; the others have
+copies of them over the same memory. All take batches from one queue, this worker's part of the samples.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.core.records import StepRecord
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Part
+from uneven.run.loop import StepLoop
+from uneven.run.measure.clock import ThreadClock
+from uneven.run.measure.meter import Meter, Timing
+from uneven.run.parameters.agree import Agreement
+from uneven.run.reports.books import step_record
+from uneven.run.reports.scribe import Scribe
+from uneven.run.threads.turnstile import Stopped, Turnstile
+from uneven.run.threads.twins import SharedOptimizer, twin
+
+Loop = Callable[..., object]
+"""Called as ``loop(model, *optimizers, batches)``."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One thread's place: what it trains with, and what is measured of it."""
+
+    index: int
+    model: nn.Module
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    meter: Meter
+    part: Part | None = None
+    control_s: float = 0.0
+
+
+class Batches:
+    """What a thread's loop goes through: the batches that nobody else has taken."""
+
+    def __init__(self, hogwild: Hogwild, seat: _Seat, loader: BalancedLoader) -> None:
+        self._hogwild, self._seat, self._loader = hogwild, seat, loader
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        return self._hogwild.batches(self._seat)
+
+    def __len__(self) -> int:
+        """Batches of this worker in a whole epoch, of all its threads together."""
+        return len(self._loader)
+
+
+class Hogwild:
+    """One epoch of one worker, trained by several threads.
+
+    Args:
+        loop: keeps the agreement and the meter of the machine's load.
+        model, optimizers: the user's own.
+        threads: two or more.
+
+    Raises:
+        ConfigError: the model or an optimizer cannot be copied.
+    """
+
+    def __init__(
+        self,
+        loop: StepLoop,
+        scribe: Scribe,
+        loader: BalancedLoader,
+        model: nn.Module,
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        threads: int,
+    ) -> None:
+        self._loop, self._scribe, self._loader, self._threads = loop, scribe, loader, threads
+        self._pairs = loader.pairs()
+        agreement = loop.agreement if isinstance(loop.agreement, Agreement) else None
+        self._turnstile = Turnstile(self._pairs, scribe.rank, agreement)
+        self._shared = [SharedOptimizer(one) for one in optimizers]
+        self._seats = [_Seat(0, model, optimizers, Meter(ThreadClock()))]
+        for index in range(1, threads):
+            copied, aliases = twin(model)
+            steppers = tuple(one.copy(aliases) for one in self._shared)
+            self._seats.append(_Seat(index, copied, steppers, Meter(ThreadClock())))
+        if agreement is not None:
+            agreement.threads = threads
+        self._go = threading.Event()  # who was started before all were, and before Ctrl-C, must not begin
+        self._here = threading.local()
+        self._writing = threading.Lock()
+        self._unwritten: dict[int, StepRecord] = {}
+
+    def run(self, loop: Loop) -> None:
+        """All threads go through ``loop``; returns when all are through.
+
+        Raises:
+            Exception: what the loop raised in the thread that failed first.
+        """
+        try:
+            for one in self._shared:
+                one.open()
+            with _shared_out(self._threads), ThreadPoolExecutor(self._threads - 1, "uneven-hogwild") as pool:
+                others = self._lead(loop, pool)
+        finally:
+            self._pairs.close()
+            for one in self._shared:
+                one.close()
+        self._raise_first(others)
+
+    def _lead(self, loop: Loop, pool: ThreadPoolExecutor) -> list[Future[None]]:
+        """Thread 0, in which Ctrl-C arrives, at any moment; it ends the others too."""
+        others: list[Future[None]] = []
+        through = False
+        try:
+            for seat in self._seats[1:]:
+                others.append(pool.submit(self._aside, seat, loop))
+            self._go.set()
+            self._work(self._seats[0], loop)
+            wait(others)
+            through = True
+        except Stopped:
+            pass
+        finally:
+            if not through:
+                self._turnstile.stop(0)
+            self._go.set()
+        return others
+
+    def _aside(self, seat: _Seat, loop: Loop) -> None:
+        self._go.wait()
+        if self._turnstile.first is None:
+            self._work(seat, loop)
+
+    def _work(self, seat: _Seat, loop: Loop) -> None:
+        self._here.seat, through = seat, False
+        batches = Batches(self, seat, self._loader)
+        try:
+            loop(seat.model, *seat.optimizers, batches)
+            through = True
+        except Stopped:
+            raise
+        except BaseException as error:
+            error.add_note(self._where(seat))
+            raise
+        finally:
+            if not through:
+                self._turnstile.stop(seat.index)
+            self._turnstile.leave(seat.index)
+            for shared, stepper in zip(self._shared, seat.optimizers, strict=True):
+                shared.let_go(stepper)
+
+    def _where(self, seat: _Seat) -> str:
+        step = "before its first step" if seat.part is None else f"in iteration {seat.part.iteration}"
+        return f"in thread {seat.index} of rank {self._scribe.rank}, {step}; the other threads were stopped"
+
+    def _raise_first(self, others: list[Future[None]]) -> None:
+        first = self._turnstile.first
+        if first is None or first == 0:  # what thread 0 has raised is on its way already
+            return
+        error = others[first - 1].exception()
+        if error is not None:
+            self._scribe.event("thread-failed", f"{type(error).__name__}: {error}: {error.__notes__[-1]}")
+            raise error
+
+    # ---------------------------------------------------------------- around a step, in every thread
+    def batches(self, seat: _Seat) -> Generator[Any, None, None]:
+        """Batches for one thread, until nobody has any more."""
+        while (taken := self._take(seat)) is not None:
+            part, batch = taken
+            seat.part = part
+            self._scribe.iteration = part.iteration
+            seat.meter.begin(part.iteration)
+            try:
+                yield batch
+            finally:
+                self._over(seat, part)
+
+    def _take(self, seat: _Seat) -> tuple[Part, Any] | None:
+        pauses = self._turnstile.pauses
+        taken = self._turnstile.take(seat.index)
+        if self._turnstile.pauses != pauses:  # what the user did in between was no waiting for data
+            seat.meter.pause()
+        return taken
+
+    def _over(self, seat: _Seat, part: Part) -> None:
+        seat.meter.ready()  # from here on it waits for the other threads and for the other workers, where it does
+        counts = self._turnstile.finish(seat.index)
+        seat.meter.done()
+        seat.meter.end()
+        entered_s = time.thread_time()
+        for timing in seat.meter.timings():
+            if counts:
+                self._record(seat, part, timing)
+        seat.control_s = time.thread_time() - entered_s
+
+    def _record(self, seat: _Seat, part: Part, timing: Timing) -> None:
+        """Write steps down in the order in which they were handed out: one when it and all before it are over."""
+        with self._writing:
+            self._unwritten[part.iteration] = step_record(
+                self._scribe.rank, part, timing, seat.control_s, 0.0, thread=seat.index, threads=self._threads
+            )
+            handed = self._turnstile.handed
+            while handed and (record := self._unwritten.pop(handed[0], None)) is not None:
+                handed.popleft()
+                self._scribe.write(replace(record, ended_at_s=time.time()))
+            trained_s = timing.whole_s / self._threads
+            load = self._loop.reports.books.load.sample(part.iteration, part.batch(self._scribe.rank), trained_s)
+            if load is not None:
+                self._scribe.write(load)
+
+    # ---------------------------------------------------------------- asked for in a thread's loop
+    @property
+    def thread(self) -> int:
+        """Of the caller; 0 in a thread that is none of these."""
+        return self._here.seat.index if hasattr(self._here, "seat") else 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """See :meth:`uneven.Session.paused`."""
+        with self._turnstile.paused(self.thread):
+            yield
+
+    @contextmanager
+    def at_own_step(self) -> Iterator[None]:
+        """Inside, what is written down belongs to the step of this thread."""
+        with self._writing:
+            if hasattr(self._here, "seat") and self._here.seat.part is not None:
+                self._scribe.iteration = self._here.seat.part.iteration
+            yield
+
+    def in_hand(self) -> tuple[Part, ...] | None:
+        """Batches whose steps are not counted yet, for the thread that has the replica to itself; else None."""
+        return self._turnstile.in_hand(self.thread)
+
+
+@contextmanager
+def _shared_out(threads: int) -> Iterator[None]:
+    """Divide torch's own threads, with which it takes one operation apart, among ours."""
+    before = torch.get_num_threads()
+    each = max(1, before // threads)
+    if each != before:
+        torch.set_num_threads(each)
+    try:
+        yield
+    finally:
+        if each != before:
+            torch.set_num_threads(before)

@@ -1,0 +1,168 @@
+"""The front door to training with several threads, as a session has it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.data.drawn import DrawnSteps
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Part
+from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.run.loop import StepLoop
+from uneven.run.reports.scribe import Scribe
+from uneven.run.threads.hogwild import Hogwild, Loop
+
+
+class ThreadedTraining:
+    """The part of a session that the user meets when several threads train; the session says who they are."""
+
+    _threads: Threads
+    _loader: BalancedLoader | DrawnSteps | None
+    _tried: tuple[weakref.ref[Any], ...] | None
+    _loop: StepLoop
+
+    def train(self, loop: Callable[..., object]) -> None:
+        """One epoch, by all threads: each calls ``loop(model, *optimizers, batches)``, in the order of setup::
+
+            def loop(model, optimizer, batches):
+                for x, y in batches:
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+            session.train(loop)                # in place of: for x, y in loader
+
+        With one thread that is ``loop(model, *optimizers, loader)`` and nothing else. With several, thread 0 is the
+        caller's, with the user's own objects, and each other one has copies over the same memory: what one writes, all
+        read, without a lock. All take batches from one queue, so each sample is used once an epoch; a thread that
+        leaves its loop leaves the rest to the others. Learning rates and the optimizers' state are shared too.
+
+        Raises:
+            ConfigError: called before setup and loader, or the model or an optimizer cannot be copied.
+            Exception: what ``loop`` raised in the thread that failed first; a note names the thread and the step.
+        """
+        if not isinstance(self._loader, BalancedLoader) or self._tried is None:
+            raise ConfigError("session.train comes after session.setup(model, optimizer) and session.loader(...)")
+        self._say_ready()
+        if self._threads.count > 1:
+            self._loop.watch.begin(self._loop.watch.epoch + 1)
+        self._threads.train(loop, self._loader, *self._given(self._tried, "session.train"))
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Inside, in the loop given to :meth:`train`, the other threads stand between two steps; save here::
+
+            with session.paused():             # after optimizer.step()
+                torch.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
+        """
+        return self._threads.paused()
+
+    @property
+    def thread(self) -> int:
+        """Which of this worker's threads calls, 0 … ``threads`` − 1; 0 is the one that called :meth:`train`."""
+        return self._threads.thread
+
+    def _given(
+        self, given: tuple[weakref.ref[Any], ...], caller: str
+    ) -> tuple[nn.Module, tuple[torch.optim.Optimizer, ...]]:
+        """The model and the optimizers of setup."""
+        model, *optimizers = (one() for one in given)
+        if model is None:
+            raise ConfigError(f"{caller}: the model that was given to session.setup is gone")
+        return model, tuple(one for one in optimizers if one is not None)
+
+    def _say_ready(self) -> bool:
+        raise NotImplementedError
+
+
+class Threads:
+    """How many threads train this worker's replica, and those that are at it.
+
+    Args:
+        count: of threads, at least 1.
+    """
+
+    def __init__(self, count: int, loop: StepLoop, scribe: Scribe) -> None:
+        self.count, self._loop, self._scribe = count, loop, scribe
+        self._running: Hogwild | None = None
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that several threads cannot train.
+
+        Raises:
+            ConfigError: it is on a device whose work is not done by the threads that ask for it.
+        """
+        found = {one.device.type for one in model.parameters()} - {"cpu"}
+        if self.count > 1 and found:
+            raise ConfigError(
+                f"threads = {self.count} with a model on {found.pop()}: threads share a processor's memory; put the "
+                f"model on the CPU, or use threads = 1"
+            )
+
+    def check_one(self, what: str) -> None:
+        """Refuse what is for one thread only.
+
+        Raises:
+            ConfigError: there are several.
+        """
+        if self.count > 1:
+            raise ConfigError(f"threads = {self.count}: {what}, or use threads = 1")
+
+    def check_outside(self, what: str) -> None:
+        """Refuse what belongs between two calls of ``session.train``.
+
+        Raises:
+            TrainingError: threads are training.
+        """
+        if self._running is not None:
+            raise TrainingError(f"{what} while {self.count} threads train: call it between two session.train(...)")
+
+    def train(
+        self, loop: Loop, loader: BalancedLoader, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]
+    ) -> None:
+        """See :meth:`uneven.Session.train`."""
+        self.check_outside("session.train")
+        if self.count == 1:
+            loop(model, *optimizers, loader)
+            return
+        self._running = Hogwild(self._loop, self._scribe, loader, model, optimizers, self.count)
+        try:
+            self._running.run(loop)
+        finally:
+            self._running = None
+
+    @property
+    def thread(self) -> int:
+        """See :attr:`uneven.Session.thread`."""
+        return self._running.thread if self._running is not None else 0
+
+    def paused(self) -> AbstractContextManager[None]:
+        """See :meth:`uneven.Session.paused`."""
+        return self._running.paused() if self._running is not None else nullcontext()
+
+    @contextmanager
+    def at_own_step(self) -> Iterator[None]:
+        """Inside, what is written down belongs to the calling thread's step."""
+        with self._running.at_own_step() if self._running is not None else nullcontext():
+            yield
+
+    def in_hand(self) -> tuple[Part, ...]:
+        """Batches of several threads that count as used in a state that is taken now.
+
+        Raises:
+            CheckpointError: other threads are in the middle of a step.
+        """
+        if self._running is None:
+            return ()
+        parts = self._running.in_hand()
+        if parts is None:
+            raise CheckpointError(
+                "session.state_dict() while other threads are in the middle of a step: save everything that belongs "
+                "together inside `with session.paused():`"
+            )
+        return parts

@@ -1,1 +1,0 @@
-"""How things travel between workers. Policies decide, merges compute, transports carry."""
