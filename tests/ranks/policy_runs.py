@@ -13,6 +13,7 @@ from torch import nn
 
 import uneven
 from uneven.core.records import ExchangeRecord
+from uneven.sync import SyncPolicy
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -33,7 +34,7 @@ def idle(model: nn.Module) -> torch.optim.Optimizer:
 class Run:
     """A session with all that belongs to a loop."""
 
-    def __init__(self, sync: str, balance: Any = "even", make: Make = plain, **loader: Any) -> None:
+    def __init__(self, sync: str | SyncPolicy, balance: Any = "even", make: Make = plain, **loader: Any) -> None:
         self.session = uneven.Session(sync=sync, balance=balance)
         self.model = loader.pop("model", net)()
         self.optimizer = make(self.model)

@@ -115,13 +115,14 @@ def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
     loader = session.loader(torch.utils.data.TensorDataset(torch.randn(960, 8)), batch_size=12)
     slow = session._loop.reports._slow
     assert slow is not None
-    decide = slow._decide
+    take_in = slow._controller.gathered
 
-    def deciding(iteration: int, table: Any) -> None:
-        decided.append(iteration)
-        decide(iteration, table)
+    def deciding(table: Any) -> None:
+        decided.append(count)
+        take_in(table)
 
-    transport.gather, slow._decide = counted, deciding
+    transport.gather, slow._controller.gathered = counted, deciding
+    count = 0
     for count, (x,) in enumerate(loader):
         with session.no_sync() if count % 3 == 0 else nullcontext():
             model(x.to(model.weight.dtype)).float().square().mean().backward()

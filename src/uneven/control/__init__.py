@@ -1,16 +1,21 @@
 """The deciding half of the slow loop: iterations → forecast → report → referee → balancer → split. Pure.
 
-Each worker has a :class:`~uneven.control.forecast.Forecaster` of its own and sends what it says. The real run asks a
-:class:`~uneven.control.decider.Decider` on every rank, the simulator asks one for everybody.
+A :class:`~uneven.control.controller.Controller` is the whole of it as a state machine. It has a
+:class:`~uneven.control.reporter.Reporter` for each of its workers, which fills in that worker's reports, and a
+:class:`~uneven.control.decider.Decider`, which makes splits of everybody's.
 """
 
+from uneven.control.controller import CallForReports, Controller, GiveReport, Instruction
 from uneven.control.decider import Amendment, Decider, Decision
 from uneven.control.forecast import Forecast, Forecaster
+from uneven.control.loopback import Loopback
 from uneven.control.referee import Complaint, Referee
+from uneven.control.reporter import Load, Reporter
 from uneven.control.reports import Report
 from uneven.control.spacing import Spacing
 from uneven.control.table import Table
 
 __all__ = [
-    "Amendment", "Complaint", "Decider", "Decision", "Forecast", "Forecaster", "Referee", "Report", "Spacing", "Table",
+    "Amendment", "CallForReports", "Complaint", "Controller", "Decider", "Decision", "Forecast", "Forecaster",
+    "GiveReport", "Instruction", "Load", "Loopback", "Referee", "Report", "Reporter", "Spacing", "Table",
 ]  # fmt: skip

@@ -46,7 +46,7 @@ class DeciderState(TypedDict):
     shares: list[Count]
     predicted_per_s: Annotated[list[Amount | None], Along("shares")]
     doubts: Annotated[list[Amount], Along("shares")]
-    held: NotRequired[list[Count]]
+    held: NotRequired[Annotated[list[Count], Along("shares")]]
     waits: NotRequired[list[Amount]]
     referee: RefereeState
     balancer: dict[str, Any]
@@ -107,6 +107,7 @@ class Decider:
         self._limits = limits
         self._global_batch = global_batch
         self._lookahead = lookahead
+        self._budget = budget
         self._predicted_per_s = np.full(len(members), math.nan)
         self._doubts = np.zeros(len(members))
         self._held = np.zeros(len(members), np.int64)  # by those whose memory is full
@@ -139,6 +140,11 @@ class Decider:
             predicted_per_s=tuple(self._predicted_per_s.tolist()),
             reason=self._reason,
         )
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks, ascending."""
+        return self._members
 
     @property
     def adapts(self) -> bool:
@@ -268,6 +274,36 @@ class Decider:
                 f"uneven.testing.contracts)"
             )
 
+    def successor(self, members: tuple[int, ...], limits: Limits) -> Decider:
+        """The decider of other members, with what was learnt of those who stay.
+
+        A newcomer gets the mean share and counts as unknown until it has reported.
+
+        Args:
+            members: ranks, ascending.
+            limits: of each of them.
+        """
+        heir = Decider(
+            self._balancer, members, limits, global_batch=self._global_batch, lookahead=self._lookahead,
+            budget=self._budget,
+        )  # fmt: skip
+        state, known = self.state_dict(), {rank: place for place, rank in enumerate(self._members)}
+        places = [known.get(rank) for rank in members]
+        shares = heir.newest
+        if self._balancer.adapts:
+            weights = [math.nan if place is None else float(self.newest[place]) for place in places]
+            shares = proportional(weights, self._global_batch, limits)
+        heir.load_state_dict(
+            state
+            | {
+                "shares": shares,
+                "predicted_per_s": [None if place is None else state["predicted_per_s"][place] for place in places],
+                "doubts": [0.0 if place is None else state["doubts"][place] for place in places],
+                "held": [0 if place is None else state["held"][place] for place in places],
+            }
+        )
+        return heir
+
     def state_dict(self) -> dict[str, Any]:
         """Shares, forecasts, referee and balancer, as plain data."""
         return {
@@ -311,8 +347,7 @@ class Decider:
             self.newest = shares
             told = [math.nan if speed is None else speed for speed in saved["predicted_per_s"]]
             self._predicted_per_s, self._doubts = np.array(told), np.array(saved["doubts"])
-            held = saved.get("held", [])  # of others where members have changed: who is full says so again
-            self._held = np.array(held if len(held) == len(shares) else [0] * len(shares), np.int64)
+            self._held = np.array(saved.get("held", [0] * len(shares)), np.int64)
             self._waits.extend(saved.get("waits", [0.0] * _AGREE))
             with inside("referee"):
                 self._referee.load_state_dict(state["referee"])

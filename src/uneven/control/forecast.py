@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from uneven.control.alarm import Alarm
 from uneven.core.views import Observation
-from uneven.predict.base import Lesson, Predictor
+from uneven.predict.base import Lesson, Predictor, study
 
 _SAVED = 64.0
 """Iterations whose hidden time may be put together for one exchange."""
@@ -90,6 +90,10 @@ class Forecaster:
     def absorb(self, learnt: Any) -> None:
         """What a lesson has learnt."""
         self._predictor.absorb(learnt)
+
+    def study(self) -> None:
+        """Learn at once whatever is due, where there is no background."""
+        study(self._predictor)
 
     def state_dict(self) -> dict[str, Any]:
         """What the predictor has learnt, as plain JSON-able data."""

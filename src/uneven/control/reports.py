@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from uneven.core.records import ForecastRecord
 from uneven.core.views import Observation
 
 _NO_TIME_S = 1e-9
@@ -35,6 +36,12 @@ class Report(NamedTuple):
         """Whether its times can be reckoned with; the referee has the last word on its speed."""
         times = (self.iterations, self.local_s, self.exchange_s, self.control_s, self.cost_s)
         return all(math.isfinite(time) and time >= 0 for time in times) and (self.local_s > 0 or not self.iterations)
+
+    def forecast(self, rank: int, iteration: int) -> ForecastRecord:
+        """What a worker foretells with it, from ``iteration`` on."""
+        return ForecastRecord(
+            rank=rank, iteration=iteration, predicted_per_s=self.predicted_per_s, doubt=self.doubt
+        )
 
     def observation(self) -> Observation:
         """As predictors see it.

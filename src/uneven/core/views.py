@@ -96,12 +96,14 @@ class BalanceView:
 
 
 class SyncView(NamedTuple):
-    """What a synchronisation policy sees when a worker is about to take a step; a tuple, as one is made on each."""
+    """What a synchronisation policy sees when a worker is about to take a step; a tuple, as one is made on each.
+
+    The simulator and a real run fill in every field, with the same values. So there is nothing in it that a worker of
+    a real run cannot know, such as how far the others are at this moment: a plan says so with a ``Wait``.
+    """
 
     rank: int
     clock: int  # this worker's finished steps
     members: tuple[int, ...]  # ranks that are alive, ascending
     generation: int = 0  # raised by one whenever somebody leaves or joins
-    clocks: Mapping[int, int] = MappingProxyType({})  # what is known of the others' clocks
     sites: Mapping[int, str] = MappingProxyType({})  # where each rank is
-    samples: int = 0  # samples of this worker since its last exchange

@@ -138,7 +138,6 @@ class Exchanges:
         if one.moment is Moment.BACKGROUND:
             self._landed(worker, one, errand.group)
             return
-        worker.fresh = 0
         if one.payload is Payload.GRADIENT and errand.meeting is not None:
             worker.counted = self._counted(errand.meeting)
         self._stage.go_on(worker)
@@ -152,7 +151,6 @@ class Exchanges:
             if one.moment is Moment.BACKGROUND:
                 self._landed(worker, one, meeting.group)
             elif not worker.gone:
-                worker.fresh = 0
                 worker.counted = counted
                 stage.go_on(worker)
 

@@ -116,20 +116,16 @@ class _Watch:
 
 
 class Clocks:
-    """How many steps of each worker are finished for the others.
-
-    Attributes:
-        of: rank → finished steps, of those that take part.
-    """
+    """How many steps of each worker are finished for the others."""
 
     def __init__(self) -> None:
-        self.of: dict[int, int] = {}
+        self._of: dict[int, int] = {}  # by rank, of those that take part
         self._watches: ByMembers[_Watch] = ByMembers(self._watch)
         self._seen_by: dict[int, list[_Watch]] = {}
 
     def _watch(self, members: tuple[int, ...]) -> _Watch:
-        here = [rank for rank in members if rank in self.of]
-        watch = _Watch(self.of[rank] for rank in here)
+        here = [rank for rank in members if rank in self._of]
+        watch = _Watch(self._of[rank] for rank in here)
         for rank in members:
             self._seen_by.setdefault(rank, []).append(watch)
         return watch
@@ -147,17 +143,17 @@ class Clocks:
 
     def enter(self, rank: int, clock: int) -> None:
         """A worker takes part from this clock on."""
-        self.of[rank] = clock
+        self._of[rank] = clock
         for watch in self._seen_by.get(rank, ()):
             watch.counts[clock] = watch.counts.get(clock, 0) + 1
             watch.least = min(watch.least, clock) if len(watch.counts) > 1 else clock
 
     def advance(self, rank: int, clock: int) -> None:
         """A worker has finished so many steps; a smaller number than before changes nothing."""
-        old = self.of.get(rank)
+        old = self._of.get(rank)
         if old is None or clock <= old:
             return
-        self.of[rank] = clock
+        self._of[rank] = clock
         watches = self._seen_by.get(rank)
         if watches:
             for go_on in [waiter for watch in watches for waiter in watch.move(old, clock)]:
@@ -165,7 +161,7 @@ class Clocks:
 
     def leave(self, rank: int) -> None:
         """A worker is gone and waited for no more."""
-        old = self.of.pop(rank, None)
+        old = self._of.pop(rank, None)
         if old is not None:
             for go_on in [waiter for watch in self._seen_by.get(rank, ()) for waiter in watch.move(old, None)]:
                 go_on()

@@ -80,9 +80,7 @@ class Steps:
                 clock=clock,
                 members=seat.members,
                 generation=seat.generation,
-                clocks=stage.clocks.of,
                 sites=self._sites,
-                samples=worker.fresh,
             )
         )
         if worker.plan.waits:
@@ -153,7 +151,6 @@ class Steps:
 
     def _optimize(self, worker: Worker) -> None:
         worker.stepped = True
-        worker.fresh += worker.batch
         if not worker.late:
             self._stage.arithmetic.steps(worker.rank, worker.clock, self._stage.queue.now_s)
 
@@ -162,7 +159,7 @@ class Steps:
             self._optimize(worker)
         step = self._step(worker)
         self._record(step)
-        self._learn(worker, step)
+        self._shares.measured(step, worker.batch)
         clock = worker.clock
         worker.clock = max(clock + 1, worker.skip_to if worker.late else 0)
         worker.stepped = worker.late = False
@@ -188,15 +185,3 @@ class Steps:
             ended_at_s=now_s,
             transfer_s=worker.transfer_s,
         )
-
-    def _learn(self, worker: Worker, step: StepRecord) -> None:
-        """What the worker will report; its first step warms up, as in a real run."""
-        window, warm, worker.warm = worker.window, worker.warm, True
-        if warm and worker.batch:
-            window.iteration = step.iteration
-            window.iterations += 1
-            window.samples += worker.batch
-            window.local_s += step.compute_s
-            window.exchange_s += step.exchange_s
-            window.transfer_s += step.transfer_s
-            self._shares.measured(step)

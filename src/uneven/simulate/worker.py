@@ -33,18 +33,6 @@ class Machine:
     report_work_s: float = 0.0
 
 
-@dataclass(slots=True)
-class Window:
-    """Sums over the steps since the worker's last report."""
-
-    iteration: int = -1
-    iterations: int = 0
-    samples: int = 0
-    local_s: float = 0.0
-    exchange_s: float = 0.0
-    transfer_s: float = 0.0
-
-
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker and the step that it is in.
@@ -66,10 +54,8 @@ class Worker:
         flying: exchanges in the background that are under way, with the first step that they make known.
         owing: those that could not start for that, with the first step that is not sent yet.
         paid_s: from when on its processor can afford another one, by the load of the exchange.
-        warm: whether it has taken a step.
         fetching: whether the parameters that it starts from are still on their way.
         stepped: whether the optimizer has, in this step.
-        fresh: samples since its last exchange.
     """
 
     rank: int
@@ -96,11 +82,8 @@ class Worker:
     flying: dict[object, int] = field(default_factory=dict)
     owing: dict[object, int] = field(default_factory=dict)
     paid_s: float = 0.0
-    fresh: int = 0
     dead: bool = False
-    warm: bool = False
     fetching: bool = False
-    window: Window = field(default_factory=Window)
     _work_s: float = 0.0
     _mark: tuple[float, float] = (0.0, 0.0)  # a time, and the work that was done by then
 

@@ -304,7 +304,7 @@ class SyncPolicyContract(ABC):
         here = self.members if members is None else members
         rest = {"sites": self.sites, **rest}
         return [
-            SyncView(rank=rank, clock=clock, members=here, clocks=dict.fromkeys(here, clock), **rest)
+            SyncView(rank=rank, clock=clock, members=here, **rest)
             for clock in range(self.steps)
             for rank in here
         ]

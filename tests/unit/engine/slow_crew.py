@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from uneven.balance import Balancer, balancers
-from uneven.control import Decider, Forecaster
-from uneven.core.records import SplitRecord
+from uneven.control import Decider, Forecaster, Load
+from uneven.core.records import ForecastRecord, SplitRecord
 from uneven.core.views import Limits
 from uneven.predict import predictors
 from uneven.run.gradients.rider import Heard
 from uneven.run.lines.hub import Hub, ThreadTransport
 from uneven.run.measure.meter import Timing
-from uneven.run.reports.slow import Load, SlowLoop
+from uneven.run.reports.slow import SlowLoop
 
 X = 120
 
@@ -50,7 +50,7 @@ class Crew:
         self.cost_s = 1e-4
         self.splits: list[list[SplitRecord]] = [[] for _ in speeds]
         self.complaints: list[list[tuple[int, int, str]]] = [[] for _ in speeds]
-        self.foretold: list[list[tuple[int, float, float]]] = [[] for _ in speeds]
+        self.foretold: list[list[ForecastRecord]] = [[] for _ in speeds]
         self.used: list[tuple[int, ...]] = []
         self.gathers: list[int] = []
         self.calls: list[int] = []
@@ -71,7 +71,7 @@ class Crew:
                 lambda rank=rank: Forecaster(predictors.resolve(decided[rank].predictor)),
                 on_split=self.splits[rank].append,
                 on_complaint=lambda *told, rank=rank: self.complaints[rank].append(told),
-                on_forecast=lambda iteration, forecast, rank=rank: self.foretold[rank].append((iteration, *forecast)),
+                on_forecast=self.foretold[rank].append,
             )
             for rank in range(self.n)
         ]
@@ -84,7 +84,7 @@ class Crew:
             assert sum(now) == X
             self.used.append(now)
             times = [share / speed for share, speed in zip(now, self.speeds, strict=True)]
-            launched = []
+            reported = []
             spent_s = self.cost_s if self.gathers[-1:] == [self.iteration - 1] else 0.0
             cries = [loop.cry(self.iteration, Load(), self.cost_s) for loop in self.loops]
             called = any(cry is not None for cry in cries)  # as the gradients carry it
@@ -94,10 +94,9 @@ class Crew:
             for loop, share, time_s in zip(self.loops, now, times, strict=True):
                 timing = Timing(self.iteration, data_s=0.0, compute_s=time_s, exchange_s=max(times) - time_s)
                 loop.measured(timing, share, spent_s, Load())
-                loop.tick(self.iteration, Load(), self.cost_s, heard)
-                launched.append(loop._launched)
-            assert len(set(launched)) == 1, "ranks disagree when to gather"
-            if launched[0] == self.iteration:
+                reported.append(loop.tick(self.iteration, Load(), self.cost_s, heard))
+            assert len(set(reported)) == 1, "ranks disagree when to gather"
+            if reported[0]:
                 self.gathers.append(self.iteration)
             self.iteration += 1
 

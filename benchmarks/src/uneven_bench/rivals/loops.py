@@ -10,7 +10,7 @@ from statistics import median
 from uneven.balance.base import Balancer, balancers
 from uneven.balance.rivals import Lbb
 from uneven.balance.rivals.cubic import Cubic
-from uneven.control import Decider, Forecaster, Report, Table
+from uneven.control import Controller, Decider, Forecaster, Loopback
 from uneven.core.apportion import fastest_finish
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.predict import predictors
@@ -134,9 +134,17 @@ def profiles(case: Case, seed: int) -> list[Cubic]:
 
 def ours(case: Case, balancer: Balancer) -> Outcome:
     """A balancer under ``uneven``: forecasts in every worker, reports as the budget allows, in force two later."""
-    run, totals = _Ours(case, balancer), Totals(case.workers)
+    n, total = case.workers, case.global_batch
+    decider = Decider(
+        balancer, tuple(range(n)), Limits.uniform(n, total), global_batch=total, lookahead=0, budget=BUDGET
+    )
+    run = Loopback(Controller(decider, lambda: Forecaster(predictors.resolve(balancer.predictor))))
+    totals = Totals(n)
     for k in range(ITERATIONS):
-        run.ended(k, _iteration(case, k, run.decider.shares(k), totals))
+        for rank, seen in enumerate(_iteration(case, k, run.controller.shares(k), totals)):
+            run.measured(rank, seen)
+        for rank in range(n):
+            run.ended(rank, k, REPORT_S)
     return totals.outcome()
 
 
@@ -150,70 +158,3 @@ def _iteration(case: Case, k: int, shares: tuple[int, ...], totals: Totals) -> t
         Observation(iteration=k, samples=x, local_s=local, exchange_s=took_s - local, transfer_s=moved)
         for x, local, moved in zip(shares, local_s, moved_s, strict=True)
     )
-
-
-class _Ours:
-    """The slow loop of a run, one for all ranks: they come to the same answers."""
-
-    def __init__(self, case: Case, balancer: Balancer) -> None:
-        n = case.workers
-        self.decider = Decider(
-            balancer, tuple(range(n)), Limits.uniform(n, case.global_batch), global_batch=case.global_batch,
-            lookahead=0, budget=BUDGET,
-        )  # fmt: skip
-        self._predictors = [predictors.resolve(balancer.predictor) for _ in range(n)]
-        self._forecasters = [Forecaster(predictor) for predictor in self._predictors]
-        self._windows: list[list[Observation]] = [[] for _ in range(n)]
-        self._reports: list[Report] = []
-        self._cries: dict[int, Report] = {}
-        self._launched, self._soonest, self._far, self._due = 0, 1, 1, 1
-
-    def ended(self, k: int, seen: tuple[Observation, ...]) -> None:
-        """Everybody has ended iteration ``k``."""
-        if not self.decider.adapts:
-            return
-        for place, one in enumerate(seen):
-            self._forecasters[place].observe(one)
-            lesson = self._predictors[place].lesson()
-            if lesson is not None:
-                self._predictors[place].absorb(lesson.learn())
-            self._windows[place].append(one)
-        if self._cries:
-            self.decider.amend(k, self._cries)
-        if self._reports:
-            decision = self.decider.decide(k, self._launched, Table(self._reports))
-            self._reports = []
-            self._soonest, self._far, self._due = decision.soonest, decision.far, decision.next
-            for forecaster in self._forecasters:
-                forecaster.hidden_s = self.decider.hidden_s
-        if k >= self._due:
-            self._launched = k
-            self._reports = [self._report(place) for place in range(len(seen))]
-            self._cries = {}
-        else:  # heard in the next iteration's exchange
-            calls = [one.calls(k + 1, self._soonest, self._far) for one in self._forecasters]
-            urgent = [place for place, called in enumerate(calls) if called]
-            self._cries = {place: self._report(place) for place in urgent if self.decider.amends}
-            self._due = min(self._due, k + 1) if urgent else self._due
-
-    def _report(self, place: int) -> Report:
-        window, self._windows[place] = self._windows[place], []
-        urgent = self._forecasters[place].urgent or place in self._cries
-        forecast = self._forecasters[place].tell()
-        return Report(
-            iteration=window[-1].iteration,
-            iterations=len(window),
-            samples=sum(one.samples for one in window),
-            local_s=math.fsum(one.local_s for one in window),
-            exchange_s=math.fsum(one.exchange_s for one in window),
-            transfer_s=math.fsum(one.transfer_s for one in window),
-            control_s=REPORT_S,
-            cost_s=REPORT_S,
-            cpu=math.nan,
-            memory=math.nan,
-            predicted_per_s=forecast.predicted_per_s,
-            doubt=forecast.doubt,
-            urgent=float(urgent),
-            deaf=0.0,
-            split=self.decider.fingerprint(),
-        )

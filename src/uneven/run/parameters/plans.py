@@ -11,12 +11,13 @@ class Plans:
     """A policy's, for one worker; a plan that is the same at every step is asked for once.
 
     Args:
+        members: of the whole run; nobody leaves or joins yet, so this is generation 0 to the end.
         sites: where each rank is.
     """
 
     def __init__(self, policy: SyncPolicy, rank: int, members: tuple[int, ...], sites: dict[int, str]) -> None:
         self._policy = policy
-        self._first = SyncView(rank=rank, clock=0, members=members, sites=sites)
+        self._first = SyncView(rank=rank, clock=0, members=members, generation=0, sites=sites)
         self._constant: StepPlan | None = None
 
     def at(self, clock: int) -> StepPlan:

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from uneven.control import Load
 from uneven.core.records import StepRecord
 from uneven.data.order import Part
 from uneven.run.measure.clock import clock_for
@@ -19,7 +20,7 @@ from uneven.run.measure.load import LoadMeter, nvml_uuid
 from uneven.run.measure.meter import Meter, Timing
 from uneven.run.measure.others import LEAST_S, Others, find
 from uneven.run.reports.scribe import Scribe
-from uneven.run.reports.slow import Load, SlowLoop
+from uneven.run.reports.slow import SlowLoop
 
 _LONGEST = 10.0
 """An iteration counts as so many times the shortest of late at most: its loop may have been paused with it in hand, and

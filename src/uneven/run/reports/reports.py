@@ -126,7 +126,7 @@ class Reports:
             lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
             on_split=scribe.split,
             on_complaint=scribe.complain,
-            on_forecast=scribe.forecast,
+            on_forecast=scribe.write,
         )
 
     def _give(self, row: Sequence[float]) -> Pending:

@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from uneven.config import RunConfig
-from uneven.control.forecast import Forecast
-from uneven.core.records import EventRecord, ForecastRecord, Record, RunRecord, ScalarRecord, SplitRecord
+from uneven.core.records import EventRecord, Record, RunRecord, ScalarRecord, SplitRecord
 from uneven.errors import NonFiniteError
 from uneven.journal import END, PLAN, BackgroundWriter, Writer, plan_message, rank_path
 from uneven.world import World
@@ -85,11 +84,6 @@ class Scribe:
         self._said[event] = self._said.get(event, 0) + 1
         if warn and self._said[event] <= _SPOKEN:
             warnings.warn(f"uneven: {message}", RuntimeWarning, stacklevel=2)
-
-    def forecast(self, iteration: int, forecast: Forecast) -> None:
-        """Append what this worker's speed is expected to be."""
-        predicted_per_s, doubt = forecast
-        self.write(ForecastRecord(rank=self.rank, iteration=iteration, predicted_per_s=predicted_per_s, doubt=doubt))
 
     def split(self, record: SplitRecord) -> None:
         """Append a new split; all ranks decide the same one, so rank 0's word is enough."""

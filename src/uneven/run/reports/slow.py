@@ -1,4 +1,4 @@
-"""The slow loop: carries reports to everybody and hands them to the decider.
+"""The slow loop of a real run: carries the reports, and what the controller says of them.
 
 It never makes the fast loop wait. A report that is made at the end of one iteration rides on the gradients of the next
 one, and is read when that has ended. Where it cannot ride it goes into an asynchronous gather, whose result is read
@@ -11,71 +11,27 @@ A worker whose speed leaves what it foretold calls for reports, and its own ride
 everybody hears both in the same iteration, decides by it at once, and reports. That is what lets reports be rare while
 nothing changes.
 
-The loop has a budget. What it costs is part of the reports, so all ranks know the dearest one's cost and
+The loop has a budget. What it costs is part of the reports, so all ranks know the cost of the most expensive one and
 space the reports alike.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
-from uneven.control import Amendment, Decider, Decision, Forecaster, Report, Table
-from uneven.control.forecast import Forecast
-from uneven.core.plain import Count, Misfit, inside, loading, read
-from uneven.core.records import SplitRecord
+from uneven.control import Complaint, Controller, Decider, Forecaster, Load, Report, Table
+from uneven.control.controller import Instruction
+from uneven.core.records import ForecastRecord, SplitRecord
 from uneven.core.views import Observation
 from uneven.run.gradients.rider import Heard
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.meter import Timing
 from uneven.run.reports.tutor import Tutor
 
-_PAST = 32
-"""Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
-
-
-class _State(TypedDict):
-    """Beside the decider's."""
-
-    rank: Count
-    forecaster: dict[str, Any]
-    past: list[list[list[float | None]]]
-
-
-@dataclass(slots=True)
-class _Window:
-    """Sums over the iterations since the last report."""
-
-    iteration: int = -1
-    iterations: int = 0
-    samples: int = 0
-    local_s: float = 0.0
-    exchange_s: float = 0.0
-    transfer_s: float = 0.0
-    control_s: float = 0.0
-
-    def add(self, timing: Timing, samples: int, control_s: float) -> None:
-        self.iteration = timing.iteration
-        self.iterations += 1
-        self.samples += samples
-        self.local_s += timing.local_s
-        self.exchange_s += timing.exchange_s
-        self.transfer_s += timing.transfer_s
-        self.control_s += control_s
-
-
-class Load(NamedTuple):
-    """Use of the node, 0 … 1, as it goes into a report: its processors by others, its memory by everybody."""
-
-    cpu: float = math.nan
-    memory: float = math.nan
-
 
 class SlowLoop:
-    """Keeps the split.
+    """Drives one rank's :class:`~uneven.control.Controller`, which decides; all ranks' come to the same answers.
 
     Args:
         rank: this worker.
@@ -84,7 +40,7 @@ class SlowLoop:
         forecaster: makes the one that gives this rank's word on its own speed.
         on_split: told about every change of the split.
         on_complaint: told about every report that was not believed: rank, iteration, text.
-        on_forecast: told what this rank foretells with each report: the first iteration that it is about, and what.
+        on_forecast: told what this rank foretells with each report.
     """
 
     def __init__(
@@ -96,49 +52,60 @@ class SlowLoop:
         *,
         on_split: Callable[[SplitRecord], None],
         on_complaint: Callable[[int, int, str], None],
-        on_forecast: Callable[[int, Forecast], None] | None = None,
+        on_forecast: Callable[[ForecastRecord], None],
     ) -> None:
         self._rank, self._give = rank, give
-        self._decider = decider
-        self._make_forecaster = forecaster
-        self._forecaster = forecaster()
+        self._controller = Controller(decider, forecaster)
+        self._reporter = self._controller.reporter(rank)
         self._tutor = Tutor()
-        self._past: deque[Table] = deque(maxlen=_PAST)
         self._on_split = on_split
         self._on_complaint = on_complaint
         self._on_forecast = on_forecast
-        self._window = _Window()
         self._pending: Pending | None = None
-        self._next: int | None = None  # the first iteration, also after a resume, warms up and is not reported
-        self._soonest = self._far = 0
-        self._warm = self._cried = False
-        self._adapts = True
-        self._launched = 0
 
     @property
     def newest(self) -> tuple[int, ...]:
         """The newest split decided."""
-        return self._decider.newest
+        return self._controller.newest
 
     def shares(self, iteration: int) -> tuple[int, ...]:
         """The split in force in ``iteration``."""
-        return self._decider.shares(iteration)
+        return self._controller.shares(iteration)
 
     @property
     def adapts(self) -> bool:
-        """Whether what is measured can change anything; what cannot any more never can, and is not asked again."""
-        self._adapts = self._adapts and self._decider.adapts
-        return self._adapts
+        """See :attr:`Controller.adapts`."""
+        return self._controller.adapts
 
     @property
     def watches(self) -> bool:
         """Whether the use of the machine is asked for on every step."""
-        return self._forecaster.watches
+        return self._reporter.forecaster.watches
 
     @property
     def wary(self) -> bool:
         """Whether the next iteration cannot wait to be read: it will tell if this worker's speed has changed."""
-        return self._forecaster.wary
+        return self._reporter.forecaster.wary
+
+    def measured(self, timing: Timing, samples: int, control_s: float, load: Load) -> None:
+        """One iteration's timing has become readable.
+
+        Args:
+            control_s: what measuring and deciding cost in it.
+        """
+        if not self.adapts:
+            return
+        seen = Observation(
+            iteration=timing.iteration,
+            samples=samples,
+            local_s=timing.local_s,
+            exchange_s=timing.exchange_s,
+            transfer_s=timing.transfer_s,
+            cpu=load.cpu,
+            memory=load.memory,
+        )
+        self._controller.measured(self._rank, seen, control_s)
+        self._tutor.turn(self._reporter.forecaster)
 
     def cry(self, iteration: int, load: Load, cost_s: float) -> Report | tuple[()] | None:
         """What this rank has to say with the exchange of ``iteration``, which is about to begin, if its speed has left
@@ -150,43 +117,17 @@ class SlowLoop:
         Returns:
             A row of no numbers where all can but report, as the balancer needs everybody's word.
         """
-        if self._pending is not None or self._next is None:
+        call = self._controller.begins(self._rank, iteration, load, cost_s)
+        if call is None:
             return None
-        if not self._forecaster.calls(iteration, self._soonest, self._far):
-            return None
-        if not self._decider.amends:
+        if call.report is None:
             return ()
-        self._cried = True
-        return self._report(iteration - 1, load, cost_s, deaf=False)
+        self._on_forecast(call.report.forecast(self._rank, iteration))
+        return call.report
 
     def due(self, iteration: int, heard: Heard | None) -> bool:
         """Whether the end of ``iteration`` is the moment for deciding or for a report; see :meth:`tick`."""
-        if not self.adapts:
-            return False
-        rested = self._pending is None and self._next is not None
-        return not rested or (heard is not None and heard.called) or iteration >= (self._next or 0)
-
-    def measured(self, timing: Timing, samples: int, control_s: float, load: Load) -> None:
-        """One iteration's timing has become readable; padded batches and the first iteration do not count.
-
-        Args:
-            control_s: what measuring and deciding cost in it.
-        """
-        warm, self._warm = self._warm, True
-        if samples > 0 and warm and self.adapts:
-            self._window.add(timing, samples, control_s)
-            self._forecaster.observe(
-                Observation(
-                    iteration=timing.iteration,
-                    samples=samples,
-                    local_s=timing.local_s,
-                    exchange_s=timing.exchange_s,
-                    transfer_s=timing.transfer_s,
-                    cpu=load.cpu,
-                    memory=load.memory,
-                )
-            )
-            self._tutor.turn(self._forecaster)
+        return self._controller.due(iteration, heard is not None and heard.called)
 
     def tick(self, iteration: int, load: Load, cost_s: float, heard: Heard | None, met: bool = True) -> bool:
         """The end of ``iteration``; called on every rank alike.
@@ -203,129 +144,38 @@ class SlowLoop:
         if not self.adapts:
             return False
         if self._pending is not None:
-            if not met:
-                return False
-            rows = self._pending.result()
+            rows = self._pending.result() if met else None
             if rows is None:
                 return False
             self._pending = None
-            self._decide(iteration, Table(rows))
-        if self._next is None:
-            self._next = self._soonest = self._far = iteration + 1
-        called = heard is not None and heard.called
-        if heard is not None and called and heard.rows:
-            self._amend(iteration, heard.rows)
-        if called or iteration >= self._next:
-            self._pending = self._give(self._report(iteration, load, cost_s, deaf=heard is None))
-            self._launched, self._cried = iteration, False
-            return True
-        return False
+            self._controller.gathered(Table(rows))
+        if heard is not None and heard.called:
+            self._controller.called(iteration, {rank: Report(*row) for rank, row in heard.rows.items()})
+        self._carry_out(self._controller.ended(self._rank, iteration, load, cost_s, deaf=heard is None))
+        return self._pending is not None
 
-    def _amend(self, iteration: int, rows: dict[int, list[float]]) -> None:
-        self._announce(self._decider.amend(iteration, {rank: Report(*row) for rank, row in rows.items()}))
-
-    def _announce(self, outcome: Decision | Amendment) -> None:
-        for complaint in outcome.complaints:
-            self._on_complaint(complaint.rank, complaint.iteration, complaint.text)
-        if outcome.split is not None:
-            self._on_split(outcome.split)
-
-    def _decide(self, iteration: int, table: Table) -> None:
-        self._past.append(table)
-        decision = self._decider.decide(iteration, self._launched, table)
-        self._announce(decision)
-        self._soonest, self._far, self._next = decision.soonest, decision.far, decision.next
-        self._forecaster.hidden_s = self._decider.hidden_s
-
-    def _report(self, iteration: int, load: Load, cost_s: float, deaf: bool) -> Report:
-        window, self._window = self._window, _Window()
-        urgent = self._forecaster.urgent or self._cried
-        forecast = self._forecaster.tell()
-        if self._on_forecast is not None:
-            self._on_forecast(iteration + 1, forecast)
-        return Report(
-            iteration=window.iteration,
-            iterations=window.iterations,
-            samples=window.samples,
-            local_s=window.local_s,
-            exchange_s=window.exchange_s,
-            transfer_s=window.transfer_s,
-            control_s=window.control_s,
-            cost_s=cost_s,
-            cpu=load.cpu,
-            memory=load.memory,
-            predicted_per_s=forecast.predicted_per_s,
-            doubt=forecast.doubt,
-            urgent=float(urgent),
-            deaf=float(deaf),
-            split=self._decider.fingerprint(),
-        )
+    def _carry_out(self, instructions: Iterable[Instruction]) -> None:
+        for one in instructions:
+            if isinstance(one, SplitRecord):
+                self._on_split(one)
+            elif isinstance(one, Complaint):
+                self._on_complaint(one.rank, one.iteration, one.text)
+            else:
+                self._on_forecast(one.report.forecast(self._rank, one.iteration + 1))
+                self._pending = self._give(one.report)
 
     def state_dict(self) -> dict[str, Any]:
         """The decider's state, what this rank's forecaster has learnt, and everybody's past, as plain data."""
-        past = [[[x if math.isfinite(x) else None for x in row] for row in table.rows.tolist()] for table in self._past]
-        forecaster = self._forecaster.state_dict()
-        return {**self._decider.state_dict(), "rank": self._rank, "forecaster": forecaster, "past": past}
-
-    def check(self, state: dict[str, Any]) -> None:
-        """See that ``state`` can be gone on with. Nothing is changed.
-
-        Raises:
-            CheckpointError: it is damaged; the message names the field.
-        """
-        with loading("the balancing"):
-            saved = read(_State, state)
-            if not self._decider.check(state):
-                return
-            size = len(self._decider.newest), len(Report._fields)
-            if any((len(rows), *{len(row) for row in rows}) != size for rows in saved["past"]):
-                raise Misfit(saved["past"], f"tables of {size[0]} reports with {size[1]} numbers each", "past")
-            past = list(map(_table, saved["past"]))
-            for row in (row for table in past for row in table.rows.tolist()):  # all ranks refuse what one must
-                if (report := Report(*row)).believable and not report.observation().speed_per_s > 0.0:
-                    raise Misfit(row, "a report with a speed above 0", "past")
-            self._foretelling(saved["rank"], saved["forecaster"], past)
+        return self._controller.state_dict(self._rank)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
-
-        Raises:
-            CheckpointError: see :meth:`check`.
-        """
-        self.check(state)
+        """See :meth:`Controller.load_state_dict`."""
+        self._controller.load_state_dict(self._rank, state)
+        self._tutor.drop()
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
             self._pending.result()
-        self._pending, self._next, self._window, self._cried = None, None, _Window(), False
-        self._tutor.drop()
-        self._forecaster = self._make_forecaster()
-        self._past.clear()
-        goes_on = self._decider.load_state_dict(state)
-        self._adapts = True
-        self._forecaster.hidden_s = self._decider.hidden_s
-        if not goes_on:
-            return
-        self._past.extend(map(_table, state["past"]))
-        self._forecaster = self._foretelling(state["rank"], state["forecaster"], self._past)
+            self._pending = None
 
     def close(self) -> None:
         """End what runs in the background."""
         self._tutor.close()
-
-    def _foretelling(self, rank: int, state: dict[str, Any], past: Iterable[Table]) -> Forecaster:
-        """A forecaster that goes on with this state, or with what this worker reported if it is another rank's."""
-        forecaster = self._make_forecaster()
-        forecaster.hidden_s = self._decider.hidden_s
-        if rank == self._rank:
-            with inside("forecaster"):
-                forecaster.load_state_dict(state)
-        else:
-            for table in past:
-                own = Report(*table.rows[self._rank].tolist())
-                if own.believable:
-                    forecaster.observe(own.observation())
-        forecaster.tell()
-        return forecaster
-
-
-def _table(rows: Sequence[Sequence[float | None]]) -> Table:
-    return Table([[math.nan if x is None else x for x in row] for row in rows])

@@ -1,0 +1,375 @@
+"""The slow loop as a state machine: events in, instructions out. Pure.
+
+::
+
+    measured(rank, …)         a worker has read the time of one of its iterations
+    begins(rank, k)           it is about to begin iteration k              ─► CallForReports
+    called(k, reports)        calls have come with the exchange of iteration k
+    ended(rank, k)            it has ended iteration k                      ─► SplitRecord, Complaint, GiveReport
+    reported(rank, report)    one report has arrived; or, by gathered(table), all of them
+    members_changed(k, …)     others take part from iteration k on
+
+Whoever drives it carries rows and reads clocks, and decides nothing. A real run drives one on every rank, with that
+rank's worker; the reports of the others arrive through the network. The simulator and the benches drive one with all
+workers. Either way the same reports at the same iterations lead to the same splits.
+
+Reports are due at the end of an iteration. When everybody's have arrived, the next iteration that ends is the moment
+to decide: at iteration j, for j + 1 + lookahead. A worker whose speed has left its forecast calls for reports with the
+exchange of its next iteration; its own comes along, so all can decide by it when that iteration ends, and then report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypedDict
+
+from uneven.control.decider import Amendment, Decider, Decision
+from uneven.control.forecast import Forecaster
+from uneven.control.referee import Complaint
+from uneven.control.reporter import Load, Reporter
+from uneven.control.reports import Report
+from uneven.control.table import Table
+from uneven.core.plain import Count, Misfit, inside, loading, read
+from uneven.core.records import SplitRecord
+from uneven.core.views import Limits, Observation
+
+_PAST = 32
+"""Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
+
+
+class GiveReport(NamedTuple):
+    """Hand this report to everybody, at the end of this iteration."""
+
+    rank: int
+    iteration: int
+    report: Report
+
+
+class CallForReports(NamedTuple):
+    """Let everybody hear with the exchange of this iteration that a worker calls for reports.
+
+    Attributes:
+        report: comes along, for all to decide by; None where the balancer needs everybody's.
+    """
+
+    rank: int
+    iteration: int
+    report: Report | None
+
+
+Instruction = SplitRecord | Complaint | GiveReport
+"""A split is in force from its ``iteration`` on; position i of its columns belongs to rank i."""
+
+
+class ControllerState(TypedDict):
+    """What a checkpoint holds of one worker, beside the decider's."""
+
+    rank: Count
+    forecaster: dict[str, Any]
+    past: list[list[list[float | None]]]
+
+
+@dataclass(slots=True)
+class _Era:
+    """The time of one membership: its decider, when reports are due, and those under way.
+
+    Attributes:
+        first: the first iteration of these members.
+        places: position of each member among the members.
+        due: the iteration at whose end reports are due; None before anybody has ended one.
+        soonest, far: from which iteration on a worker may call for them, and the same for one that is far off.
+        ended: the furthest iteration that a member has ended.
+        given: workers whose reports are under way.
+        launched: the furthest iteration at whose end one of these was given.
+        arrived: those of them that have arrived, and …
+        table: … all of them, once they have.
+        calls: rank → what it said with its call, until it has been decided by.
+        heard: the furthest iteration with whose exchange a call came.
+    """
+
+    first: int
+    decider: Decider
+    due: int | None = None
+    soonest: int = 0
+    far: int = 0
+    ended: int = -1
+    launched: int = -1
+    given: set[int] = field(default_factory=set)
+    arrived: dict[int, Report] = field(default_factory=dict)
+    table: Table | None = None
+    calls: dict[int, Report] = field(default_factory=dict)
+    heard: int = -1
+    places: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = {rank: place for place, rank in enumerate(self.decider.members)}
+
+
+class Controller:
+    """Keeps the split of every iteration, for the workers whose events it is told.
+
+    Args:
+        decider: of the first members; where several controllers serve one run, all have the same.
+        forecaster: makes the one of a worker.
+    """
+
+    def __init__(self, decider: Decider, forecaster: Callable[[], Forecaster]) -> None:
+        self._make_forecaster = forecaster
+        self._era = _Era(0, decider)
+        self._earlier: list[_Era] = []
+        self._reporters: dict[int, Reporter] = {}
+        self._past: deque[Table] = deque(maxlen=_PAST)
+        self._adapts = True
+
+    # ---------------------------------------------------------------- what is asked in every iteration
+    @property
+    def newest(self) -> tuple[int, ...]:
+        """The newest split decided."""
+        return self._era.decider.newest
+
+    def shares(self, iteration: int) -> tuple[int, ...]:
+        """The split in force in ``iteration``, by position among its members."""
+        era = self._era
+        if era.first > iteration:
+            era = next(era for era in reversed(self._earlier) if era.first <= iteration)
+        return era.decider.shares(iteration)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether what is measured can change anything. What cannot any more never can with the same members, and is
+        not asked again."""
+        self._adapts = self._adapts and self._era.decider.adapts
+        return self._adapts
+
+    def reporter(self, rank: int) -> Reporter:
+        """Sums up the iterations of one of the workers whose events come here."""
+        known = self._reporters.get(rank)
+        return self._enlist(rank) if known is None else known
+
+    def due(self, iteration: int, called: bool) -> bool:
+        """Whether the end of ``iteration`` is the moment to decide or to report; else :meth:`ended` need not be told.
+
+        Args:
+            called: whether a call has come with its exchange.
+        """
+        era = self._era
+        if era.due is None or era.given or called or iteration >= era.due:
+            return self.adapts
+        return False
+
+    # ---------------------------------------------------------------- events
+    def measured(self, rank: int, seen: Observation, control_s: float = 0.0, late: bool = False) -> None:
+        """A worker has read the time of one of its iterations; see :meth:`Reporter.measured`."""
+        if self.adapts:
+            self.reporter(rank).measured(seen, control_s, late)
+
+    def begins(
+        self, rank: int, iteration: int, load: Load, cost_s: float, control_s: float = 0.0
+    ) -> CallForReports | None:
+        """A worker is about to begin ``iteration``: whether it calls, as its speed has left what it last told.
+
+        Whoever drives this says :meth:`called` when the exchange of that iteration has carried it.
+
+        Args:
+            cost_s, control_s: see :meth:`Reporter.report`.
+        """
+        era = self._era
+        if era.given or era.due is None or rank not in era.places:
+            return None
+        reporter = self.reporter(rank)
+        if not reporter.forecaster.calls(iteration, era.soonest, era.far) or not self.adapts:
+            return None
+        if not era.decider.amends:
+            return CallForReports(rank, iteration, None)
+        reporter.called = True
+        report = reporter.report(load, cost_s, control_s, deaf=False, split=era.decider.fingerprint())
+        return CallForReports(rank, iteration, report)
+
+    def called(self, iteration: int, reports: Mapping[int, Report]) -> None:
+        """Somebody has called with the exchange of ``iteration``, so all report when that has ended.
+
+        Args:
+            reports: rank → the report that came along; empty where none can.
+        """
+        era = self._era
+        era.due = iteration if era.due is None else min(era.due, iteration)
+        era.calls.update(reports)
+        era.heard = max(era.heard, iteration)
+
+    def ended(
+        self, rank: int, iteration: int, load: Load, cost_s: float, control_s: float = 0.0, *, deaf: bool = False,
+        newest: int = -1,
+    ) -> list[Instruction]:  # fmt: skip
+        """A worker has ended ``iteration``.
+
+        Args:
+            cost_s, control_s: see :meth:`Reporter.report`.
+            deaf: whether calls are not carried.
+            newest: the furthest iteration that anybody has begun, where workers do not keep step.
+
+        Raises:
+            ConflictError: see :meth:`Decider.decide`.
+        """
+        era = self._era
+        if rank not in era.places or not self.adapts:
+            return []
+        era.ended = max(era.ended, iteration)
+        if era.due is None:  # the first iteration warms up
+            era.soonest = era.far = era.due = iteration + 1
+        told = [*self._amend(era, newest), *self._decide(era, newest)]
+        if iteration >= era.due and rank not in era.given:
+            reporter = self.reporter(rank)
+            report = reporter.report(load, cost_s, control_s, deaf=deaf, split=era.decider.fingerprint())
+            reporter.called = False
+            era.given.add(rank)
+            era.launched = max(era.launched, iteration)
+            told.append(GiveReport(rank, iteration, report))
+        return told
+
+    def reported(self, rank: int, report: Report, newest: int = -1) -> list[Instruction]:
+        """A report has arrived. The last one leads to a decision at once, if somebody has gone on meanwhile.
+
+        Args:
+            newest: see :meth:`ended`.
+        """
+        era = self._era
+        era.arrived[rank] = report
+        if len(era.arrived) < len(era.places):
+            return []
+        self.gathered(Table([era.arrived[one] for one in era.places]))
+        return self._decide(era, newest)
+
+    def gathered(self, table: Table) -> None:
+        """All reports have arrived, by position of the member; they are decided by when the next iteration ends."""
+        self._era.table, self._era.arrived = table, {}
+
+    def members_changed(self, first: int, members: tuple[int, ...], limits: Limits) -> None:
+        """Others take part from an iteration on that nobody has begun. What was learnt of those who stay is kept.
+
+        Args:
+            limits: of the new members.
+        """
+        old = self._era
+        self._earlier.append(old)
+        self._era = era = _Era(first, old.decider.successor(members, limits))
+        era.soonest = era.far = era.due = first + 1
+        self._adapts = True
+        for rank in [rank for rank in self._reporters if rank not in old.places]:
+            del self._reporters[rank]
+        for rank in members:
+            if rank not in old.places:
+                self._enlist(rank, first)
+        for reporter in self._reporters.values():
+            reporter.called = False
+
+    # ---------------------------------------------------------------- what follows from them
+    def _enlist(self, rank: int, since: int = 0) -> Reporter:
+        made = self._reporters[rank] = Reporter(self._make_forecaster(), since)
+        made.forecaster.hidden_s = self._era.decider.hidden_s
+        return made
+
+    def _amend(self, era: _Era, newest: int) -> list[Instruction]:
+        if not era.calls or era.ended < era.heard:
+            return []
+        calls, era.calls = era.calls, {}
+        by_place = {era.places[rank]: report for rank, report in calls.items()}
+        return _told(era, era.decider.amend(max(era.ended, newest), by_place))
+
+    def _decide(self, era: _Era, newest: int) -> list[Instruction]:
+        if era.table is None or era.ended <= era.launched:
+            return []
+        table, era.table = era.table, None
+        self._past.append(table)
+        decision = era.decider.decide(max(era.ended, newest), era.launched, table)
+        era.given = set()
+        era.soonest, era.far, era.due = decision.soonest, decision.far, decision.next
+        for reporter in self._reporters.values():
+            reporter.forecaster.hidden_s = era.decider.hidden_s
+        return _told(era, decision)
+
+    # ---------------------------------------------------------------- checkpoints
+    def state_dict(self, rank: int) -> dict[str, Any]:
+        """The decider's state, what one worker's forecaster has learnt, and everybody's past, as plain data."""
+        past = [[[x if math.isfinite(x) else None for x in row] for row in table.rows.tolist()] for table in self._past]
+        forecaster = self.reporter(rank).forecaster.state_dict()
+        return {**self._era.decider.state_dict(), "rank": rank, "forecaster": forecaster, "past": past}
+
+    def check(self, rank: int, state: dict[str, Any]) -> None:
+        """See that ``state`` can be gone on with. Nothing is changed.
+
+        Raises:
+            CheckpointError: it is damaged; the message names the field.
+        """
+        with loading("the balancing"):
+            saved, decider = read(ControllerState, state), self._era.decider
+            if not decider.check(state):
+                return
+            size = len(decider.newest), len(Report._fields)
+            if any((len(rows), *{len(row) for row in rows}) != size for rows in saved["past"]):
+                raise Misfit(saved["past"], f"tables of {size[0]} reports with {size[1]} numbers each", "past")
+            past = list(map(_table, saved["past"]))
+            for row in (row for table in past for row in table.rows.tolist()):  # all ranks refuse what one must
+                if (report := Report(*row)).believable and not report.observation().speed_per_s > 0.0:
+                    raise Misfit(row, "a report with a speed above 0", "past")
+            self._foretelling(rank, saved, past)
+
+    def load_state_dict(self, rank: int, state: dict[str, Any]) -> None:
+        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
+
+        Raises:
+            CheckpointError: see :meth:`check`.
+        """
+        self.check(rank, state)
+        decider = self._era.decider
+        goes_on = decider.load_state_dict(state)
+        self._era, self._adapts = _Era(0, decider), True
+        self._earlier.clear()
+        self._past.clear()
+        if goes_on:
+            self._past.extend(map(_table, state["past"]))
+            forecaster = self._foretelling(rank, read(ControllerState, state), self._past)
+        else:
+            forecaster = self._make_forecaster()
+            forecaster.hidden_s = decider.hidden_s
+        self.reporter(rank).restart(forecaster)
+
+    def _foretelling(self, rank: int, saved: ControllerState, past: Iterable[Table]) -> Forecaster:
+        """A forecaster that goes on with this state, or with what this worker reported if it is another rank's."""
+        forecaster = self._make_forecaster()
+        forecaster.hidden_s = self._era.decider.hidden_s
+        if saved["rank"] == rank:
+            with inside("forecaster"):
+                forecaster.load_state_dict(saved["forecaster"])
+        else:
+            for table in past:
+                own = Report(*table.rows[self._era.places[rank]].tolist())
+                if own.believable:
+                    forecaster.observe(own.observation())
+        forecaster.tell()
+        return forecaster
+
+
+def _told(era: _Era, outcome: Decision | Amendment) -> list[Instruction]:
+    told: list[Instruction] = [*outcome.complaints]
+    if outcome.split is not None:
+        told.append(_by_rank(outcome.split, era.decider.members))
+    return told
+
+
+def _by_rank(split: SplitRecord, members: tuple[int, ...]) -> SplitRecord:
+    """Columns in which position i belongs to rank i, as readers expect; who is not there takes nothing."""
+    ranks = members[-1] + 1
+    if ranks == len(members):
+        return split
+    shares, speeds, predicted = [0] * ranks, [math.nan] * ranks, [math.nan] * ranks
+    for place, rank in enumerate(members):
+        shares[rank], speeds[rank] = split.shares[place], split.speeds_per_s[place]
+        predicted[rank] = split.predicted_per_s[place]
+    return replace(split, shares=tuple(shares), speeds_per_s=tuple(speeds), predicted_per_s=tuple(predicted))
+
+
+def _table(rows: Sequence[Sequence[float | None]]) -> Table:
+    return Table([[math.nan if x is None else x for x in row] for row in rows])
