@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,8 @@ def test_balanced_inside_ray_train(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     unneeded = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER")
     environment |= dict.fromkeys(unneeded, "0")  # each of them is a process that imports Ray
-    printed = python(RAY, directory=tmp_path, limit_s=200, **environment)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as short:  # for sockets
+        printed = python(RAY, directory=tmp_path, limit_s=200, RAY_TMPDIR=short, **environment)
     assert accuracies(printed)[0] > 0.9
 
 
@@ -135,7 +137,7 @@ def test_a_part_gives_what_one_process_gives_and_goes_on_elsewhere(tmp_path: Pat
     forked(PART, "--epochs", 2, "--save", "one.pt", directory=tmp_path)
     run = ["-m", "uneven", "run", "--nproc", 2, "--balance", "static:shares=3/1", "--run-dir", "run"]
     forked(*run, PART, "--save", "half.pt", directory=tmp_path)
-    forked(*TORCHRUN, PART, "--resume", "half.pt", "--save", "two.pt", directory=tmp_path)
+    forked(*TORCHRUN, PART, "--resume", "half.pt", "--save", "two.pt", directory=tmp_path, TMPDIR=str(tmp_path))
     one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "two"))
     for key, weights in one["model"].items():
         torch.testing.assert_close(two["model"][key], weights, rtol=0.0, atol=1e-12)
