@@ -255,13 +255,11 @@ class Session(ThreadedTraining):
 
         Raises:
             ConfigError: neither or both are given, or others than in the first step; there is a loader; or workers take
-                samples at their own pace (``asp``, ``easgd``, …), for which they need a loader.
-            TrainingError: ``samples`` are others than in the first step.
+                samples at their own pace (``asp``, ``easgd``, …), for which they need a loader; the session is closed.
+            TrainingError: ``samples`` are others than in the first step, or another step is under way.
         """
         steps = self._steps(batch_size, samples)
-        part = steps.next(self._loop.reports.shares(steps.iteration), samples)
-        self._begin(part)
-        with drawn_step(self._loop, part):
+        with drawn_step(self._loop, steps, samples, self._begin) as part:
             yield part.batch(self.rank)
 
     def share(self, batch_size: int) -> int:
@@ -312,7 +310,7 @@ class Session(ThreadedTraining):
         if self._loader is None or self._tried is None or self._loop.epoch >= 0:
             raise ConfigError(
                 "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
-                "then session.loader(...), then session.profile(step), then for batch in loader"
+                "then session.loader(...) or session.share(batch_size), then session.profile(step), then the loop"
             )
         if not 0.0 < within_s < self.config.timeout_s:
             most_s = self.config.timeout_s
@@ -437,9 +435,11 @@ class Session(ThreadedTraining):
         if self._loader is not None:
             self._loader.close()
         self._undo()
-        if self._closing.alive:
-            self._loop.close()
-        self._closing()
+        try:
+            if self._closing.alive:
+                self._loop.close()
+        finally:
+            self._closing()
 
     def __enter__(self) -> Self:
         return self

@@ -130,3 +130,52 @@ def test_a_step_that_breaks_off_is_over_and_the_next_one_goes_on() -> None:
     with session.step(batch_size=X) as n:
         learn(model, optimizer, drawn(1, n))
     session.close()
+
+
+class Counting(uneven.Part):
+    """In which steps gradients were ready, and which steps were over."""
+
+    def __init__(self) -> None:
+        self.ready: list[int] = []
+        self.over: list[int] = []
+
+    def gradients_ready(self, step: uneven.Step, optimizer: torch.optim.Optimizer) -> None:
+        self.ready.append(step.iteration)
+
+    def after_step(self, step: uneven.Step) -> None:
+        self.over.append(step.iteration)
+
+
+def test_a_step_without_a_forward_pass_takes_none_of_the_next() -> None:
+    part = Counting()
+    session, model, optimizer = started(parts=[part])
+    for step in range(4):
+        with session.step(batch_size=X) as n:
+            if step % 2 == 0:
+                continue
+            learn(model, optimizer, drawn(step, n))
+    assert part.ready == [1, 3]
+    assert part.over == [0, 1, 2, 3]
+    session.close()
+
+
+def test_a_step_holds_no_other_one_and_a_closed_session_has_none() -> None:
+    part = Counting()
+    session, *_ = started(parts=[part])
+    with session.step(batch_size=X):
+        with pytest.raises(TrainingError, match="inside of step 0, which has not ended"), session.step(batch_size=X):
+            pass
+        session.close()
+    assert part.over == []
+    with pytest.raises(ConfigError, match="the session is closed"), session.step(batch_size=X):
+        pass
+
+
+@pytest.mark.parametrize("size", [0, -3, True, 12.0, "8"])
+def test_what_is_no_number_of_samples_is_refused(size: Any) -> None:
+    session, *_ = started()
+    with pytest.raises(ConfigError, match="give a number of samples, an int"), session.step(batch_size=size):
+        pass
+    with pytest.raises(ConfigError, match="not all may be 0" if size == 0 else "an int"), session.step(samples=size):
+        pass
+    session.close()

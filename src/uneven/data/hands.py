@@ -133,6 +133,11 @@ class Hands:
         self._open.append(_Held(part, None if self.turn_of is None else self.turn_of(part), batch))
         self._fresh = True
 
+    def settle(self) -> None:
+        """Batches that have had no forward pass get none any more: the next pass is on one that is handed out later."""
+        if self._passed < len(self._open):
+            self._passed, self._last = len(self._open), self._open[-1]
+
     def rest(self) -> None:
         """The newest batch is not to be kept any longer than the user keeps it."""
         if (newest := self._newest()) is not None:
@@ -188,7 +193,7 @@ class Hands:
             )
         self._watched = True
         if not self._passed and self._fresh:  # no forward pass was seen
-            self._passed, self._last = len(self._open), self._open[-1]
+            self.settle()
         for _ in range(self._passed):
             self._open.popleft()
         self._passed, self._fresh = 0, False

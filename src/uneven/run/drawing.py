@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from uneven.balance import Balancer, Even
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, TrainingError
 from uneven.registry import describe
 from uneven.run.loop import StepLoop
 from uneven.run.start.connect import compare
@@ -28,13 +28,18 @@ def drawn_steps(
         loader: what the session has so far.
 
     Raises:
-        ConfigError: there is a loader; workers take samples at their own pace; or neither number is given, or both, or
-            another global batch than before.
+        ConfigError: the session is closed; there is a loader; workers take samples at their own pace; or neither number is given, or both, no
+            whole number, or another global batch than before.
     """
+    if loop.closed:
+        raise ConfigError("session.step: the session is closed; make another one, with the model and the optimizer")
     if isinstance(loader, BalancedLoader):
         raise ConfigError("session.step and session.share are for loops without a loader: leave session.loader out")
     if (batch_size is None) == (samples is None):
         raise ConfigError(f"session.step(batch_size={batch_size}, samples={samples}): give one of the two")
+    number = samples if batch_size is None else batch_size
+    if type(number) is not int or number < (batch_size is not None):
+        raise ConfigError(f"session.step(batch_size={batch_size!r}, samples={samples!r}): give a number of samples, an int")
     if loader is None:
         return _made(loop, balancer, batch_size, samples)
     if batch_size not in (None, loader.batch_size):
@@ -46,11 +51,25 @@ def drawn_steps(
 
 
 @contextmanager
-def drawn_step(loop: StepLoop, part: Part) -> Iterator[None]:
-    """A step that has begun, and whose batch the script draws itself."""
+def drawn_step(
+    loop: StepLoop, steps: DrawnSteps, samples: int | None, begin: Callable[[Part], None]
+) -> Iterator[Part]:
+    """A step whose batch the script draws itself; see :meth:`DrawnSteps.next` for ``samples``.
+
+    Raises:
+        TrainingError: another step is under way, or that is not this worker's share.
+    """
+    if loop.part is not None:
+        raise TrainingError(
+            f"session.step inside of step {loop.part.iteration}, which has not ended: a step cannot hold another one. If "
+            f"a generator holds it, close that first"
+        )
+    part = steps.next(loop.reports.shares(steps.iteration), samples)
+    begin(part)
+    loop.hands.settle()  # the batch of a block that was left without a forward pass gets none any more
     loop.hands.hand(part, None)
     try:
-        yield
+        yield part
     except BaseException:
         loop.end(leaving=True)
         raise
@@ -70,8 +89,8 @@ def _made(loop: StepLoop, balancer: Balancer, batch_size: int | None, samples: i
         return steps
     said = compare(context.connection.transport, {"_samples": samples}, "session.step")
     each = [int(one["_samples"]) for one in said]
-    if min(each) < 0 or sum(each) == 0:
-        raise ConfigError(f"session.step(samples=…): the workers say {each}; none may be below 0, nor all be 0")
+    if sum(each) == 0:
+        raise ConfigError(f"session.step(samples=…): the workers say {each}; not all may be 0")
     steps = DrawnSteps(sum(each), context.rank)
     assert samples is not None
     loop.reports.start(steps, Even(), samples, samples)  # limits that leave no choice

@@ -58,7 +58,7 @@ class StepLoop:
         hands: those that were handed out and that no optimizer step has taken in.
         hand_out: counters of the samples, where workers take them at their own pace.
         agreement: what is exchanged beside gradients.
-        attached: whether a model is.
+        attached, closed: whether a model is; whether the session is.
         watch: looks after it.
     """
 
@@ -73,7 +73,7 @@ class StepLoop:
         self.hands = Hands(self.turns.of)
         self.part: Part | None = None
         self.epoch = -1
-        self.attached = False
+        self.attached = self.closed = False
         self.watch: ModelWatch | Unwatched = Unwatched()
         self._planned: StepPlan | None = None
         self._detach: Callable[[], None] = _nothing
@@ -185,7 +185,8 @@ class StepLoop:
             self.agreement.load_state_dict(saved.agreement, saved.vectors)
 
     def close(self) -> None:
-        """Let go of the model and of what was opened."""
+        """Let go of the model and of what was opened. A step in whose midst that happens does not end."""
+        self.part, self.closed = None, True
         self._detach()
         self.reports.close()
         self.parts.close(self.context.scribe)

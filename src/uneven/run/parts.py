@@ -38,7 +38,7 @@ class Parts:
         wanted: whether any part wants any moment of a step.
 
     Raises:
-        ConfigError: something is no part, or two have one name.
+        ConfigError: something is no part, two have one name, or one has a name that no state can be kept under.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -48,6 +48,8 @@ class Parts:
         names = [one.name for one in parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"parts={parts!r}: two are named {twice[0]!r}; override the property name of one")
+        if dotted := [name for name in names if not name or "." in name]:  # the state's tensors are named part.key
+            raise ConfigError(f"parts={parts!r}: {dotted[0]!r} is no name for a part: empty, or with a dot")
         self._parts = tuple(parts)
         self._before, self._ready, self._after = ([one for one in parts if _wants(one, moment)] for moment in _MOMENTS)
         self.wanted = any((self._before, self._ready, self._after))
@@ -56,7 +58,16 @@ class Parts:
         self._loaded: dict[str, Any] = {}
 
     def attach(self, run: Run) -> None:
-        """Attach all; a state that was loaded before is taken up now."""
+        """Attach all; a state that was loaded before is taken up now.
+
+        Raises:
+            ConfigError: a part waits for the steps of optimizers, and there are none.
+        """
+        if self._ready and not run.optimizers:
+            raise ConfigError(
+                f"part {self._ready[0].name!r} has gradients_ready, which is called before the steps of the optimizers "
+                f"given to session.setup, and none was: call session.setup(model, optimizer)"
+            )
         self._run = run
         self._each(self._parts, "attach", run)
         self.load(self._loaded)
@@ -101,11 +112,12 @@ class Parts:
         """Inside of ``session.evaluated()``."""
         with ExitStack() as stack:
             for one in self._parts:
-                stack.enter_context(one.evaluated())
+                with _named(one, "evaluated"):
+                    stack.enter_context(one.evaluated())
             yield
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Plain data by the name of the part, and tensors by that and their own.
+        """Plain data by the part's name, and tensors by that and their own; before :meth:`attach`, what was loaded.
 
         Raises:
             CheckpointError: a part gives something else.
@@ -113,7 +125,8 @@ class Parts:
         plain: dict[str, Any] = {}
         tensors: dict[str, torch.Tensor] = {}
         for one in self._parts:
-            state = one.state_dict()
+            with _named(one, "state_dict"):
+                state = one.state_dict() if self._run is not None else self._loaded.get(one.name, {})
             tensors |= {f"{one.name}.{key}": it for key, it in state.items() if isinstance(it, torch.Tensor)}
             plain[one.name] = {key: it for key, it in state.items() if not isinstance(it, torch.Tensor)}
             try:
@@ -121,6 +134,9 @@ class Parts:
             except (TypeError, ValueError) as error:
                 why = f"the state of part {one.name!r} is neither plain data nor tensors: {error}"
                 raise CheckpointError(why) from error
+            if (key := _no_text(state)) is not None:
+                why = f"the state of part {one.name!r} has the key {key!r}; keys are texts, as JSON would make them so"
+                raise CheckpointError(why)
         return plain, tensors
 
     def load(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> None:
@@ -143,20 +159,39 @@ class Parts:
                 scribe.write(record)
 
     def close(self, scribe: Journal) -> None:
-        """The session ends."""
-        self.note_traffic(scribe)
-        self._each(self._parts, "close")
-        if self._run is not None:
-            self._run.lines.close()
+        """The session ends. One part that raises keeps no other from being closed."""
+        with ExitStack() as stack:
+            if self._run is not None:
+                stack.callback(self._run.lines.close)
+            for one in reversed(self._parts):
+                stack.callback(self._each, [one], "close")
+            stack.callback(self.note_traffic, scribe)
 
     def _each(self, parts: Iterable[Part], moment: str, *args: Any) -> None:
         for one in parts:
-            try:
+            with _named(one, moment):
                 getattr(one, moment)(*args)
-            except Exception as error:
-                error.add_note(f"raised by part {one.name!r}, in {moment}")
-                raise
+
+
+@contextmanager
+def _named(part: Part, moment: str) -> Iterator[None]:
+    """What is raised inside says which part it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised by part {part.name!r}, in {moment}")
+        raise
+
+
+def _no_text(state: Any) -> Any:
+    """A key in plain data that is no text, and that would come back as one."""
+    if isinstance(state, list | tuple):
+        return next((key for one in state if (key := _no_text(one)) is not None), None)
+    if not isinstance(state, dict):
+        return None
+    wrong = next((key for key in state if not isinstance(key, str)), None)
+    return _no_text(list(state.values())) if wrong is None else wrong
 
 
 def _wants(part: Part, moment: str) -> bool:
-    return getattr(type(part), moment) is not getattr(Part, moment)
+    return getattr(getattr(part, moment), "__func__", None) is not getattr(Part, moment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from lines_contract import exchange_all
 from uneven.errors import ConfigError, PeerError
 from uneven.run.lines import ThreadLines
+from uneven.run.lines.hub import Hub
 
 
 def together(body: Callable[[ThreadLines], Any], size: int, timeout_s: float = 20.0) -> list[Any]:
@@ -68,7 +70,49 @@ def test_what_does_not_fit_is_refused() -> None:
         lines.open("more", [0, 1])
     with pytest.raises(ConfigError, match="rank 1 is none of its members"):
         line.send(torch.ones(1), 1)
+    with pytest.raises(ConfigError, match="rank 0 is this worker itself"):
+        line.receive(torch.ones(1), 0)
+    with pytest.raises(ConfigError, match=r"shape \(4,\) and strides \(2,\) is not contiguous"):
+        line.sum(torch.ones(8)[::2])
+    with pytest.raises(ConfigError, match="not contiguous"):
+        line.all_to_all([torch.ones(2)], [torch.ones(4)[::2]])
     with pytest.raises(ConfigError, match="gather into 2 tensors on 1 members"):
         line.gather(torch.ones(1), [torch.ones(1)] * 2)
     with pytest.raises(ConfigError, match="all_to_all with 0 tensors to send and 1 to receive"):
         line.all_to_all([], [torch.ones(1)])
+
+
+def test_tensors_that_differ_from_worker_to_worker_are_refused_among_threads() -> None:
+    def body(lines: ThreadLines) -> None:
+        line, rank = lines.open("all"), lines.rank
+        other = torch.ones(1 + 2 * rank)
+        with pytest.raises(ConfigError, match=r"differ in shape or dtype: .*\(1,\), torch\.float32.*\(3,\)"):
+            line.sum(other).wait()
+        with pytest.raises(ConfigError, match=r"torch\.float32.*torch\.int32"):
+            line.sum(torch.ones(2, dtype=torch.int32 if rank else torch.float32)).wait()
+        for begun in (line.broadcast(other, 0), line.gather(other, [torch.ones(1), torch.ones(1)])):
+            with pytest.raises(ConfigError, match="differ in shape"):
+                begun.wait()
+        with pytest.raises(ConfigError, match="differ in shape"):
+            line.all_to_all([other, other], [torch.ones(2), torch.ones(2)]).wait()
+        line.send(other, 1 - rank).wait()
+        with pytest.raises(ConfigError, match="differ in shape"):
+            line.receive(torch.ones(2), 1 - rank).wait()
+
+    together(body, 2)
+
+
+def test_what_was_exchanged_is_not_kept() -> None:
+    found: list[weakref.ref[torch.Tensor]] = []
+
+    class Seen(Hub):
+        def put(self, turn: int, rank: int, value: Any) -> None:
+            found.append(weakref.ref(value))
+            super().put(turn, rank, value)
+
+    (lines,) = ThreadLines.of(1)
+    line = lines.open("all")
+    line._carrier._place.hub = Seen(1)  # type: ignore[attr-defined]
+    for _ in range(3):
+        line.sum(torch.ones(4)).wait()
+    assert [one() for one in found] == [None] * 3

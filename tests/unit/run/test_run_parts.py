@@ -164,3 +164,79 @@ def test_a_batch_fetched_ahead_does_not_change_which_step_it_is() -> None:
         optimizer.zero_grad()
     assert [one for one in said if "ready" in one] == ["one ready 0", "one ready 1", "one ready 2"]
     session.close()
+
+
+class Odd(Part):
+    """Does something wrong in a moment."""
+
+    def __init__(self, state: dict[Any, Any] | None = None) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._state is None:
+            raise KeyError("no state")
+        return self._state
+
+    def evaluated(self) -> Any:
+        return None
+
+    def close(self) -> None:
+        raise RuntimeError("cannot close")
+
+
+def test_a_part_that_fails_beside_the_steps_is_named_and_the_others_are_closed() -> None:
+    said: list[str] = []
+    session, *_ = started(Odd(), Telling("one", said))
+    with pytest.raises(TypeError) as error, session.evaluated():
+        pass
+    assert error.value.__notes__ == ["raised by part 'Odd', in evaluated"]
+    with pytest.raises(KeyError) as missed:
+        session.state_dict()
+    assert missed.value.__notes__ == ["raised by part 'Odd', in state_dict"]
+    with pytest.raises(RuntimeError, match="cannot close"):
+        session.close()
+    assert said[-1] == "one close"
+    session.close()  # it was closed all the same
+
+
+def test_a_part_without_optimizers_to_wait_for_is_refused() -> None:
+    session = uneven.Session(parts=[Telling("one", [])])
+    with pytest.raises(ConfigError, match=r"part 'one' has gradients_ready.* call session\.setup\(model, optimizer\)"):
+        session.setup(nn.Linear(3, 2))
+    session.close()
+
+
+def test_names_and_keys_that_would_come_back_as_others_are_refused() -> None:
+    for name in ("one.two", ""):
+        with pytest.raises(ConfigError, match="is no name for a part"):
+            uneven.Session(parts=[Telling(name, [])])
+    for state in ({0: torch.ones(1)}, {"ranks": [{0: 1}]}):
+        session, *_ = started(Odd(state))
+        with pytest.raises(CheckpointError, match=r"part 'Odd' has the key 0; keys are texts"):
+            session.state_dict()
+        with pytest.raises(RuntimeError, match="cannot close"):
+            session.close()
+
+
+def test_before_setup_the_state_of_a_part_is_the_one_that_was_loaded() -> None:
+    first, *_ = started(one := Telling("one", []))
+    one.count += 3
+    state = first.state_dict()
+    first.close()
+    second = uneven.Session(parts=[Telling("one", [])])
+    assert second.state_dict()["tensors"] == {}
+    second.share(X)
+    second.load_state_dict({**state, "loader": "{}"})
+    assert second.state_dict()["tensors"]["one.count"].tolist() == [3.0, 3.0]
+    assert second.state_dict()["parts"] == state["parts"]
+    second.close()
+
+
+def test_a_moment_that_is_given_to_one_part_alone_is_asked_too() -> None:
+    part, seen = Part(), []
+    part.after_step = lambda step: seen.append(step.iteration)  # type: ignore[method-assign]
+    session, model, optimizer, loader = started(part)
+    for x, y in loader:
+        step(model, optimizer, x, y)
+    assert seen == [0, 1, 2]
+    session.close()

@@ -89,8 +89,12 @@ class Line:
     """One part's line to the same part on other workers. All members make the same calls in the same order.
 
     Each call begins an exchange and returns a :class:`Handle`: ``line.sum(x).wait()`` waits at once,
-    ``handle = line.sum(x)`` … ``handle.wait()`` later. Tensors are contiguous, and have the same shape and type on
-    every member; all exchanges work on the tensors given, none makes a copy.
+    ``handle = line.sum(x)`` … ``handle.wait()`` later. All exchanges work on the tensors given, none makes a copy,
+    so they must be contiguous. They must have the same shape and dtype on every member, which only ``ThreadLines``
+    checks: between processes another size ends the run, and another dtype of the same size gives wrong numbers.
+
+    Every exchange raises :class:`~uneven.errors.ConfigError` for a tensor that is not contiguous, a rank that is no
+    member, and lists of another length than ``members``.
 
     Attributes:
         name: for messages and the journal.
@@ -107,6 +111,7 @@ class Line:
 
     def sum(self, tensor: Tensor) -> Handle:
         """Replace ``tensor`` by its sum over the members."""
+        self._flat(tensor)
         others = len(self.members) - 1
         sent = 2 * others * tensor.nbytes // (others + 1)
         return self._begin("sum", lambda: self._carrier.sum(tensor), sent)
@@ -114,6 +119,7 @@ class Line:
     def broadcast(self, tensor: Tensor, source: int) -> Handle:
         """Replace ``tensor`` by that of the member ``source``."""
         self._check(source)
+        self._flat(tensor)
         sent = (len(self.members) - 1) * tensor.nbytes if source == self.rank else 0
         return self._begin("broadcast", lambda: self._carrier.broadcast(tensor, source), sent)
 
@@ -121,6 +127,7 @@ class Line:
         """Give ``tensor`` to all; ``into`` holds a tensor of that shape for each member, in the order of members."""
         if len(into) != len(self.members):
             raise ConfigError(f"line {self.name!r}: gather into {len(into)} tensors on {len(self.members)} members")
+        self._flat(tensor, *into)
         sent = (len(self.members) - 1) * tensor.nbytes
         return self._begin("gather", lambda: self._carrier.gather(tensor, into), sent)
 
@@ -132,17 +139,20 @@ class Line:
                 f"line {self.name!r}: all_to_all with {len(outgoing)} tensors to send and {len(incoming)} to receive "
                 f"on {len(self.members)} members: give one for each, this worker's own included"
             )
+        self._flat(*outgoing, *incoming)
         sent = sum(one.nbytes for member, one in zip(self.members, outgoing, strict=True) if member != self.rank)
         return self._begin("all_to_all", lambda: self._carrier.all_to_all(outgoing, incoming), sent)
 
     def send(self, tensor: Tensor, peer: int) -> Handle:
         """Send ``tensor`` to one other member, which receives it."""
-        self._check(peer)
+        self._check_other(peer)
+        self._flat(tensor)
         return self._begin(f"send to rank {peer}", lambda: self._carrier.send(tensor, peer), tensor.nbytes)
 
     def receive(self, tensor: Tensor, peer: int) -> Handle:
         """Replace ``tensor`` by what one other member sends."""
-        self._check(peer)
+        self._check_other(peer)
+        self._flat(tensor)
         return self._begin(f"receive from rank {peer}", lambda: self._carrier.receive(tensor, peer), 0)
 
     def close(self) -> None:
@@ -152,6 +162,20 @@ class Line:
     def _check(self, peer: int) -> None:
         if peer not in self.members:
             raise ConfigError(f"line {self.name!r}: rank {peer} is none of its members, which are {self.members}")
+
+    def _check_other(self, peer: int) -> None:
+        self._check(peer)
+        if peer == self.rank:
+            raise ConfigError(f"line {self.name!r}: rank {peer} is this worker itself; name another member")
+
+    def _flat(self, *tensors: Tensor) -> None:
+        """gloo takes the memory from the first element on, whatever the strides: it would exchange other elements."""
+        for one in tensors:
+            if not one.is_contiguous():
+                raise ConfigError(
+                    f"line {self.name!r}: a tensor of shape {tuple(one.shape)} and strides {one.stride()} is not "
+                    f"contiguous; exchange tensor.contiguous(), and copy the result back"
+                )
 
     def _begin(self, kind: str, begin: Callable[[], Work], sent_bytes: int) -> Handle:
         if self.rank not in self.members:

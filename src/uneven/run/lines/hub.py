@@ -24,6 +24,7 @@ class Hub:
     size: int
     timeout_s: float = 30.0
     _rounds: dict[int, dict[int, object]] = field(default_factory=dict)
+    _left: dict[int, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def endpoint(self, rank: int) -> ThreadTransport:
@@ -34,10 +35,11 @@ class Hub:
         """Leave a value for the round ``turn``."""
         with self._changed:
             self._rounds.setdefault(turn, {})[rank] = value
+            self._left[turn] = self.size
             self._changed.notify_all()
 
     def wait(self, turn: int) -> list[object]:
-        """Everybody's value of the round ``turn``, by rank.
+        """Everybody's value of the round ``turn``, by rank. Each worker asks once; then nobody keeps them.
 
         Raises:
             PeerError: naming who was missing after ``timeout_s``.
@@ -46,7 +48,11 @@ class Hub:
             if not self._changed.wait_for(lambda: len(self._rounds[turn]) == self.size, self.timeout_s):
                 missing = sorted(set(range(self.size)) - set(self._rounds[turn]))
                 raise PeerError(f"no report from rank {', '.join(map(str, missing))} within {self.timeout_s:g} s")
-            return [self._rounds[turn][rank] for rank in range(self.size)]
+            values = [self._rounds[turn][rank] for rank in range(self.size)]
+            self._left[turn] -= 1
+            if not self._left[turn]:
+                del self._rounds[turn], self._left[turn]
+            return values
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from uneven.errors import PeerError
+from uneven.errors import ConfigError, PeerError
 from uneven.run.lines.base import Carrier, Lines, Waiting, Work
 from uneven.run.lines.hub import Hub
 
@@ -102,23 +102,34 @@ class _ThreadCarrier:
 
     def sum(self, tensor: Tensor) -> Work:
         def land(all_of_them: list[Any]) -> None:
+            self._check_alike(all_of_them)
             tensor.copy_(sum(all_of_them[1:], all_of_them[0]))
 
         return self._meet(tensor.clone(), land)
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
         place = self._members.index(source)
-        given = tensor.clone() if source == self._rank else None
-        return self._meet(given, lambda those: tensor.copy_(those[place]))
+
+        def land(those: list[Any]) -> None:
+            self._check_alike(those)
+            tensor.copy_(those[place])
+
+        return self._meet(tensor.clone(), land)
 
     def gather(self, tensor: Tensor, into: list[Tensor]) -> Work:
-        return self._meet(tensor.clone(), lambda those: [one.copy_(it) for one, it in zip(into, those, strict=True)])
+        def land(those: list[Any]) -> None:
+            self._check_alike([*those, *into])
+            for one, it in zip(into, those, strict=True):
+                one.copy_(it)
+
+        return self._meet(tensor.clone(), land)
 
     def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
         mine = self._members.index(self._rank)
 
         def land(those: list[Any]) -> None:
             for one, pieces in zip(incoming, those, strict=True):
+                self._check_alike([pieces[mine], one])
                 one.copy_(pieces[mine])
 
         return self._meet([one.clone() for one in outgoing], land)
@@ -130,15 +141,24 @@ class _ThreadCarrier:
     def receive(self, tensor: Tensor, peer: int) -> Work:
         def take() -> None:
             try:
-                tensor.copy_(self._place.box(peer, self._rank).get(timeout=self._place.timeout_s))
+                found = self._place.box(peer, self._rank).get(timeout=self._place.timeout_s)
             except Empty:
                 limit_s = self._place.timeout_s
                 raise PeerError(f"rank {peer} has sent nothing to rank {self._rank} within {limit_s:g} s") from None
+            self._check_alike([found, tensor])
+            tensor.copy_(found)
 
         return _Later(take)
 
     def close(self) -> None:
         pass
+
+    def _check_alike(self, tensors: list[Tensor]) -> None:
+        """Between processes nobody sees it; here a test does."""
+        kinds = {(tuple(one.shape), one.dtype) for one in tensors}
+        if len(kinds) > 1:
+            differ = sorted(kinds, key=str)
+            raise ConfigError(f"rank {self._rank} exchanges tensors that differ in shape or dtype: {differ}")
 
     def _meet(self, given: object, land: Callable[[list[Any]], object]) -> Work:
         turn, self._turn = self._turn, self._turn + 1
