@@ -4,10 +4,11 @@ import math
 
 from hypothesis import strategies as st
 
-from uneven.fleet.rates import Rates
-from uneven.fleet.rivals import Homogeneous, OneAfterAnother, OnePerDevice, Plans
-from uneven.fleet.rounds import Paradigm, Planner
-from uneven.fleet.simulate import Work
+from uneven.fleet.planning.base import Plans
+from uneven.fleet.planning.rates import Rates
+from uneven.fleet.planning.rounds import Paradigm, Planner
+from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
+from uneven_bench.fleet_plan.simulate import Work
 
 EXAMPLE = Rates(
     {"D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120)}

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from uneven.fleet.feed_reader import Reader
-from uneven.fleet.feed_ring import RingHandle
-from uneven.fleet.feed_stream import Stream
+from uneven.fleet.stream.order import Stream
+from uneven.fleet.stream.reader import Reader
+from uneven.fleet.stream.ring import RingHandle
 
 
 class Counted:

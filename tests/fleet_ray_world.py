@@ -27,12 +27,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import fleet_members as members
 from fleet_ray_members import EPOCHS, RATES, asked, options
 from uneven.errors import ConfigError
-from uneven.fleet.engine import run
-from uneven.fleet.engine_options import Moment
-from uneven.fleet.engine_ray import Cluster as Place
-from uneven.fleet.engine_ray import Kept
-from uneven.fleet.feed_layout import Field
-from uneven.fleet.ray_actor import ChunksHandle, Line
+from uneven.fleet.engine.options import Moment
+from uneven.fleet.engine.run import run
+from uneven.fleet.place.ray import Cluster as Place
+from uneven.fleet.place.ray import Kept
+from uneven.fleet.place.ray_actor import ChunksHandle, Line
+from uneven.fleet.stream.layout import Field
 
 PATIENCE_S = 200.0
 """For nodes to come up; who waits longer is ended by the test."""

@@ -152,16 +152,20 @@ def adopted() -> dict[str, str]:
 @cache
 def pure() -> tuple[str, ...]:
     """What the table marks with ○: names of modules, and ``name.*`` for a package and all that is in it."""
+
+    def whole(name: str) -> str:
+        return f"{name}.*" if any(module.startswith(f"{name}.") for module in KNOWN) else name
+
     found = []
     for package, rest, _ in rows():
         name = package if package in OURS else f"uneven.{package}"
         inside = sorted(module.removeprefix(f"{name}.") for module in KNOWN if module.startswith(f"{name}."))
         if rest.strip() == "○":
-            found.append(f"{name}.*" if inside else name)
+            found.append(whole(name))
         elif rest.strip().startswith("(all ○ but "):
             found += [name, *(f"{name}.{module}" for module in inside if module not in re.findall(r"`(\w+)`", rest))]
         else:
-            found += [f"{name}.{module}" for module in re.findall(r"`([\w.]+)` ○", rest)]
+            found += [whole(f"{name}.{module}") for module in re.findall(r"`([\w.]+)` ○", rest)]
     return tuple(found)
 
 
@@ -212,7 +216,7 @@ COLLECTIVES = re.compile(
 ELSEWHERE = {
     "uneven.demo.worker": "plays a script with plain DistributedDataParallel",
     "uneven.testing.rank_child": "lets the ranks of a test begin together",
-    "uneven.fleet.member_team": "is a member's own process group, inside of which no session knows the others",
+    "uneven.fleet.member.team": "is a member's own process group, inside of which no session knows the others",
 }
 
 

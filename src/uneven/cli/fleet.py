@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.core.text import printable
-from uneven.fleet.batch_rule import BatchRule
-from uneven.fleet.engine_pulse import TIMEOUT_S
+from uneven.fleet.member.batch_rule import BatchRule
+from uneven.fleet.place.pulse import TIMEOUT_S
 
 if TYPE_CHECKING:
     from uneven.fleet import Result

@@ -17,14 +17,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from uneven.fleet.allocate import Closeness
-    from uneven.fleet.batch_rule import BatchRule
-    from uneven.fleet.converge import Epoch, History, never, plateau, target
-    from uneven.fleet.engine_options import Options
-    from uneven.fleet.engine_train import train
+    from uneven.fleet.engine.options import Options
+    from uneven.fleet.engine.train import train
     from uneven.fleet.ensemble import Ensemble, Member, Metric, accuracy, own_loss
+    from uneven.fleet.member.batch_rule import BatchRule
+    from uneven.fleet.member.converge import Epoch, History, never, plateau, target
+    from uneven.fleet.planning.allocate import Closeness
+    from uneven.fleet.planning.rounds import Paradigm
     from uneven.fleet.result import Result
-    from uneven.fleet.rounds import Paradigm
 
 __all__ = [
     "BatchRule",
@@ -46,14 +46,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "uneven.fleet.allocate": ("Closeness",),
-    "uneven.fleet.batch_rule": ("BatchRule",),
-    "uneven.fleet.converge": ("Epoch", "History", "never", "plateau", "target"),
-    "uneven.fleet.engine_options": ("Options",),
-    "uneven.fleet.engine_train": ("train",),
+    "uneven.fleet.planning.allocate": ("Closeness",),
+    "uneven.fleet.member.batch_rule": ("BatchRule",),
+    "uneven.fleet.member.converge": ("Epoch", "History", "never", "plateau", "target"),
+    "uneven.fleet.engine.options": ("Options",),
+    "uneven.fleet.engine.train": ("train",),
     "uneven.fleet.ensemble": ("Ensemble", "Member", "Metric", "accuracy", "own_loss"),
     "uneven.fleet.result": ("Result",),
-    "uneven.fleet.rounds": ("Paradigm",),
+    "uneven.fleet.planning.rounds": ("Paradigm",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.fleet.converge import Never, Rule
+from uneven.fleet.member.converge import Never, Rule
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Ensemble:
         validate_transform: the same for ``validate``.
         metric: ``fleet.accuracy``, ``fleet.own_loss`` or your own :class:`Metric`.
         converged: asked at the end of each epoch of each member; ``fleet.plateau(…)``, ``fleet.target(…)``,
-            ``fleet.never()`` or your own function of a :class:`~uneven.fleet.converge.History`.
+            ``fleet.never()`` or your own function of a :class:`~uneven.fleet.member.converge.History`.
         max_epochs: after so many a member is trained, whatever the rule says.
         seed: decides the first weights, the order of the samples and what augmentation draws.
 

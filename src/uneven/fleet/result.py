@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from uneven.errors import TrainingError, UnknownNameError, access
-from uneven.fleet import checkpoint
-from uneven.fleet.engine import best_checkpoint
-from uneven.fleet.engine_state import MemberState, RunState
+from uneven.fleet.engine.run import best_checkpoint
+from uneven.fleet.engine.state import MemberState, RunState
 from uneven.fleet.ensemble import Ensemble
+from uneven.fleet.member import checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from uneven.fleet.converge import Epoch
+from uneven.fleet.member.converge import Epoch
 from uneven.fleet.result import Result
 from uneven.report.draw import Figure, colour, layout, line
 from uneven.report.gantt import Span, gantt

@@ -11,8 +11,8 @@ import uneven.fleet as fleet
 from uneven.cli import main
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet import ensemble_file
-from uneven.fleet.converge import Epoch
-from uneven.fleet.engine_state import MemberState, RunState
+from uneven.fleet.engine.state import MemberState, RunState
+from uneven.fleet.member.converge import Epoch
 from uneven.testing.scripts import run_script
 
 TESTS = Path(__file__).parents[2]

@@ -17,14 +17,14 @@ import torch
 
 import fleet_parts as parts
 from uneven.errors import ConfigError, DataError
-from uneven.fleet.engine_child import Child
-from uneven.fleet.engine_local import Local
-from uneven.fleet.engine_place import Process
-from uneven.fleet.feed import Feed, look
-from uneven.fleet.feed_layout import Field, arrays_of, check, layout_of
-from uneven.fleet.feed_preprocess import Source
-from uneven.fleet.feed_ring import Ring
-from uneven.fleet.feed_stream import Stream
+from uneven.fleet.place.base import Process
+from uneven.fleet.place.child import Child
+from uneven.fleet.place.local import Local
+from uneven.fleet.stream.feed import Feed, look
+from uneven.fleet.stream.layout import Field, arrays_of, check, layout_of
+from uneven.fleet.stream.order import Stream
+from uneven.fleet.stream.preprocess import Source
+from uneven.fleet.stream.ring import Ring
 
 TRAIN, VALIDATE, CHUNK, SLOTS = 101, 23, 8, 6
 LAYOUT = (Field("float32", (1, 3, 3)), Field("int64", ()))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
-from uneven.fleet.feed_size import preprocessors_needed
-from uneven.fleet.feed_stream import Section, Stream, batches
+from uneven.fleet.stream.order import Section, Stream, batches
+from uneven.fleet.stream.size import preprocessors_needed
 
 
 @settings(max_examples=100)

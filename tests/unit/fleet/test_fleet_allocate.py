@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.fleet.allocate import Closeness, Flotilla, create_flotilla
-from uneven.fleet.rates import Rates
+from uneven.fleet.planning.allocate import Closeness, Flotilla, create_flotilla
+from uneven.fleet.planning.rates import Rates
 
 EXAMPLE = Rates(
     {"D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120)}

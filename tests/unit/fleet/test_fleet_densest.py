@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from ensembles import EQUAL, EXAMPLE
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.fleet.allocate import Flotilla, create_flotilla
-from uneven.fleet.densest import densest_flotilla
-from uneven.fleet.rates import Rates
-from uneven.fleet.rounds import Paradigm, Planner, Rule
-from uneven.fleet.simulate import play
+from uneven.fleet.planning.allocate import Flotilla, create_flotilla
+from uneven.fleet.planning.densest import densest_flotilla
+from uneven.fleet.planning.rates import Rates
+from uneven.fleet.planning.rounds import Paradigm, Planner, Rule
+from uneven_bench.fleet_plan.simulate import play
 
 
 def work(rates: Rates, flotilla: Flotilla) -> float:

@@ -18,17 +18,17 @@ import torch.nn.functional as F
 
 import fleet_members as members
 import uneven.fleet as fleet
-from uneven.fleet import engine_state
-from uneven.fleet.batch_rule import rate_factor
-from uneven.fleet.engine import run
-from uneven.fleet.engine_hosts import Hosts
-from uneven.fleet.engine_local import Local
-from uneven.fleet.engine_options import Moment, Options
-from uneven.fleet.feed import Feed, look
-from uneven.fleet.feed_preprocess import Source
-from uneven.fleet.feed_stream import Stream
-from uneven.fleet.member_host import Job
-from uneven.fleet.member_team import least_samples
+from uneven.fleet.engine import state as engine_state
+from uneven.fleet.engine.hosts import Hosts
+from uneven.fleet.engine.options import Moment, Options
+from uneven.fleet.engine.run import run
+from uneven.fleet.member.batch_rule import rate_factor
+from uneven.fleet.member.host import Job
+from uneven.fleet.member.team import least_samples
+from uneven.fleet.place.local import Local
+from uneven.fleet.stream.feed import Feed, look
+from uneven.fleet.stream.order import Stream
+from uneven.fleet.stream.preprocess import Source
 
 ON_ONE, ON_TWO = [1000.0], [0.0, 1000.0]
 """Rates that leave the planner no choice: one device, or two."""

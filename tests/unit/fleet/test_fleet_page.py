@@ -8,8 +8,8 @@ import pytest
 
 import fleet_members as members
 from uneven.errors import ConfigError
-from uneven.fleet.converge import Epoch
-from uneven.fleet.engine_state import MemberState, RunState
+from uneven.fleet.engine.state import MemberState, RunState
+from uneven.fleet.member.converge import Epoch
 from uneven.fleet.result import Result
 from uneven.fleet.result_page import page, stretches
 

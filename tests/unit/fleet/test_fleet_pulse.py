@@ -18,16 +18,19 @@ import torch
 import fleet_members as members
 import uneven.fleet as fleet
 from uneven.errors import ConfigError, TrainingError
-from uneven.fleet import engine, engine_hosts, engine_pulse, engine_state
-from uneven.fleet.converge import Epoch
-from uneven.fleet.engine_child import Events
-from uneven.fleet.engine_hosts import Hosts, reader_of
-from uneven.fleet.engine_local import Local
-from uneven.fleet.engine_options import Moment, Options
-from uneven.fleet.engine_pulse import Awake, Pulse, Watched
-from uneven.fleet.engine_view import live
-from uneven.fleet.member_host import Job
-from uneven.fleet.member_train import nonfinite_in
+from uneven.fleet.engine import hosts as engine_hosts
+from uneven.fleet.engine import run as engine
+from uneven.fleet.engine import state as engine_state
+from uneven.fleet.engine.hosts import Hosts, reader_of
+from uneven.fleet.engine.options import Moment, Options
+from uneven.fleet.engine.view import live
+from uneven.fleet.member.converge import Epoch
+from uneven.fleet.member.host import Job
+from uneven.fleet.member.train import nonfinite_in
+from uneven.fleet.place import pulse as engine_pulse
+from uneven.fleet.place.child import Events
+from uneven.fleet.place.local import Local
+from uneven.fleet.place.pulse import Awake, Pulse, Watched
 from uneven.fleet.result import Result
 
 OPTIONS = Options(together=True, buffer=256, chunk=32, preprocessors=1)

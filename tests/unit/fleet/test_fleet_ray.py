@@ -21,9 +21,9 @@ import uneven.fleet as fleet
 from fleet_members import same
 from fleet_ray_members import RATES, asked, options
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.fleet import engine_state
-from uneven.fleet.engine import run
-from uneven.fleet.engine_devices import devices_of_cluster
+from uneven.fleet.engine import state as engine_state
+from uneven.fleet.engine.run import run
+from uneven.fleet.place.devices import devices_of_cluster
 
 TESTS = Path(members.__file__).parent
 PATIENCE_S = 500.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.fleet.engine_remains import NOTE, sweep
+from uneven.fleet.place.remains import NOTE, sweep
 
 
 @pytest.fixture

@@ -17,12 +17,13 @@ from torch import nn
 import uneven.fleet as fleet
 from damaged import damaged
 from uneven.errors import CheckpointError
-from uneven.fleet import checkpoint, engine_state
-from uneven.fleet.converge import Epoch
-from uneven.fleet.engine_options import Moment
-from uneven.fleet.engine_state import MemberState, RunState
-from uneven.fleet.engine_view import page
-from uneven.fleet.feed_ledger import Ledger
+from uneven.fleet.engine import state as engine_state
+from uneven.fleet.engine.options import Moment
+from uneven.fleet.engine.state import MemberState, RunState
+from uneven.fleet.engine.view import page
+from uneven.fleet.member import checkpoint
+from uneven.fleet.member.converge import Epoch
+from uneven.fleet.stream.ledger import Ledger
 
 ASKED = {"members": ["a/b c", "two"], "samples": 5}
 

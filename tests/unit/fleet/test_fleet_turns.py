@@ -12,8 +12,8 @@ import torch
 
 import fleet_members as members
 import uneven.fleet as fleet
-from uneven.fleet import engine
-from uneven.fleet.engine_options import Options
+from uneven.fleet.engine import run as engine
+from uneven.fleet.engine.options import Options
 
 OPTIONS = Options(together=True, buffer=256, chunk=32, preprocessors=1)
 EVERYBODY = {name: members.ensemble().members[name] for name in ("small", "wide", "scheduled")}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble, Member
-from uneven.fleet.engine_child import Child, Events, telling
+from uneven.fleet.place.child import Child, Events, telling
 
 
 class Prepared(Dataset[Any]):

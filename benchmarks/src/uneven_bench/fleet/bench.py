@@ -18,15 +18,15 @@ from rich.table import Table
 
 import uneven.fleet as fleet
 from uneven.errors import TrainingError
-from uneven.fleet.engine_options import Options
-from uneven.fleet.optimal import best_rounds
-from uneven.fleet.rates import Rates
-from uneven.fleet.rounds import Paradigm, Planner
-from uneven.fleet.simulate import Work, play
+from uneven.fleet.engine.options import Options
+from uneven.fleet.planning.rates import Rates
+from uneven.fleet.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet import tensor_socket as fleet_socket
 from uneven_bench.fleet import tune as fleet_tune
 from uneven_bench.fleet.baseline import baseline
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
+from uneven_bench.fleet_plan.optimal import best_rounds
+from uneven_bench.fleet_plan.simulate import Work, play
 
 SLOTS = 2
 METHODS = {

@@ -26,10 +26,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import TrainingError
-from uneven.fleet import checkpoint
-from uneven.fleet.engine import run as train
-from uneven.fleet.engine_options import Moment, Options
-from uneven.fleet.engine_state import RunState, folders, load
+from uneven.fleet.engine.options import Moment, Options
+from uneven.fleet.engine.run import run as train
+from uneven.fleet.engine.state import RunState, folders, load
+from uneven.fleet.member import checkpoint
 from uneven_bench.fleet.cases import BATCH, ensemble
 
 KINDS = ("run", "member", "preprocessor")

@@ -29,7 +29,7 @@ from typing import Any
 from uneven.emulate.ports import quiet_ports
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
-from uneven.fleet.engine_child import Child, Events
+from uneven.fleet.place.child import Child, Events
 from uneven_bench.fleet.tensor_socket_child import consume, produce
 
 SILENCE_S = 120.0

@@ -14,15 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from uneven.fleet.allocate import Closeness, Flotilla
-from uneven.fleet.assign import assign_devices
-from uneven.fleet.learning import LearningPlanner
-from uneven.fleet.optimal import best_rounds, least_wall_s
-from uneven.fleet.profile import profiled_rates
-from uneven.fleet.rates import Rates
-from uneven.fleet.rivals import Homogeneous, OneAfterAnother, OnePerDevice, Plans
-from uneven.fleet.rounds import Paradigm, Planner, Rule
-from uneven.fleet.simulate import Outcome, Work, play
+from uneven.fleet.planning.allocate import Closeness, Flotilla
+from uneven.fleet.planning.assign import assign_devices
+from uneven.fleet.planning.base import Plans
+from uneven.fleet.planning.profile import profiled_rates
+from uneven.fleet.planning.rates import Rates
+from uneven.fleet.planning.rounds import Paradigm, Planner, Rule
 from uneven_bench.fleet_plan.cases import (
     CHECKPOINT_S,
     DEVICES,
@@ -35,8 +32,12 @@ from uneven_bench.fleet_plan.cases import (
     mistaken,
 )
 from uneven_bench.fleet_plan.cases import single_rates as rates_alone
+from uneven_bench.fleet_plan.learning import LearningPlanner
+from uneven_bench.fleet_plan.optimal import best_rounds, least_wall_s
 from uneven_bench.fleet_plan.page import plan_page
 from uneven_bench.fleet_plan.page import tables as tables
+from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
+from uneven_bench.fleet_plan.simulate import Outcome, Work, play
 
 SMALL_MEMBERS, SMALL_DEVICES = 6, 6
 LARGE = 1000

@@ -12,9 +12,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uneven.fleet.profile import most_profiled, profiled_rates
-from uneven.fleet.rates import Rates
-from uneven.fleet.simulate import Work
+from uneven.fleet.planning.profile import most_profiled, profiled_rates
+from uneven.fleet.planning.rates import Rates
+from uneven_bench.fleet_plan.simulate import Work
 
 DEVICES = (20, 40, 60, 80, 100, 120, 140, 160)
 PER_NODE = 4

@@ -8,10 +8,10 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.fleet.simulate import Outcome, Work
 from uneven.report.gantt import Span, gantt
 from uneven.report.page import Page
 from uneven_bench.fleet_plan.cases import DEVICES, PAPER, PAPER_ROUNDS
+from uneven_bench.fleet_plan.simulate import Outcome, Work
 
 NAMES = {
     "baseline": "one pipeline per member (Baseline)",

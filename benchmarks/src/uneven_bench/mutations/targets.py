@@ -171,7 +171,7 @@ def _session(data: bytes) -> None:
 
 
 def _fleet_state(data: bytes) -> None:
-    from uneven.fleet import engine_state
+    from uneven.fleet.engine import state as engine_state
 
     Path(engine_state.STATE).write_bytes(data)
     state = engine_state.load(Path(), seeds.FLEET_ASKED)

@@ -1,0 +1,243 @@
+"""A whole ensemble in virtual time, under any planner. Pure.
+
+Members are rates and epochs. Those who share a stream go at the pace of the slowest: skew within the stream's bounded
+buffers is left out. A member ends at the end of its last epoch; FLEET-G's members start together at an epoch's
+start, so when one of them ends, all are at an epoch's end and a round can stop. A newcomer of FLEET-L joins the stream
+where it is and counts its epochs from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from uneven.errors import ConfigError
+from uneven.fleet.planning.allocate import Flotilla
+from uneven.fleet.planning.assign import assign_devices, spread
+from uneven.fleet.planning.base import Plans
+from uneven.fleet.planning.rates import Rates
+
+_DONE = 1e-9  # epochs; what rounding leaves of a finished member
+_NEAR = 1e-6  # epochs; what rounding makes of an epoch's end
+
+
+@dataclass(frozen=True)
+class Work:
+    """An ensemble to train, and what it is trained on.
+
+    Attributes:
+        rates: what members really do on so many devices; a planner may believe something else.
+        epochs: member → epochs until it has converged, which no planner knows.
+        samples: of the data set; one epoch.
+        nodes: devices, node by node.
+        prepared_per_s: samples/s that the processors beside one device prepare. A member with a pipeline of its own
+            uses those of its devices; a shared stream is fed by all.
+        checkpoint_s: what stopping a round costs, if somebody runs on afterwards: all write, and some read, their
+            states. The devices rest meanwhile.
+    """
+
+    rates: Rates
+    epochs: Mapping[str, int]
+    samples: int
+    nodes: Sequence[Sequence[int]]
+    prepared_per_s: float = math.inf
+    checkpoint_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if set(self.epochs) != set(self.rates.members):
+            raise ConfigError("epochs and rates name different members: give both for each")
+        if min(self.epochs.values()) < 1 or self.samples < 1 or self.devices < 1:
+            raise ConfigError("every member needs an epoch, the data set a sample and the ensemble a device")
+        if not (self.prepared_per_s > 0.0 and 0.0 <= self.checkpoint_s < math.inf):
+            raise ConfigError(
+                f"{self.prepared_per_s} samples/s prepared and {self.checkpoint_s} s for a checkpoint: the first must "
+                f"be positive, the second zero or positive"
+            )
+
+    @property
+    def devices(self) -> int:
+        """M."""
+        return sum(len(node) for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch in which a member ran.
+
+    Attributes:
+        devices: which ones.
+        computed: share of the stretch in which they computed; the rest is waiting for others or for samples.
+        ended: whether the member had converged at its end.
+    """
+
+    member: str
+    devices: tuple[int, ...]
+    start_s: float
+    end_s: float
+    computed: float
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of it. The four shares are of all device-seconds, devices × ``wall_s``, and add up to 1.
+
+    Attributes:
+        wall_s: until the last member has ended.
+        compute_share: devices compute.
+        wait_share: they have a member, which waits for others or for samples.
+        idle_share: they have no member.
+        checkpoint_share: they rest for a checkpoint.
+        rounds: how often somebody was started; for FLEET-G and homogeneous sharing, the flotillas.
+        prepared: samples prepared, as multiples of the data set.
+        cost: mean over the plans of Σ c/m (Eq. 4) ÷ members: 1 where every member has one device.
+        bars: what ran when, in order of their starts.
+    """
+
+    wall_s: float
+    compute_share: float
+    wait_share: float
+    idle_share: float
+    checkpoint_share: float
+    rounds: int
+    prepared: float
+    cost: float
+    bars: tuple[Bar, ...] = field(repr=False)
+
+
+Assign = Callable[[Flotilla, Sequence[Sequence[int]]], dict[str, tuple[int, ...]]]
+"""How devices are dealt: a flotilla and the free devices, node by node → member → its devices."""
+
+
+Told = Callable[[Mapping[str, tuple[int, float]]], None]
+"""Is told when members have trained a first epoch since a start: member → its devices, and samples/s it computed."""
+
+
+def play(work: Work, plans: Plans, assign: Assign = assign_devices, told: Told | None = None) -> Outcome:
+    """Train the ensemble in virtual time.
+
+    Args:
+        work: what is trained.
+        plans: who starts when; FLEET's planner or a rival.
+        assign: how devices are dealt; another one to time it, for instance.
+        told: what members show, as a ``LearningPlanner`` wants it; the planner is asked then whether the round ends.
+
+    Raises:
+        ConfigError: a planner that starts nobody while somebody waits and nobody runs, or somebody who cannot run.
+    """
+    return _Play(work, plans, assign, told).run()
+
+
+class _Play:
+    def __init__(self, work: Work, plans: Plans, assign: Assign, told: Told | None) -> None:
+        self.work, self.plans, self.assign, self.told = work, plans, assign, told
+        self.left = {name: float(count) for name, count in work.epochs.items()}
+        self.waiting = list(work.rates.members)
+        self.running: dict[str, tuple[int, ...]] = {}
+        self.since: dict[str, tuple[float, float]] = {}  # when it started, and seconds it has computed since
+        self.unseen: dict[str, float] = {}  # epochs left when the first one since the start has been trained
+        self.now_s = 0.0
+        self.busy_s = self.held_s = self.saved_s = 0.0  # device-seconds
+        self.prepared = 0.0
+        self.costs: list[float] = []
+        self.bars: list[Bar] = []
+
+    def run(self) -> Outcome:
+        while self.waiting or self.running:
+            self.start()
+            self.advance()
+            busy = sum(map(len, self.running.values()))
+            if self.plans.round_ends(busy):
+                self.stop()
+        total_s = self.work.devices * self.now_s
+        return Outcome(
+            wall_s=self.now_s,
+            compute_share=self.busy_s / total_s,
+            wait_share=(self.held_s - self.busy_s) / total_s,
+            idle_share=1.0 - (self.held_s + self.saved_s) / total_s,
+            checkpoint_share=self.saved_s / total_s,
+            rounds=len(self.costs),
+            prepared=self.prepared,
+            cost=math.fsum(self.costs) / len(self.costs),
+            bars=tuple(sorted(self.bars, key=lambda bar: (bar.start_s, bar.devices))),
+        )
+
+    def start(self) -> None:
+        taken = {device for devices in self.running.values() for device in devices}
+        free = [[device for device in node if device not in taken] for node in self.work.nodes]
+        count = self.work.devices - len(taken)
+        if not (self.waiting and count):
+            return
+        running = Flotilla({name: len(devices) for name, devices in self.running.items()})
+        flotilla = self.plans.next_flotilla(tuple(self.waiting), count, running)
+        if not flotilla.members:
+            if not self.running:
+                raise ConfigError(f"{len(self.waiting)} members wait, {count} devices are free, and nobody is started")
+            return
+        assigned = self.assign(flotilla, free)
+        self.costs.append(spread(assigned, free) / len(assigned))
+        for name, devices in assigned.items():
+            if self.work.rates.per_s(name, len(devices)) == 0.0:
+                raise ConfigError(f"member {name!r} cannot run on {len(devices)} devices")
+            self.waiting.remove(name)
+            self.running[name] = devices
+            self.since[name] = (self.now_s, 0.0)
+            if self.told is not None:
+                self.unseen[name] = max(0.0, self.left[name] - 1.0)
+
+    def speeds(self) -> dict[str, float]:
+        """Samples/s at which each member that runs moves on."""
+        own = {name: self.work.rates.per_s(name, len(devices)) for name, devices in self.running.items()}
+        if not self.plans.shared:
+            return {name: min(rate, len(self.running[name]) * self.work.prepared_per_s) for name, rate in own.items()}
+        pace = min(*own.values(), self.work.devices * self.work.prepared_per_s)
+        return dict.fromkeys(own, pace)
+
+    def advance(self) -> None:
+        """Go on to the end of the next member, or to the end of a first epoch if somebody wants to be told."""
+        speeds = self.speeds()
+        goals = {name: self.left[name] - self.unseen.get(name, 0.0) for name in speeds}
+        step_s = min(goals[name] * self.work.samples / speed for name, speed in speeds.items())
+        self.now_s += step_s
+        streams = [max(speeds.values())] if self.plans.shared else list(speeds.values())
+        self.prepared += math.fsum(streams) * step_s / self.work.samples
+        for name, speed in speeds.items():
+            devices = self.running[name]
+            computed_s = step_s * speed / self.work.rates.per_s(name, len(devices))
+            self.held_s += len(devices) * step_s
+            self.busy_s += len(devices) * computed_s
+            start, before_s = self.since[name]
+            self.since[name] = (start, before_s + computed_s)
+            self.left[name] -= speed * step_s / self.work.samples
+        self.tell()
+        for name in [name for name in self.running if self.left[name] <= _DONE]:
+            self.close(name, ended=True)
+
+    def tell(self) -> None:
+        """Say how fast those were who have trained their first epoch just now."""
+        seen = [name for name, then in self.unseen.items() if self.left[name] <= then + _DONE]
+        if seen and self.told is not None:
+            counts = {name: len(self.running[name]) for name in seen}
+            self.told({name: (count, self.work.rates.per_s(name, count)) for name, count in counts.items()})
+        for name in seen:
+            del self.unseen[name]
+
+    def stop(self) -> None:
+        """End the round: those who still run wait again, after a checkpoint of all."""
+        stopped = list(self.running)
+        for name in stopped:
+            self.left[name] = float(math.ceil(self.left[name] - _NEAR))  # a part of an epoch is done again
+            self.close(name, ended=False)
+        waiting = {*self.waiting, *stopped}
+        self.waiting = [name for name in self.work.rates.members if name in waiting]
+        if stopped:
+            self.now_s += self.work.checkpoint_s
+            self.saved_s += self.work.devices * self.work.checkpoint_s
+
+    def close(self, name: str, *, ended: bool) -> None:
+        start, computed_s = self.since.pop(name)
+        devices = self.running.pop(name)
+        self.unseen.pop(name, None)
+        took_s = self.now_s - start
+        self.bars.append(Bar(name, devices, start, self.now_s, computed_s / took_s if took_s else 1.0, ended))

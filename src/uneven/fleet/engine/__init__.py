@@ -1,0 +1,1 @@
+"""Carries out the plan: starts members, passes the data to them, keeps the state of the run."""

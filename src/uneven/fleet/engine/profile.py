@@ -1,0 +1,128 @@
+"""How fast members are on how many devices: asked before the first flotilla, and no further than its plan needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from uneven.errors import ConfigError
+from uneven.fleet.engine.hosts import Hosts
+from uneven.fleet.engine.state import RunState
+from uneven.fleet.member.host import Job
+from uneven.fleet.place.base import Place
+from uneven.fleet.planning.profile import most_profiled, rate_per_s
+from uneven.fleet.planning.rates import Rates
+
+PROFILE_S = 0.5
+"""Longest profile of a member on one number of devices."""
+
+LOOK_S = 0.05
+"""The same where members take turns and rates decide little: what matters is whether a member works, and its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiler:
+    """Lets members run for a moment on data that never lack, and writes into the state what they show.
+
+    Attributes:
+        job_of: a member's name and devices of the place → its job.
+        sample: the fields of a sample, as arrays.
+        look: called four times a second.
+    """
+
+    hosts: Hosts
+    state: RunState
+    job_of: Callable[[str, tuple[int, ...]], Job]
+    place: Place
+    sample: list[Any]
+    look: Callable[[], None]
+
+    def known_rates(self, names: Iterable[str], least_gain: float | None = None) -> None:
+        """Measure these members as FLEET does, unless an earlier start did.
+
+        FLEET's order: r(1) of all, then r(2 … M_t); one after the other here, so that none disturbs another one. No
+        member is tried on more CPU slots than there are cores, or on more devices than its batch can be divided among.
+        One that cannot be profiled has failed; one that can on fewer devices is trained on those.
+
+        Args:
+            least_gain: ours: a member is tried on no more devices once another one adds less than this share.
+        """
+        state, devices = self.state, self.place.devices
+        fresh = [name for name in names if self._waits(name) and name not in state.rates]
+        for name in fresh:
+            self._rate(name, 1)
+        alone = {name: rates[0] for name, rates in state.rates.items() if rates[0] > 0.0}
+        most = min(self.place.profiled, most_profiled(alone, len(devices), len(devices))) if alone else 1
+        for name in fresh:
+            if self._waits(name):
+                all(self._rate(name, count, least_gain) for count in range(2, most + 1))  # to the first of no use
+
+    def brief_look(self) -> None:
+        """A few steps of every member on one slot, so many at a time as there are, if no earlier start took them."""
+        state = self.state
+        new = [name for name in state.members if self._waits(name) and name not in state.alone]
+        slots = len(self.place.devices)
+        for first in range(0, len(new), slots):
+            for name, answer in self._tried(new[first : first + slots], 1, LOOK_S).items():
+                _, steps_s, batch, _, held_bytes = answer
+                state.alone[name] = rate_per_s(steps_s, batch, median=True)
+                state.member_bytes = max(state.member_bytes, held_bytes)
+
+    def rates(self) -> Rates:
+        """What is known of all members. One that nothing is known of has failed, or was trained without."""
+        known = {name: [rate] for name, rate in self.state.alone.items()} | self.state.rates
+        return Rates({name: known.get(name, [1.0]) for name in self.state.members})
+
+    def _waits(self, name: str) -> bool:
+        return self.state.members[name].status == "waiting"
+
+    def _rate(self, name: str, count: int, least_gain: float | None = None) -> bool:
+        for _, steps_s, batch, used, _ in self._tried([name], count, PROFILE_S).values():
+            if used == count:
+                known = self.state.rates.setdefault(name, [])
+                known.append(rate_per_s(steps_s, batch, median=self.place.devices[0] == "cpu"))
+                return least_gain is None or count == 1 or known[-1] >= (1.0 + least_gain) * known[-2]
+        return False
+
+    def _tried(self, names: Sequence[str], count: int, limit_s: float) -> dict[str, tuple[Any, ...]]:
+        """What these members show at the same time; without those that cannot."""
+        answers: dict[str, tuple[Any, ...]] = {}
+        while names:
+            lost = self.place.gone()
+            here = tuple(device for device in range(len(self.place.devices)) if device not in lost)[:count]
+            if len(here) < count:
+                return {}
+            for name in names:
+                self.hosts.profile(replace(self.job_of(name, here), epochs=0), self.sample, limit_s)
+            answers |= self.hosts.collect(self.look)
+            for name in names:
+                self.hosts.leave(name)
+            if self.place.gone() == lost:  # otherwise a death says nothing of the member: its machine was lost
+                names = [name for name in names if answers[name][0] == "died" and not self._too_often(name, answers)]
+        for name, answer in answers.items():
+            member = self.state.members[name]
+            member.deaths = 0
+            if answer[0] != "profiled" and count == 1:
+                member.status, member.why = "failed", answer[1].strip()
+            elif answer[0] != "profiled":
+                member.note = f"not on {count} devices: {answer[1].strip()}"
+        return {name: answer for name, answer in answers.items() if answer[0] == "profiled"}
+
+    def _too_often(self, name: str, answers: dict[str, tuple[Any, ...]]) -> bool:
+        why = self.state.members[name].died(answers[name][1], "its profile")
+        if why:
+            answers[name] = ("failed", why)
+        return bool(why)
+
+
+def take_given(state: RunState, given: Mapping[str, Sequence[float]]) -> None:
+    """The rates that the user knows, for all members.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    missing = [name for name in state.members if name not in given]
+    if missing:
+        raise ConfigError(f"rates has no entry for member {missing[0]!r}: give all members one, or none")
+    state.rates = {name: [float(rate) for rate in given[name]] for name in state.members}

@@ -1,0 +1,51 @@
+"""``uneven.fleet.train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from uneven.fleet.engine.options import Options
+from uneven.fleet.engine.run import run
+from uneven.fleet.engine.view import live, silent
+from uneven.fleet.ensemble import Ensemble
+from uneven.fleet.place.devices import Devices
+from uneven.fleet.result import Result
+
+
+def train(
+    ensemble: Ensemble,
+    *,
+    devices: Devices = "auto",
+    directory: str | Path = "runs/fleet",
+    options: Options | None = None,
+    engine: str = "local",
+    progress: bool = True,
+) -> Result:
+    """Train every member, several at a time on shared data.
+
+    Stop it at any moment, by Ctrl-C or by ``kill -9``; the same call goes on at the end of the last pass over the data,
+    and trains nobody twice. A member that fails, or whose process is killed, holds nobody up.
+
+    Args:
+        ensemble: what to train.
+        devices: "auto" for every GPU, or for a CPU slot for each core where there is none; a number of CPU slots; or
+            names of devices. A member with several trains in as many processes. With Ray ``["cuda"] * 4`` names a
+            kind and a number.
+        directory: where checkpoints and ``state.json`` lie.
+        options: buffer, planning and preprocessing; see :class:`~uneven.fleet.engine.options.Options`.
+        engine: "local", or "ray" for the devices of a Ray cluster; the extra ``ray`` brings it.
+        progress: show on the terminal what goes on.
+
+    Returns:
+        The table of members, their best weights, and the ensemble's predictions.
+
+    Raises:
+        ConfigError: devices, factories, data or options that cannot be used, before anything is trained.
+        UnknownNameError: there is no such engine.
+        TrainingError: every device was lost with its machine.
+        DataError: a sample that cannot be read or transformed, by its number; what was trained before is kept.
+        CheckpointError: the directory holds a run that was asked for something else.
+    """
+    with live(ensemble.metric.name) if progress else silent() as show:
+        state = run(ensemble, devices, Path(directory).absolute(), options or Options(), show, engine)
+    return Result(ensemble, state, Path(directory))

@@ -1,0 +1,1 @@
+"""One member of the ensemble: its workers, its epochs, and what is kept of it."""

@@ -1,0 +1,197 @@
+"""The process in which a member trains, or one of several: used again for the next member."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from uneven.errors import ConfigError
+from uneven.fleet.ensemble import Member, Metric
+from uneven.fleet.member import checkpoint
+from uneven.fleet.member.batch_rule import BatchRule, global_batch, most_workers, rate_factor
+from uneven.fleet.member.converge import Epoch
+from uneven.fleet.member.team import Alone, Samples, Seat, Team, least_samples
+from uneven.fleet.member.train import Copies, diverged, nonfinite_in, profile, run_epoch
+from uneven.fleet.place.child import telling
+from uneven.fleet.place.pulse import Pulse
+from uneven.fleet.planning.profile import MOST_BATCHES
+from uneven.fleet.stream.order import Stream
+from uneven.fleet.stream.reader import Reader
+from uneven.fleet.stream.ring import RingHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process is told about its member.
+
+    Attributes:
+        factory: pickled.
+        devices: what the member may use; a worker for each. Torch's names, each in the worker's own process.
+        places: which devices of the :class:`~uneven.fleet.place.base.Place` these are; by default its first ones.
+        folder: where its checkpoints lie.
+        epochs: that it has been trained for; its checkpoint of that epoch is read, if there is one.
+        batch_rule: what follows from the number of its devices.
+        balance: how its batches are split among its workers, see :class:`uneven.Session`.
+        nonfinite: "raise" or "warn", see :class:`~uneven.fleet.engine.options.Options`.
+    """
+
+    name: str
+    factory: bytes
+    metric: Metric
+    devices: tuple[str, ...]
+    folder: Path
+    epochs: int
+    seed: int
+    batch_rule: BatchRule = BatchRule.KEEP
+    balance: str = "lb-bsp"
+    places: tuple[int, ...] = ()
+    nonfinite: str = "raise"
+
+
+def checkpoint_path(folder: Path, epochs: int) -> Path:
+    """The file of a member after so many epochs."""
+    return folder / f"{epochs:05d}.pt"
+
+
+def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
+    """Serve one member after the other.
+
+    Messages in: ``("load", job, seat)``, ``("epoch", pass)``, ``("profile", job, seat, sample, seconds)``,
+    ``("leave",)``. Out: ``("loaded", workers)``, where those beyond that number have nothing to do, ``("epoch",
+    Epoch)``, ``("profiled", seconds of each step, batch size, workers, bytes that only this process holds)``, what a
+    :class:`Reader` and a :class:`Pulse` say, and the last word of a process, since nobody knows what the user's code
+    has left behind: ``("failed", text)``, or ``("lost", text)`` of one that misses another worker of its member.
+    """
+    torch.set_num_threads(1)
+    ring = handle.open(connection)
+    reader, pulse = Reader(connection, ring), Pulse(connection.send)
+    trainee: Trainee | None = None
+    while True:
+        what, *rest = connection.recv()
+        with telling(lambda text: connection.send(("failed", text)), lambda text: connection.send(("lost", text))):
+            if what != "epoch" and trainee is not None:
+                trainee.close()
+                reader.forget()
+                trainee = None
+            if what == "load":
+                job, seat = rest
+                trainee = Trainee(reader, pulse, job, seat, stream.train)
+                connection.send(("loaded", trainee.used))
+            elif what == "profile":
+                job, seat, sample, limit_s = rest
+                trainee = Trainee(reader, pulse, job, seat, partial(Copies, sample))
+                steps_s, batch = trainee.profile(limit_s)
+                own_bytes = psutil.Process().memory_full_info().uss
+                connection.send(("profiled", steps_s, batch, trainee.used, own_bytes))
+            elif what == "epoch" and trainee is not None:
+                connection.send(("epoch", trainee.epoch(stream, rest[0])))
+
+
+class Trainee:
+    """A member in one of its processes.
+
+    Args:
+        samples: of the training set, or what makes a data set of so many.
+
+    Attributes:
+        used: how many of its processes the member can use.
+    """
+
+    def __init__(self, reader: Reader, pulse: Pulse, job: Job, seat: Seat, samples: int | partial[Copies]) -> None:
+        self._reader, self._pulse, self._job, self._seat = reader, pulse, job, seat
+        pulse.begin("its factory")
+        self._device = torch.device(job.devices[seat.rank])
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        self._workers: Alone | Team | None = None
+        self._member = _made(job, self._device)
+        self._history: list[dict[str, Any]] = []
+        rule, batch, least = job.batch_rule, self._member.batch_size, least_samples(self._member)
+        self.used = most_workers(rule, batch, len(job.devices), least)
+        self._tried: Copies | None = None
+        if seat.rank >= self.used:
+            return
+        batch = global_batch(rule, batch, self.used)
+        reader.check(batch)
+        if seat.rank:  # workers draw apart; the first one draws what it would alone
+            _seed(job, f"worker {seat.rank} after {job.epochs}")
+        if job.epochs:
+            pulse.begin("reading its checkpoint")
+            saved = checkpoint.read(checkpoint_path(job.folder, job.epochs))
+            checkpoint.restore(saved, job.name, self._member, seat.rank)
+            self._history = saved["history"]
+        if not isinstance(samples, int):
+            self._tried = samples(samples=batch * MOST_BATCHES)
+        source: int | Samples = samples if isinstance(samples, int) else self._tried or 0
+        pulse.begin("its start")
+        if self.used == 1:
+            self._workers = Alone(reader, batch)
+        else:
+            place = replace(seat, size=self.used)
+            self._workers = Team(reader, place, self._member, batch=batch, balance=job.balance, samples=source)
+
+    def profile(self, limit_s: float) -> tuple[list[float], int]:
+        """Seconds of each step, and samples of a step; nothing of a process that the member cannot use."""
+        if self._workers is None or self._tried is None:
+            return [], 0
+        steps_s = profile(self._member, self._workers, self._tried, self._device, limit_s, self._pulse)
+        return steps_s, self._workers.batch
+
+    def epoch(self, stream: Stream, number: int) -> Epoch | None:
+        """Train for an epoch and keep what came of it; the first worker tells."""
+        assert self._workers is not None, "a process that the member cannot use was asked"
+        rule, least = self._job.batch_rule, least_samples(self._member)
+        before = self._history[-1]["devices"] if self._history else 1
+        before = most_workers(rule, self._member.batch_size, before, least)
+        factor = partial(rate_factor, rule, before, self.used) if rule is BatchRule.LINEAR else None
+        epochs = len(self._history) + 1
+        self._pulse.begin("step 1 of epoch {}", epochs)
+        done = run_epoch(
+            self._member, self._reader, self._workers, stream.sections(number), self._job.metric, self._device, factor,
+            pulse=self._pulse, epoch=epochs, strict=self._job.nonfinite == "raise",
+        )  # fmt: skip
+        self._pulse.begin("keeping what it learnt in epoch {}", epochs)
+        began_s = time.perf_counter()
+        done = replace(done, devices=len(self._job.devices))
+        self._history.append(asdict(done))
+        states = self._workers.gathered(checkpoint.random_state())
+        if self._seat.rank:
+            return None
+        spoilt = nonfinite_in(self._member.model) if self._job.nonfinite == "raise" else None
+        if spoilt is not None:
+            raise diverged(f"{spoilt} holds a NaN or an infinity after epoch {epochs}")
+        saved = checkpoint.capture(self._job.name, self._member, epochs, self._history, states)
+        checkpoint.write(checkpoint_path(self._job.folder, epochs), saved, verify=epochs == 1)
+        return replace(done, checkpoint_s=time.perf_counter() - began_s)
+
+    def close(self) -> None:
+        """Leave the other workers."""
+        if self._workers is not None:
+            self._workers.close()
+
+
+def _made(job: Job, device: torch.device) -> Member:
+    _seed(job, "")
+    member = pickle.loads(job.factory)()  # noqa: S301  # it comes from the process that started this one
+    if not isinstance(member, Member):
+        raise ConfigError(f"member {job.name!r}: its factory returned a {type(member).__name__}, not a fleet.Member")
+    member.model.to(device)
+    return member
+
+
+def _seed(job: Job, what: str) -> None:
+    seed = int.from_bytes(hashlib.sha256(f"{job.seed} {job.name}{what}".encode()).digest()[:4])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

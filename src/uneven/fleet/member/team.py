@@ -1,0 +1,229 @@
+"""The workers of one member: one alone, or several that train one model through :class:`uneven.Session`.
+
+::
+
+    shared stream   ├ global batch 0 ───────┼ global batch 1 ─────── …      the same for any number of workers
+    worker 0        │ x_0 samples │         │ x_0 samples    │
+    worker 1        │             │ x_1     │                │ x_1         as the balancer splits it
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from uneven.errors import PeerError
+from uneven.fleet.ensemble import Member
+from uneven.fleet.stream.order import Section
+from uneven.fleet.stream.reader import Reader, Shared
+from uneven.world import READY_VARIABLE, RUN_VARIABLE
+
+PATIENCE_S = 1800.0
+"""How long a worker waits for another one of its member. One that died is heard of at once, from the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A worker's place among those of its member.
+
+    Attributes:
+        port: of the store where they meet; 0 for one that is alone.
+        meeting: what tells this meeting apart from others at that store.
+        address: of the machine that the store is on.
+    """
+
+    rank: int = 0
+    size: int = 1
+    port: int = 0
+    meeting: str = ""
+    address: str = "127.0.0.1"
+
+
+class Samples(Protocol):
+    """A data set whose samples are fetched together."""
+
+    def __len__(self) -> int: ...
+    def __getitems__(self, positions: Sequence[int]) -> list[torch.Tensor]: ...
+
+
+Counted = tuple[list[torch.Tensor], int]
+"""A worker's part of a global batch, field by field, and how many of its samples count; padding does not."""
+
+
+def least_samples(member: Member) -> int:
+    """Samples that a worker needs in a step: two where batch norm takes a variance."""
+    return 2 if any(isinstance(layer, _BatchNorm) for layer in member.model.modules()) else 1
+
+
+class Alone:
+    """The only worker of a member."""
+
+    rank, size = 0, 1
+
+    def __init__(self, reader: Reader, batch: int) -> None:
+        self._reader, self.batch = reader, batch
+
+    def batches(self, section: Section) -> Iterator[Counted]:
+        """The training set in batches."""
+        for fields in self._reader.batches(section, self.batch):
+            yield fields, len(fields[0])
+
+    def judged(self, section: Section) -> Iterator[list[torch.Tensor]]:
+        """This worker's part of the validation set, in batches."""
+        return self._reader.batches(section, self.batch)
+
+    def tried(self, samples: Samples) -> Iterator[list[torch.Tensor]]:
+        """Batches of another data set."""
+        for start in range(0, len(samples), self.batch):
+            yield samples.__getitems__(range(start, min(start + self.batch, len(samples))))
+
+    def total(self, value: torch.Tensor) -> float:
+        """The sum over the workers."""
+        return float(value)
+
+    def first_says(self, number: int) -> int:
+        """What worker 0 says, for all."""
+        return number
+
+    def gathered(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """What each worker says, at worker 0; elsewhere nothing."""
+        return [state]
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of each worker in a global batch, as split last."""
+        return (self.batch,)
+
+    def close(self) -> None:
+        """Leave the others."""
+
+
+class Team:
+    """One of several workers of a member; all make the same calls in the same order. See :class:`Alone`.
+
+    Args:
+        batch: the global batch, samples.
+        balance: the balancer, see :class:`uneven.Session`.
+        samples: of the training set, or another data set that :meth:`tried` will go through.
+
+    Raises:
+        PeerError: another worker did not come, or ended.
+    """
+
+    def __init__(
+        self, reader: Reader, seat: Seat, member: Member, *, batch: int, balance: str, samples: int | Samples
+    ) -> None:
+        from uneven.session import Session  # only those who are several need it
+
+        self.rank, self.size, self.batch = seat.rank, seat.size, batch
+        self._reader, self._judge_in = reader, member.batch_size
+        self._shared = Shared(reader, samples, batch) if isinstance(samples, int) else None
+        for variable in (RUN_VARIABLE, READY_VARIABLE):  # of a launcher that started the whole ensemble, not this
+            os.environ.pop(variable, None)
+        _meet(seat)
+        self._session = Session(
+            balance=balance, sync="bsp", timeout_s=PATIENCE_S, seed=0, budget=0.005, nonfinite="warn"
+        )
+        self._session.setup(member.model, member.optimizer, find_unused_parameters=member.find_unused_parameters)
+        self._loader = self._session.loader(
+            self._shared or samples, batch, shuffle=False, min_batch=least_samples(member), collate_fn=_as_it_is
+        )
+
+    def batches(self, section: Section) -> Iterator[Counted]:
+        """This worker's parts of the training set's global batches."""
+        assert self._shared is not None
+        self._shared.begin(section)
+        for fields in self._loader:
+            yield fields, self._session.shares[self.rank]
+        self._shared.end()
+
+    def judged(self, section: Section) -> Iterator[list[torch.Tensor]]:
+        """Every so many-th batch of the validation set."""
+        return self._reader.batches(section, self._judge_in, part=self.rank, parts=self.size)
+
+    def tried(self, samples: Samples) -> Iterator[list[torch.Tensor]]:
+        """This worker's parts of the data set that it was made with."""
+        return iter(self._loader)
+
+    def total(self, value: torch.Tensor) -> float:
+        """The sum over the workers, the same on all."""
+        found = value.to("cpu", torch.float64)
+        with _with_others("a sum over the workers"):
+            dist.all_reduce(found)
+        return float(found)
+
+    def first_says(self, number: int) -> int:
+        """What worker 0 says, for all."""
+        said = torch.tensor([number])
+        with _with_others("a word of worker 0"):
+            dist.broadcast(said, 0)
+        return int(said)
+
+    def gathered(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """What each worker says, at worker 0; elsewhere nothing."""
+        packed = io.BytesIO()
+        torch.save(state, packed)
+        mine = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8)
+        length = torch.tensor([len(mine)])
+        with _with_others("gathering what each worker keeps"):
+            lengths = [torch.zeros_like(length) for _ in range(self.size)]
+            dist.all_gather(lengths, length)
+            longest = int(max(lengths))
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(mine)] = mine
+            said = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
+            dist.gather(padded, said)
+        # Plain data and tensors, as in a checkpoint: what comes over the network is not unpickled as code.
+        return [
+            torch.load(io.BytesIO(one[: int(n)].numpy().tobytes()), weights_only=True)
+            for one, n in zip(said or [], lengths, strict=False)
+        ]
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of each worker in a global batch, as split last."""
+        return self._session.newest_shares
+
+    def close(self) -> None:
+        """Leave the others."""
+        self._session.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _meet(seat: Seat) -> None:
+    """Join the other workers of the member.
+
+    Raises:
+        PeerError: one of them did not come.
+    """
+    limit = timedelta(seconds=PATIENCE_S)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    with _with_others("the meeting of the workers"):
+        store = TCPStore(seat.address, seat.port, is_master=False, timeout=limit)
+        mine = PrefixStore(seat.meeting, store)
+        dist.init_process_group(backend, store=mine, rank=seat.rank, world_size=seat.size, timeout=limit)
+
+
+@contextmanager
+def _with_others(what: str) -> Iterator[None]:
+    """What torch raises when another worker is gone, as ours: it says nothing about this member."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(f"{what} failed: {error}") from error

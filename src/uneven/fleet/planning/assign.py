@@ -1,0 +1,131 @@
+"""Which devices each member of a flotilla gets, so that few members reach over several nodes. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from uneven.errors import ConfigError
+from uneven.fleet.planning.allocate import Flotilla
+
+MOST_ORDERS = 1024
+"""Orders of the remaining members that are tried; the paper's cap."""
+
+_PERMUTED = 7
+"""Of many members, the first 1024 orders change the places of the last seven alone: 6! < 1024 < 7!."""
+
+_DIGITS = 9
+"""Costs that agree so far are equal; the earlier order wins."""
+
+
+def assign_devices(flotilla: Flotilla, nodes: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Devices for each member: the paper's Algorithms 3 and 4, mended, where all nodes offer the same number.
+
+    What counts is the cost Σ_i c_i / m_i, where member i has m_i devices on c_i nodes (Eq. 4). Devices are dealt
+    contiguously: first to members that fill whole nodes, then to pairs that together do, then to the rest in the best
+    of at most 1024 orders.
+
+    Two readings of the printed pairing are known to fail, so ours keeps a list of waiting members per remainder: as
+    printed, the partner found under (−m) mod G is not the entry that is deleted (m mod G), and of two members with
+    the same remainder the later one hides the earlier.
+
+    Where nodes offer different numbers, as when some of their devices are in use, the paper has no rule. Ours: the
+    largest member first, on the node that it leaves the least of, or over the emptiest nodes if it fits on none. On
+    equal nodes this is taken too where it costs less, as when many members do not pair.
+
+    Args:
+        flotilla: names and numbers of devices.
+        nodes: the devices that are free, node by node.
+
+    Returns:
+        Member → its devices, in the order of ``flotilla.members``.
+
+    Raises:
+        ConfigError: more devices wanted than there are, or a device named twice.
+    """
+    flat = [device for node in nodes for device in node]
+    if len(set(flat)) != len(flat):
+        raise ConfigError("a device is on two nodes, or twice on one: name each device once")
+    if flotilla.devices > len(flat):
+        raise ConfigError(f"a flotilla for {flotilla.devices} devices does not fit {len(flat)}: make it smaller")
+    sizes = {len(node) for node in nodes if node}
+    dealt = [_fitted(flotilla, nodes)]
+    if len(sizes) == 1:
+        dealt.insert(0, _contiguous(device_order(flotilla, sizes.pop()), flotilla, flat))
+    best = min(dealt, key=lambda one: round(spread(one, nodes), _DIGITS))
+    return {name: best[name] for name in flotilla.members}
+
+
+def cost(counts: Iterable[int], per_node: int, start: int = 0) -> float:
+    """Σ c/m of members that get so many devices each, contiguously in this order, from device ``start`` on (Eq. 4).
+
+    Args:
+        counts: devices of each member.
+        per_node: G, devices on each node.
+        start: the first device dealt, counted from a node's edge.
+    """
+    total = 0.0
+    for count in counts:
+        total += _touched(start, count, per_node) / count
+        start += count
+    return total
+
+
+def spread(assignment: dict[str, tuple[int, ...]], nodes: Sequence[Sequence[int]]) -> float:
+    """Σ c/m of an assignment (Eq. 4); the least possible is the sum of ⌈m / G⌉ / m."""
+    home = {device: place for place, node in enumerate(nodes) for device in node}
+    return sum(len({home[device] for device in devices}) / len(devices) for devices in assignment.values())
+
+
+def device_order(flotilla: Flotilla, per_node: int) -> list[str]:
+    """The order in which members take contiguous devices on equal nodes: whole nodes, pairs, the best of the rest."""
+    counts = flotilla.members
+    order = [name for name, count in counts.items() if count % per_node == 0]
+    waiting: dict[int, list[str]] = {}
+    for name, count in counts.items():
+        if count % per_node == 0:
+            continue
+        partners = waiting.get(-count % per_node)
+        if partners:
+            order += [name, partners.pop(0)]
+        else:
+            waiting.setdefault(count % per_node, []).append(name)
+    rest = [name for name in counts if any(name in names for names in waiting.values())]
+    return order + _best_order(rest, [counts[name] for name in rest], per_node)
+
+
+def _best_order(names: list[str], counts: list[int], per_node: int) -> list[str]:
+    """The cheapest of the first 1024 orders. All start at a node's edge, for what came before fills whole nodes."""
+    fixed = max(0, len(names) - _PERMUTED)
+    start, tail = sum(counts[:fixed]), counts[fixed:]
+    tried = itertools.islice(itertools.permutations(range(len(tail))), MOST_ORDERS)
+    best = min(tried, key=lambda order: round(cost([tail[i] for i in order], per_node, start), _DIGITS))
+    return names[:fixed] + [names[fixed + i] for i in best]
+
+
+def _touched(start: int, count: int, per_node: int) -> int:
+    return (start + count - 1) // per_node - start // per_node + 1
+
+
+def _contiguous(order: Sequence[str], flotilla: Flotilla, devices: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    dealt, start = {}, 0
+    for name in order:
+        count = flotilla.members[name]
+        dealt[name] = tuple(devices[start : start + count])
+        start += count
+    return dealt
+
+
+def _fitted(flotilla: Flotilla, nodes: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    free = [list(node) for node in nodes]
+    dealt = {}
+    for name, count in sorted(flotilla.members.items(), key=lambda item: -item[1]):
+        roomy = [node for node in free if len(node) >= count]
+        taken: list[int] = []
+        while len(taken) < count:
+            node = min(roomy, key=len) if roomy else max(free, key=len)
+            wanted = count - len(taken)
+            taken += node[:wanted]
+            del node[:wanted]
+        dealt[name] = tuple(taken)
+    return dealt

@@ -1,0 +1,302 @@
+"""The shared stream, as the engine sees it: preprocessors fill a ring, readers empty it, the ledger keeps the book."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from uneven.errors import DataError
+from uneven.fleet.place.base import Place, Process
+from uneven.fleet.place.pulse import TIMEOUT_S, hangs
+from uneven.fleet.stream.layout import Layout
+from uneven.fleet.stream.ledger import Ledger
+from uneven.fleet.stream.order import Stream
+from uneven.fleet.stream.preprocess import Source, preprocess, probe
+from uneven.fleet.stream.size import preprocessors_needed
+
+MOST_DEATHS = 3
+"""So many preprocessors may die over one chunk; then it is the data."""
+
+_LOOK_S = 0.25
+
+_SMOOTH = 0.1  # weight of the newest chunk in a preprocessor's speed
+
+
+_UNSTARTED = (
+    "the process that was to prepare the first sample ended ({}), and what it said stands above: data set and "
+    'transform must be importable there, and a script must train only under if __name__ == "__main__":'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What the first sample looks like.
+
+    Attributes:
+        layout: of every sample.
+        sample: its fields, as arrays.
+    """
+
+    layout: Layout
+    sample: list[Any]
+
+
+def look(
+    place: Place, source: Source, timeout_s: float = TIMEOUT_S, watch: Callable[[Process], None] = lambda _: None
+) -> Probed:
+    """Prepare the first sample, in a process of its own.
+
+    Args:
+        timeout_s: how long that may take.
+        watch: called with the process while it works.
+
+    Raises:
+        DataError: it cannot be read or transformed, hangs, or the two sets do not agree.
+        ConfigError: data set or transform cannot be pickled.
+    """
+    for _ in range(MOST_DEATHS):
+        word, *more = _looked(place, source, timeout_s, watch)
+        if word == "layout":
+            return Probed(*more)
+        if word == "failed" or not more[0].startswith("SIG"):
+            raise DataError(more[0] if word == "failed" else _UNSTARTED.format(more[0]))
+    raise DataError(_UNSTARTED.format(more[0]))
+
+
+def _looked(
+    place: Place, source: Source, timeout_s: float, watch: Callable[[Process], None]
+) -> tuple[Any, ...]:
+    """One attempt: "layout" with that and the sample, "failed" with why, or "died" with how the process ended."""
+    heard: list[Any] = []
+    child = place.start(
+        "preprocessor", probe, (source,),
+        heard=lambda _, message: heard.append(message),
+        died=lambda one: heard.append(("died", one.ending)),
+    )  # fmt: skip
+    try:
+        while not heard:
+            place.wait(_LOOK_S)
+            watch(child)
+            if child.quiet_s > timeout_s and not heard:
+                heard.append(("failed", f"the preprocessor of the first sample: {hangs(timeout_s, child.at)}"))
+                child.end()
+    finally:
+        child.close()
+    return tuple(heard[0])
+
+
+class Feed:
+    """The ring, who fills it and who is to be told when something is there.
+
+    Args:
+        most: the largest number of preprocessors.
+        tell: called with a reader's name and a message for it.
+        start: the chunk at which the first reader will begin.
+        timeout_s: how long a preprocessor may be silent over its chunk.
+
+    Attributes:
+        wanted: preprocessors that get work; the others rest.
+        cpu_s: processor time of the preprocessors.
+        samples: samples made.
+        deaths: preprocessors that died.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        source: Source,
+        stream: Stream,
+        layout: Layout,
+        *,
+        slots: int,
+        most: int,
+        tell: Callable[[str, Any], None],
+        start: int = 0,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.ledger = Ledger(slots=slots, floor=start)
+        self.stream = stream
+        self.ring = place.store(layout, slots=slots, chunk=stream.chunk)
+        self.wanted = 1
+        self.cpu_s = 0.0
+        self.samples = 0
+        self.deaths = 0
+        self._place, self._source, self._most, self._tell = place, source, most, tell
+        self._makers: dict[str, Process] = {}
+        self._idle: list[str] = []
+        self._waiting: dict[str, tuple[int, int]] = {}
+        self._missed: dict[str, int] = {}
+        self._died_over: dict[int, int] = {}
+        self._hung_over: set[int] = set()
+        self._timeout_s = timeout_s
+        self._started = 0
+        self._each_per_s = math.nan
+        self._need_per_s = 0.0
+        self._failure: str | None = None
+        self._hire()
+
+    def wait(self, timeout_s: float) -> None:
+        """Let everybody speak who has something to say.
+
+        Raises:
+            DataError: a sample cannot be prepared.
+        """
+        self._place.wait(timeout_s)
+        for maker in self.busy:
+            if maker.quiet_s > self._timeout_s:
+                self._maker_hangs(maker)
+        if self._failure is not None:
+            raise DataError(self._failure)
+
+    def join(self, reader: str) -> int:
+        """A reader begins at the floor; answers with its first chunk."""
+        return self.ledger.join(reader)
+
+    def leave(self, reader: str) -> None:
+        """A reader is gone."""
+        self._waiting.pop(reader, None)
+        self._missed.pop(reader, None)
+        self.ledger.leave(reader)
+        self._hand_out()
+
+    def want(self, reader: str, chunk: int, known: int) -> None:
+        """A reader needs every chunk below ``chunk``, and has been told of those below ``known``."""
+        self._waiting[reader] = chunk, known
+        self._answer()
+
+    def waits(self, reader: str) -> bool:
+        """Whether a reader waits for samples."""
+        return reader in self._waiting or reader in self._missed
+
+    def missing(self, reader: str, chunk: int, told: Any) -> None:
+        """A reader cannot find a chunk where it was told; the same samples are made again, for whoever misses them."""
+        if self.ring.lost(chunk, told):
+            self.ledger.again(chunk)
+        self._missed[reader] = chunk
+        self._hand_out()
+        self._answer()
+
+    def read(self, reader: str, upto: int) -> None:
+        """A reader needs nothing below this chunk any more."""
+        self.ledger.read(reader, upto)
+        self._hand_out()
+
+    def allow(self, end: int, floor: int) -> None:
+        """Make chunks below ``end``; newcomers begin at ``floor`` from now on."""
+        self.ledger.raise_floor(floor)
+        self.ledger.allow(end)
+        self._hand_out()
+
+    def needs(self, per_s: float) -> None:
+        """The stream should move at so many samples/s; hire as many preprocessors as that takes."""
+        self._need_per_s = per_s
+        self._resize()
+        self._hand_out()
+
+    @property
+    def each_per_s(self) -> float:
+        """Samples/s of processor time that one preprocessor makes; not a number before the first chunk."""
+        return self._each_per_s
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The numbers of the preprocessors' processes."""
+        return tuple(maker.pid for maker in self._makers.values())
+
+    @property
+    def busy(self) -> tuple[Process, ...]:
+        """The preprocessors that are making something."""
+        return tuple(maker for name, maker in self._makers.items() if name not in self._idle)
+
+    def close(self) -> None:
+        """End the preprocessors and give the memory back."""
+        for maker in self._makers.values():
+            maker.hang_up()
+        for maker in self._makers.values():
+            maker.close()
+        self.ring.close()
+
+    def _resize(self) -> None:
+        self.wanted = preprocessors_needed(self._need_per_s, self._each_per_s, most=self._most)
+        while len(self._makers) < self.wanted:
+            self._hire()
+
+    def _hire(self) -> None:
+        self._started += 1
+        name = f"preprocessor-{self._started}"
+        arguments = (self._source, self.stream, self.ring.handle(writable=True))
+        self._makers[name] = self._place.start(
+            name, preprocess, arguments, heard=self._heard, died=self._maker_died
+        )
+        self._idle.append(name)
+
+    def _heard(self, maker: Process, message: tuple[Any, ...]) -> None:
+        if message[0] == "failed":
+            self._failure = message[1]
+            return
+        _, number, seconds, told = message
+        self.ring.keep(number, told)
+        self.ledger.made(maker.name)
+        size = self.stream.describe(number).size
+        self.cpu_s += seconds
+        self.samples += size
+        now = size / max(seconds, 1e-9)
+        known = self._each_per_s
+        self._each_per_s = now if math.isnan(known) else known + _SMOOTH * (now - known)
+        self._idle.append(maker.name)
+        self._resize()
+        self._hand_out()
+        self._answer()
+
+    def _maker_hangs(self, maker: Process) -> None:
+        """Another one makes its chunk, and says of each sample that it is begun: now one that hangs can be named."""
+        chunk = self.ledger.making(maker.name)
+        maker.end()
+        if chunk in self._hung_over:
+            self._failure = f"the second preprocessor that was given these samples: {hangs(self._timeout_s, maker.at)}"
+        elif chunk is not None:
+            self._hung_over.add(chunk)
+        self._maker_died(maker)
+
+    def _maker_died(self, maker: Process) -> None:
+        del self._makers[maker.name]
+        if self._failure is not None:
+            return
+        self.deaths += 1
+        if maker.name in self._idle:
+            self._idle.remove(maker.name)
+        chunk = self.ledger.lost(maker.name)
+        if chunk is not None:
+            self._died_over[chunk] = self._died_over.get(chunk, 0) + 1
+            if self._died_over[chunk] >= MOST_DEATHS:
+                what = self.stream.describe(chunk)
+                kind = "validation" if what.validates else "training"
+                self._failure = (
+                    f"{MOST_DEATHS} preprocessors died ({maker.ending}) over positions {what.start} to "
+                    f"{what.start + what.size - 1} of the {kind} set's order in epoch {what.epoch}: a sample there "
+                    f"makes the data set or the transform crash, or memory runs out"
+                )
+                return
+        self._hire()
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        self.ring.drop(self.ledger.tail)
+        while self._idle and len(self._makers) - len(self._idle) < self.wanted:
+            chunk = self.ledger.assign(self._idle[0])
+            if chunk is None:
+                return
+            self._makers[self._idle.pop(0)].send((chunk, chunk in self._hung_over))
+
+    def _answer(self) -> None:
+        ready = self.ledger.ready
+        for reader, (chunk, known) in list(self._waiting.items()):
+            if chunk <= ready:
+                del self._waiting[reader]
+                self._tell(reader, ("ready", ready, self.ring.found(max(known, self.ledger.readers[reader]), ready)))
+        for reader, chunk in list(self._missed.items()):
+            if not self.ledger.missing(chunk):
+                del self._missed[reader]
+                self._tell(reader, ("ready", ready, self.ring.found(chunk, chunk + 1)))
