@@ -28,7 +28,7 @@ from uneven.control.forecast import Forecast
 from uneven.core.plain import Count, Misfit, inside, loading, read
 from uneven.core.records import SplitRecord
 from uneven.core.views import Observation
-from uneven.run.gradients.rider import Heard
+from uneven.run.gradients.piggyback import Heard
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.meter import Timing
 from uneven.run.reports.tutor import Tutor
