@@ -31,7 +31,7 @@ from uneven.core.views import Observation
 from uneven.run.gradients.piggyback import Heard
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.meter import Timing
-from uneven.run.reports.tutor import Tutor
+from uneven.run.reports.trainer import BackgroundTrainer
 
 _PAST = 32
 """Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
@@ -102,7 +102,7 @@ class SlowLoop:
         self._decider = decider
         self._make_forecaster = forecaster
         self._forecaster = forecaster()
-        self._tutor = Tutor()
+        self._trainer = BackgroundTrainer()
         self._past: deque[Table] = deque(maxlen=_PAST)
         self._on_split = on_split
         self._on_complaint = on_complaint
@@ -186,7 +186,7 @@ class SlowLoop:
                     memory=load.memory,
                 )
             )
-            self._tutor.turn(self._forecaster)
+            self._trainer.turn(self._forecaster)
 
     def tick(self, iteration: int, load: Load, cost_s: float, heard: Heard | None, met: bool = True) -> bool:
         """The end of ``iteration``; called on every rank alike.
@@ -296,7 +296,7 @@ class SlowLoop:
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
             self._pending.result()
         self._pending, self._next, self._window, self._cried = None, None, _Window(), False
-        self._tutor.drop()
+        self._trainer.drop()
         self._forecaster = self._make_forecaster()
         self._past.clear()
         goes_on = self._decider.load_state_dict(state)
@@ -309,7 +309,7 @@ class SlowLoop:
 
     def close(self) -> None:
         """End what runs in the background."""
-        self._tutor.close()
+        self._trainer.close()
 
     def _foretelling(self, rank: int, state: dict[str, Any], past: Iterable[Table]) -> Forecaster:
         """A forecaster that goes on with this state, or with what this worker reported if it is another rank's."""
