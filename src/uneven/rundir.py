@@ -167,8 +167,8 @@ GIVES_UP_WITHIN_S = 10.0
 """After its time-out: a worker that waits for another asks who is missing, and ends by itself."""
 
 
-class Loss(NamedTuple):
-    """What the loss of a worker with an open session means to the others.
+class Expendable(NamedTuple):
+    """Whether the others can do without a worker with an open session, as it has said.
 
     Attributes:
         stops: why they cannot go on without it; empty if they can.
@@ -185,34 +185,34 @@ class Loss(NamedTuple):
     idles: bool = False
 
 
-def say_loss(run_directory: Path, rank: int, loss: Loss | None = None) -> None:
-    """Tell the launcher what the loss of this worker means to the others from now on.
+def mark_expendable(run_directory: Path, rank: int, mark: Expendable | None = None) -> None:
+    """Tell the launcher whether the others can do without this worker from now on.
 
     Where it cannot be written (a full disk) nothing counts as said, which is logged: the death of a worker that has
     said nothing stops the others.
     """
-    unfinished = run_directory / f"loss-{rank}.part"
+    unfinished = run_directory / f"expendable-{rank}.part"
     with _spared(unfinished, f"the death of rank {rank} would end the others, too"):
         try:
-            unfinished.write_text(json.dumps(loss or Loss()), encoding="utf-8")
-            unfinished.replace(_loss(run_directory, rank))
+            unfinished.write_text(json.dumps(mark or Expendable()), encoding="utf-8")
+            unfinished.replace(_expendable(run_directory, rank))
         except OSError:
             unfinished.unlink(missing_ok=True)
-            unsay_loss(run_directory, rank)
+            clear_expendable(run_directory, rank)
             raise
 
 
-def unsay_loss(run_directory: Path, rank: int) -> None:
+def clear_expendable(run_directory: Path, rank: int) -> None:
     """From now on its death stops the others again, as that of any worker that has said nothing."""
-    path = _loss(run_directory, rank)
+    path = _expendable(run_directory, rank)
     with _spared(path, f"the death of rank {rank} may pass for one that the others can do without"):
         path.unlink(missing_ok=True)
 
 
-def loss_of(run_directory: Path, rank: int) -> Loss | None:
-    """What the worker has said with :func:`say_loss`; None if it has said nothing."""
+def expendable_of(run_directory: Path, rank: int) -> Expendable | None:
+    """The worker's own :func:`mark_expendable`; None if it has said nothing."""
     try:
-        return Loss(*json.loads(_loss(run_directory, rank).read_text(encoding="utf-8")))
+        return Expendable(*json.loads(_expendable(run_directory, rank).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
 
@@ -232,8 +232,8 @@ def _ready(run_directory: Path, rank: int) -> Path:
     return run_directory / f"ready-{rank}"
 
 
-def _loss(run_directory: Path, rank: int) -> Path:
-    return run_directory / f"loss-{rank}"
+def _expendable(run_directory: Path, rank: int) -> Path:
+    return run_directory / f"expendable-{rank}"
 
 
 def _layer(source: str, values: Mapping[str, Any]) -> str:

@@ -187,10 +187,10 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_when_the_process_that_they_are_forked_from_is_killed_there_is_another() -> None:
     run_ranks(2, whoami)
     before = kept_pids()
-    (nursery,) = before - pool_pids()
+    (fork_server,) = before - pool_pids()
     with Script(["-c", "import time; time.sleep(600)"]) as script:
-        os.kill(nursery, signal.SIGKILL)
-        os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOWAIT)  # all of its threads, and whoever waits for it next knows
+        os.kill(fork_server, signal.SIGKILL)
+        os.waitid(os.P_PID, fork_server, os.WEXITED | os.WNOWAIT)  # until all of its threads are gone
         assert len(run_ranks(2, whoami)) == 2
         assert before.isdisjoint(kept_pids())
         assert script.wait(60) == -signal.SIGKILL  # nobody would hear of its end any more: it counts as killed, and is

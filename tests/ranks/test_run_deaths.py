@@ -73,7 +73,7 @@ def test_the_others_go_on_through_the_shared_copy(tmp_path: Path) -> None:
     told = events(tmp_path / "asp", 0)
     assert told.count("lost") == 1
     assert told[-1] == "end"
-    assert not list((tmp_path / "asp").glob("loss-0*")), "outside of the training a death stops the others"
+    assert not list((tmp_path / "asp").glob("expendable-0*")), "outside of the training a death stops the others"
 
 
 def test_all_end_where_workers_meet_and_where_the_copy_was(tmp_path: Path) -> None:
@@ -93,18 +93,18 @@ WORKER = """
 import os, sys, time
 from pathlib import Path
 import signal
-from uneven.rundir import Loss, say_loss
+from uneven.rundir import Expendable, mark_expendable
 run, rank, start = Path(os.environ["UNEVEN_RUN"]), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 def after(name):
     while not (run / name).exists(): time.sleep(0.01)
 
 def stops(why=""):  # for as long as an exchange may wait, and then some
-    say_loss(run, rank, Loss(why, 0.5))
+    mark_expendable(run, rank, Expendable(why, 0.5))
     os.kill(os.getpid(), signal.SIGSTOP)
 
 def dies(code):
-    say_loss(run, rank)
+    mark_expendable(run, rank)
     (run / "said").touch()
     os._exit(code)
 

@@ -26,8 +26,8 @@ from uneven.errors import ConfigError, LaunchError
 from uneven.folder import TemporaryFolder
 from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
+from uneven.launch.expendable import ExpendableWorkers
 from uneven.launch.failure import Death, all_gone, blame, gone, left_alone, through_without, told_by
-from uneven.launch.losses import Losses
 from uneven.launch.silence import STOPPED
 from uneven.launch.spec import Launch, run_id
 from uneven.launch.workers import Workers
@@ -54,18 +54,18 @@ def run(launch: Launch, run_directory: Path | None) -> None:
         stack.enter_context(_environment(_variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
         workers = stack.enter_context(_watched(launch, config.run_id, count, run_directory))
-        losses = Losses(run_directory, throttled=bool(launch.shares))
+        expendable = ExpendableWorkers(run_directory, throttled=bool(launch.shares))
 
         def lost(rank: int, failure: ProcessFailure) -> None:
-            death = _death(rank, failure, workers.ended_s, silent=losses.silent.get(rank, ""))
-            losses.lost[rank] = death
+            death = _death(rank, failure, workers.ended_s, silent=expendable.silent.get(rank, ""))
+            expendable.lost[rank] = death
             print(f"uneven: {gone(death)}", file=sys.stderr)
 
         try:
             words = [sys.executable, "-u", *(["-m"] if launch.module else []), *launch.target]
             program, *arguments = bound(words)
-            failures = run_agent(config, program, arguments, here=launch.here, losses=losses, on_lost=lost)
-            _end(failures, losses, workers.ended_s, count)
+            failures = run_agent(config, program, arguments, here=launch.here, expendable=expendable, on_lost=lost)
+            _end(failures, expendable, workers.ended_s, count)
         except (SignalException, KeyboardInterrupt) as error:
             number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
             name = signal.Signals(number).name
@@ -200,22 +200,24 @@ def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) 
         workers.close(kill=False)
 
 
-def _end(failures: Mapping[int, ProcessFailure], losses: Losses, ended_s: Mapping[int, float], count: int) -> None:
+def _end(
+    failures: Mapping[int, ProcessFailure], expendable: ExpendableWorkers, ended_s: Mapping[int, float], count: int
+) -> None:
     """How it ended, in one line instead of torch's sixty, about the worker that died first.
 
     Raises:
         LaunchError: a worker died without whom the others could not go on; or all did; or rank 0.
     """
-    lost, left = tuple(losses.lost.values()), tuple(losses.left.values())
-    fatal = {rank: one for rank, one in failures.items() if rank not in losses.lost}
+    lost, left = tuple(expendable.lost.values()), tuple(expendable.left.values())
+    fatal = {rank: one for rank, one in failures.items() if rank not in expendable.lost}
     if fatal:
         killed = [rank for rank, one in fatal.items() if one.exitcode == -signal.SIGKILL]
-        silent = {rank: STOPPED for rank in killed if rank in losses.stopped} | losses.silent
+        silent = {rank: STOPPED for rank in killed if rank in expendable.stopped} | expendable.silent
         deaths = [
-            _death(rank, one, ended_s, losses.stops(rank), silent.get(rank, "")) for rank, one in fatal.items()
+            _death(rank, one, ended_s, expendable.stops(rank), silent.get(rank, "")) for rank, one in fatal.items()
         ]
-        borne = {one.pid for one in lost}
-        first_s = min((ended for pid, ended in ended_s.items() if pid not in borne), default=0.0)
+        lost_pids = {one.pid for one in lost}
+        first_s = min((ended for pid, ended in ended_s.items() if pid not in lost_pids), default=0.0)
         raise blame(deaths, first_s=first_s, shutdown_within_s=_shutdown_within_s(), lost=lost, left=left)
     if len(lost) == count:
         raise all_gone(lost)

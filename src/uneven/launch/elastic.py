@@ -1,8 +1,8 @@
 """torch's elastic agent, which lets the others go on without a worker whose policy can do without it.
 
-As long as no worker of this machine has said what its death means (:func:`uneven.rundir.say_loss`), torch watches the
-workers by itself, and ends all when one dies. From then on we look, and torch is asked only once somebody has died whom
-the others cannot do without.
+As long as no worker of this machine has said what its death means (:func:`uneven.rundir.mark_expendable`), torch
+watches the workers by itself, and ends all when one dies. From then on we look, and torch is asked only once somebody
+has died whom the others cannot do without.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from uneven.launch.expendable import ExpendableWorkers
 from uneven.launch.here import Here
-from uneven.launch.losses import Losses
 
 _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own
 
@@ -34,16 +34,18 @@ class Agent(LocalElasticAgent):
     """See the module.
 
     Args:
-        losses: who can be done without, and who has been.
+        expendable: who can be done without, and who has been.
         on_lost: told of each worker without whom the others go on.
     """
 
-    def __init__(self, *args: Any, losses: Losses, on_lost: Callable[[int, ProcessFailure], None], **kw: Any) -> None:
+    def __init__(
+        self, *args: Any, expendable: ExpendableWorkers, on_lost: Callable[[int, ProcessFailure], None], **kw: Any
+    ) -> None:
         super().__init__(*args, **kw)
-        self._losses, self._on_lost = losses, on_lost
+        self._expendable, self._on_lost = expendable, on_lost
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._losses.begin([one.global_rank for one in worker_group.workers])
+        self._expendable.begin([one.global_rank for one in worker_group.workers])
         started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
@@ -58,29 +60,29 @@ class Agent(LocalElasticAgent):
         alive = {ranks[local]: pid for local, pid in context.pids().items() if local not in ended}
         for local, code in ended.items():
             if code == 0:
-                self._losses.leaves(ranks[local], context.subprocess_handlers[local].proc.pid)
-        if not self._losses.spoken:
+                self._expendable.leaves(ranks[local], context.subprocess_handlers[local].proc.pid)
+        if not self._expendable.spoken:
             return self._failed(worker_group, alive) if any(ended.values()) else super()._monitor_workers(worker_group)
         for local, code in ended.items():
-            if code == 0 or ranks[local] in self._losses.lost:
+            if code == 0 or ranks[local] in self._expendable.lost:
                 continue
-            if not self._losses.borne(ranks[local]):
+            if not self._expendable.bears(ranks[local]):
                 return self._failed(worker_group, alive)
             pid = context.subprocess_handlers[local].proc.pid
             _kill(pid)  # what it has started and left behind
             self._on_lost(ranks[local], ProcessFailure(local, pid, code, context.error_files[local]))
         if len(ranks) > 1 or worker_group.group_world_size != 1:  # nobody waits for one that is alone
-            for rank in self._losses.hanging(alive):
+            for rank in self._expendable.hanging(alive):
                 _kill(alive[rank])  # found dead at the next look, as if somebody had done it by hand
         if alive:
             return RunResult(state=WorkerState.HEALTHY)
-        if all(rank in self._losses.lost for rank in ranks.values()) and worker_group.group_world_size == 1:
+        if all(rank in self._expendable.lost for rank in ranks.values()) and worker_group.group_world_size == 1:
             return super()._monitor_workers(worker_group)  # nobody is left: that is a failure, as of any run
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
 
     def _failed(self, worker_group: WorkerGroup, alive: Mapping[int, int]) -> RunResult:
         """torch's verdict on a failure: all others are asked to end, which one that is stopped does not hear."""
-        for rank in self._losses.missed(alive):
+        for rank in self._expendable.missed(alive):
             _kill(alive[rank])
         result: RunResult = super()._monitor_workers(worker_group)
         return result
@@ -111,7 +113,7 @@ def run_agent(
     args: Sequence[str],
     *,
     here: tuple[str, int] | None,
-    losses: Losses,
+    expendable: ExpendableWorkers,
     on_lost: Callable[[int, ProcessFailure], None],
 ) -> dict[int, ProcessFailure]:
     """What ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
@@ -146,7 +148,7 @@ def run_agent(
         spec=spec,
         logs_specs=config.logs_specs,
         start_method=config.start_method,
-        losses=losses,
+        expendable=expendable,
         on_lost=on_lost,
         **({} if within is None else {"shutdown_timeout": within}),
     )

@@ -29,7 +29,7 @@ def run(launch: Launch, *, run_directory: Path | None = None) -> None:
         launch: what to start.
         run_directory: told to the workers in ``UNEVEN_RUN``.
 
-    A worker that has said with :func:`uneven.rundir.say_loss` that the others can do without it may die: that is
+    A worker that has said with :func:`uneven.rundir.mark_expendable` that the others can do without it may die: that is
     printed, and they go on.
 
     Raises:

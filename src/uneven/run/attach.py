@@ -82,7 +82,7 @@ def attach(
     before_step = gradients.attach(model, owner, find_unused_parameters, bucket_cap_mb)
     if not alike:
         before_step.append(agreement.still)
-    reports.rider, reports.rides = gradients.rider, alike
+    reports.piggyback, reports.piggybacks = gradients.piggyback, alike
     own_pace = hand_out is not None and len(context.members) > 1
     lines = context.connection.lines(meter, apart(context.policy) if own_pace else "")
     parts.attach(

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from uneven.testing.nursery import Nursery
+from uneven.testing.fork_client import ForkServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class RankProcess:
     """A Python process with torch imported, waiting for bodies to run.
 
     Args:
-        nursery: it is forked there.
+        fork_server: it is forked there.
 
     Attributes:
         pid: process id, which is its process group too.
     """
 
-    def __init__(self, nursery: Nursery) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
         self.replies, theirs = os.pipe()
         os.set_blocking(self.replies, False)
         commands, ours = os.pipe()
@@ -50,7 +50,7 @@ class RankProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 — lives as long as the process
         self._read_upto = 0
         self._buffer = b""
-        self.pid = nursery.fork("rank", (commands, self._output.fileno(), self._output.fileno(), theirs))
+        self.pid = fork_server.fork("rank", (commands, self._output.fileno(), self._output.fileno(), theirs))
         os.close(commands)
         os.close(theirs)
 
@@ -60,11 +60,11 @@ class RankProcess:
             self._commands.write(json.dumps(command).encode() + b"\n")
             self._commands.flush()
         except BrokenPipeError:
-            self._nursery.wait(self.pid)
+            self._fork_server.wait(self.pid)
 
     def poll(self) -> Answer:
         """What it answers now, without waiting."""
-        ended = self._nursery.code(self.pid)  # before reading: what it wrote before its end is read below
+        ended = self._fork_server.code(self.pid)  # before reading: what it wrote before its end is read below
         self._buffer += self._available()
         line, found, rest = self._buffer.partition(b"\n")
         if found:
@@ -93,8 +93,8 @@ class RankProcess:
         """End it and all that it has started, and wait for its end."""
         with contextlib.suppress(ProcessLookupError):  # already gone, with all of its group
             os.killpg(self.pid, signal.SIGKILL)
-        self._nursery.wait(self.pid)
-        self._nursery.forget(self.pid)
+        self._fork_server.wait(self.pid)
+        self._fork_server.forget(self.pid)
         with contextlib.suppress(BrokenPipeError):  # a command that it has not lived to read
             self._commands.close()
         os.close(self.replies)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, UnevenError
-from uneven.testing.nursery import Nursery
+from uneven.testing.fork_client import ForkServer
 from uneven.testing.rank_process import Answer, RankProcess
 
 START_LIMIT_S = 120.0
@@ -147,14 +147,14 @@ def run_ranks(
 
 
 _pool: list[RankProcess] = []
-_nursery = Nursery()
+_fork_server = ForkServer()
 
 
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """Where processes are forked from; it ends with this process at the latest."""
     atexit.unregister(stop_pool)
     atexit.register(stop_pool)
-    return _nursery
+    return _fork_server
 
 
 def pool_pids() -> frozenset[int]:
@@ -164,13 +164,13 @@ def pool_pids() -> frozenset[int]:
 
 def kept_pids() -> frozenset[int]:
     """These, and the process that they are forked from; leak checks let them live."""
-    return pool_pids() if _nursery.pid is None else pool_pids() | {_nursery.pid}
+    return pool_pids() if _fork_server.pid is None else pool_pids() | {_fork_server.pid}
 
 
 def stop_pool() -> None:
     """Kill every kept process, with all that it has started, and every script. The next test starts new ones."""
     _end_ranks()
-    _nursery.close()
+    _fork_server.close()
 
 
 def _end_ranks() -> None:
@@ -181,7 +181,7 @@ def _end_ranks() -> None:
 def _started(n: int) -> list[RankProcess]:
     if any(process.poll().kind == "killed" for process in _pool):
         _end_ranks()
-    new = [RankProcess(nursery()) for _ in range(n - len(_pool))]
+    new = [RankProcess(fork_server()) for _ in range(n - len(_pool))]
     _pool.extend(new)
     _answers(new, START_LIMIT_S)
     return _pool[:n]

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from uneven.testing.ranks import nursery
+from uneven.testing.ranks import fork_server
 
 
 class Script:
@@ -62,7 +62,7 @@ class Script:
     ) -> None:
         self.args = [str(word) for word in program]
         self.returncode: int | None = None
-        self._nursery = nursery()
+        self._fork_server = fork_server()
         self._output: IO[bytes] = tempfile.TemporaryFile() if output is None else output.open("ab+")  # noqa: SIM115
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         task = {
@@ -76,12 +76,12 @@ class Script:
             told.seek(0)
             errors = self._output if merged else self._errors
             files = (nothing.fileno(), self._output.fileno(), errors.fileno(), told.fileno())
-            self.pid = self._nursery.fork(" ".join(["script", *imported]), files)
+            self.pid = self._fork_server.fork(" ".join(["script", *imported]), files)
         _running.add(self.pid)
 
     def poll(self) -> int | None:
         """How it has ended, or None while it runs."""
-        return self._ended(self._nursery.code(self.pid)) if self.returncode is None else self.returncode
+        return self._ended(self._fork_server.code(self.pid)) if self.returncode is None else self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait for its end.
@@ -89,7 +89,7 @@ class Script:
         Raises:
             subprocess.TimeoutExpired: it still runs; nothing has been done about it.
         """
-        if self.returncode is None and self._ended(self._nursery.wait(self.pid, timeout_s)) is None:
+        if self.returncode is None and self._ended(self._fork_server.wait(self.pid, timeout_s)) is None:
             raise subprocess.TimeoutExpired(self.args, timeout_s or 0.0, *map(_text, (self._output, self._errors)))
         assert self.returncode is not None
         return self.returncode
@@ -135,7 +135,7 @@ class Script:
     def _ended(self, code: int | None) -> int | None:
         if code is not None and self.returncode is None:
             self.returncode = code
-            self._nursery.forget(self.pid)
+            self._fork_server.forget(self.pid)
             _running.discard(self.pid)
         return code
 

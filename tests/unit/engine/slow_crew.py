@@ -11,7 +11,7 @@ from uneven.control import Decider, Forecaster, Load
 from uneven.core.records import ForecastRecord, SplitRecord
 from uneven.core.views import Limits
 from uneven.predict import predictors
-from uneven.run.gradients.rider import Heard
+from uneven.run.gradients.piggyback import Heard
 from uneven.run.lines.hub import Hub, ThreadTransport
 from uneven.run.measure.meter import Timing
 from uneven.run.reports.slow import SlowLoop

@@ -74,11 +74,11 @@ def test_no_room_from_the_first_batch_on(
     if fill is take_all_inodes:
         said = [one.getMessage() for one in caplog.records if one.name == "uneven.rundir"]
         assert [text.split(" could not be written (No space left on device): ")[0] for text in said] == [
-            f"{disk}/ready-0", f"{disk}/loss-0.part"
+            f"{disk}/ready-0", f"{disk}/expendable-0.part"
         ]  # fmt: skip
         assert "slows this worker down only when it has waited long enough" in said[0]
         assert "the death of rank 0 would end the others, too" in said[1]
-    assert not (disk / "loss-0.part").exists()
+    assert not (disk / "expendable-0.part").exists()
 
 
 @pytest.mark.parametrize("fill", [take_all_inodes, take_all_pages])
@@ -86,13 +86,13 @@ def test_what_cannot_be_said_anew_is_not_left_as_it_was(
     fill: Callable[[Path], None], disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An old word by which the others go on must not outlive the moment in which they no longer can."""
-    rundir.say_loss(disk, 1)
+    rundir.mark_expendable(disk, 1)
     rundir.mark_ready(disk, 1)
-    assert rundir.loss_of(disk, 1) == rundir.Loss()
+    assert rundir.expendable_of(disk, 1) == rundir.Expendable()
     fill(disk)
-    rundir.say_loss(disk, 1, rundir.Loss("it holds the copy"))
-    assert rundir.loss_of(disk, 1) is None
-    assert not (disk / "loss-1.part").exists()
+    rundir.mark_expendable(disk, 1, rundir.Expendable("it holds the copy"))
+    assert rundir.expendable_of(disk, 1) is None
+    assert not (disk / "expendable-1.part").exists()
     rundir.mark_through(disk, 1)  # taking away needs no room
     assert not rundir.is_ready(disk, 1)
     assert len(caplog.records) == 1

@@ -20,6 +20,7 @@ import uneven
 from uneven.core.records import EventRecord, StepRecord
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.journal import read
+from uneven.run.threads.batch_queue import Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
 
 N, X = 50, 12  # four full batches and a last one of 2
@@ -256,7 +257,7 @@ def test_a_failing_thread_stops_the_others_and_is_named(run: Callable[..., Run],
         ours.session.train(loop)
     (note,) = caught.value.__notes__
     assert note.startswith("in thread 1 of rank 0, in iteration ")
-    assert others == [uneven.run.threads.turnstile.Stopped] or len(ours.seen) == N - X  # it may have been last already
+    assert others == [Stopped] or len(ours.seen) == N - X  # it may have been last already
     ours.session.train(ours.loop)  # and on, with the next epoch
     ours.session.close()
     told = [one for one in read(tmp_path).records() if isinstance(one, EventRecord) and one.event == "thread-failed"]
@@ -294,7 +295,7 @@ def test_a_signal_that_arrives_while_thread_0_waits_ends_all_threads(run: Callab
                 begun.set()
                 os.kill(os.getpid(), signal.SIGINT)  # thread 0 takes the rest meanwhile, and waits for this one
                 running = ours.session._threads._running
-                while not running._turnstile._stopped:
+                while not running._queue._stopped:
                     time.sleep(0.001)
 
     begun = threading.Event()

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from uneven.errors import PeerError, TrainingError
+from uneven.run.parameters.overhead import OverheadBudget
 from uneven.run.parameters.shadow import ShadowThread
-from uneven.run.parameters.toll import Toll
 
 
 class Meeting:
@@ -77,7 +77,7 @@ def test_who_is_through_serves_the_others_until_the_last_one_is() -> None:
         shadow.close()
 
 
-class _Heard(Toll):
+class _Heard(OverheadBudget):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Heard(Toll):
 
 def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = _Heard()
-    monkeypatch.setattr("uneven.run.parameters.shadow.Toll", lambda _: heard)
+    monkeypatch.setattr("uneven.run.parameters.shadow.OverheadBudget", lambda _: heard)
     come, met, over = threading.Event(), threading.Event(), threading.Event()
 
     def meet(order: str, resting: bool) -> bool:
@@ -117,7 +117,7 @@ def test_steps_are_timed_from_when_the_training_goes_on(monkeypatch: pytest.Monk
     now_s, told = [100.0], []
     monkeypatch.setattr("uneven.run.parameters.shadow.time.perf_counter", lambda: now_s[0])
     shadow: ShadowThread[str] = ShadowThread(lambda order, resting: True)
-    monkeypatch.setattr(shadow._toll, "stepped", lambda took_s, quiet_s: told.append(took_s))
+    monkeypatch.setattr(shadow._budget, "stepped", lambda took_s, quiet_s: told.append(took_s))
     shadow.stepped()  # nobody knows how long it took
     now_s[0] += 1.0
     shadow.stepped()

@@ -90,7 +90,7 @@ class Fault:
                 path.parent.mkdir(exist_ok=True)
                 path.symlink_to("/dev/full" if kind == "journal-full" else "/dev/full/no")
             case "markers":
-                (self._run / f"loss-{self._rank}.part").mkdir()
+                (self._run / f"expendable-{self._rank}.part").mkdir()
         if kind in SIGNALLED:
             os.kill(os.getppid(), getattr(signal, f"SIG{kind.removeprefix('launcher-').upper()}"))
         return kind

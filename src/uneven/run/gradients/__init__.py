@@ -1,1 +1,1 @@
-"""Gradients: averaged by samples while the backward pass runs, with what rides along."""
+"""Gradients: averaged by samples while the backward pass runs, with what is piggybacked on them."""

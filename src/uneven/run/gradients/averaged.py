@@ -13,7 +13,7 @@ from uneven.core.turn import Turn
 from uneven.data.hands import Hands
 from uneven.run.context import Context
 from uneven.run.gradients.carrier import ExchangeObserver, GradientCarrier
-from uneven.run.gradients.rider import Rider
+from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.start.connect import gradient_group
 from uneven.sync import Outlook
 
@@ -65,9 +65,9 @@ class Averaged:
         return [self.carrier.check_step]
 
     @property
-    def rider(self) -> Rider | None:
+    def piggyback(self) -> Piggyback | None:
         """Carries a few numbers behind the gradients, where these are in host memory."""
-        return None if self.carrier is None else self.carrier.rider
+        return None if self.carrier is None else self.carrier.piggyback
 
     def poll(self, iteration: int) -> None:
         """A step is over: now and then look whether a gradient held a NaN or an infinity."""

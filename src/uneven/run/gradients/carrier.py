@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from uneven.core.turn import Turn
 from uneven.errors import TrainingError
 from uneven.run.gradients.instep import out_of_step
-from uneven.run.gradients.rider import Rider
+from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.groups import begin_sum, sum_now, take_from_first
@@ -86,7 +86,7 @@ class GradientCarrier:
         turn: of the batch that the newest pass, forward or backward, is on.
         group: the process group of those whose gradients are averaged; None is everybody's.
         report_length: numbers in a row that a rank may send along.
-        rider: carries calls and reports along with the gradients; None on an accelerator, where reading would wait.
+        piggyback: carries calls and reports along with the gradients; None on an accelerator, where reading would wait.
         owner: kept alive as long as the model.
     """
 
@@ -97,7 +97,7 @@ class GradientCarrier:
     turn: Turn
     group: Any = None
     report_length: int = 0
-    rider: Rider | None = None
+    piggyback: Piggyback | None = None
     owner: object = None
     _ddp: DistributedDataParallel | None = None
     _parameters: list[nn.Parameter] = field(default_factory=list)
@@ -144,7 +144,7 @@ class GradientCarrier:
         self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
-        self.rider = Rider(self._group.rank(), self._group.size(), self.report_length) if on_host else None
+        self.piggyback = Piggyback(self._group.rank(), self._group.size(), self.report_length) if on_host else None
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ModelHook(self._after_forward)),
@@ -322,9 +322,9 @@ class GradientCarrier:
 
     def _reduce(self, lane: _Lane) -> dist.Work:
         try:
-            if self.rider is None or lane.bucket.is_sparse:
+            if self.piggyback is None or lane.bucket.is_sparse:
                 return begin_sum(lane.bucket, self._group)
-            return begin_sum(self.rider.mount(lane.bucket, self.turn.epoch, self.turn.iteration), self._group)
+            return begin_sum(self.piggyback.attach(lane.bucket, self.turn.epoch, self.turn.iteration), self._group)
         except RuntimeError as error:
             raise self.roll.failure(self._this_exchange, error) from error
 
@@ -360,11 +360,11 @@ class GradientCarrier:
                 work.wait()
                 if lane.bucket.is_sparse:  # whose sum has other entries, so gloo gives another tensor
                     lane.bucket.copy_(work.get_future().wait()[0])
-            if self.rider is not None:
-                self.rider.dismount()
+            if self.piggyback is not None:
+                self.piggyback.collect()
             if self._statistics is not None:
                 self._statistics.finish()
-        if self.rider is not None and self.rider.apart:
+        if self.piggyback is not None and self.piggyback.apart:
             raise self._out_of_step()
         self._exchanges += 1
         self.observer.done()

@@ -16,7 +16,7 @@ from uneven.folder import TemporaryFolder
 from uneven.run.lines.transport import Transport
 from uneven.run.parameter_server.handout import StoredHandOut
 from uneven.run.start.connect import compare
-from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss
+from uneven.rundir import GIVES_UP_WITHIN_S, Expendable, mark_expendable
 from uneven.server import Patience, ShardHost, ZmqLine, make_keys
 from uneven.server.host import LOOPBACK
 from uneven.server.keys import SERVER, client_keys, shards_in
@@ -55,8 +55,8 @@ class Home:
             training: False before that: others may train already, and come to their end without this worker.
         """
         if self.world.run_directory is not None:
-            loss = Loss("" if self.host is None else _HELD, self.timeout_s + GIVES_UP_WITHIN_S, training)
-            say_loss(self.world.run_directory, self.world.rank, loss)
+            mark = Expendable("" if self.host is None else _HELD, self.timeout_s + GIVES_UP_WITHIN_S, training)
+            mark_expendable(self.world.run_directory, self.world.rank, mark)
 
     def line(self) -> ZmqLine:
         """A new line to the shards."""

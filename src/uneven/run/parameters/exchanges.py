@@ -20,9 +20,9 @@ from uneven.core.records import ExchangeRecord
 from uneven.run.gradients.instep import mark, out_of_step
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.vectors import VectorCarrier
+from uneven.run.parameters.overhead import PATIENCE_S
 from uneven.run.parameters.replica import Met, Replica
 from uneven.run.parameters.shadow import ShadowThread
-from uneven.run.parameters.toll import PATIENCE_S
 
 
 class Observer(Protocol):

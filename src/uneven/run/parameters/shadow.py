@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from uneven.errors import TrainingError
-from uneven.run.parameters.toll import PATIENCE_S, Toll
+from uneven.run.parameters.overhead import PATIENCE_S, OverheadBudget
 
 Order = TypeVar("Order")
 
@@ -42,7 +42,7 @@ class ShadowThread(Generic[Order]):
         self._error: TrainingError | None = None
         self._leaving = self._ended = False
         self._thread: threading.Thread | None = None
-        self._toll = Toll(patience_s)
+        self._budget = OverheadBudget(patience_s)
         self._through_s = -math.inf  # when the last one was through that the training went on beside
         self._stepped_s: float | None = None
 
@@ -71,7 +71,7 @@ class ShadowThread(Generic[Order]):
         now_s = time.perf_counter()
         if self._stepped_s is not None:
             quiet_s = 0.0 if self._disturbing else now_s - self._through_s
-            self._toll.stepped(now_s - self._stepped_s, quiet_s)
+            self._budget.stepped(now_s - self._stepped_s, quiet_s)
         self._stepped_s = now_s
 
     def paused(self) -> None:
@@ -96,14 +96,14 @@ class ShadowThread(Generic[Order]):
             with self._changed:
                 self._check()
         # Asked after every step, so without the lock: only this side sets an order.
-        return self._order is None and (load >= 1.0 or self._toll.allows(load))
+        return self._order is None and (load >= 1.0 or self._budget.allows(load))
 
     def offer(self, order: Order, load: float = 1.0) -> None:
         """Begin an exchange, where nothing is under way; never waits for anybody."""
         with self._changed:
             assert self._order is None, "one exchange at a time"
             self._order = order
-            self._toll.begin(load)
+            self._budget.begin(load)
             self._begin()
 
     def rest(self, order: Order) -> None:

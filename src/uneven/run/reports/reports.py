@@ -21,7 +21,7 @@ from uneven.data.loader import BalancedLoader
 from uneven.data.order import Part
 from uneven.predict import predictors
 from uneven.run.context import Context
-from uneven.run.gradients.rider import Rider
+from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.turns import Turns
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.load import nvml_uuid
@@ -51,15 +51,15 @@ class Reports:
 
     Attributes:
         books: of this worker's iterations.
-        rider: carries a few numbers behind the gradients, where these are in host memory.
-        rides: whether gradients of all are averaged in every step, so that reports can ride on them.
+        piggyback: carries a few numbers behind the gradients, where these are in host memory.
+        piggybacks: whether every step averages the gradients of all ranks, so that reports can be piggybacked on them.
     """
 
     def __init__(self, context: Context, turns: Turns, hand_out: StoredHandOut | None) -> None:
         self._context, self._turns, self._hand_out = context, turns, hand_out
         self.books = Books(context.rank, context.scribe, torch.device("cpu"))
-        self.rider: Rider | None = None
-        self.rides = False
+        self.piggyback: Piggyback | None = None
+        self.piggybacks = False
         self._agreed: _Agreed | None = None
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
@@ -130,8 +130,8 @@ class Reports:
         )
 
     def _give(self, row: Sequence[float]) -> Pending:
-        passenger = self.rider.carry(row) if self.rider is not None and self.rides else None
-        return self._context.connection.transport.gather(row) if passenger is None else passenger
+        pending = self.piggyback.carry(row) if self.piggyback is not None and self.piggybacks else None
+        return self._context.connection.transport.gather(row) if pending is None else pending
 
     def profile(
         self,
@@ -173,10 +173,10 @@ class Reports:
     # ---------------------------------------------------------------- around a step
     def call(self, iteration: int) -> None:
         """Gradients of all are about to be averaged: call for reports in that exchange, if speed has changed here."""
-        if self.rider is not None and self._slow is not None:
+        if self.piggyback is not None and self._slow is not None:
             row = self._slow.cry(iteration, self.books.use, self._cost_s)
             if row is not None:
-                self.rider.call(row)
+                self.piggyback.call(row)
 
     def over(self, part: Part, *, leaving: bool, met: bool, called: bool) -> None:
         """A step is over.
@@ -189,7 +189,7 @@ class Reports:
         slow = self._slow
         if slow is None:
             return
-        heard = self.rider.take() if called and self.rider is not None else None
+        heard = self.piggyback.take() if called and self.piggyback is not None else None
         self.books.end(part)
         adapts = slow.adapts
         due = adapts and slow.due(part.iteration, heard)

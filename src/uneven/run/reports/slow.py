@@ -24,10 +24,10 @@ from uneven.control import Complaint, Controller, Decider, Forecaster, Load, Rep
 from uneven.control.controller import Instruction
 from uneven.core.records import ForecastRecord, SplitRecord
 from uneven.core.views import Observation
-from uneven.run.gradients.rider import Heard
+from uneven.run.gradients.piggyback import Heard
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.meter import Timing
-from uneven.run.reports.tutor import Tutor
+from uneven.run.reports.trainer import BackgroundTrainer
 
 
 class SlowLoop:
@@ -57,7 +57,7 @@ class SlowLoop:
         self._rank, self._give = rank, give
         self._controller = Controller(decider, forecaster)
         self._reporter = self._controller.reporter(rank)
-        self._tutor = Tutor()
+        self._trainer = BackgroundTrainer()
         self._on_split = on_split
         self._on_complaint = on_complaint
         self._on_forecast = on_forecast
@@ -105,7 +105,7 @@ class SlowLoop:
             memory=load.memory,
         )
         self._controller.measured(self._rank, seen, control_s)
-        self._tutor.turn(self._reporter.forecaster)
+        self._trainer.turn(self._reporter.forecaster)
 
     def cry(self, iteration: int, load: Load, cost_s: float) -> Report | tuple[()] | None:
         """What this rank has to say with the exchange of ``iteration``, which is about to begin, if its speed has left
@@ -171,11 +171,11 @@ class SlowLoop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Controller.load_state_dict`."""
         self._controller.load_state_dict(self._rank, state)
-        self._tutor.drop()
+        self._trainer.drop()
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it
             self._pending.result()
             self._pending = None
 
     def close(self) -> None:
         """End what runs in the background."""
-        self._tutor.close()
+        self._trainer.close()

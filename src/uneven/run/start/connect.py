@@ -34,7 +34,7 @@ from uneven.run.lines.patience import within
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
-from uneven.rundir import GIVES_UP_WITHIN_S, Loss, say_loss, unsay_loss
+from uneven.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_expendable
 from uneven.sync import Outlook
 from uneven.world import World, is_loopback
 
@@ -175,7 +175,7 @@ class Connection:
                 self.own_group.leave(failed)
             self.roll = self.own_group = None
             if self.world.run_directory is not None and not failed:
-                unsay_loss(self.world.run_directory, self.world.rank)
+                clear_expendable(self.world.run_directory, self.world.rank)
 
 
 def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -229,7 +229,8 @@ def connect(world: World, timeout_s: float) -> Connection:
             own.leave(failed=True)
         raise
     if world.run_directory is not None:
-        say_loss(world.run_directory, world.rank, Loss("", timeout_s + GIVES_UP_WITHIN_S, training=False, idles=True))
+        mark = Expendable("", timeout_s + GIVES_UP_WITHIN_S, training=False, idles=True)
+        mark_expendable(world.run_directory, world.rank, mark)
     return Connection(transport, roll, own, world, timeout_s)
 
 

@@ -26,7 +26,7 @@ from uneven.run.measure.meter import Meter, Timing
 from uneven.run.parameters.agree import Agreement
 from uneven.run.reports.books import step_record
 from uneven.run.reports.scribe import Scribe
-from uneven.run.threads.turnstile import Stopped, Turnstile
+from uneven.run.threads.batch_queue import BatchQueue, Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
 
 Loop = Callable[..., object]
@@ -83,7 +83,7 @@ class Hogwild:
         self._loop, self._scribe, self._loader, self._threads = loop, scribe, loader, threads
         self._pairs = loader.pairs()
         agreement = loop.agreement if isinstance(loop.agreement, Agreement) else None
-        self._turnstile = Turnstile(self._pairs, scribe.rank, agreement)
+        self._queue = BatchQueue(self._pairs, scribe.rank, agreement)
         self._shared = [SharedOptimizer(one) for one in optimizers]
         self._seats = [_Seat(0, model, optimizers, Meter(ThreadClock()))]
         for index in range(1, threads):
@@ -129,13 +129,13 @@ class Hogwild:
             pass
         finally:
             if not through:
-                self._turnstile.stop(0)
+                self._queue.stop(0)
             self._go.set()
         return others
 
     def _aside(self, seat: _Seat, loop: Loop) -> None:
         self._go.wait()
-        if self._turnstile.first is None:
+        if self._queue.first is None:
             self._work(seat, loop)
 
     def _work(self, seat: _Seat, loop: Loop) -> None:
@@ -151,8 +151,8 @@ class Hogwild:
             raise
         finally:
             if not through:
-                self._turnstile.stop(seat.index)
-            self._turnstile.leave(seat.index)
+                self._queue.stop(seat.index)
+            self._queue.leave(seat.index)
             for shared, stepper in zip(self._shared, seat.optimizers, strict=True):
                 shared.let_go(stepper)
 
@@ -161,7 +161,7 @@ class Hogwild:
         return f"in thread {seat.index} of rank {self._scribe.rank}, {step}; the other threads were stopped"
 
     def _raise_first(self, others: list[Future[None]]) -> None:
-        first = self._turnstile.first
+        first = self._queue.first
         if first is None or first == 0:  # what thread 0 has raised is on its way already
             return
         error = others[first - 1].exception()
@@ -183,15 +183,15 @@ class Hogwild:
                 self._over(seat, part)
 
     def _take(self, seat: _Seat) -> tuple[Part, Any] | None:
-        pauses = self._turnstile.pauses
-        taken = self._turnstile.take(seat.index)
-        if self._turnstile.pauses != pauses:  # what the user did in between was no waiting for data
+        pauses = self._queue.pauses
+        taken = self._queue.take(seat.index)
+        if self._queue.pauses != pauses:  # what the user did in between was no waiting for data
             seat.meter.pause()
         return taken
 
     def _over(self, seat: _Seat, part: Part) -> None:
         seat.meter.ready()  # from here on it waits for the other threads and for the other workers, where it does
-        counts = self._turnstile.finish(seat.index)
+        counts = self._queue.finish(seat.index)
         seat.meter.done()
         seat.meter.end()
         entered_s = time.thread_time()
@@ -206,7 +206,7 @@ class Hogwild:
             self._unwritten[part.iteration] = step_record(
                 self._scribe.rank, part, timing, seat.control_s, 0.0, thread=seat.index, threads=self._threads
             )
-            handed = self._turnstile.handed
+            handed = self._queue.handed
             while handed and (record := self._unwritten.pop(handed[0], None)) is not None:
                 handed.popleft()
                 self._scribe.write(replace(record, ended_at_s=time.time()))
@@ -224,7 +224,7 @@ class Hogwild:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """See :meth:`uneven.Session.paused`."""
-        with self._turnstile.paused(self.thread):
+        with self._queue.paused(self.thread):
             yield
 
     @contextmanager
@@ -237,7 +237,7 @@ class Hogwild:
 
     def in_hand(self) -> tuple[Part, ...] | None:
         """Batches whose steps are not counted yet, for the thread that has the replica to itself; else None."""
-        return self._turnstile.in_hand(self.thread)
+        return self._queue.in_hand(self.thread)
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from uneven.launch.failure import Death, Left
 from uneven.launch.silence import Pulse, in_words, stopped
-from uneven.rundir import Loss, loss_of, unsay_loss
+from uneven.rundir import Expendable, clear_expendable, expendable_of
 
 
-class Losses:
-    """Of the workers of this machine.
+class ExpendableWorkers:
+    """The workers of this machine: which are expendable, which have died.
 
     Args:
         run_directory: where they say it; without one nobody does.
@@ -43,14 +43,14 @@ class Losses:
         self._ranks = tuple(ranks)
         if self._run_directory is not None:
             for rank in ranks:
-                unsay_loss(self._run_directory, rank)
+                clear_expendable(self._run_directory, rank)
 
     @property
     def spoken(self) -> bool:
         """Whether any worker has said what its death means."""
         return bool(self.lost) or any(self._said(rank) is not None for rank in self._ranks)
 
-    def borne(self, rank: int) -> bool:
+    def bears(self, rank: int) -> bool:
         """Whether the others can go on without this worker, as it has said."""
         said = self._said(rank)
         return said is not None and said.training and not said.stops
@@ -100,5 +100,5 @@ class Losses:
         self.stopped = () if self._throttled else tuple(rank for rank, pid in alive.items() if stopped(pid))
         return self.stopped
 
-    def _said(self, rank: int) -> Loss | None:
-        return None if self._run_directory is None else loss_of(self._run_directory, rank)
+    def _said(self, rank: int) -> Expendable | None:
+        return None if self._run_directory is None else expendable_of(self._run_directory, rank)

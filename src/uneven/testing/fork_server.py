@@ -1,10 +1,10 @@
-"""Where the processes of :mod:`uneven.testing.ranks` and :mod:`uneven.testing.scripts` are forked from: a process that
-has imported torch, and waits.
+"""The fork server of :mod:`uneven.testing.ranks` and :mod:`uneven.testing.scripts`: a process that has imported torch,
+and waits for requests to fork.
 
 Importing torch, and what its optimizers import when the first one is made, takes a process five seconds of processor
 time; a fork of one that has done so is there at once. Nothing else happens in it, so nothing is running when it forks.
 
-Run as ``python -m uneven.testing.rank_nursery N``: N is a socket on which each request says what a child is to do and
+Run as ``python -m uneven.testing.fork_server N``: N is a socket on which each request says what a child is to do and
 brings four files: its input, its output, its errors and one for what it does. It tells ``["started", pid]``, and
 ``["ended", pid, code]`` with a negative code for a signal. When the other side of the socket closes, it ends with all
 of them.

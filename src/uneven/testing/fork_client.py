@@ -1,4 +1,4 @@
-"""The side of :mod:`uneven.testing.rank_nursery` that asks for processes."""
+"""The client of :mod:`uneven.testing.fork_server`: starts it and asks it for processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from uneven.errors import LaunchError
 
 
-class Nursery:
-    """A process that forks others; started at the first request, and again if it has ended."""
+class ForkServer:
+    """A process that forks others, seen from its client; started at the first request, and again if it has ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -27,11 +27,11 @@ class Nursery:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that forks; None while there is none."""
+        """PID of the fork server; None if it does not run."""
         return self._process.pid if self._process is not None else None
 
     def fork(self, what: str, files: Sequence[int]) -> int:
-        """The process id, which is its process group too, of a new process.
+        """Start a process; return its PID, which is its process group, too.
 
         Args:
             what: "rank" or "script", and after it, with blanks between, modules to import before it is forked; they
@@ -39,7 +39,7 @@ class Nursery:
             files: its input, output and errors, and where a rank writes its replies or a script finds its task.
 
         Raises:
-            LaunchError: the process that forks has ended.
+            LaunchError: the fork server has ended.
         """
         if self._process is None or self._process.poll() is not None:
             self.close()
@@ -54,7 +54,7 @@ class Nursery:
         return pid
 
     def code(self, pid: int) -> int | None:
-        """How a process has ended: its exit code, negative for a signal; None while it runs."""
+        """The exit code of a process, negative for a signal; None while it runs."""
         if self._line is not None:
             self._line.setblocking(False)
             try:
@@ -68,7 +68,7 @@ class Nursery:
         return self._ended.get(pid, None if runs else -signal.SIGKILL)
 
     def wait(self, pid: int, timeout_s: float | None = None) -> int | None:
-        """Until a process has ended; how, as :meth:`code` says it, or None if the time was up before."""
+        """Wait for the end of a process; its exit code as of :meth:`code`, or None if the time was up before."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while (code := self.code(pid)) is None:
             assert self._line is not None  # or all that were forked have ended
@@ -78,7 +78,7 @@ class Nursery:
         return code
 
     def forget(self, pid: int) -> None:
-        """A process that has ended is not asked after any more."""
+        """Drop what is known of a process that has ended."""
         self._ended.pop(pid, None)
         self._forked.discard(pid)
 
@@ -96,7 +96,7 @@ class Nursery:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "uneven.testing.rank_nursery", str(theirs.fileno())],
+                [sys.executable, "-m", "uneven.testing.fork_server", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C is for the tests to answer

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from uneven.run.parameters.toll import Toll
+from uneven.run.parameters.overhead import OverheadBudget
 
 STEP_S, EXCHANGE_S = 0.02, 0.3
 
@@ -26,7 +26,7 @@ def trained(
     Returns:
         The part of the time that was lost, and the number of exchanges.
     """
-    toll, draws = Toll(), random.Random(0)
+    budget, draws = OverheadBudget(), random.Random(0)
     now_s, bare_s, through_s, begun = 0.0, 0.0, -math.inf, 0
     while now_s < seconds:
         busy = now_s < through_s
@@ -36,9 +36,9 @@ def trained(
         took_s = own_s * (1.0 + extra * busy) + late_s
         now_s, bare_s = now_s + took_s, bare_s + own_s
         under_way = now_s < through_s
-        toll.stepped(took_s, 0.0 if under_way else now_s - through_s)
-        if not under_way and toll.allows(load):
-            toll.begin(load)
+        budget.stepped(took_s, 0.0 if under_way else now_s - through_s)
+        if not under_way and budget.allows(load):
+            budget.begin(load)
             begun, through_s = begun + 1, now_s + EXCHANGE_S
     return 1.0 - bare_s / now_s, begun
 
@@ -70,53 +70,53 @@ def test_where_they_cost_nothing_they_follow_each_other_nearly_without_a_pause()
 
 
 def test_the_first_one_waits_until_it_is_known_how_long_a_step_is() -> None:
-    toll = Toll()
+    budget = OverheadBudget()
     asked = []
     for _ in range(6):
-        asked.append(toll.allows(0.5))
-        toll.stepped(1.0, math.inf)
+        asked.append(budget.allows(0.5))
+        budget.stepped(1.0, math.inf)
     assert asked == [False] * 5 + [True]
-    toll.begin(0.5)
-    assert not toll.allows(0.5)
-    toll.stepped(1.0, 0.0)
-    assert not toll.allows(0.5)  # under way, at no cost, but no step has been undisturbed since
-    toll.stepped(1.0, 2.0)
-    assert toll.allows(0.5)
+    budget.begin(0.5)
+    assert not budget.allows(0.5)
+    budget.stepped(1.0, 0.0)
+    assert not budget.allows(0.5)  # under way, at no cost, but no step has been undisturbed since
+    budget.stepped(1.0, 2.0)
+    assert budget.allows(0.5)
 
 
 def test_a_step_that_was_long_for_another_reason_is_soon_paid() -> None:
-    toll = Toll()
+    budget = OverheadBudget()
     for _ in range(5):
-        toll.stepped(0.01, math.inf)
-    toll.begin(0.1)
-    toll.stepped(3600.0, 0.0)  # the machine was asleep
+        budget.stepped(0.01, math.inf)
+    budget.begin(0.1)
+    budget.stepped(3600.0, 0.0)  # the machine was asleep
     steps = itertools.count()
-    while not toll.allows(0.1):
-        toll.stepped(0.01, 10.0)
+    while not budget.allows(0.1):
+        budget.stepped(0.01, 10.0)
         next(steps)
     assert next(steps) < 101  # as if it had taken ten times as long as usual
 
 
 def test_allowances_are_not_saved_up_for_long() -> None:
-    toll = Toll()
+    budget = OverheadBudget()
     for _ in range(100_000):
-        toll.stepped(0.01, math.inf)
-    toll.begin(0.01)
+        budget.stepped(0.01, math.inf)
+    budget.begin(0.01)
     for _ in range(10):
-        toll.stepped(0.02, 0.0)
-    toll.stepped(0.01, 10.0)
-    assert not toll.allows(0.01)  # 0.1 s was lost, and 0.01 s are for free
+        budget.stepped(0.02, 0.0)
+    budget.stepped(0.01, 10.0)
+    assert not budget.allows(0.01)  # 0.1 s was lost, and 0.01 s are for free
 
 
 def test_a_worker_that_has_become_slower_for_good_goes_on_exchanging() -> None:
-    toll, begun, now_s, through_s = Toll(), [], 0.0, -math.inf
+    budget, begun, now_s, through_s = OverheadBudget(), [], 0.0, -math.inf
     while now_s < 4000.0:
         step_s = 0.02 if now_s < 100.0 else 0.04
         busy = now_s < through_s
         now_s += step_s * (1.3 if busy else 1.0)
-        toll.stepped(step_s * (1.3 if busy else 1.0), 0.0 if now_s < through_s else now_s - through_s)
-        if now_s >= through_s and toll.allows(0.02):
-            toll.begin(0.02)
+        budget.stepped(step_s * (1.3 if busy else 1.0), 0.0 if now_s < through_s else now_s - through_s)
+        if now_s >= through_s and budget.allows(0.02):
+            budget.begin(0.02)
             begun.append(now_s)
             through_s = now_s + EXCHANGE_S
     apart = [after - before for before, after in itertools.pairwise(begun)]
@@ -127,24 +127,24 @@ def test_a_worker_that_has_become_slower_for_good_goes_on_exchanging() -> None:
 
 
 def test_patience_may_be_shorter() -> None:
-    toll = Toll(patience_s=20.0)
+    budget = OverheadBudget(patience_s=20.0)
     for _ in range(5):
-        toll.stepped(1.0, math.inf)
-    toll.begin(1e-9)
-    toll.stepped(3.0, 0.0)
-    assert [toll.stepped(1.0, 1000.0) or toll.allows(1e-9) for _ in range(17)] == [False] * 16 + [True]
+        budget.stepped(1.0, math.inf)
+    budget.begin(1e-9)
+    budget.stepped(3.0, 0.0)
+    assert [budget.stepped(1.0, 1000.0) or budget.allows(1e-9) for _ in range(17)] == [False] * 16 + [True]
 
 
 def test_five_minutes_without_an_exchange_are_enough() -> None:
-    toll, trained_s = Toll(), 0.0
+    budget, trained_s = OverheadBudget(), 0.0
     for _ in range(5):
-        toll.stepped(1.0, math.inf)
-    toll.begin(1e-9)
-    toll.stepped(3.0, 0.0)
-    while not toll.allows(1e-9):
-        toll.stepped(1.0, 1000.0)
+        budget.stepped(1.0, math.inf)
+    budget.begin(1e-9)
+    budget.stepped(3.0, 0.0)
+    while not budget.allows(1e-9):
+        budget.stepped(1.0, 1000.0)
         trained_s += 1.0
     assert trained_s == 297.0  # and the three of the step that it cost
-    toll.begin(1e-9)
-    toll.stepped(1.0, 1000.0)
-    assert toll.allows(1e-9), "what seemed to be lost is forgotten"
+    budget.begin(1e-9)
+    budget.stepped(1.0, 1000.0)
+    assert budget.allows(1e-9), "what seemed to be lost is forgotten"

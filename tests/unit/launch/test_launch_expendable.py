@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from uneven.errors import LaunchError
+from uneven.launch.expendable import ExpendableWorkers
 from uneven.launch.failure import Death, all_gone, blame, gone, through_without
-from uneven.launch.losses import Losses
-from uneven.rundir import Loss, loss_of, say_loss, unsay_loss
+from uneven.rundir import Expendable, clear_expendable, expendable_of, mark_expendable
 
 KILLED = Death(rank=2, pid=102, exit_code=-signal.SIGKILL)
 RAISED = Death(rank=1, pid=101, exit_code=1, told={"py_callstack": "Traceback …\nValueError: a bad label\n"})
@@ -23,61 +23,61 @@ FIRST = Death(rank=0, pid=100, exit_code=-signal.SIGTERM)
 
 
 def test_a_worker_says_what_its_death_means_for_as_long_as_it_does(tmp_path: Path) -> None:
-    losses = Losses(tmp_path)
-    losses.begin([0, 1])
-    assert not losses.spoken
-    assert not losses.borne(1), "who has said nothing is needed"
-    say_loss(tmp_path, 1)
-    say_loss(tmp_path, 0, Loss("it held the copy"))
-    assert losses.spoken
-    assert [losses.borne(rank) for rank in (0, 1)] == [False, True]
-    assert [losses.stops(rank) for rank in (0, 1)] == ["it held the copy", ""]
-    unsay_loss(tmp_path, 1)
-    unsay_loss(tmp_path, 1)  # as a session that never began to train
-    assert not losses.borne(1)
-    losses.lost[1] = RAISED
-    losses.begin([0, 1])
-    assert loss_of(tmp_path, 0) is None, "words of an earlier start do not count"
-    assert (losses.spoken, losses.lost) == (False, {})
+    workers = ExpendableWorkers(tmp_path)
+    workers.begin([0, 1])
+    assert not workers.spoken
+    assert not workers.bears(1), "who has said nothing is needed"
+    mark_expendable(tmp_path, 1)
+    mark_expendable(tmp_path, 0, Expendable("it held the copy"))
+    assert workers.spoken
+    assert [workers.bears(rank) for rank in (0, 1)] == [False, True]
+    assert [workers.stops(rank) for rank in (0, 1)] == ["it held the copy", ""]
+    clear_expendable(tmp_path, 1)
+    clear_expendable(tmp_path, 1)  # as a session that never began to train
+    assert not workers.bears(1)
+    workers.lost[1] = RAISED
+    workers.begin([0, 1])
+    assert expendable_of(tmp_path, 0) is None, "words of an earlier start do not count"
+    assert (workers.spoken, workers.lost) == (False, {})
 
 
 def test_a_worker_outside_of_the_training_is_needed_and_may_hang(tmp_path: Path) -> None:
-    losses = Losses(tmp_path)
-    losses.begin([0, 1])
+    workers = ExpendableWorkers(tmp_path)
+    workers.begin([0, 1])
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as waiting, ExitStack() as end:
         end.callback(waiting.kill)
         alive = {0: waiting.pid}
-        say_loss(tmp_path, 0, Loss("", 0.5, training=False, idles=True))
-        assert not losses.borne(0)
+        mark_expendable(tmp_path, 0, Expendable("", 0.5, training=False, idles=True))
+        assert not workers.bears(0)
         os.kill(waiting.pid, signal.SIGSTOP)
-        while not losses.hanging(alive):
+        while not workers.hanging(alive):
             time.sleep(0.02)
-        assert losses.silent[0].startswith("was stopped, by SIGSTOP")
+        assert workers.silent[0].startswith("was stopped, by SIGSTOP")
         os.kill(waiting.pid, signal.SIGCONT)
-        while losses.hanging(alive):
+        while workers.hanging(alive):
             time.sleep(0.02)
-        say_loss(tmp_path, 0, Loss("", 0.5, training=False))
-        while not losses.hanging(alive):
+        mark_expendable(tmp_path, 0, Expendable("", 0.5, training=False))
+        while not workers.hanging(alive):
             time.sleep(0.02)
 
 
 def test_who_ends_with_its_session_open_is_remembered(tmp_path: Path) -> None:
-    losses = Losses(tmp_path)
-    losses.begin([0, 1])
-    say_loss(tmp_path, 1, Loss("", 8.0, training=False, idles=True))
+    workers = ExpendableWorkers(tmp_path)
+    workers.begin([0, 1])
+    mark_expendable(tmp_path, 1, Expendable("", 8.0, training=False, idles=True))
     for rank in (0, 1):
-        losses.leaves(rank, 100 + rank)
-    unsay_loss(tmp_path, 1)
-    losses.leaves(1, 101)
-    assert [losses.left[rank].unclosed for rank in (0, 1)] == [False, True]
+        workers.leaves(rank, 100 + rank)
+    clear_expendable(tmp_path, 1)
+    workers.leaves(1, 101)
+    assert [workers.left[rank].unclosed for rank in (0, 1)] == [False, True]
 
 
 def test_without_a_run_directory_nobody_can_say_so() -> None:
-    losses = Losses(None)
-    losses.begin([0])
-    assert not losses.spoken
-    assert not losses.borne(0)
-    assert losses.stops(0) == ""
+    workers = ExpendableWorkers(None)
+    workers.begin([0])
+    assert not workers.spoken
+    assert not workers.bears(0)
+    assert workers.stops(0) == ""
 
 
 def test_a_loss_is_told_at_once_and_at_the_end() -> None:

@@ -1,4 +1,4 @@
-"""A call rides on the gradients: everybody hears it in the same iteration, and the gradients do not change."""
+"""A call is piggybacked on the gradients: all ranks hear it in the same iteration, and the gradients do not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 import uneven
 from uneven.control import Report
-from uneven.run.gradients.rider import NOTHING, Heard, Rider
+from uneven.run.gradients.piggyback import NOTHING, Heard, Piggyback
 from uneven.testing import RankContext, ranks
 
 
@@ -39,14 +39,14 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
     loader = session.loader(torch.utils.data.TensorDataset(inputs, inputs), batch_size=12, shuffle=False)
     carrier = session._loop.gradients.carrier
     assert carrier is not None
-    rider = carrier.rider
-    assert rider is not None
+    piggyback = carrier.piggyback
+    assert piggyback is not None
     heard, own = [], [0.1 * field for field in range(1, len(Report._fields))]
     for iteration, (x, _) in enumerate(loader):
         if me.rank == 1 and iteration in (3, 6):
-            rider.call([float(iteration), *own])
+            piggyback.call([float(iteration), *own])
         model(x).float().square().mean().backward()
-        heard.append(rider.take())
+        heard.append(piggyback.take())
         reference = _model(kind)
         whole = inputs[12 * iteration : 12 * (iteration + 1)]
         reference(whole).float().square().mean().backward()
@@ -60,26 +60,26 @@ def test_one_calls_and_all_hear_it_in_that_iteration(me: RankContext, kind: str)
         assert heard[iteration] is not None
         rows = heard[iteration].rows
         assert rows == ({} if kind == "half precision" else {1: pytest.approx([float(iteration), *own], rel=2.0**-40)})
-    assert rider._stage is not None
-    assert not rider._stage._apart, "DDP's own bucket has been made longer"
+    assert piggyback._extended is not None
+    assert not piggyback._extended._apart, "DDP's own bucket has been made longer"
     session.close()
 
 
 def _everybodys(rows: list[list[float]], bucket_of: Callable[[], torch.Tensor]) -> list[Any]:
     """Ride twice, so that it is known on what; what each rank is told in the end."""
-    riders = [Rider(rank, len(rows), len(rows[0])) for rank in range(len(rows))]
-    passengers = []
+    piggybacks = [Piggyback(rank, len(rows), len(rows[0])) for rank in range(len(rows))]
+    pending = []
     for turn in range(2):
         if turn == 1:
-            passengers = [rider.carry(row) for rider, row in zip(riders, rows, strict=True)]
-        assert all(one is None or one.result() is None for one in passengers), "not before the exchange"
-        carried = [rider.mount(bucket_of(), 1, 5) for rider in riders]
+            pending = [piggyback.carry(row) for piggyback, row in zip(piggybacks, rows, strict=True)]
+        assert all(one is None or one.result() is None for one in pending), "not before the exchange"
+        carried = [piggyback.attach(bucket_of(), 1, 5) for piggyback in piggybacks]
         total = torch.stack(carried).sum(0)
         for one in carried:
             one.copy_(total)
-        for rider in riders:
-            rider.dismount()
-    return [None if one is None else one.result() for one in passengers]
+        for piggyback in piggybacks:
+            piggyback.collect()
+    return [None if one is None else one.result() for one in pending]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -95,13 +95,13 @@ def test_rows_arrive_with_48_bits(dtype: torch.dtype) -> None:
 
 def test_rows_do_not_ride_on_numbers_of_half_precision_nor_before_it_is_known_on_what() -> None:
     assert _everybodys([[1.0], [2.0]], lambda: torch.ones(5, dtype=torch.bfloat16)) == [None, None]
-    assert Rider(0, 2, 1).carry([1.0]) is None
+    assert Piggyback(0, 2, 1).carry([1.0]) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @ranks(2)
 def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
-    """The first one is gathered, as it is not known yet on which bucket to ride."""
+    """The first one is gathered, as it is not known yet which bucket to extend."""
     session = uneven.Session(balance="lb-bsp", budget=0.4)
     model = nn.Linear(8, 4).to(getattr(torch, dtype))
     session.setup(model, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -129,30 +129,30 @@ def test_reports_ride_where_they_can(me: RankContext, dtype: str) -> None:
     assert len(decided) >= 4, "those at the start do not mind the budget"
     if dtype == "float32":
         assert len(gathered) <= 1
-        assert all(iteration % 3 for iteration in decided[1:]), "nothing rides where nothing is exchanged"
+        assert all(iteration % 3 for iteration in decided[1:]), "nothing is piggybacked where nothing is exchanged"
     else:
         assert len(gathered) >= len(decided)
     session.close()
 
 
 def test_a_bucket_is_made_longer_and_everything_that_looks_at_it_follows() -> None:
-    riders, bucket = [Rider(0, 1, 2)], torch.arange(6.0)
+    piggybacks, bucket = [Piggyback(0, 1, 2)], torch.arange(6.0)
     gradient = bucket[2:4].view(1, 2)
-    _exchange(riders, bucket, then=None)
-    assert riders[0].mount(bucket, 1, 5).tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]
+    _exchange(piggybacks, bucket, then=None)
+    assert piggybacks[0].attach(bucket, 1, 5).tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]
     gradient.fill_(7.0)
-    riders[0].dismount()
+    piggybacks[0].collect()
     assert bucket.tolist() == [0, 1, 7, 7, 4, 5]
-    (carried,) = _exchange(riders, bucket, then=None)
+    (carried,) = _exchange(piggybacks, bucket, then=None)
     assert carried.data_ptr() == bucket.data_ptr() == gradient.data_ptr() - 2 * bucket.element_size()
     other = torch.arange(3.0)  # as when DDP makes its buckets anew
-    (carried,) = _exchange(riders, other, then=None)
+    (carried,) = _exchange(piggybacks, other, then=None)
     assert (carried.tolist()[:3], carried.data_ptr()) == ([0, 1, 2], other.data_ptr())
 
 
 @pytest.mark.parametrize("part", ["looked at by an array", "a part of something longer"])
 def test_one_that_cannot_be_is_copied_and_everybody_hears_as_much(part: str) -> None:
-    riders, longer = [Rider(rank, 2, 1) for rank in range(2)], torch.arange(9.0)
+    piggybacks, longer = [Piggyback(rank, 2, 1) for rank in range(2)], torch.arange(9.0)
     if part == "a part of something longer":
         buckets = [torch.ones(4), longer[:4]]
     else:
@@ -160,14 +160,14 @@ def test_one_that_cannot_be_is_copied_and_everybody_hears_as_much(part: str) -> 
         kept = buckets[1].numpy()
     for turn in range(3):
         if turn == 1:
-            riders[0].call([5.0])
-        carried = [rider.mount(bucket, 1, 5) for rider, bucket in zip(riders, buckets, strict=True)]
+            piggybacks[0].call([5.0])
+        carried = [piggyback.attach(bucket, 1, 5) for piggyback, bucket in zip(piggybacks, buckets, strict=True)]
         total = torch.stack(carried).sum(0)
-        for rider, one in zip(riders, carried, strict=True):
+        for piggyback, one in zip(piggybacks, carried, strict=True):
             one.copy_(total)
-            rider.dismount()
+            piggyback.collect()
         assert buckets[1].tolist() == buckets[0].tolist()
-        heard = riders[1].take()
+        heard = piggybacks[1].take()
         assert heard is not None
         assert heard.rows == ({0: [5.0]} if turn == 1 else {})
         buckets[0].fill_(1.0)
@@ -179,13 +179,13 @@ def test_one_that_cannot_be_is_copied_and_everybody_hears_as_much(part: str) -> 
 
 
 def test_rows_of_nothing_but_zeros_arrive_too() -> None:
-    riders, bucket = [Rider(rank, 2, 2) for rank in range(2)], torch.ones(4)
-    _exchange(riders, bucket)
-    passengers = [rider.carry([0.0, 0.0]) for rider in riders]
-    _exchange(riders, bucket)
-    for passenger in passengers:
-        assert passenger is not None
-        rows = passenger.result()
+    piggybacks, bucket = [Piggyback(rank, 2, 2) for rank in range(2)], torch.ones(4)
+    _exchange(piggybacks, bucket)
+    pending = [piggyback.carry([0.0, 0.0]) for piggyback in piggybacks]
+    _exchange(piggybacks, bucket)
+    for one in pending:
+        assert one is not None
+        rows = one.result()
         assert rows is not None
         assert not rows.any()
 
@@ -213,43 +213,43 @@ def test_gradients_that_the_user_looks_at_through_numpy_stay_right(me: RankConte
 
 
 def test_what_was_heard_is_told_once() -> None:
-    riders, bucket = [Rider(rank, 3, 2) for rank in range(3)], torch.ones(4)
-    _exchange(riders, bucket)
-    riders[1].call([5.0, 1 / 3])
-    carried = _exchange(riders, bucket)
+    piggybacks, bucket = [Piggyback(rank, 3, 2) for rank in range(3)], torch.ones(4)
+    _exchange(piggybacks, bucket)
+    piggybacks[1].call([5.0, 1 / 3])
+    carried = _exchange(piggybacks, bucket)
     assert carried[1].tolist()[:5] == [3, 3, 3, 3, 1]
-    assert len(carried[1]) == 4 + 2 + 2 * 3 * 2, "there is a seat for everybody"
-    first, second = riders[0].take(), riders[0].take()
+    assert len(carried[1]) == 4 + 2 + 2 * 3 * 2, "there is a slot for every rank"
+    first, second = piggybacks[0].take(), piggybacks[0].take()
     assert first is not None
     assert first.called
     assert first.rows == {1: [5.0, pytest.approx(1 / 3, rel=2.0**-46)]}
     assert second == NOTHING
-    _exchange(riders, bucket)
-    assert riders[1].take() == first, "not told before"
-    assert riders[1].take() == NOTHING, "nobody has called since"
+    _exchange(piggybacks, bucket)
+    assert piggybacks[1].take() == first, "not told before"
+    assert piggybacks[1].take() == NOTHING, "nobody has called since"
 
 
 def test_of_who_calls_while_all_report_the_report_is_heard() -> None:
-    riders, bucket = [Rider(rank, 2, 1) for rank in range(2)], torch.ones(4)
-    _exchange(riders, bucket)
-    riders[1].call([5.0])
-    passengers = [rider.carry([float(rank + 7)]) for rank, rider in enumerate(riders)]
-    _exchange(riders, bucket)
-    for rider, passenger in zip(riders, passengers, strict=True):
-        assert rider.take() == Heard(True, {})
-        assert passenger is not None
-        rows = passenger.result()
+    piggybacks, bucket = [Piggyback(rank, 2, 1) for rank in range(2)], torch.ones(4)
+    _exchange(piggybacks, bucket)
+    piggybacks[1].call([5.0])
+    pending = [piggyback.carry([float(rank + 7)]) for rank, piggyback in enumerate(piggybacks)]
+    _exchange(piggybacks, bucket)
+    for piggyback, own in zip(piggybacks, pending, strict=True):
+        assert piggyback.take() == Heard(True, {})
+        assert own is not None
+        rows = own.result()
         assert rows is not None
         assert rows.tolist() == [[7.0], [8.0]]
 
 
-def _exchange(riders: list[Rider], bucket: torch.Tensor, then: float | None = 1.0) -> list[torch.Tensor]:
+def _exchange(piggybacks: list[Piggyback], bucket: torch.Tensor, then: float | None = 1.0) -> list[torch.Tensor]:
     """What each carried, summed up; ``then`` is what the bucket holds afterwards."""
-    carried = [rider.mount(bucket, 1, 5) for rider in riders]
+    carried = [piggyback.attach(bucket, 1, 5) for piggyback in piggybacks]
     total = torch.stack(carried).sum(0)
-    for rider, one in zip(riders, carried, strict=True):
+    for piggyback, one in zip(piggybacks, carried, strict=True):
         one.copy_(total)
-        rider.dismount()
+        piggyback.collect()
     if then is not None:
         bucket.fill_(then)
     return carried

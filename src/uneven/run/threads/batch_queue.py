@@ -1,4 +1,4 @@
-"""Hands this worker's batches out to several threads, one batch to one thread, and lets them meet where they must.
+"""Queues this worker's batches for several threads, one batch to one thread, with a barrier where a step needs it.
 
 Threads take batches in the order of the samples and finish them in any order. Three things hold everybody up:
 
@@ -26,7 +26,7 @@ class Stopped(TrainingError):
     """Raised in a thread's loop when another one has ended the training; ``session.train`` raises the cause."""
 
 
-class Turnstile:
+class BatchQueue:
     """One epoch's batches for several threads.
 
     Args:

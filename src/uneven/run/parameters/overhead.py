@@ -28,8 +28,8 @@ _CREDIT_S = 1.0
 """Seconds of training whose allowance may be saved up; more would be spent all at once."""
 
 
-class Toll:
-    """Keeps the account of one worker's steps: how much longer they were than those that nothing disturbed.
+class OverheadBudget:
+    """Accounts for one worker's steps: how much longer they were than undisturbed ones, and what that may be.
 
     That is counted whatever the reason: an exchange takes processors, memory, caches and the interpreter's lock, and
     the kernel charges what it does for packets that arrive to whoever runs at that moment. So on a worker that has a

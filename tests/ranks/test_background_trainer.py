@@ -59,9 +59,9 @@ def test_lessons_are_worked_off_one_after_another_in_the_background(me: RankCont
     numbers = [number for number, _ in Pupil.learnt]
     assert numbers == list(range(1, len(numbers) + 1))
     assert numbers
-    assert all(name.startswith("uneven-tutor") for _, name in Pupil.learnt)
+    assert all(name.startswith("uneven-trainer") for _, name in Pupil.learnt)
     session.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("uneven-tutor")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("uneven-trainer")]
 
 
 @ranks(2)
