@@ -28,8 +28,8 @@ def drawn_steps(
         loader: what the session has so far.
 
     Raises:
-        ConfigError: the session is closed; there is a loader; workers take samples at their own pace; or neither number is given, or both, no
-            whole number, or another global batch than before.
+        ConfigError: the session is closed; there is a loader; workers take samples at their own pace; or neither number
+            is given, or both, no whole number, or another global batch than before.
     """
     if loop.closed:
         raise ConfigError("session.step: the session is closed; make another one, with the model and the optimizer")
@@ -39,7 +39,7 @@ def drawn_steps(
         raise ConfigError(f"session.step(batch_size={batch_size}, samples={samples}): give one of the two")
     number = samples if batch_size is None else batch_size
     if type(number) is not int or number < (batch_size is not None):
-        raise ConfigError(f"session.step(batch_size={batch_size!r}, samples={samples!r}): give a number of samples, an int")
+        raise ConfigError(f"session.step(batch_size={batch_size!r}, samples={samples!r}): give a number of samples")
     if loader is None:
         return _made(loop, balancer, batch_size, samples)
     if batch_size not in (None, loader.batch_size):
@@ -61,8 +61,8 @@ def drawn_step(
     """
     if loop.part is not None:
         raise TrainingError(
-            f"session.step inside of step {loop.part.iteration}, which has not ended: a step cannot hold another one. If "
-            f"a generator holds it, close that first"
+            f"session.step inside of step {loop.part.iteration}, which has not ended: a step cannot hold another one. "
+            f"If a generator holds it, close that first"
         )
     part = steps.next(loop.reports.shares(steps.iteration), samples)
     begin(part)
