@@ -174,7 +174,7 @@ def test_a_step_holds_no_other_one_and_a_closed_session_has_none() -> None:
 @pytest.mark.parametrize("size", [0, -3, True, 12.0, "8"])
 def test_what_is_no_number_of_samples_is_refused(size: Any) -> None:
     session, *_ = started()
-    with pytest.raises(ConfigError, match="give a number of samples, an int"), session.step(batch_size=size):
+    with pytest.raises(ConfigError, match="give a number of samples"), session.step(batch_size=size):
         pass
     with pytest.raises(ConfigError, match="not all may be 0" if size == 0 else "an int"), session.step(samples=size):
         pass
