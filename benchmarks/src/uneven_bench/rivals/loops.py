@@ -166,7 +166,10 @@ class _Ours:
         self._windows: list[list[Observation]] = [[] for _ in range(n)]
         self._reports: list[Report] = []
         self._cries: dict[int, Report] = {}
-        self._launched, self._soonest, self._far, self._due = 0, 1, 1, 1
+        self._launched = 0
+        self._soonest = 1
+        self._far = 1
+        self._due = 1
 
     def ended(self, k: int, seen: tuple[Observation, ...]) -> None:
         """Everybody has ended iteration ``k``."""
