@@ -74,7 +74,9 @@ class Analytic(Balancer):
                 f"analytic: window = {window!r} must be at least 1, rest = {rest!r} at least 0 and below 1, restart = "
                 f"{restart!r} above 0"
             )
-        self._window, self._rest, self._restart = window, rest, restart
+        self._window = window
+        self._rest = rest
+        self._restart = restart
         self._profile = tuple(_checked(rank, row) for rank, row in enumerate(profile))
         self._most = whole_numbers("analytic: most", most)
         self._intake, self._watched = Intake(), Window()

@@ -104,7 +104,9 @@ class Model(Balancer):
         self.predictor = check_predictor(predictor)
         self._fraction, self._margin = hysteresis, margin
         self._most = whole_numbers("model: most", most)
-        self._intake, self._curves, self._overlap = Intake(), Curves(), Overlap()
+        self._intake = Intake()
+        self._curves = Curves()
+        self._overlap = Overlap()
         self._pace = Pace()
         self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, for n may be large
         self._way, self._part = np.zeros(0), 1.0  # samples of the last move, and the part of the way that was gone

@@ -105,8 +105,12 @@ class Numerical(Balancer):
                 f"numerical: 1 ≤ window = {window!r} ≤ longest = {longest!r} are iterations, and pairs = {pairs!r} "
                 f"must be at least 1"
             )
-        self._first_step, self._first_window, self._longest = step, window, longest
-        self._rest, self._restart, self._pairs = rest, restart, pairs
+        self._first_step = step
+        self._first_window = window
+        self._longest = longest
+        self._rest = rest
+        self._restart = restart
+        self._pairs = pairs
         self._saturation = whole_numbers("numerical: saturation", saturation)
         self._most = whole_numbers("numerical: most", most)
         self._intake, self._watched = Intake(), Window()

@@ -74,7 +74,9 @@ class Misfit(ValueError):
     """What was read has another shape. The message names the field, its value and what was expected."""
 
     def __init__(self, value: Any, expected: str, path: str = "") -> None:
-        self.value, self.expected, self.path = value, expected, path
+        self.value = value
+        self.expected = expected
+        self.path = path
         super().__init__()
 
     def within(self, step: str) -> Misfit:

@@ -106,7 +106,9 @@ class PacedSampler:
     ) -> None:
         self._unused = unused
         self.drawn: deque[Part] = deque()
-        self._rank, self._shares_for, self._order_of = rank, shares_for, order_of
+        self._rank = rank
+        self._shares_for = shares_for
+        self._order_of = order_of
         self.usable, self._hand_out = usable, hand_out
         self._supply = Supply(hand_out, workers, lower, self._length, now)
         self._cursor = Cursor()

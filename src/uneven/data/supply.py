@@ -108,7 +108,10 @@ class Supply:
         self, hand_out: HandOut, workers: int, lower: int, length_of: Callable[[int], int],
         now: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._hand_out, self._workers, self.lower, self._length_of = hand_out, workers, lower, length_of
+        self._hand_out = hand_out
+        self._workers = workers
+        self.lower = lower
+        self._length_of = length_of
         self._now = now
         self._runs: deque[tuple[int, Interval]] = deque()  # with their epochs
         self._question: _Question | None = None

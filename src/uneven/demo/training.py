@@ -99,7 +99,9 @@ class FixedSampler(Sampler[list[int]]):
 
     def __init__(self, length: int, shares: tuple[int, ...], rank: int) -> None:
         self.shares = shares
-        self._length, self._rank, self._epoch = length, rank, 0
+        self._length = length
+        self._rank = rank
+        self._epoch = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         order = epoch_order(length=self._length, seed=0, epoch=self._epoch)

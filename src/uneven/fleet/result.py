@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +11,11 @@ from torch import nn
 
 from uneven.errors import TrainingError, UnknownNameError, access
 from uneven.fleet.engine.run import best_checkpoint
-from uneven.fleet.engine.state import MemberState, RunState
+from uneven.fleet.engine.state import RunState
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.member import checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One member of the table.
-
-    Attributes:
-        rank: 1 is the best; members that failed come last.
-        metric: at its best epoch; not a number if it has none.
-        epochs: trained for.
-        best_epoch: counted from 1; 0 if it has none.
-        device_s: seconds times devices that it held.
-        status: "trained" or "failed".
-        why: what ended it.
-        note: why it was not trained on more devices, if it could not be.
-        checkpoint: of its best epoch, for ``torch.load(…, weights_only=True)``; None of a member that failed.
-    """
-
-    rank: int
-    name: str
-    metric: float
-    epochs: int
-    best_epoch: int
-    device_s: float
-    status: str
-    why: str
-    checkpoint: Path | None
-    note: str = ""
+from uneven.fleet.result_page import page
+from uneven.fleet.result_table import Row, ranked
 
 
 class Result:
@@ -59,7 +31,7 @@ class Result:
         self.state, self.directory = state, directory
         self._ensemble = ensemble
         self._models: dict[str, nn.Module] = {}
-        self.table: tuple[Row, ...] = self._ranked()
+        self.table: tuple[Row, ...] = ranked(ensemble, state, directory)
 
     @property
     def metric(self) -> str:
@@ -72,10 +44,8 @@ class Result:
         Raises:
             ConfigError: it cannot be written there.
         """
-        from uneven.fleet.result_page import page
-
         with access(f"write the report {path}"):
-            Path(path).write_text(page(self), encoding="utf-8")
+            Path(path).write_text(page(self.table, self.state, self.metric, self.directory), encoding="utf-8")
 
     @property
     def failed(self) -> tuple[Row, ...]:
@@ -145,30 +115,7 @@ class Result:
     def __str__(self) -> str:
         lines = [f"{'':>3} {'member':<24} {self._ensemble.metric.name:>10} {'epochs':>6} {'device·s':>9}  "]
         for row in self.table:
-            why = "; ".join(text.splitlines()[-1] for text in (row.why, row.note) if text)
             metric = f"{row.metric:.4f}" if row.best_epoch else "–"
-            lines.append(
-                f"{row.rank:>3} {row.name:<24} {metric:>10} {row.epochs:>6} {row.device_s:>9.1f}  {row.status}: {why}"
-            )
+            ended = f"{row.device_s:>9.1f}  {row.status}: {row.reason}"
+            lines.append(f"{row.rank:>3} {row.name:<24} {metric:>10} {row.epochs:>6} {ended}")
         return "\n".join(line.rstrip() for line in lines)
-
-    def _ranked(self) -> tuple[Row, ...]:
-        higher = self._ensemble.metric.higher_is_better
-        found = []
-        for name, member in self.state.members.items():
-            best = member.history(higher).best + 1 if member.epochs else 0
-            metric = member.epochs[best - 1].metric if best else math.nan
-            trained = member.status == "trained"
-            path = best_checkpoint(self.directory, self._ensemble, self.state, name) if trained else None
-            found.append((name, metric, best, member, path))
-        worst = -math.inf
-
-        def order(one: tuple[str, float, int, MemberState, Path | None]) -> tuple[bool, float]:
-            worth = one[1] if higher else -one[1]
-            return one[3].status != "trained", -(worth if math.isfinite(worth) else worst)
-
-        found.sort(key=order)
-        return tuple(
-            Row(rank, name, metric, len(one.epochs), best, one.device_s, one.status, one.why, path, one.note)
-            for rank, (name, metric, best, one, path) in enumerate(found, 1)
-        )

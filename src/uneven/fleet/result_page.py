@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
+from uneven.fleet.engine.state import RunState
 from uneven.fleet.member.converge import Epoch
-from uneven.fleet.result import Result
+from uneven.fleet.result_table import Row
 from uneven.report.draw import Figure, colour, layout, line
 from uneven.report.gantt import Span, gantt
 from uneven.report.page import Page, Table
@@ -18,23 +20,29 @@ _GANTT_NOTE = (
 )
 
 
-def page(result: Result) -> str:
-    """The report of a training, as HTML that needs no network."""
-    state = result.state
-    trained = sum(row.status == "trained" for row in result.table)
-    made = Page("Ensemble", f"{len(result.table)} members trained on shared data, in {result.directory}.")
+def page(table: Sequence[Row], state: RunState, metric: str, directory: Path) -> str:
+    """The report of a training, as HTML that needs no network.
+
+    Args:
+        table: of the members, the best first.
+        state: what the run knows.
+        metric: what members are judged by, in a word.
+        directory: where the run lies.
+    """
+    trained = sum(row.status == "trained" for row in table)
+    made = Page("Ensemble", f"{len(table)} members trained on shared data, in {directory}.")
     made.cards([
-        (f"{trained} of {len(result.table)}", "members trained"), (f"{state.wall_s:,.0f} s", "took"),
+        (f"{trained} of {len(table)}", "members trained"), (f"{state.wall_s:,.0f} s", "took"),
         (str(len(state.plan)), "flotillas"), (f"{state.prepared:,}", "samples prepared"),
         (f"{state.preprocess_cpu_s:,.0f} s", "processor time for it"),
     ])  # fmt: skip
-    made.table("Members", _members(result))
+    made.table("Members", _members(table, state, metric))
     epochs = {name: [one for one in member.epochs if one.flotilla] for name, member in state.members.items()}
     spans = stretches(epochs)
     if spans:
         rows = 1 + max(number for span in spans for number in span.devices)
         made.figure("The plan over time", gantt(spans, rows, max(span.end_s for span in spans)), _GANTT_NOTE)
-    made.figure(f"{result.metric} over time", _curves(epochs, result.metric, over_time=True))
+    made.figure(f"{metric} over time", _curves(epochs, metric, over_time=True))
     made.figure("Training loss by epoch", _curves(epochs, "training loss", over_time=False))
     return made.html()
 
@@ -62,19 +70,18 @@ def stretches(epochs: Mapping[str, Sequence[Epoch]]) -> list[Span]:
     return spans
 
 
-def _members(result: Result) -> Table:
+def _members(table: Sequence[Row], state: RunState, metric: str) -> Table:
     rows = []
-    for row in result.table:
-        epochs = result.state.members[row.name].epochs
+    for row in table:
+        epochs = state.members[row.name].epochs
         busy_s = sum(one.train_s + one.validate_s for one in epochs)
         waited = sum(one.waited_s for one in epochs) / busy_s if busy_s else 0.0
-        metric = f"{row.metric:.4f}" if row.best_epoch else "–"
-        why = "; ".join(text.splitlines()[-1] for text in (row.why, row.note) if text)
+        reached = f"{row.metric:.4f}" if row.best_epoch else "–"
         rows.append(
-            (row.name, metric, str(row.epochs), str(row.best_epoch or "–"), f"{row.device_s:.1f}", f"{waited:.0%}",
-             f"{row.status}: {why}")
+            (row.name, reached, str(row.epochs), str(row.best_epoch or "–"), f"{row.device_s:.1f}", f"{waited:.0%}",
+             f"{row.status}: {row.reason}")
         )  # fmt: skip
-    headings = ("member", result.metric, "epochs", "best epoch", "device·s", "waited for data", "")
+    headings = ("member", metric, "epochs", "best epoch", "device·s", "waited for data", "")
     return Table(headings, rows, frozenset({0, 6}))
 
 

@@ -60,7 +60,10 @@ class Client:
         if line.shards != len(table.shards):
             line.close()
             raise ConfigError(f"the table is for {len(table.shards)} shards, the line leads to {line.shards}")
-        self.rank, self.table, self.timeout_s, self.most_kept = rank, table, timeout_s, most_kept
+        self.rank = rank
+        self.table = table
+        self.timeout_s = timeout_s
+        self.most_kept = most_kept
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._replies: dict[tuple[int, int], Reply] = {}
@@ -266,7 +269,11 @@ class Reply:
     def __init__(self, client: Client, kind: Kind, clock: int, sent: dict[int, Vector], value: float) -> None:
         self.numbers: dict[int, int] = {}
         self.answers: dict[int, Message] = {}
-        self._client, self._kind, self._clock, self._sent, self._value = client, kind, clock, sent, value
+        self._client = client
+        self._kind = kind
+        self._clock = clock
+        self._sent = sent
+        self._value = value
 
     @property
     def done(self) -> bool:

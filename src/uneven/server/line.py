@@ -84,7 +84,9 @@ class ZmqLine:
         self, directory: Path, shards: int, *, beat_s: float = 0.5, refresh_s: float = 3.0, local: bool = True
     ) -> None:
         self.shards, self._local = shards, local
-        self._directory, self._beat_s, self._refresh_s = directory, beat_s, refresh_s
+        self._directory = directory
+        self._beat_s = beat_s
+        self._refresh_s = refresh_s
         self._keys: Keys = client_keys(directory)
         self._posted: deque[tuple[int, Message]] = deque()
         self._context = zmq.Context()
@@ -197,7 +199,9 @@ class _Connection:
     """
 
     def __init__(self, context: Any, keys: Keys, find: Callable[[], Address | None]) -> None:
-        self._context, self._keys, self._find = context, keys, find
+        self._context = context
+        self._keys = keys
+        self._find = find
         self._in_vain = False  # the local address was tried last, and nothing came
         self._socket: Any = None
         self._heard_s = self._looked_s = 0.0

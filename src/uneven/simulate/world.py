@@ -103,7 +103,9 @@ class _World:
         self, scenario: Scenario, sink: Sink, arithmetic: Arithmetic, progress: Callable[[int], None] | None
     ) -> None:
         spec = scenario.spec
-        self._scenario, self._sink, self._progress = scenario, sink, progress
+        self._scenario = scenario
+        self._sink = sink
+        self._progress = progress
         self._known: set[int] = set()
         self._tally = Tally(tuple(node.name for node in spec.nodes))
         queue, topology = EventQueue(), Topology(spec)

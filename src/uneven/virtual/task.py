@@ -62,7 +62,9 @@ class Classification(Task):
     ) -> None:
         self.samples = len(train[0])
         self.learning_rate, self.momentum = learning_rate, momentum
-        self._module, self._train, self._test = module, train, test
+        self._module = module
+        self._train = train
+        self._test = test
         self._flat, self._gradient = _flatten(module)
         self._initial = self._flat.clone()
 

@@ -11,7 +11,7 @@ from uneven.errors import ConfigError
 from uneven.fleet.engine.state import MemberState, RunState
 from uneven.fleet.member.converge import Epoch
 from uneven.fleet.result import Result
-from uneven.fleet.result_page import page, stretches
+from uneven.fleet.result_page import stretches
 
 
 def epoch(flotilla: int, began_s: float, ended_s: float, devices: int = 1, waited_s: float = 0.0) -> Epoch:
@@ -49,6 +49,7 @@ def test_the_page_shows_members_plan_and_curves(tmp_path: Path) -> None:
     for said in ("The plan over time", "accuracy over time", "Training loss by epoch", "3 of 3", "not on 4 devices"):
         assert said in html
     states = {name: MemberState("failed", "broken") for name in EPOCHS}
-    html = page(Result(members.ensemble(), RunState({}, members=states), tmp_path))
+    Result(members.ensemble(), RunState({}, members=states), tmp_path).report(tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text()
     assert "broken" in html
     assert "The plan over time" not in html

@@ -42,7 +42,10 @@ class Fault:
     """
 
     def __init__(self, told: dict[str, Any], rank: int, run: Path, notes: Path) -> None:
-        self._told, self._rank, self._run, self._notes = told, rank, run, notes
+        self._told = told
+        self._rank = rank
+        self._run = run
+        self._notes = notes
         self._mine = told["kind"] != "none" and rank == told["rank"]
         self.step = 1
         self._times = 0

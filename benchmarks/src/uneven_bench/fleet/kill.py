@@ -149,7 +149,9 @@ class _Killer:
     """Kills something of this program, from a thread: a process of the training, drawn at the moment, or all of it."""
 
     def __init__(self, kind: str, at_s: float, seed: int) -> None:
-        self._kind, self._at_s, self._draw = kind, at_s, random.Random(seed)
+        self._kind = kind
+        self._at_s = at_s
+        self._draw = random.Random(seed)
         self._newest: Moment | None = None
         self._timer: threading.Timer | None = None
 

@@ -45,7 +45,9 @@ class Order(Sampler[int]):
     """
 
     def __init__(self, samples: int, length: int, epochs: int) -> None:
-        self._samples, self._length, self._left = samples, length, epochs
+        self._samples = samples
+        self._length = length
+        self._left = epochs
 
     def __len__(self) -> int:
         return self._length
@@ -107,7 +109,10 @@ class Epochs:
     def __init__(
         self, consumer: Iterable[tuple[torch.Tensor, ...]], samples: int, batch: int, ended: Callable[[], None]
     ) -> None:
-        self._consumer, self._samples, self._batch, self._ended = consumer, samples, batch, ended
+        self._consumer = consumer
+        self._samples = samples
+        self._batch = batch
+        self._ended = ended
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         expected = loader_batches(self._samples, BATCH)[0] * BATCH // self._batch

@@ -119,7 +119,9 @@ class Timed:
     """
 
     def __init__(self, plans: Plans) -> None:
-        self.plans, self.shared, self.took_s = plans, plans.shared, 0.0
+        self.plans = plans
+        self.shared = plans.shared
+        self.took_s = 0.0
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
         """As the planner's own."""

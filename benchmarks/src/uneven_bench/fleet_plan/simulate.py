@@ -131,7 +131,10 @@ def play(work: Work, plans: Plans, assign: Assign = assign_devices, told: Told |
 
 class _Play:
     def __init__(self, work: Work, plans: Plans, assign: Assign, told: Told | None) -> None:
-        self.work, self.plans, self.assign, self.told = work, plans, assign, told
+        self.work = work
+        self.plans = plans
+        self.assign = assign
+        self.told = told
         self.left = {name: float(count) for name, count in work.epochs.items()}
         self.waiting = list(work.rates.members)
         self.running: dict[str, tuple[int, ...]] = {}

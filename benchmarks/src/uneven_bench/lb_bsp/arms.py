@@ -68,7 +68,9 @@ class Arm(ABC):
 
     def __init__(self, model: nn.Module, work: Workload, total: int, block: int) -> None:
         self.model = model
-        self.work, self.total, self.iterations = work, total, block
+        self.work = work
+        self.total = total
+        self.iterations = block
         self.blocks = 0
         self.data, self.loading = stretch(work, block * total)
         self.mark = ReadyMark(model)

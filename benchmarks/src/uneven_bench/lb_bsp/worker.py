@@ -85,7 +85,10 @@ class _Run:
     """The arms of one case, and what comes of them."""
 
     def __init__(self, case: Case, work: Workload, line: Transport, stage: OnStage, directory: Path) -> None:
-        self._case, self._work, self._line, self._stage = case, work, line, stage
+        self._case = case
+        self._work = work
+        self._line = line
+        self._stage = stage
         self._rank, self._size = line.rank, line.size
         even, rest = divmod(case.global_batch, line.size)
         self._even = tuple(even + (rank < rest) for rank in range(line.size))

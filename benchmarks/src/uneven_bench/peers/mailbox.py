@@ -48,7 +48,10 @@ class Mailbox:
     ) -> None:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        self._numbers, self._vector, self._dtype, self._timeout_s = numbers, vector, dtype, timeout_s
+        self._numbers = numbers
+        self._vector = vector
+        self._dtype = dtype
+        self._timeout_s = timeout_s
         self.received = [0] * self._size
         self._queue: queue.SimpleQueue[Letter | PeerError] = queue.SimpleQueue()
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []

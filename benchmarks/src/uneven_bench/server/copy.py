@@ -101,7 +101,9 @@ class Echo:
     """A process that sends back what it gets, and a socket to it."""
 
     def __init__(self, directory: Path, pieces: int, secret: bool) -> None:
-        self._directory, self._pieces, self._secret = directory, pieces, secret
+        self._directory = directory
+        self._pieces = pieces
+        self._secret = secret
         self._data = np.full(BYTES // pieces // 4, 0.5, np.float32)
 
     def __enter__(self) -> Echo:

@@ -47,7 +47,10 @@ class EvenSampler(Sampler[list[int]]):
     """This rank's equal part of every global batch, epoch after epoch, in the order that a session's loader has."""
 
     def __init__(self, length: int, batch: int, rank: int, workers: int, seed: int = 0) -> None:
-        self._length, self._batch, self._rank, self._total = length, batch, rank, batch * workers
+        self._length = length
+        self._batch = batch
+        self._rank = rank
+        self._total = batch * workers
         self._seed = seed
 
     def __iter__(self) -> Iterator[list[int]]:

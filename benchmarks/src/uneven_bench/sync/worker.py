@@ -82,7 +82,9 @@ class _Run:
     """The arms of one case, and what comes of them."""
 
     def __init__(self, case: Case, data: str, connection: Connection, stage: OnStage, directory: Path) -> None:
-        self._case, self._stage, self._directory = case, stage, directory
+        self._case = case
+        self._stage = stage
+        self._directory = directory
         self._connection, self._line = connection, connection.transport
         self._rank = self._line.rank
         found = images(data)

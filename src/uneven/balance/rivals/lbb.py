@@ -102,7 +102,9 @@ class Lbb(Balancer):
         if profile is not None and not all(isinstance(one, Cubic) for one in profile):
             raise ConfigError(f"lbb: profile = {profile!r}: give a Cubic of each rank, in Python")
         self._profile = None if profile is None else tuple(profile)
-        self._calm, self._far, self._window = calm, far, window
+        self._calm = calm
+        self._far = far
+        self._window = window
         self._started = False
         self._newest = -1
         self._refitted = -window - 1  # iteration of the last refit

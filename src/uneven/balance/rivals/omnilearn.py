@@ -98,7 +98,9 @@ class OmniLearn(Balancer):
                 f"must hold 1, the mean share, between them"
             )
         self._epochs = Epochs("omnilearn", epoch)
-        self._dead_band, self._least, self._most = dead_band, least, most
+        self._dead_band = dead_band
+        self._least = least
+        self._most = most
 
     def split(self, view: BalanceView) -> Split:
         """New shares when an epoch is over, else the present ones."""

@@ -70,7 +70,9 @@ class Hosts:
     """
 
     def __init__(self, place: Place, feed: Feed, timeout_s: float = TIMEOUT_S) -> None:
-        self._place, self._feed, self._timeout_s = place, feed, timeout_s
+        self._place = place
+        self._feed = feed
+        self._timeout_s = timeout_s
         self._meetings = Meetings(place.address)
         self._spare: dict[int, list[Process]] = {}
         self._started = 0

@@ -119,7 +119,10 @@ class _Run:
         factories: Mapping[str, bytes],
         show: Show,
     ) -> None:
-        self._ensemble, self._options, self._directory, self._state = ensemble, options, directory, state
+        self._ensemble = ensemble
+        self._options = options
+        self._directory = directory
+        self._state = state
         self._factories, self._show = factories, show
         self._place = place
         self._free = list(range(len(place.devices)))

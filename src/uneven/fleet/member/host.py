@@ -109,7 +109,10 @@ class Trainee:
     """
 
     def __init__(self, reader: Reader, pulse: Pulse, job: Job, seat: Seat, samples: int | partial[Copies]) -> None:
-        self._reader, self._pulse, self._job, self._seat = reader, pulse, job, seat
+        self._reader = reader
+        self._pulse = pulse
+        self._job = job
+        self._seat = seat
         pulse.begin("its factory")
         self._device = torch.device(job.devices[seat.rank])
         if self._device.type == "cuda":

@@ -126,7 +126,9 @@ class Team:
     ) -> None:
         from uneven.session import Session  # only those who are several need it
 
-        self.rank, self.size, self.batch = seat.rank, seat.size, batch
+        self.rank = seat.rank
+        self.size = seat.size
+        self.batch = batch
         self._reader, self._judge_in = reader, member.batch_size
         self._shared = Shared(reader, samples, batch) if isinstance(samples, int) else None
         for variable in (RUN_VARIABLE, READY_VARIABLE):  # of a launcher that started the whole ensemble, not this

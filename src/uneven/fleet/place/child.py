@@ -106,7 +106,9 @@ class Child(Watched):
     ) -> None:
         super().__init__(events.awake)
         self.name = name
-        self._events, self._heard, self._died = events, heard, died
+        self._events = events
+        self._heard = heard
+        self._died = died
         context = starter()
         self._connection, other = context.Pipe()
         _limit(self._connection)

@@ -218,8 +218,14 @@ class Actor(Watched):
         heard: Callable[[Any, Any], None], died: Callable[[Any], None], device: int | None,
     ) -> None:  # fmt: skip
         super().__init__(cluster.awake)
-        self.name, self.device, self.pid, self.ending = name, device, 0, ""
-        self._cluster, self._handle, self._heard, self._died = cluster, handle, heard, died
+        self.name = name
+        self.device = device
+        self.pid = 0
+        self.ending = ""
+        self._cluster = cluster
+        self._handle = handle
+        self._heard = heard
+        self._died = died
         self._over = self._adrift = False
         self._work = handle.work.remote([what])
         self._hear()

@@ -112,7 +112,9 @@ class Chunks:
     """
 
     def __init__(self, handle: ChunksHandle, line: Line) -> None:
-        self.layout, self.slots, self.chunk = handle.layout, handle.slots, handle.chunk
+        self.layout = handle.layout
+        self.slots = handle.slots
+        self.chunk = handle.chunk
         self._line = line
         self._making: list[npt.NDArray[Any]] = []
         self._told: Told = {}

@@ -54,7 +54,9 @@ class Together:
     ) -> None:
         if slots < 1 or places < 1:
             raise ConfigError(f"{places} members at once on {slots} slots: give at least one of each")
-        self._rates, self._slots, self._places = rates, slots, places
+        self._rates = rates
+        self._slots = slots
+        self._places = places
         self._alpha, self._least_gain = alpha, least_gain
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:

@@ -123,7 +123,10 @@ class Feed:
         self.cpu_s = 0.0
         self.samples = 0
         self.deaths = 0
-        self._place, self._source, self._most, self._tell = place, source, most, tell
+        self._place = place
+        self._source = source
+        self._most = most
+        self._tell = tell
         self._makers: dict[str, Process] = {}
         self._idle: list[str] = []
         self._waiting: dict[str, tuple[int, int]] = {}

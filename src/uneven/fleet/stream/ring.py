@@ -40,7 +40,9 @@ class Ring:
     """
 
     def __init__(self, layout: Layout, *, slots: int, chunk: int, memory: int | None = None, writable: bool) -> None:
-        self.layout, self.slots, self.chunk = layout, slots, chunk
+        self.layout = layout
+        self.slots = slots
+        self.chunk = chunk
         places = slots * chunk
         sizes = [-(-places * field.nbytes // _ALIGN) * _ALIGN for field in layout]
         self.nbytes = max(sum(sizes), _ALIGN)

@@ -71,7 +71,9 @@ class _ExtendedBucket:
         self._apart = whole is None
         self.whole = torch.empty(size + more, dtype=bucket.dtype) if whole is None else whole
         slots = self.whole[size:].zero_()
-        self._gradients, self.call, self.mark = self.whole[:size], slots[:1], slots[1:2]
+        self._gradients = self.whole[:size]
+        self.call = slots[:1]
+        self.mark = slots[1:2]
         self._slots = slots.numpy() if length else None
         self.table = None if self._slots is None else self._slots[2:].reshape(ranks, 2, length)
         self.bucket = bucket
@@ -132,7 +134,9 @@ class Piggyback:
         self.heard = NOTHING
         self.apart = False
         self._call: npt.NDArray[np.float64] | None = None
-        self._rank, self._size, self._length = rank, size, length
+        self._rank = rank
+        self._size = size
+        self._length = length
         self._buckets: list[torch.Tensor] = []  # of the last exchange, in order, those of this one in their places
         self._place = 0  # of the next bucket of this exchange
         self._changed = False  # whether one of them was another in the last exchange

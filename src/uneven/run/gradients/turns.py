@@ -28,7 +28,9 @@ class Turns:
     """
 
     def __init__(self, rank: int, members: tuple[int, ...]) -> None:
-        self.plan, self.least, self.all_average = StepPlan(), 1, False
+        self.plan = StepPlan()
+        self.least = 1
+        self.all_average = False
         self._rank, self._members = rank, members
         self._group: tuple[int, ...] | None = None  # those whose gradients are averaged
 
@@ -61,7 +63,10 @@ class Follower:
     def __init__(
         self, model: nn.Module, hands: Hands, *, strict: bool, padded: Callable[[bool], None], policy: str
     ) -> None:
-        self._hands, self._strict, self._padded, self._policy = hands, strict, padded, policy
+        self._hands = hands
+        self._strict = strict
+        self._padded = padded
+        self._policy = policy
         self._turn: Turn | None = None
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before)),

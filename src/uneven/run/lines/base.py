@@ -105,7 +105,9 @@ class Line:
     """
 
     def __init__(self, name: str, rank: int, members: tuple[int, ...], carrier: Carrier, waiting: Waiting) -> None:
-        self.name, self.rank, self.members = name, rank, members
+        self.name = name
+        self.rank = rank
+        self.members = members
         self.traffic, self.waiting = Traffic(), waiting
         self._carrier = carrier
 

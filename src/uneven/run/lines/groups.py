@@ -135,7 +135,9 @@ class GroupLines(Lines):
         refusal: str = "",
     ) -> None:
         super().__init__(rank, members, waiting)
-        self._all_texts, self._timeout_s, self._refusal = texts, timeout_s, refusal
+        self._all_texts = texts
+        self._timeout_s = timeout_s
+        self._refusal = refusal
 
     def open(self, name: str, members: Sequence[int] | None = None) -> Line:
         """See :meth:`Lines.open`."""

@@ -97,7 +97,9 @@ class _ThreadCarrier:
     """See :class:`uneven.run.lines.base.Carrier`."""
 
     def __init__(self, rank: int, members: tuple[int, ...], place: _Place) -> None:
-        self._rank, self._members, self._place = rank, members, place
+        self._rank = rank
+        self._members = members
+        self._place = place
         self._turn = 0
 
     def sum(self, tensor: Tensor) -> Work:

@@ -62,7 +62,9 @@ class Others:
         own_s: Callable[[], float] = time.process_time,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._nodes, self._own_s, self._now_s = nodes, own_s, now_s
+        self._nodes = nodes
+        self._own_s = own_s
+        self._now_s = now_s
         self._part = math.nan
         self._node: Node | None = None
         self._cores = math.nan

@@ -30,7 +30,10 @@ class SharedCopy:
     """
 
     def __init__(self, replica: Replica, rank: int, home: Home, timeout_s: float) -> None:
-        self._replica, self._rank, self._home, self._timeout_s = replica, rank, home, timeout_s
+        self._replica = replica
+        self._rank = rank
+        self._home = home
+        self._timeout_s = timeout_s
         self._client: Client | None = None
         self._version = 0  # of the copy that came last
         self._checked: Merge | None = None  # the merge that came last

@@ -42,7 +42,10 @@ class StoredHandOut:
     """
 
     def __init__(self, rank: int, size: int, timeout_s: float, *, ahead: bool) -> None:
-        self.rank, self.size, self.ahead, self._timeout_s = rank, size, ahead, timeout_s
+        self.rank = rank
+        self.size = size
+        self.ahead = ahead
+        self._timeout_s = timeout_s
         self.sampler: PacedSampler | None = None
         self._lives = 0  # states loaded so far, alike on every worker
         self._told: dict[int, tuple[int, list[Interval]]] = {}  # epoch → counter, and what is undone of it

@@ -78,12 +78,18 @@ class Served:
         on_lost: Callable[[int], None],
         on_nonfinite: Callable[[], None],
     ) -> None:
-        self._policy, self._members, self._replica = policy, members, replica
+        self._policy = policy
+        self._members = members
+        self._replica = replica
         self._plans = Plans(policy, hand_out.rank, members, sites)
-        self._home, self._hand_out, self._timeout_s = home, hand_out, timeout_s
+        self._home = home
+        self._hand_out = hand_out
+        self._timeout_s = timeout_s
         self._rank = hand_out.rank
         self.copy = SharedCopy(replica, self._rank, home, timeout_s)
-        self._observer, self._on_record, self._on_lost = observer, on_record, on_lost
+        self._observer = observer
+        self._on_record = on_record
+        self._on_lost = on_lost
         self._on_nonfinite = on_nonfinite
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
         self._landed: deque[ExchangeRecord] = deque()  # of the shadow

@@ -62,8 +62,12 @@ class Agreement:
         replica: Replica,
         hand_out: StoredHandOut | None = None,
     ) -> None:
-        self._hand_out, self._meetings, self._met_all = hand_out, 0, True
-        self._policy, self._rank, self._members = policy, rank, members
+        self._hand_out = hand_out
+        self._meetings = 0
+        self._met_all = True
+        self._policy = policy
+        self._rank = rank
+        self._members = members
         self._plans = Plans(policy, rank, members, sites)
         self._replica = replica
         coming = {one.merge for plan in first_plans(policy, members, sites) for one in plan.exchanges}

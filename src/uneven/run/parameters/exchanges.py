@@ -100,8 +100,12 @@ class Exchanges:
         on_record: Callable[[ExchangeRecord], None],
         on_nonfinite: Callable[[], None],
     ) -> None:
-        self._replica, self._rank, self._clock = replica, rank, clock
-        self._observer, self._on_record, self._on_nonfinite = observer, on_record, on_nonfinite
+        self._replica = replica
+        self._rank = rank
+        self._clock = clock
+        self._observer = observer
+        self._on_record = on_record
+        self._on_nonfinite = on_nonfinite
         self._line = self._aside = None
         if roll is not None:
             self._line = VectorCarrier(roll, timeout_s)

@@ -49,7 +49,9 @@ class _Room:
     """
 
     def __init__(self, flat: Flat) -> None:
-        self.own, self.more, self.total = flat.room(), flat.room(), flat.room(EXTRA)
+        self.own = flat.room()
+        self.more = flat.room()
+        self.total = flat.room(EXTRA)
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:

@@ -56,7 +56,9 @@ class Reports:
     """
 
     def __init__(self, context: Context, turns: Turns, hand_out: StoredHandOut | None) -> None:
-        self._context, self._turns, self._hand_out = context, turns, hand_out
+        self._context = context
+        self._turns = turns
+        self._hand_out = hand_out
         self.books = Books(context.rank, context.scribe, torch.device("cpu"))
         self.piggyback: Piggyback | None = None
         self.piggybacks = False

@@ -41,7 +41,9 @@ class BatchQueue:
     """
 
     def __init__(self, pairs: Iterator[tuple[Part, Any]], rank: int, agreement: Agreement | None) -> None:
-        self._pairs, self._rank, self._agreement = pairs, rank, agreement
+        self._pairs = pairs
+        self._rank = rank
+        self._agreement = agreement
         self._reading = threading.Lock()  # held while a batch is read, so that batches come in order
         self._lock = threading.RLock()  # entered itself, as Ctrl-C could leave a condition's own entrance half done
         self._changed = threading.Condition(self._lock)

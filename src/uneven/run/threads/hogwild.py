@@ -49,7 +49,9 @@ class Batches:
     """What a thread's loop goes through: the batches that nobody else has taken."""
 
     def __init__(self, hogwild: Hogwild, seat: _Seat, loader: BalancedLoader) -> None:
-        self._hogwild, self._seat, self._loader = hogwild, seat, loader
+        self._hogwild = hogwild
+        self._seat = seat
+        self._loader = loader
 
     def __iter__(self) -> Generator[Any, None, None]:
         return self._hogwild.batches(self._seat)
@@ -80,7 +82,10 @@ class Hogwild:
         optimizers: tuple[torch.optim.Optimizer, ...],
         threads: int,
     ) -> None:
-        self._loop, self._scribe, self._loader, self._threads = loop, scribe, loader, threads
+        self._loop = loop
+        self._scribe = scribe
+        self._loader = loader
+        self._threads = threads
         self._pairs = loader.pairs()
         agreement = loop.agreement if isinstance(loop.agreement, Agreement) else None
         self._queue = BatchQueue(self._pairs, scribe.rank, agreement)

@@ -88,7 +88,9 @@ class Threads:
     """
 
     def __init__(self, count: int, loop: StepLoop, scribe: Scribe) -> None:
-        self.count, self._loop, self._scribe = count, loop, scribe
+        self.count = count
+        self._loop = loop
+        self._scribe = scribe
         self._running: Hogwild | None = None
 
     def check(self, model: nn.Module) -> None:

@@ -41,7 +41,9 @@ class _Server:
     ) -> None:
         self._parameters = [parameter.detach().clone() for parameter in parameters]
         self._optimizer = make_optimizer(self._parameters)
-        self._quorum, self._inbox, self._outbox = quorum, inbox, outbox
+        self._quorum = quorum
+        self._inbox = inbox
+        self._outbox = outbox
         self._sum = torch.zeros_like(_flat(self._parameters))
         self.updates: list[tuple[int, ...]] = []
         self.failure: PeerError | None = None

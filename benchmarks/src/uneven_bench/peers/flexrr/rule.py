@@ -56,7 +56,9 @@ class FlexRR:
         self, rank: int, group: tuple[int, ...], pieces: int, *, iteration: int = 0, rules: Rules | None = None
     ) -> None:
         self.rank, self.iteration = rank, iteration
-        self._group, self._pieces, self._rules = group, pieces, rules or Rules()
+        self._group = group
+        self._pieces = pieces
+        self._rules = rules or Rules()
         self._next, self._end = 0, pieces  # own pieces neither begun nor offered
         self._offers: dict[int, _Offer] = {}
         self._offered = 0

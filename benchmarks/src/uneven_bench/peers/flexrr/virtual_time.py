@@ -45,7 +45,10 @@ class _Play:
         message_s: float,
         attentive: bool,
     ) -> None:
-        self._workers, self._seconds, self._message_s, self._attentive = workers, seconds, message_s, attentive
+        self._workers = workers
+        self._seconds = seconds
+        self._message_s = message_s
+        self._attentive = attentive
         self._events: list[tuple[float, int, int, tuple[int, Message] | None]] = []
         self._count = 0
         self._computing: list[Compute | None] = [None] * len(workers)
