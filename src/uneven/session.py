@@ -17,13 +17,13 @@ from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.errors import ConfigError
 from uneven.run.drawing import drawn_step, drawn_steps
 from uneven.run.factory import counters_of
 from uneven.run.loop import StepLoop
 from uneven.run.model.hooks import Undo
-from uneven.run.part import Part as StepPart
+from uneven.run.part import Part
 from uneven.run.parts import Parts
 from uneven.run.reports.profiling import steps_on
 from uneven.run.start.connect import joined
@@ -89,7 +89,7 @@ class Session(ThreadedTraining):
         threads: int | None = None,
         keep_freed_memory: bool | None = None,
         journal: str | Path | None = None,
-        parts: Sequence[StepPart] = (),
+        parts: Sequence[Part] = (),
     ) -> None:
         self.world = joined(discover())
         report_failures()
@@ -419,7 +419,7 @@ class Session(ThreadedTraining):
         return awaited
 
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: Portion) -> None:
         if self._threads.count > 1 or self._awaited:
             self._threads.check_one("a loop over a loader is one thread's: give it to session.train as a function")
             self._say_ready()

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import uneven
-from uneven.data.order import Part, epoch_order
+from uneven.data.order import Portion, epoch_order
 from uneven.data.stream import is_stream
 
 N, X = 62, 20  # three full iterations and a last part of 2, fewer than there are workers
@@ -240,7 +240,7 @@ class Watched(uneven.Session):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.parts: list[Part] = []
+        self.parts: list[Portion] = []
         self.successor: Watched | None = None
         self._options = options
 
@@ -255,7 +255,7 @@ class Watched(uneven.Session):
         self.successor.parts = self.parts
         return self.successor
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: Portion) -> None:
         self.parts.append(part)
         super()._begin(part)
 

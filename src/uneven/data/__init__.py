@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uneven.data.datasets import ImageData, digits, fashion_mnist
     from uneven.data.loader import BalancedLoader
-    from uneven.data.order import Part
+    from uneven.data.order import Portion
 
-__all__ = ["BalancedLoader", "ImageData", "Part", "digits", "fashion_mnist"]
+__all__ = ["BalancedLoader", "ImageData", "Portion", "digits", "fashion_mnist"]
 
 # `order` is pure, so importing it must not import torch through this file.
 _HOME = {"BalancedLoader": "loader", "Part": "order", "ImageData": "datasets", "digits": "datasets",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from uneven.core.plain import Count, loading, read
-from uneven.data.order import Cursor, Part
+from uneven.data.order import Cursor, Portion
 from uneven.errors import CheckpointError, DataError, TrainingError
 
 
@@ -31,7 +31,7 @@ class DrawnSteps:
         self.batch_size, self.iteration = batch_size, 0
         self._rank = rank
 
-    def next(self, shares: tuple[int, ...], samples: int | None) -> Part:
+    def next(self, shares: tuple[int, ...], samples: int | None) -> Portion:
         """The next step.
 
         Args:
@@ -48,7 +48,7 @@ class DrawnSteps:
                 f"batch of {self.batch_size} is {own}: take as many as session.step(batch_size={self.batch_size}) or "
                 f"session.share({self.batch_size}) says, or the same number in each step with session.step(samples=n)"
             )
-        part = Part(
+        part = Portion(
             iteration=self.iteration, epoch=0, start=self.iteration * self.batch_size, size=self.batch_size,
             shares=shares,
         )  # fmt: skip

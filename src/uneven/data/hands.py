@@ -32,7 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from uneven.core.turn import Turn
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.errors import TrainingError
 
 _MOST = 4096
@@ -61,7 +61,7 @@ class _Trace:
 
 @dataclass(slots=True)
 class _Held:
-    part: Part
+    part: Portion
     turn: Turn | None
     batch: Any  # itself as long as it is the newest, for the loader holds that one as well
     traces: list[_Trace] | None = None
@@ -93,7 +93,7 @@ class Hands:
         exchanged: whether gradients are exchanged, at the end of a backward pass.
     """
 
-    def __init__(self, turn_of: Callable[[Part], Turn] | None = None) -> None:
+    def __init__(self, turn_of: Callable[[Portion], Turn] | None = None) -> None:
         self.turn_of, self.exchanged = turn_of, False
         self._open: deque[_Held] = deque()
         self._passed = 0  # how many of them, from the first on, have had a forward pass
@@ -124,7 +124,7 @@ class Hands:
     def _newest(self) -> _Held | None:
         return self._open[-1] if self._passed < len(self._open) else self._last
 
-    def hand(self, part: Part, batch: Any) -> None:
+    def hand(self, part: Portion, batch: Any) -> None:
         """``batch`` is handed to the user."""
         self.rest()
         if len(self._open) == _MOST:
@@ -201,11 +201,11 @@ class Hands:
     def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(id(one) in self._trained for group in optimizer.param_groups for one in group["params"])
 
-    def unused(self) -> tuple[Part, ...]:
+    def unused(self) -> tuple[Portion, ...]:
         """Parts whose batches were handed out and are not used."""
         return tuple(one.part for one in self._open) if self._watched else ()
 
-    def ahead(self) -> Part | None:
+    def ahead(self) -> Portion | None:
         """The first part that has had no forward pass yet; the script is still in its epoch."""
         return self._open[self._passed].part if self._watched and self._passed < len(self._open) else None
 

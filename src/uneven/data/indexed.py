@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader
 
-from uneven.data.order import Cursor, Part, Plan
+from uneven.data.order import Cursor, Plan, Portion
 
 
 class Sampler(Protocol):
@@ -20,7 +20,7 @@ class Sampler(Protocol):
         drawn: parts drawn by torch, not yet handed out.
     """
 
-    drawn: deque[Part]
+    drawn: deque[Portion]
 
     def start(self, cursor: Cursor) -> None:
         """Forget what was drawn; the next pass begins at ``cursor``."""
@@ -44,7 +44,7 @@ class IndexedSource:
         self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0)
 
-    def pairs(self, cursor: Cursor) -> Generator[tuple[Part, Any], None, None]:
+    def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
         """Parts and this rank's batches, from ``cursor`` to the end of the epoch."""
         self._sampler.start(cursor)
         for batch in self._torch:
@@ -81,7 +81,7 @@ class PlannedSampler:
     def __init__(
         self, *, plan: Plan, rank: int, order_of: Callable[..., npt.NDArray[np.int64]], length: int
     ) -> None:
-        self.drawn: deque[Part] = deque()  # drawn by torch, not yet handed out
+        self.drawn: deque[Portion] = deque()  # drawn by torch, not yet handed out
         self._plan = plan
         self._rank = rank
         self._order_of = order_of

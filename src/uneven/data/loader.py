@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
-from uneven.data.order import Cursor, Part, Plan, SplitSource, epoch_order, never
+from uneven.data.order import Cursor, Plan, Portion, SplitSource, epoch_order, never
 from uneven.data.paced import PacedSampler
 from uneven.data.state import read_left, read_reached, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
@@ -36,7 +36,7 @@ class BalancedLoader:
 
     All ranks run the same number of iterations. A rank that gets no sample (in a last part smaller than the
     number of workers, or where its share is 0) is handed ``lower`` samples all the same, the first of that
-    part repeated as needed; ``Part.batch(rank)`` is 0 there, and so must be their weight in the gradient.
+    part repeated as needed; ``Portion.batch(rank)`` is 0 there, and so must be their weight in the gradient.
     They pass through the model, so whatever counts samples in the forward pass (BatchNorm's running
     statistics) sees them.
 
@@ -82,7 +82,7 @@ class BalancedLoader:
     def __init__(
         self, *, dataset: Any, batch_size: int, rank: int, world_size: int, seed: int, split_for: SplitSource,
         shuffle: bool = True, drop_last: bool = False, lower: int = 1,
-        begin: Callable[[Part], None] | None = None, end: Callable[[], None] | None = None,
+        begin: Callable[[Portion], None] | None = None, end: Callable[[], None] | None = None,
         over: Callable[[], None] | None = None, hands: Hands | None = None,
         hand_out: HandOut | None = None, settled: Callable[[], bool] = never,
         stream_sharded: bool = False, **dataloader: Any,
@@ -95,12 +95,12 @@ class BalancedLoader:
         )  # fmt: skip
         self.dataset = dataset
         self.batch_size = batch_size
-        self._begin: Callable[[Part], None] = begin or _nothing
+        self._begin: Callable[[Portion], None] = begin or _nothing
         self._end: Callable[[], None] = end or _nothing
         self._over: Callable[[], None] = over or _nothing
         self._hands = hands or Hands()
         self._before = Cursor()
-        self._handed: Part | None = None  # since then; a cursor is made of it where somebody asks
+        self._handed: Portion | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
         self._reached = 0  # the epoch that the script was in when a state was saved that goes on from an earlier one
         self._closed = False
@@ -196,7 +196,7 @@ class BalancedLoader:
         """Start an epoch, or finish the one that a loaded state was in the middle of."""
         return self._started(told=True)
 
-    def pairs(self) -> Generator[tuple[Part, Any], None, None]:
+    def pairs(self) -> Generator[tuple[Portion, Any], None, None]:
         """The same, each batch with its part, and without a word to ``begin`` and ``end``: for several threads."""
         return self._started(told=False)
 

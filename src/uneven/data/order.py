@@ -41,7 +41,7 @@ def epoch_order(*, length: int, seed: int, epoch: int, shuffle: bool = True) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Portion:
     """What everybody together takes in one iteration: ``size`` consecutive positions of the epoch's order.
 
     Attributes:
@@ -92,7 +92,7 @@ class Part:
         return range(first, first + self.shares[rank])
 
 
-Parts = tuple[Part, ...]
+Portions = tuple[Portion, ...]
 
 
 class Cursor(NamedTuple):
@@ -105,7 +105,7 @@ class Cursor(NamedTuple):
     start: int = 0
     iteration: int = 0
 
-    def after(self, part: Part) -> Cursor:
+    def after(self, part: Portion) -> Cursor:
         """Behind ``part``."""
         return Cursor(part.epoch, part.end, part.iteration + 1)
 
@@ -142,7 +142,7 @@ class Plan:
     drop_last: bool = False
     settled: Callable[[], bool] = never
 
-    def walk(self, cursor: Cursor, length: int) -> Iterator[Part]:
+    def walk(self, cursor: Cursor, length: int) -> Iterator[Portion]:
         """The parts from ``cursor`` to the end of an epoch of ``length`` samples.
 
         ``split_for`` is asked once for each part, when that part is drawn and not before, unless it is settled.
@@ -154,14 +154,14 @@ class Plan:
                 yield later
                 cursor = cursor.after(later)
 
-    def _alike(self, part: Part, length: int) -> list[Part]:
+    def _alike(self, part: Portion, length: int) -> list[Portion]:
         """The next parts, where they are known to be split as this one is."""
         count = min(_AT_ONCE, (length - part.end) // self.batch_size)
         last = part.iteration + count
         if count == 0 or not self.settled() or self.split_for(last) != part.shares:
             return []
         return [
-            Part(
+            Portion(
                 iteration=part.iteration + number,
                 epoch=part.epoch,
                 start=part.start + number * self.batch_size,
@@ -171,7 +171,7 @@ class Plan:
             for number in range(1, count + 1)
         ]
 
-    def part(self, cursor: Cursor, available: int) -> Part | None:
+    def part(self, cursor: Cursor, available: int) -> Portion | None:
         """The part at ``cursor`` with ``available`` samples left in the epoch; None if there is none.
 
         Raises:
@@ -184,7 +184,7 @@ class Plan:
         size = min(available, self.batch_size)
         if size < self.batch_size:
             shares = last_shares(shares, size, self.lower)
-        return Part(
+        return Portion(
             iteration=cursor.iteration, epoch=cursor.epoch, start=cursor.start, size=size, shares=shares
         )
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uneven.data.order import Cursor, Part, SplitSource
+from uneven.data.order import Cursor, Portion, SplitSource
 from uneven.data.supply import HandOut, Interval, Supply
 
 _AT_ONCE = 8
@@ -30,7 +30,7 @@ Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnPart(Part):
+class OwnPart(Portion):
     """A batch that ``rank`` has taken for itself; the other shares say what such a batch of theirs would be.
 
     Attributes:
@@ -102,10 +102,10 @@ class PacedSampler:
         hand_out: HandOut,
         workers: int,
         now: Callable[[], float],
-        unused: Callable[[], Sequence[Part]],
+        unused: Callable[[], Sequence[Portion]],
     ) -> None:
         self._unused = unused
-        self.drawn: deque[Part] = deque()
+        self.drawn: deque[Portion] = deque()
         self._rank = rank
         self._shares_for = shares_for
         self._order_of = order_of
@@ -113,7 +113,7 @@ class PacedSampler:
         self._supply = Supply(hand_out, workers, lower, self._length, now)
         self._cursor = Cursor()
         self._left: tuple[int, Positions] | None = None  # epoch, and what is left of it
-        self._cut: deque[Part] = deque()  # made into batches, and not drawn yet
+        self._cut: deque[Portion] = deque()  # made into batches, and not drawn yet
         self._exhausted = False
         self._begun: int | None = None  # the newest epoch of which this worker has taken a batch
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from uneven.data.alike import LOOKED_AT, first_samples
-from uneven.data.order import Cursor, Part, Plan
+from uneven.data.order import Cursor, Plan, Portion
 from uneven.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
@@ -83,13 +83,13 @@ class StreamSource:
             **options,
         )
 
-    def pairs(self, cursor: Cursor) -> Generator[tuple[Part, Any], None, None]:
+    def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
         """Parts and this rank's batches, from ``cursor`` to the end of the stream.
 
         ``first`` is of the first part as soon as that is there.
         """
         self.first = None
-        parts: deque[Part] = deque()
+        parts: deque[Portion] = deque()
         batches = self._batches(cursor, parts)
         for batch in _pinned(batches) if self._pin else batches:
             yield parts.popleft(), batch
@@ -98,7 +98,7 @@ class StreamSource:
         """Let torch's loader go, and its reader processes with it."""
         del self._chunks
 
-    def _batches(self, cursor: Cursor, parts: deque[Part]) -> Iterator[Any]:
+    def _batches(self, cursor: Cursor, parts: deque[Portion]) -> Iterator[Any]:
         samples = chain.from_iterable(self._chunks)
         # What was used before an interruption is read again and dropped without being unpacked.
         for _ in islice(samples, cursor.start):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from uneven.balance import Balancer, Even
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.errors import ConfigError, TrainingError
 from uneven.registry import describe
 from uneven.run.loop import StepLoop
@@ -52,8 +52,8 @@ def drawn_steps(
 
 @contextmanager
 def drawn_step(
-    loop: StepLoop, steps: DrawnSteps, samples: int | None, begin: Callable[[Part], None]
-) -> Iterator[Part]:
+    loop: StepLoop, steps: DrawnSteps, samples: int | None, begin: Callable[[Portion], None]
+) -> Iterator[Portion]:
     """A step whose batch the script draws itself; see :meth:`DrawnSteps.next` for ``samples``.
 
     Raises:

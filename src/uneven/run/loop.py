@@ -33,7 +33,7 @@ from uneven.core.actions import StepPlan
 from uneven.data.drawn import DrawnSteps
 from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.run.attach import attach
 from uneven.run.checks import check_alone, check_attached
 from uneven.run.context import Context
@@ -71,7 +71,7 @@ class StepLoop:
         self.agreement: Exchanging = Alike(Plans(context.policy, context.rank, context.members, context.sites))
         self._streams = Streams(context.connection.transport, together=self.hand_out is None)
         self.hands = Hands(self.turns.of)
-        self.part: Part | None = None
+        self.part: Portion | None = None
         self.epoch = -1
         self.attached = self.closed = False
         self.watch: ModelWatch | Unwatched = Unwatched()
@@ -87,7 +87,7 @@ class StepLoop:
         self.agreement, self.watch, self._detach = made.agreement, made.watch, made.detach
         self.attached = True
 
-    def begin(self, part: Part, loader: BalancedLoader | DrawnSteps) -> None:
+    def begin(self, part: Portion, loader: BalancedLoader | DrawnSteps) -> None:
         """A batch is about to be handed to the user.
 
         Raises:
@@ -164,7 +164,7 @@ class StepLoop:
         """The split of the batch in the user's hands, else the newest one."""
         return self.reports.newest_shares if self.part is None else self.part.shares
 
-    def state(self, loader: BalancedLoader | DrawnSteps | None, several: tuple[Part, ...]) -> State:
+    def state(self, loader: BalancedLoader | DrawnSteps | None, several: tuple[Portion, ...]) -> State:
         """Where this run is.
 
         Args:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Portion
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -58,9 +58,9 @@ class Crew:
     """The loaders of all ranks and what they were told."""
 
     loaders: list[BalancedLoader]
-    parts: list[list[Part]] = field(default_factory=list)
+    parts: list[list[Portion]] = field(default_factory=list)
 
-    def iterations(self) -> Iterator[tuple[Part, list[Any]]]:
+    def iterations(self) -> Iterator[tuple[Portion, list[Any]]]:
         """One epoch, in step: the part and every rank's batch. All ranks must end together."""
         for batches in zip(*self.loaders, strict=True):
             newest = {parts[-1] for parts in self.parts}

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from uneven.data import hands as module
 from uneven.data.hands import Hands
-from uneven.data.order import Part
+from uneven.data.order import Portion
 
 
 class Desk:
@@ -52,8 +52,8 @@ def desk() -> Desk:
     return Desk()
 
 
-def part(number: int) -> Part:
-    return Part(iteration=number, epoch=0, start=3 * number, size=3, shares=(3,))
+def part(number: int) -> Portion:
+    return Portion(iteration=number, epoch=0, start=3 * number, size=3, shares=(3,))
 
 
 def test_a_pass_belongs_to_the_batch_whose_memory_it_is_given(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part, epoch_order
+from uneven.data.order import Portion, epoch_order
 from uneven.errors import ConfigError, DataError, UnknownNameError
 
 
@@ -109,7 +109,7 @@ def test_torch_draws_exactly_lookahead_batches_beyond_the_one_handed_out(
 def test_a_split_decided_when_an_iteration_ends_holds_lookahead_plus_one_later(num_workers: int) -> None:
     in_force: dict[int, tuple[int, ...]] = {}
     decided: list[int] = []
-    parts: list[Part] = []
+    parts: list[Portion] = []
 
     def end() -> None:
         k = parts[-1].iteration

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uneven.data.order import Cursor, Part, Plan, epoch_order, last_shares
+from uneven.data.order import Cursor, Plan, Portion, epoch_order, last_shares
 from uneven.errors import ConfigError
 
 
@@ -98,7 +98,7 @@ def test_order_is_the_same_on_every_machine() -> None:
 
 
 def test_part_offsets_and_padding() -> None:
-    part = Part(iteration=4, epoch=1, start=100, size=3, shares=(2, 0, 1))
+    part = Portion(iteration=4, epoch=1, start=100, size=3, shares=(2, 0, 1))
     assert [part.offset(rank) for rank in range(3)] == [0, 2, 2]
     assert [part.positions(rank, padding=4) for rank in range(3)] == [[100, 101], [100, 101, 102, 100], [102]]
     assert [part.batch(rank) for rank in range(3)] == [2, 0, 1]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.data.hands import Hands
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.errors import TrainingError
 from uneven.run.gradients.turns import Turns
 
@@ -39,7 +39,7 @@ class Loop:
         iteration, size = next(self._sizes)
         batch = torch.randn(size, 3), torch.zeros(size)
         shares = (size, 12 - size)
-        self.hands.hand(Part(iteration=iteration, epoch=0, start=12 * iteration, size=12, shares=shares), batch)
+        self.hands.hand(Portion(iteration=iteration, epoch=0, start=12 * iteration, size=12, shares=shares), batch)
         return batch
 
     def passes(self, *args: Any) -> int:
@@ -79,7 +79,7 @@ def test_one_ahead_the_memory_of_the_arguments_tells(made: str) -> None:
 def test_batches_cut_from_one_tensor_share_its_memory_and_are_told_apart() -> None:
     (hands, _), whole = _hands(), torch.randn(12, 3)
     for iteration, (start, size) in enumerate(((0, 4), (4, 8))):
-        part = Part(iteration=iteration, epoch=0, start=0, size=12, shares=(size, 12 - size))
+        part = Portion(iteration=iteration, epoch=0, start=0, size=12, shares=(size, 12 - size))
         hands.hand(part, [whole[start : start + size]])
     hands.forward(MODEL, (whole[0:4],), {})
     assert hands.turn is not None

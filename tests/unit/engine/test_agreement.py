@@ -17,7 +17,7 @@ import uneven
 from uneven.core.actions import StepPlan, Via
 from uneven.core.records import ExchangeRecord
 from uneven.core.views import SyncView
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.errors import ConfigError, NonFiniteError
 from uneven.run.parameters.agree import Agreement
 from uneven.run.parameters.exchanges import Exchanges
@@ -40,8 +40,8 @@ def agreement(policy: SyncPolicy, model: nn.Module, said: Callable[[Any], None] 
     return one
 
 
-def part(iteration: int, *shares: int) -> Part:
-    return Part(iteration=iteration, epoch=0, start=0, size=sum(shares), shares=shares)
+def part(iteration: int, *shares: int) -> Portion:
+    return Portion(iteration=iteration, epoch=0, start=0, size=sum(shares), shares=shares)
 
 
 def linear() -> tuple[nn.Linear, torch.optim.Optimizer]:
@@ -50,7 +50,7 @@ def linear() -> tuple[nn.Linear, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=1.0)
 
 
-def step(one: Agreement, now: Part, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def step(one: Agreement, now: Portion, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Whose gradient is 1 everywhere."""
     one.before(now, one.plan())
     model(torch.ones(1, 2)).sum().backward()

@@ -12,7 +12,7 @@ from torch import nn
 from uneven.core.actions import Payload, StepPlan
 from uneven.core.turn import Turn
 from uneven.data.hands import Hands
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.errors import TrainingError
 from uneven.run.gradients.carrier import on_entering
 from uneven.run.model.hooks import ModelHook
@@ -41,7 +41,7 @@ class Turns:
             self._group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
             self.all_average = self._group is not None and len(self._group) == len(self._members)
 
-    def of(self, part: Part) -> Turn:
+    def of(self, part: Portion) -> Turn:
         """Of the batch that is handed out next."""
         own, group = part.batch(self._rank), self._group
         whole = part.size if group is None or self.all_average else sum(map(part.batch, group))

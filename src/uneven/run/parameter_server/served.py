@@ -28,7 +28,7 @@ from torch import Tensor
 from uneven.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.core.plain import Count, Misfit, loading, read
 from uneven.core.records import ExchangeRecord
-from uneven.data.order import Part, Parts
+from uneven.data.order import Portion, Portions
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
 from uneven.run.parameter_server.copy import SharedCopy, Values
 from uneven.run.parameter_server.handout import StoredHandOut
@@ -126,7 +126,7 @@ class Served:
         waits = self._plans.at(self.clock).waits
         return max(one.clock for one in waits) if waits else 0
 
-    def before(self, part: Part, plan: StepPlan) -> None:
+    def before(self, part: Portion, plan: StepPlan) -> None:
         """A step is about to begin.
 
         Raises:
@@ -168,7 +168,7 @@ class Served:
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Before a step of the optimizer: every batch counts here."""
 
-    def after(self, part: Part, leaving: bool) -> bool:
+    def after(self, part: Portion, leaving: bool) -> bool:
         """A step is over.
 
         Args:
@@ -345,7 +345,7 @@ class Served:
         self._write_down()
 
     # ---------------------------------------------------------------- checkpoints and the end
-    def state_dict(self, parts: Parts, unused: Parts = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Numbers and vectors; see ``Agreement``."""
         more, less = taken(parts, unused)
         samples = sum(part.batch(self._rank) for part in more) - sum(part.batch(self._rank) for part in less)

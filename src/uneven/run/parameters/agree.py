@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.plain import Amount, Count, loading, read
-from uneven.data.order import Cursor, Part, Parts
+from uneven.data.order import Cursor, Portion, Portions
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.run.parameter_server.handout import StoredHandOut
 from uneven.run.parameters.exchanges import Exchanges, Order, Place
@@ -110,7 +110,7 @@ class Agreement:
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
         return plan
 
-    def before(self, part: Part, plan: StepPlan) -> None:
+    def before(self, part: Portion, plan: StepPlan) -> None:
         """A step is about to begin."""
         self.open()
         if part.epoch != self._epoch:
@@ -166,7 +166,7 @@ class Agreement:
                 elif parameter.grad is not None:
                     parameter.grad.zero_()
 
-    def after(self, part: Part, leaving: bool) -> bool:
+    def after(self, part: Portion, leaving: bool) -> bool:
         """A step is over.
 
         Args:
@@ -202,7 +202,7 @@ class Agreement:
         """What comes until the next step is none."""
         self._exchanges.paused()
 
-    def over(self, part: Part) -> None:
+    def over(self, part: Portion) -> None:
         """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
         plan = self.plan()
         if plan is not self._plan:
@@ -316,7 +316,7 @@ class Agreement:
             self._exchanges.rest(self._order(exchange))
 
     # ---------------------------------------------------------------- checkpoints and the end
-    def state_dict(self, parts: Parts, unused: Parts = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Numbers and vectors. Under "lacking" is the place from which on samples are not in the model that is shown.
 
         Args:

@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 from uneven.core.plain import loading, read
-from uneven.data.order import Parts
+from uneven.data.order import Portions
 from uneven.sync import SyncPolicy
 
 
-def taken(parts: Parts, unused: Parts) -> tuple[Parts, Parts]:
+def taken(parts: Portions, unused: Portions) -> tuple[Portions, Portions]:
     """Of the parts in hand those that an optimizer has taken in, and those that are counted though none has."""
     return tuple(one for one in parts if one not in unused), tuple(one for one in unused if one not in parts)
 

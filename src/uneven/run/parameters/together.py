@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from uneven.core.actions import StepPlan
-from uneven.data.order import Part, Parts
+from uneven.data.order import Portion, Portions
 from uneven.run.parameters.plans import Plans
 
 
@@ -33,7 +33,7 @@ class Exchanging(Protocol):
         """
         ...
 
-    def before(self, part: Part, plan: StepPlan) -> None:
+    def before(self, part: Portion, plan: StepPlan) -> None:
         """A step is about to begin."""
         ...
 
@@ -45,7 +45,7 @@ class Exchanging(Protocol):
         """Before a step of the optimizer: gradients that do not count must not be learnt from."""
         ...
 
-    def after(self, part: Part, leaving: bool) -> bool:
+    def after(self, part: Portion, leaving: bool) -> bool:
         """A step is over.
 
         Args:
@@ -69,7 +69,7 @@ class Exchanging(Protocol):
         """Inside, the model is the one that the policy names."""
         ...
 
-    def state_dict(self, parts: Parts, unused: Parts = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Numbers and vectors. Under "lacking" is the place from which on samples are not in the model that is shown.
 
         Args:
@@ -104,13 +104,13 @@ class Alike:
         """See :class:`Exchanging`, as with all methods here."""
         return self._plans.at(self.clock)
 
-    def before(self, part: Part, plan: StepPlan) -> None: ...
+    def before(self, part: Portion, plan: StepPlan) -> None: ...
 
     def passing(self, padded: bool) -> None: ...
 
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None: ...
 
-    def after(self, part: Part, leaving: bool) -> bool:
+    def after(self, part: Portion, leaving: bool) -> bool:
         """Everybody has waited for everybody's gradients."""
         self.clock += 1
         return True
@@ -122,7 +122,7 @@ class Alike:
         """Every replica is the model to evaluate."""
         yield
 
-    def state_dict(self, parts: Parts, unused: Parts = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Nothing."""
         return {}, {}
 

@@ -14,7 +14,7 @@ import torch
 
 from uneven.control import Load
 from uneven.core.records import StepRecord
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.run.measure.clock import clock_for
 from uneven.run.measure.load import LoadMeter, nvml_uuid
 from uneven.run.measure.meter import Meter, Timing
@@ -48,12 +48,12 @@ class Books:
         self.meter = Meter(clock_for(device))
         self.load = LoadMeter(rank, gpu_uuid=nvml_uuid(device), device=device)
         self._others = Others(find())
-        self._ended: dict[int, tuple[Part, float]] = {}
+        self._ended: dict[int, tuple[Portion, float]] = {}
         self._shortest_s = math.inf
         self.use = Load()
         self.control_s = 0.0
 
-    def end(self, part: Part) -> None:
+    def end(self, part: Portion) -> None:
         """An iteration is over, and the meter knows it."""
         self._ended[part.iteration] = part, time.time()
 
@@ -93,7 +93,7 @@ class Books:
 
 
 def step_record(
-    rank: int, part: Part, timing: Timing, control_s: float, ended_at_s: float, use: Load | None = None,
+    rank: int, part: Portion, timing: Timing, control_s: float, ended_at_s: float, use: Load | None = None,
     thread: int = 0, threads: int = 1,
 ) -> StepRecord:  # fmt: skip
     """What the journal keeps of one iteration; see :class:`StepRecord`."""

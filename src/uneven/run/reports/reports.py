@@ -18,7 +18,7 @@ from uneven.control import Decider, Forecaster
 from uneven.core.views import Limits
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.predict import predictors
 from uneven.run.context import Context
 from uneven.run.gradients.piggyback import Piggyback
@@ -180,7 +180,7 @@ class Reports:
             if row is not None:
                 self.piggyback.call(row)
 
-    def over(self, part: Part, *, leaving: bool, met: bool, called: bool) -> None:
+    def over(self, part: Portion, *, leaving: bool, met: bool, called: bool) -> None:
         """A step is over.
 
         Args:

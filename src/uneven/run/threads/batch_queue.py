@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from uneven.core.actions import Moment
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.errors import TrainingError
 from uneven.run.parameters.agree import Agreement
 
@@ -40,14 +40,14 @@ class BatchQueue:
         pauses: how often a thread has had the replica to itself.
     """
 
-    def __init__(self, pairs: Iterator[tuple[Part, Any]], rank: int, agreement: Agreement | None) -> None:
+    def __init__(self, pairs: Iterator[tuple[Portion, Any]], rank: int, agreement: Agreement | None) -> None:
         self._pairs = pairs
         self._rank = rank
         self._agreement = agreement
         self._reading = threading.Lock()  # held while a batch is read, so that batches come in order
         self._lock = threading.RLock()  # entered itself, as Ctrl-C could leave a condition's own entrance half done
         self._changed = threading.Condition(self._lock)
-        self._in_hand: dict[int, Part] = {}  # thread → the batch whose step is not over
+        self._in_hand: dict[int, Portion] = {}  # thread → the batch whose step is not over
         self._busy: set[int] = set()  # threads that are in a step, or about to be, and not waiting for a pause
         self._due = self._stopped = self._through = False
         self._pausing = 0
@@ -56,7 +56,7 @@ class BatchQueue:
         self.first: int | None = None
         self.pauses = 0
 
-    def take(self, thread: int) -> tuple[Part, Any] | None:
+    def take(self, thread: int) -> tuple[Portion, Any] | None:
         """The next batch, for ``thread``; None at the end of the epoch.
 
         Raises:
@@ -68,7 +68,7 @@ class BatchQueue:
                     return taken
         return None
 
-    def _read(self, thread: int) -> tuple[Part, Any] | None:
+    def _read(self, thread: int) -> tuple[Portion, Any] | None:
         with self._lock:
             self._changed.wait_for(lambda: self._stopped or not (self._due or self._pausing))
             self._check()
@@ -85,7 +85,7 @@ class BatchQueue:
                     self._free(thread)
         return taken
 
-    def _enter(self, thread: int, part: Part) -> bool:
+    def _enter(self, thread: int, part: Portion) -> bool:
         """Whether there is something to be done for this worker; a part without a sample of its own is a step too."""
         with self._lock:
             if self._agreement is not None:
@@ -153,7 +153,7 @@ class BatchQueue:
                 self._busy.add(thread)
                 self._changed.notify_all()
 
-    def in_hand(self, thread: int) -> tuple[Part, ...] | None:
+    def in_hand(self, thread: int) -> tuple[Portion, ...] | None:
         """The batches that were handed out and whose steps the agreement has not counted; None outside a pause."""
         with self._lock:
             return tuple(self._in_hand.values()) if self._alone == thread else None

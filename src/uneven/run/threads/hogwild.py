@@ -19,7 +19,7 @@ from torch import nn
 
 from uneven.core.records import StepRecord
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.run.loop import StepLoop
 from uneven.run.measure.clock import ThreadClock
 from uneven.run.measure.meter import Meter, Timing
@@ -41,7 +41,7 @@ class _Seat:
     model: nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...]
     meter: Meter
-    part: Part | None = None
+    part: Portion | None = None
     control_s: float = 0.0
 
 
@@ -187,14 +187,14 @@ class Hogwild:
             finally:
                 self._over(seat, part)
 
-    def _take(self, seat: _Seat) -> tuple[Part, Any] | None:
+    def _take(self, seat: _Seat) -> tuple[Portion, Any] | None:
         pauses = self._queue.pauses
         taken = self._queue.take(seat.index)
         if self._queue.pauses != pauses:  # what the user did in between was no waiting for data
             seat.meter.pause()
         return taken
 
-    def _over(self, seat: _Seat, part: Part) -> None:
+    def _over(self, seat: _Seat, part: Portion) -> None:
         seat.meter.ready()  # from here on it waits for the other threads and for the other workers, where it does
         counts = self._queue.finish(seat.index)
         seat.meter.done()
@@ -205,7 +205,7 @@ class Hogwild:
                 self._record(seat, part, timing)
         seat.control_s = time.thread_time() - entered_s
 
-    def _record(self, seat: _Seat, part: Part, timing: Timing) -> None:
+    def _record(self, seat: _Seat, part: Portion, timing: Timing) -> None:
         """Write steps down in the order in which they were handed out: one when it and all before it are over."""
         with self._writing:
             self._unwritten[part.iteration] = step_record(
@@ -240,7 +240,7 @@ class Hogwild:
                 self._scribe.iteration = self._here.seat.part.iteration
             yield
 
-    def in_hand(self) -> tuple[Part, ...] | None:
+    def in_hand(self) -> tuple[Portion, ...] | None:
         """Batches whose steps are not counted yet, for the thread that has the replica to itself; else None."""
         return self._queue.in_hand(self.thread)
 

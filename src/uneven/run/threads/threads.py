@@ -12,7 +12,7 @@ from torch import nn
 
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
-from uneven.data.order import Part
+from uneven.data.order import Portion
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.run.loop import StepLoop
 from uneven.run.reports.scribe import Scribe
@@ -153,7 +153,7 @@ class Threads:
         with self._running.at_own_step() if self._running is not None else nullcontext():
             yield
 
-    def in_hand(self) -> tuple[Part, ...]:
+    def in_hand(self) -> tuple[Portion, ...]:
         """Batches of several threads that count as used in a state that is taken now.
 
         Raises:
