@@ -1,4 +1,4 @@
-"""The shared copy keeps its contract with shards inside the process, and behind real encrypted sockets."""
+"""The parameter server keeps its contract with shards inside the process, and behind real encrypted sockets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from uneven.server import Patience, ShardHost, Stored, ZmqLine, make_keys
+from uneven.testing.parameter_server import SHARDS, ParameterServerContract, Place
 from uneven.testing.shards import LocalLine, LocalShards
-from uneven.testing.shared_copy import SHARDS, Place, SharedCopyContract
 
 PATIENCE = Patience(join_s=60.0, silence_s=30.0)
 
@@ -43,12 +43,12 @@ class Sockets:
             host.close()
 
 
-class TestLocal(SharedCopyContract):
+class TestLocal(ParameterServerContract):
     def place(self, members: int) -> Place:
         return LocalShards(SHARDS, members, patience=PATIENCE)
 
 
-class TestSockets(SharedCopyContract):
+class TestSockets(ParameterServerContract):
     local = False
 
     @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ def started(
 ) -> dict[str, Script]:
     """Run directory → ``uneven run`` of two workers with these words; all of them side by side."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
-    env["TMPDIR"] = str(folder)  # a rank 0 that is killed leaves the folder of its shared copy
+    env["TMPDIR"] = str(folder)  # a rank 0 that is killed leaves the folder of its parameter server
     words = ["-m", "uneven", "run", "--nproc", 2, "--run-dir"]
     scripts = {}
     for name, more in runs.items():
@@ -81,7 +81,7 @@ def test_all_end_where_workers_meet_and_where_the_copy_was(tmp_path: Path) -> No
     found = ends(tmp_path, runs)
     code, said = found.pop("held")
     assert code == KILLED, said
-    assert re.search(r"error: rank 0 .* has been ended: it held the shared copy of the parameters, which `uneven", said)
+    assert re.search(r"error: rank 0 .* has been ended: it was the parameter server, which `uneven", said)
     for sync, (code, said) in found.items():
         assert code == KILLED, said
         assert re.search(r"error: rank 1 \(process \d+\) was killed by SIGKILL, so the run has been ended;", said), said

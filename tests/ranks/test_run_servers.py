@@ -26,7 +26,7 @@ def test_a_run_has_shards_and_a_killed_one_comes_back(tmp_path: Path) -> None:
     done = run_script([*command, SCRIPT, tmp_path], timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"held-{rank}").read_text() for rank in range(2)] == ["[120.0]", "[120.0]"]
-    assert "shard 0 of the shared copy was killed by signal 9 and is started again" in done.stderr
+    assert "shard 0 of the parameter server was killed by signal 9 and is started again" in done.stderr
     for number in range(2):
         assert not psutil.pid_exists(json.loads((run / "server" / f"shard-{number}.address").read_text())["pid"])
 
@@ -36,11 +36,11 @@ def test_a_shard_that_dies_at_once_again_and_again_is_given_up(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where somebody has a file of a name that Python's own modules have
     (tmp_path / "secrets.py").write_text("raise ImportError('not what a shard looks for')")
-    with pytest.raises(LaunchError, match="shard 0 of the shared copy could not be started"):
+    with pytest.raises(LaunchError, match="shard 0 of the parameter server could not be started"):
         ShardKeeper(tmp_path / "nowhere", 1, 1, bind="tcp://203.0.113.9")
     said = ""
     with ShardKeeper(tmp_path / "server", 1, 1) as keeper:
-        while "shard 0 of the shared copy was killed by signal 9 and is not started again" not in said:
+        while "shard 0 of the parameter server was killed by signal 9 and is not started again" not in said:
             said += capsys.readouterr().err
             with contextlib.suppress(ProcessLookupError):
                 os.kill(keeper.pids()[0], signal.SIGKILL)

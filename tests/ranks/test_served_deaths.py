@@ -1,4 +1,4 @@
-"""A worker that dies under a policy with a shared copy does not stop the others."""
+"""A worker that dies under a policy with a parameter server does not stop the others."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def worlds(quick: Quick = False, json: Json = False, data: Data = "digits") -> N
 
 @app.command("server")
 def server(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
-    """The shared copy in shards, against a plain ZeroMQ one.
+    """The parameter server in shards, against a plain ZeroMQ one.
 
     Push and pull, shards that are killed, 64 workers for ten minutes, a million malformed messages. Fourteen minutes,
     --quick one.
@@ -255,7 +255,7 @@ def sync(
 ) -> None:
     """Policies on slow links, against DDP and its hooks.
 
-    In the foreground, in the shadow and through a shared copy, against DDP with its hooks, post-local SGD, torchft
+    In the foreground, in the shadow and through a parameter server, against DDP with its hooks, post-local SGD, torchft
     where it is installed, and no exchange at all, on emulated links, as root: samples/s, losses, sync gap, bytes.
 
     Cases: fast, 100mbit, 20mbit, straggler, both; each with -2, -4, -8 workers, and then with -shadows, which are alone

@@ -67,7 +67,7 @@ RunDir = Annotated[Path | None, option(_TRAINING, "Journal. [default: runs/TIME-
 
 Servers = Annotated[
     int,
-    option(_WORKERS, "Shards of a shared copy, each in a process. [default: none]", metavar="K", show_default=False),
+    option(_WORKERS, "Parameter server shards, each in a process. [default: none]", metavar="K", show_default=False),
 ]
 
 Script = Annotated[

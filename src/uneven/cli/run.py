@@ -59,7 +59,7 @@ def run(
       uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 train.py
       uneven run --nproc 4 --balance static:shares=3/2/1/1 train.py
       uneven run --nproc 2 -m package.train
-      uneven run --nproc 4 --servers 2 train.py  a shared copy for uneven.server.Client
+      uneven run --nproc 4 --servers 2 train.py  a parameter server for uneven.server.Client
       uneven run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     """
     asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads,
@@ -94,7 +94,7 @@ def run(
 
 
 def members_of(start: launch.Launch, servers: int) -> int:
-    """How many workers a shared copy is for.
+    """How many workers a parameter server is for.
 
     Raises:
         ConfigError: nobody can know, or they are on several machines.
@@ -109,7 +109,7 @@ def members_of(start: launch.Launch, servers: int) -> int:
 
 
 def shared_copy(run: Path, servers: int, members: int) -> AbstractContextManager[object]:
-    """The shards of a shared copy, which live as long as the workers.
+    """The shards of a parameter server, which live as long as the workers.
 
     Raises:
         ConfigError: fewer than none.

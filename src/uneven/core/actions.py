@@ -44,7 +44,7 @@ class Via(Enum):
     """The shape of the conversation."""
 
     GROUP = "group"  # the members among themselves, all of them at once
-    SERVER = "server"  # each member on its own with the shared copy
+    SERVER = "server"  # each member on its own with the parameter server
 
 
 class Moment(Enum):
@@ -127,7 +127,7 @@ class Exchange:
 class Wait:
     """Do not start the step before each of ``members`` has finished ``clock`` steps.
 
-    A step is finished for others when what it sent to the shared copy, or in the background, has arrived: who
+    A step is finished for others when what it sent to the parameter server, or in the background, has arrived: who
     has waited sees the updates that it waited for.
     """
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Add(Merge):
-    """Add to the shared copy, scaled; where there is none, to every other replica."""
+    """Add to the parameter server, scaled; where there is none, to every other replica."""
 
     scale: float = 1.0
 

@@ -31,7 +31,7 @@ class Combined(Enum):
     """How contributions are combined, and so what a replica becomes."""
 
     MEAN = "mean"  # their mean is merged once they are all there; every replica goes on from the one outcome
-    SUM = "sum"  # each is added to the shared copy, which the replica becomes; without one, to all other replicas
+    SUM = "sum"  # added to the server's parameters, which the replica becomes; without a server, to all other replicas
     CENTRE = "centre"  # each is added to a centre, and taken from the replica that it came from
 
 
@@ -82,11 +82,11 @@ class Merge(ABC):
         """What it keeps before the first exchange.
 
         Args:
-            start: where all replicas, or the shared copy, begin. May be kept as it is.
+            start: where all replicas, or the server's parameters, begin. May be kept as it is.
 
         Returns:
             Nothing for a mean, else ``{"centre": start}``. A merge that is combined otherwise than by a mean has the
-            shared copy under that name, here and in :meth:`combine`.
+            parameter server under that name, here and in :meth:`combine`.
         """
         return {} if self.combined is Combined.MEAN else {"centre": start}
 
@@ -115,7 +115,7 @@ class Merge(ABC):
                 Not set, neither may be changed.
 
         Returns:
-            What is kept from now on; and the outcome, shape (n,): what replicas go on from, the shared copy, or the
+            What is kept from now on; and the outcome, shape (n,): what replicas go on from, the server's state, or the
             centre.
         """
 

@@ -1,4 +1,4 @@
-"""A shared copy of the parameters in shards: workers push to it and pull from it, each at its own pace.
+"""A parameter server in shards: workers push to it and pull from it, each at its own pace.
 
 ``Client`` is a worker's end, ``ShardHost`` a shard in a thread, ``python -m uneven.server`` a shard in a process of its
 own. What a shard and a client decide is pure (``shard``, ``link``); ``host`` and ``line`` carry it over ZeroMQ. Nothing

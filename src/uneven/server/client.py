@@ -1,4 +1,4 @@
-"""A worker's end of the shared copy: push to it, pull from it, exchange with it.
+"""A worker's end of the parameter server: push to it, pull from it, exchange with it.
 
 ::
 
@@ -35,11 +35,11 @@ class Client:
     Args:
         rank: this worker, 0 to workers − 1.
         table: how the tensors are divided among the shards.
-        arrays: the tensors, flat, as they are at the start. The lowest rank's become the shared copy.
+        arrays: the tensors, flat, as they are at the start. The lowest rank's become the server's parameters.
         line: to the shards; the client closes it, also when it raises.
         clock: steps that this worker has finished already, in a run that goes on from a checkpoint.
         timeout_s: how long an outcome is waited for.
-        most_kept: updates that may be under way, or in the shared copy but in none that this worker has pulled since;
+        most_kept: updates that may be under way, or on the server but in nothing that this worker has pulled since;
             then a push waits for the oldest. They are what a shard that is started again gets its state back from.
 
     Raises:
@@ -81,7 +81,7 @@ class Client:
         line.open(self)
 
     def push(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0) -> Reply:
-        """Add ``scale`` times the arrays to the shared copy, and say that this worker has finished ``step``.
+        """Add ``scale`` times the arrays to the parameter server, and say that this worker has finished ``step``.
 
         The arrays are copied before this returns. The reply is done when every shard has the update in its copy.
 
@@ -104,11 +104,11 @@ class Client:
         return self._update(Kind.PUSH, step + 1, scale, arrays, clock + 1, int(1e3 * self.timeout_s))
 
     def pull(self, clock: int = 0) -> Reply:
-        """The shared copy, when every worker has finished ``clock`` steps; it holds this worker's pushes so far."""
+        """The server's parameters once every worker has finished ``clock`` steps, with this worker's pushes so far."""
         return self._ask(Kind.PULL, clock, self.timeout_s)
 
     def meet(self, count: int) -> Reply:
-        """The shared copy, the very same for all, when everybody who is here has come to meeting ``count``, from 1.
+        """The server's parameters, the same for all, once every worker here has come to meeting ``count``, from 1.
 
         It holds all that anybody had asked for before it came. Who has left (:meth:`leave`) and still gives signs of
         life is waited for too, and has left as before; who waits here keeps no pull of the others waiting.
@@ -305,7 +305,7 @@ class Reply:
             if answer.kind is Kind.REFUSED:
                 reason = list(Refusal)[answer.extra]
                 if reason is Refusal.VALUE:
-                    raise NonFiniteError("update of the shared copy", (client.rank,), self._clock)
+                    raise NonFiniteError("update of the parameter server", (client.rank,), self._clock)
                 raise PeerError(f"shard {shard} refuses {what} of rank {client.rank}: {reason.value}")
         return self
 

@@ -67,7 +67,7 @@ def table_of(shapes: Sequence[tuple[int, ...]], dtype: str, shards: int) -> Tabl
     """
     names = [known.name for known in DTYPES]
     if dtype not in names:
-        raise ConfigError(f"the shared copy holds tensors of {' or '.join(names)}, not of {dtype}: convert the model")
+        raise ConfigError(f"a parameter server holds {' or '.join(names)}, not of {dtype}: convert the model")
     sizes = tuple(math.prod(shape) for shape in shapes)
     total = sum(sizes)
     if total == 0 or shards < 1:

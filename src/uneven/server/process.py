@@ -146,7 +146,7 @@ class ShardKeeper:
         for number, shard in enumerate(self._shards):
             while shard.address is None:
                 if shard.process.poll() is not None or time.monotonic() > limit_s:
-                    raise LaunchError(f"shard {number} of the shared copy could not be started")
+                    raise LaunchError(f"shard {number} of the parameter server could not be started")
                 time.sleep(0.01)
 
     def _keep(self) -> None:
@@ -161,7 +161,7 @@ class ShardKeeper:
                 quick[number] = quick[number] + 1 if time.monotonic() - began_s[number] < 1.0 else 0
                 how = f"was killed by signal {-status}" if status < 0 else f"has ended with {status}"
                 then = "is not started again" if quick[number] >= _HOPELESS else "is started again"
-                print(f"uneven: shard {number} of the shared copy {how} and {then}", file=sys.stderr)
+                print(f"uneven: shard {number} of the parameter server {how} and {then}", file=sys.stderr)
                 if quick[number] < _HOPELESS:
                     shard.again()
                     began_s[number] = time.monotonic()

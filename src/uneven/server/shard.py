@@ -1,4 +1,4 @@
-"""One shard of the shared copy: what it answers to each message. Pure: sockets and clocks are elsewhere (``host``).
+"""One shard of the parameter server: what it answers to each message. Pure: ``host`` has sockets and clocks.
 
 A shard that starts knows nothing. It asks for the copy of the member that holds the newest one (at first all hold the
 parameters that they start with, and the lowest rank is asked) and serves from then on::

@@ -37,5 +37,5 @@ def table_for(tensors: Iterable[Tensor], shards: int) -> Table:
     ones = list(tensors)
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in ones})
     if len(kinds) != 1:
-        raise ConfigError(f"the shared copy holds tensors of one kind of numbers, not of {', '.join(kinds) or 'none'}")
+        raise ConfigError(f"a parameter server holds tensors of one type, not of {', '.join(kinds) or 'none'}")
     return table_of([tuple(tensor.shape) for tensor in ones], kinds[0], shards)

@@ -15,9 +15,9 @@ class Arithmetic:
     A step of one worker, with the exchanges of its plan::
 
         computes ─► sends ─► merges ─► steps                              moment BACKWARD, over a group
-        computes ─► sends ─► merges ─► answers ─► reads ─► steps          moment BACKWARD, over the shared copy
+        computes ─► sends ─► merges ─► answers ─► reads ─► steps          moment BACKWARD, over the parameter server
         computes ─► steps ─► sends ─► merges                              moment STEP, over a group
-        computes ─► steps ─► sends ─► merges ─┐                           moment STEP, over the shared copy
+        computes ─► steps ─► sends ─► merges ─┐                           moment STEP, over the parameter server
         answers ─► reads ─► computes …       ◄┘ when the next step starts
         computes ─► steps ─► sends … merges … answers … reads             moment BACKGROUND, while it computes again
 
@@ -49,14 +49,14 @@ class Arithmetic:
 
         Over a group, all of them have the outcome at once; in the background it is the change that is applied, so
         that progress is kept. Of a sum over a group in the background, the one rank is the speaker that all the
-        others hear now. Over the shared copy, that copy has them now.
+        others hear now. Over the parameter server, that server has them now.
         """
 
     def answers(self, rank: int, exchange: Exchange) -> None:
-        """The shared copy answers this worker now; what it learns afterwards is not in the answer."""
+        """The parameter server answers this worker now; what it learns afterwards is not in the answer."""
 
     def reads(self, rank: int, exchange: Exchange) -> None:
-        """The answer reaches this worker now: the shared copy as it was when :meth:`answers` was told."""
+        """The answer reaches this worker now: the server's parameters as they were when :meth:`answers` was told."""
 
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
         """What this worker sent came too late and is dropped; it takes over the newest state.

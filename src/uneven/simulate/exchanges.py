@@ -18,12 +18,12 @@ class Kind(Enum):
 
     RING = "ring"  # members meet, then an all-reduce among them
     TELL = "tell"  # each speaker sends the others what it has to add, and waits for nobody
-    APART = "apart"  # each member with the shared copy on its own
-    TOGETHER = "together"  # the shared copy answers when enough have contributed
+    APART = "apart"  # each member with the parameter server on its own
+    TOGETHER = "together"  # the parameter server answers when enough have contributed
 
 
 def kind_of(one: Exchange) -> Kind:
-    """An all-reduce cannot leave anybody out, so whatever has a quorum goes over the shared copy."""
+    """An all-reduce cannot leave anybody out, so whatever has a quorum goes over the parameter server."""
     if one.quorum is not None:
         return Kind.TOGETHER
     if one.via is Via.SERVER:
@@ -66,7 +66,7 @@ class Exchanges:
         return aside
 
     def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
-        """Read back what an exchange with the shared copy brought about, then go on."""
+        """Read back what an exchange with the parameter server brought about, then go on."""
         self._servers.read(worker, one, then)
 
     def hasten(self, worker: Worker) -> None:

@@ -46,7 +46,7 @@ class Round:
         clock: the furthest step that a contribution belongs to.
         closed: whether the outcome is made already, so that who comes now is late.
         launched: whether it is on its way.
-        errands: of those who wait for the shared copy's answer.
+        errands: of those who wait for the parameter server's answer.
         parts, bucket: up to which part of the payload each bucket goes, and which is on its way.
         own_end_s: when the members are done with their own sides of it.
     """

@@ -71,13 +71,13 @@ class Topology:
         return Route(Load(parts), 2 * (n - 1) * latency_s / n)
 
     def push(self, rank: int, members: Sequence[int]) -> Route:
-        """To the shared copy, whose shards lie with the members, the same part with each; the last one to arrive."""
+        """To the parameter server, whose shards lie with the members, an equal part each; the last one to arrive."""
         if self.free:
             return FREE
         return self._spread((rank, other) for other in members if other != rank) if len(members) > 1 else FREE
 
     def pull(self, rank: int, members: Sequence[int]) -> Route:
-        """From the shared copy: the way there for the request, and the answer's way back."""
+        """From the parameter server: the way there for the request, and the answer's way back."""
         if self.free or len(members) < 2:
             return FREE
         back = self._spread((other, rank) for other in members if other != rank)

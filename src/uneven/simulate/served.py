@@ -1,4 +1,4 @@
-"""Exchanges over the shared copy, whose shards lie with the members. Pure.
+"""Exchanges over the parameter server, whose shards lie with the members. Pure.
 
 Apart: each member pushes and pulls on its own (a sum, a centre). Together: the copy gathers what the members
 push, and when enough have come it answers all of them with the outcome; who comes later is dropped and takes over
@@ -20,7 +20,7 @@ from uneven.simulate.worker import Worker
 
 @dataclass(slots=True, eq=False)
 class Errand:
-    """One worker's conversation with the shared copy.
+    """One worker's conversation with the parameter server.
 
     Attributes:
         clock: of the step that it belongs to.
@@ -66,7 +66,7 @@ class Servers:
             self._push(errand)
 
     def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
-        """Pull the shared copy, then go on."""
+        """Pull the server's parameters, then go on."""
         errand = Errand(worker, one, worker.clock, self._stage.group(worker, one.members))
         self._pull(errand, lambda _: then())
 
@@ -102,7 +102,7 @@ class Servers:
             self._arrived(errand)
 
     def _arrived(self, errand: Errand) -> None:
-        """All of it is at the shared copy."""
+        """All of it is at the parameter server."""
         if errand.worker.dead:
             return
         if errand.meeting is not None:

@@ -2,7 +2,7 @@
 
 ::
 
-    begin ─► waits hold? ─► read the shared copy ─► compute ─► exchanges of the plan, in order ─► end ─► begin …
+    begin ─► waits hold? ─► read the server ─► compute ─► exchanges of the plan, in order ─► end ─► begin …
                                                     └─ gradients of the first exchange go while it computes
 """
 

@@ -50,7 +50,7 @@ class Worker:
         event, awaited: its next appointment while it computes, and how much work is to be done for it.
         meeting: the round that waits for its gradient while it computes.
         transfer_s: what its own side of this step's exchanges takes.
-        unread: exchanges with the shared copy whose outcome it reads before it computes again.
+        unread: exchanges with the parameter server whose outcome it reads before it computes again.
         flying: exchanges in the background that are under way, with the first step that they make known.
         owing: those that could not start for that, with the first step that is not sent yet.
         paid_s: from when on its processor can afford another one, by the load of the exchange.

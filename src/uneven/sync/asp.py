@@ -1,4 +1,4 @@
-"""Through a shared copy, at one's own pace (ASP) or within a bound (SSP). Pure."""
+"""Through a parameter server, at one's own pace (ASP) or within a bound (SSP). Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uneven.sync.parts import Kept, Members, number, whole
 
 
 class ASP(SyncPolicy):
-    """Asynchronous parallel: after each step, add one's movement to the shared copy and go on from there.
+    """Asynchronous parallel: after each step, add one's update to the parameter server's and go on from there.
 
     x̃ += scale · Δ_i on arrival, Δ_i being the movement of the step. With scale 1/n, the default, n workers move the
     copy as far as one step of their mean does, so the learning rate of BSP fits. Scale 1 adds every movement in
@@ -45,9 +45,9 @@ class ASP(SyncPolicy):
             payloads=(Payload.DELTA,),
             pace=Pace.OWN,
             stops=False,
-            moves="the movement of each step to the shared copy, and the copy back",
+            moves="the update of each step to the parameter server, and its parameters back",
             waits="nobody",
-            stale="the copy that a step started from, by the others' pushes since: n − 1 at equal speeds, no bound",
+            stale="the start of a step, by the others' pushes since: n − 1 at equal speeds, no bound",
             lost_when_one_dies="the step that it was about to push; the others go on",
         )
 
@@ -95,8 +95,8 @@ class SSP(ASP):
             payloads=(Payload.DELTA,),
             pace=Pace.BOUNDED,
             stops=False,
-            moves="the movement of each step to the shared copy, and the copy back",
+            moves="the update of each step to the parameter server, and its parameters back",
             waits=f"who is {s + 1} steps ahead, for the slowest; in the long run all go at its pace",
-            stale=f"the copy a step starts from, by at most the last {s} steps of each of the others",
+            stale=f"the start of a step, by at most the last {s} steps of each of the others",
             lost_when_one_dies="the step that it was about to push; its clock counts no more and the others go on",
         )

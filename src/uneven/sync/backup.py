@@ -26,7 +26,7 @@ class Backup(SyncPolicy):
         self._plan = Kept(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One exchange with the shared copy that is complete without the spares."""
+        """One exchange with the parameter server that is complete without the spares."""
         return self._plan(view.members)
 
     @property
@@ -36,7 +36,7 @@ class Backup(SyncPolicy):
             payloads=(Payload.GRADIENT,),
             pace=Pace.QUORUM,
             stops=False,
-            moves="the gradient, or the step that it makes, to the shared copy, and the mean of the first ones back",
+            moves="the gradient, or the step it makes, to the parameter server, and the mean of the first ones back",
             waits=f"everybody for the fastest n − {self.spares}, every step",
             stale="nothing: a gradient of an older step is dropped",
             lost_when_one_dies="its gradient of the step; the others go on",

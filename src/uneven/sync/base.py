@@ -20,7 +20,7 @@ class Evaluated(Enum):
 
     REPLICA = "replica"  # any worker's own; they are equal
     MEAN = "mean"  # the mean of the replicas
-    CENTRE = "centre"  # the shared copy; where replicas meet among themselves, the point they last started from
+    CENTRE = "centre"  # the server's parameters; where replicas meet among themselves, the point they last started from
 
 
 class Pace(Enum):

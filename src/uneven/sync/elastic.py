@@ -1,4 +1,4 @@
-"""Replicas on a spring to a shared copy: EASGD. Pure."""
+"""Replicas on a spring to a parameter server's centre: EASGD. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_BETA = 2.0
 class EASGD(SyncPolicy):
     """Elastic averaging (2015), asynchronous: d = α (x_i − x̃); x_i −= d; x̃ += d, both from the old values.
 
-    Each worker meets the shared copy on its own. The sum of copy and replicas is kept by every exchange.
+    Each worker meets the parameter server on its own. Every exchange keeps the sum of the server and the replicas.
 
     Args:
         alpha: α, above 0 and at most 1; None is 0.9 / members, a rule of thumb (recalled).
@@ -39,7 +39,7 @@ class EASGD(SyncPolicy):
         self._plan = Kept(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One exchange with the shared copy, every so many steps; no wait."""
+        """One exchange with the parameter server, every so many steps; no wait."""
         return NOTHING if (view.clock + 1) % self.every else self._plan(view.members)
 
     @property
@@ -66,7 +66,7 @@ class EASGD(SyncPolicy):
             every=self.every,
             pace=Pace.OWN,
             stops=False,
-            moves=f"the parameters to the shared copy and back, {often(self.every)}, after the optimizer",
+            moves=f"the parameters to the parameter server and back, {often(self.every)}, after the optimizer",
             waits="nobody",
             stale="a replica, by what the others did since its last exchange; they are drawn together, never equal",
             lost_when_one_dies=f"its steps since its last exchange, up to {self.every}; the others go on",

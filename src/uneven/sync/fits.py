@@ -73,7 +73,7 @@ def unheeded(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
 
 
 def served(plan: StepPlan) -> bool:
-    """Whether it goes through a shared copy, and so each worker through the samples at its own pace."""
+    """Whether it goes through a parameter server, and so each worker through the samples at its own pace."""
     return any(one.via is Via.SERVER for one in plan.exchanges)
 
 
@@ -81,43 +81,43 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     """Why a real run cannot carry this plan; None where it can.
 
     Args:
-        copy: whether the run has a shared copy; None where that is still to be decided.
+        copy: whether the run has a parameter server; None where that is still to be decided.
     """
     if copy is not None and plan.exchanges and served(plan) != copy:
-        return f"it goes {'among the workers' if copy else 'through a shared copy'}, as its first steps did not"
+        return f"it goes {'among the workers' if copy else 'through a parameter server'}, as its first steps did not"
     if not served(plan):
         if plan.waits:
-            return "it lets steps wait for clocks, which only a shared copy can tell"
+            return "it lets steps wait for clocks, which only a parameter server can tell"
         return next((why for one in plan.exchanges if (why := _refused(one))), None)
     members = plan.exchanges[0].members
     if len(plan.exchanges) > 1 or any(one.members != members for one in plan.waits):
-        return "through a shared copy goes one exchange of all in a step, and waits are for all"
+        return "through a parameter server goes one exchange of all in a step, and waits are for all"
     if plan.waits and plan.exchanges[0].payload is not Payload.DELTA:
         return "steps wait for the clocks of those who push their movements, and of nobody else"
     return _refused_of_copy(plan.exchanges[0])
 
 
 _SERVED = ((Payload.DELTA, Combined.SUM), (Payload.PARAMETERS, Combined.CENTRE))
-"""What a shared copy can do with what a worker sends, on its own."""
+"""What a parameter server can do with what a worker sends, on its own."""
 
 
 def _refused_of_copy(one: Exchange) -> str | None:
     if one.select is not None or one.parties:
-        return "to a shared copy each worker sends all that it has, for itself"
+        return "to a parameter server each worker sends all that it has, for itself"
     if one.quorum is not None:
         if one.payload is Payload.GRADIENT and one.merge == Mean():
             return None
-        return "the first so many of a step are averaged by the shared copy only if they are gradients, by samples"
+        return "the first so many of a step are averaged by the parameter server only if they are gradients, by samples"
     if one.payload is Payload.GRADIENT:
-        return "gradients are averaged by a shared copy only where the first so many of a step are"
+        return "gradients are averaged by a parameter server only where the first so many of a step are"
     if (one.payload, one.merge.combined) in _SERVED and one.merge.served(one.payload) is not None:
         return None
-    return "through a shared copy go movements that are added, and parameters that are drawn to it, and it to them"
+    return "through a parameter server go movements that are added, and parameters that are drawn to it, and it to them"
 
 
 def _refused(one: Exchange) -> str | None:
     if one.quorum is not None:
-        return "it leaves who is late behind, which only a shared copy can do"
+        return "it leaves who is late behind, which only a parameter server can do"
     if one.select is not None or one.payload is Payload.DELTA:
         return "it sends movements rather than parameters"
     if one.payload is Payload.GRADIENT:

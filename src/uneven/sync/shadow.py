@@ -126,7 +126,7 @@ def _check(inner: SyncPolicy) -> None:
 
 
 def _check_answers(inner: SyncPolicy) -> None:
-    """Refuse ways to write back where the shared copy answers with what is to be done.
+    """Refuse ways to write back where the parameter server answers with what is to be done.
 
     Raises:
         ConfigError: naming the policy and the option that it has instead.
@@ -137,6 +137,6 @@ def _check_answers(inner: SyncPolicy) -> None:
     if pulls or (facts is not None and facts.pace is Pace.OWN):
         raise ConfigError(
             f"shadow: alpha and write_back are for outcomes that the workers come to among themselves, as with ma or "
-            f"bmuf; {inner!r} has a shared copy and says by options of its own what follows, as in "
+            f"bmuf; {inner!r} has a parameter server and says by options of its own what follows, as in "
             f"shadow:easgd:alpha=0.3"
         )

@@ -31,7 +31,7 @@ def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, w
     said = f"sync = {describe(policy)} with threads = {threads}"
     if any(one.via is Via.SERVER for one in exchanges):
         return (
-            f"{said}: threads go with exchanges among the workers, and this one goes through a shared copy; use "
+            f"{said}: threads go with exchanges among the workers, and this one goes through a parameter server; use "
             f"sync = {_among_workers(facts)!r}, or threads = 1"
         )
     if workers == 1:
@@ -56,7 +56,7 @@ def _of_parameters(facts: Facts | None) -> str:
 
 
 def _among_workers(facts: Facts | None) -> str:
-    """The nearest policy without a shared copy."""
+    """The nearest policy without a parameter server."""
     if facts is None or Payload.PARAMETERS not in facts.payloads:
         return "shadow:ma"
     return f"shadow:easgd:together=true,every={facts.every}"

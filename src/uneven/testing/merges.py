@@ -121,7 +121,7 @@ class MergeContract(ABC):
         torch.testing.assert_close(centre, once)
 
     def test_all_that_changes_is_in_what_it_keeps(self) -> None:
-        """One object serves all workers and the shared copy, and a new one goes on from what another has kept."""
+        """One object serves all workers and the parameter server, and a new one goes on from what another has kept."""
         merge, (start, *values) = self.make(), self._numbers(1 + 2 * self.rounds)
         here, there = self._begin(merge, start), self._begin(self.make(), start)
         for value, other in zip(values[::2], values[1::2], strict=True):

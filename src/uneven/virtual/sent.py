@@ -64,4 +64,4 @@ def check(exchange: Exchange) -> None:
     if payload is Payload.GRADIENT and not (merge.plain or merge.combined is Combined.SUM):
         raise ConfigError(f"{what}: gradients are averaged or added up as they are: use Mean or Add")
     if merge.combined is Combined.CENTRE and kind not in (Kind.APART, Kind.RING):
-        raise ConfigError(f"{what}: it moves replicas and the shared copy one by one or all at once, without a quorum")
+        raise ConfigError(f"{what}: it moves replicas and the server one by one or all at once, without a quorum")

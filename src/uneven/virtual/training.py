@@ -19,7 +19,7 @@ from uneven.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
 
 
 class Training(Arithmetic):
-    """The models of all workers and the shared copy, of which there is one; as many vectors as really differ.
+    """The models of all workers and of the parameter server; as many vectors as really differ.
 
     Args:
         sgd: computes gradients and takes steps.
@@ -33,8 +33,8 @@ class Training(Arithmetic):
         self._board = board
         first = sgd.task.initial()
         self._first = self._centre = first
-        self._kept: dict[type[Merge], Kept] = {}  # by each kind of merge, beside the shared copy
-        self._served = False  # whether the shared copy is more than a name
+        self._kept: dict[type[Merge], Kept] = {}  # by each kind of merge, beside the parameter server
+        self._served = False  # whether the parameter server is more than a name
         self._last = State(first, None, torch.zeros_like(first))  # of whoever took the last step
         self._rounds: dict[tuple[int, ...], State] = {}  # members → state after their newest round of gradients
         self._replicas: dict[int, Replica] = {}
@@ -221,12 +221,12 @@ class Training(Arithmetic):
         return replica.kept[type(merge)]
 
     def _kept_with_copy(self, merge: Merge) -> Kept:
-        """What a merge keeps beside the shared copy, or as it."""
+        """What a merge keeps beside the parameter server, or as it."""
         kept = self._kept.get(type(merge)) or merge.begin(self._first)
         return kept if merge.combined is Combined.MEAN else {**kept, "centre": self._centre}
 
     def _take_in(self, merge: Merge, given: Tensor) -> None:
-        """Into the shared copy: a contribution, or some of them added up."""
+        """Into the parameter server: a contribution, or some of them added up."""
         self._kept[type(merge)], self._centre = merge.combine(self._kept_with_copy(merge), given, 1.0)
 
     def _tell(self, exchange: Exchange, speaker: int) -> None:
@@ -317,7 +317,7 @@ class Training(Arithmetic):
 
 
 def _told(merge: Merge, own: Tensor, given: Tensor) -> Tensor:
-    """What a worker becomes that hears contributions of others, as if it were the shared copy."""
+    """What a worker becomes that hears contributions of others, as if it were the parameter server."""
     return merge.combine(merge.begin(own), given, 1.0)[1]
 
 

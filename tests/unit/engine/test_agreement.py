@@ -122,7 +122,7 @@ def test_a_plan_that_no_carrier_carries_is_refused_when_it_comes() -> None:
         batches = iter(session.loader(TensorDataset(torch.ones(10, 2)), 1))
         for _ in range(3):
             next(batches)
-        with pytest.raises(ConfigError, match=r"step 3 of Turning\(.*through a shared copy"):
+        with pytest.raises(ConfigError, match=r"step 3 of Turning\(.*through a parameter server"):
             next(batches)
 
 

@@ -1,4 +1,4 @@
-"""One worker's side of a shared copy, where no other is needed to see it; the shard is a thread of this process."""
+"""One worker's side of a parameter server, without others; the shard is a thread of this process."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     worker.session.close()
     other = Worker("easgd:every=1")
     state["vectors"]["centre"] = state["vectors"]["centre"][1:]
-    with pytest.raises(CheckpointError, match="copy in the checkpoint has 80 numbers, that of this model 81"):
+    with pytest.raises(CheckpointError, match="server in the checkpoint has 80 numbers, that of this model 81"):
         other.session.load_state_dict(state)
     other.session.close()
     with uneven.Session(sync="asp", balance="even") as session:

@@ -217,7 +217,7 @@ def test_a_push_goes_to_the_shards_of_all_others() -> None:
 
 
 class Push(SyncPolicy):
-    """Every worker adds its delta to the shared copy."""
+    """Every worker adds its delta to the parameter server."""
 
     def plan(self, view: SyncView) -> StepPlan:
         push = Exchange(

@@ -86,7 +86,7 @@ def test_a_specification_is_read(spec: str, said: str) -> None:
         ("shadow:esgd:alpha=1", UnknownNameError, "'esgd'; did you mean 'easgd'"),
         ("shadow:easgd:alhpa=1", UnknownNameError, "policy 'easgd': 'alhpa'; did you mean 'alpha'"),
         ("shadow:alpha=0.3", ConfigError, "outcomes that the workers come to among themselves.*shadow:easgd:alpha=0.3"),
-        ("shadow:alpha=0.3:easgd:together=true", ConfigError, "has a shared copy and says by options of its own"),
+        ("shadow:alpha=0.3:easgd:together=true", ConfigError, "has a parameter server and says by options of its own"),
         ("shadow:write-back=lrp:ma", ConfigError, "write_back = 'lrp' must be one of: delta, lerp"),
         ("shadow:alpha=0:ma", ConfigError, r"shadow: alpha = 0 must be a number in \(0, 1\]"),
         ("shadow:load=0:ma", ConfigError, r"shadow: load = 0 must be a number in \(0, 1\]"),
@@ -202,7 +202,7 @@ def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> No
 def test_what_no_real_run_carries_is_refused_with_the_nearest_that_one_does(some: str) -> None:
     why = carried(some)
     assert why is not None
-    assert "sync = 'some' cannot be carried by a real run yet: to a shared copy each worker sends all that it" in why
+    assert "sync = 'some' cannot be carried by a real run yet: to a parameter server each worker sends all" in why
     assert "uneven simulate CLUSTER.toml --sync some" in why
     assert carried(why.split("train with sync = '")[1].split("'")[0]) is None
     with pytest.raises(ConfigError, match="cannot be carried"):
@@ -265,7 +265,7 @@ def test_what_a_shared_copy_does_not_carry_is_refused_by_what_it_is(plan: StepPl
     good = StepPlan(exchanges=(_PUSH,), waits=(Wait((0, 1), 3),))
     assert refused(good) is None
     assert refused(good, copy=True) is None
-    assert "through a shared copy, as its first steps did not" in str(refused(good, copy=False))
+    assert "through a parameter server, as its first steps did not" in str(refused(good, copy=False))
     assert "among the workers, as its first steps did not" in str(refused(StepPlan(exchanges=(_MEAN,)), copy=True))
     assert why in str(refused(plan))
 

@@ -16,7 +16,7 @@ STREAMED = ("shadow:ma", "shadow:bmuf")
 """Each at its own pace, but a death ends the run."""
 
 SERVED = ("asp", "ssp:staleness=2", "easgd:every=2", "shadow:easgd", "shadow:asp", "backup:spares=1")
-"""Through a shared copy; the others go on without a worker that dies."""
+"""Through a parameter server; the others go on without a worker that dies."""
 
 POLICIES = ("bsp",) * 4 + TOGETHER[1:] + STREAMED + SERVED
 SAMPLES, BATCH, EPOCHS = 102, 12, 3
@@ -81,7 +81,7 @@ class Case:
 
     Attributes:
         number: the case's place among those of a seed.
-        servers: processes for the shared copy; 0 is a thread of rank 0.
+        servers: processes for the parameter server; 0 is a thread of rank 0.
         rank: the culprit, which also sends the signals to others.
         step: the culprit's own step, counted from 1 over the run; for moments of :data:`SAVING` the how manieth time.
         save_every: iterations from checkpoint to checkpoint, in the loop; 0 saves after each epoch.
@@ -210,7 +210,7 @@ def expected(case: Case) -> Expected:
 
 
 def _held(case: Case) -> bool:
-    """Whether the shared copy is a thread of the culprit."""
+    """Whether the parameter server is a thread of the culprit."""
     return case.sync in SERVED and case.rank == 0 and not case.servers
 
 

@@ -1,4 +1,4 @@
-"""``uneven bench server``: the shared copy of the parameters, on the loopback of this machine.
+"""``uneven bench server``: the parameter server of the parameters, on the loopback of this machine.
 
 Speed against a plain ZeroMQ copy, 64 workers against four shards for minutes, shards that are killed in mid-run, and
 malformed messages.

@@ -1,4 +1,4 @@
-"""A worker's replica and the shared copy: what goes there and what comes back, as one vector."""
+"""A worker's replica and the server's parameters: what goes there and what comes back, as one vector."""
 
 from __future__ import annotations
 

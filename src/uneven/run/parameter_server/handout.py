@@ -1,4 +1,4 @@
-"""The counters from which workers take their samples, and what they tell each other beside the shared copy.
+"""The counters from which workers take their samples, and what they tell each other beside the parameter server.
 
 They lie in the store that the ranks met at, which the launcher keeps (or rank 0 where there is none). Adding to a
 number there is one question and one answer. A shard that is started again so has nothing of this to lose.

@@ -1,4 +1,4 @@
-"""Where the shared copy of a session is: in shards that ``uneven run --servers`` has started, or in rank 0.
+"""Where the parameter server of a session is: in shards that ``uneven run --servers`` has started, or in rank 0.
 
 Without servers one shard is a thread of rank 0, so only one worker is one that the others cannot do without. It ends
 when all others need it no more.
@@ -24,7 +24,7 @@ from uneven.world import World
 
 _SILENCE_S = 10.0
 _LOOK_S = 0.05
-_HELD = "it held the shared copy of the parameters, which `uneven run --servers 1` keeps in a process of its own"
+_HELD = "it was the parameter server, which `uneven run --servers 1` keeps in a process of its own"
 
 
 @dataclass(slots=True)
@@ -112,18 +112,18 @@ def find_home(transport: Transport, world: World, timeout_s: float) -> Home:
         ConfigError: no shard could be made, or this worker does not reach the directory with its keys.
         PeerError: somebody did not come.
     """
-    first = compare(transport, {"_host": world.host}, "start of the shared copy")
+    first = compare(transport, {"_host": world.host}, "start of the parameter server")
     hosts = {one["_host"] for one in first}
     home, trouble = None, None
     if world.rank == 0:
         try:
             home = _made(world, timeout_s, near=len(hosts) == 1)
         except (ConfigError, OSError) as error:
-            trouble = f"the shared copy could not be made: {error}"
+            trouble = f"the parameter server could not be made: {error}"
     told = {"_trouble": trouble}
     if home is not None:
         told |= {"_shards": str(home.shards), "_directory": str(home.directory)}
-    said = compare(transport, told, "start of the shared copy")[0]
+    said = compare(transport, told, "start of the parameter server")[0]
     if said["_trouble"]:
         raise ConfigError(said["_trouble"])
     directory = Path(said["_directory"])
@@ -133,7 +133,7 @@ def find_home(transport: Transport, world: World, timeout_s: float) -> Home:
         if home is not None:
             home.leave()
         raise ConfigError(
-            f"rank {world.rank} on {world.host} cannot read the keys of the shared copy: {error}. On several "
+            f"rank {world.rank} on {world.host} cannot read the keys of the parameter server: {error}. On several "
             f"machines it needs a run directory on a disk that all reach (uneven run --run-dir)"
         ) from error
     if home is not None:

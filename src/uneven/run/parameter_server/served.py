@@ -1,4 +1,4 @@
-"""How replicas agree through a shared copy: each worker at its own pace, from the samples to the last push.
+"""How replicas agree through a parameter server: each worker at its own pace, from the samples to the last push.
 
 Before each step the policy is asked for its plan. What it plans goes to the copy when the step is over, and what comes
 back is in the replica before the next one begins:
@@ -49,7 +49,7 @@ class _Numbers(TypedDict):
 
 
 class Served:
-    """One worker's part in the shared copy; stands where ``agree.Agreement`` does among workers themselves.
+    """One worker's part in the parameter server; stands where ``agree.Agreement`` does among workers themselves.
 
     Args:
         policy: whose plans are carried out.
@@ -385,7 +385,7 @@ class Served:
         centre, flat = vectors["centre"], self._replica.flat
         if len(centre) != flat.size:
             raise CheckpointError(
-                f"the shared copy in the checkpoint has {len(centre)} numbers, that of this model {flat.size}: resume "
+                f"the server in the checkpoint has {len(centre)} numbers, that of this model {flat.size}: resume "
                 f"with the model that the run began with"
             )
 

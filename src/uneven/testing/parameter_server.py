@@ -1,4 +1,4 @@
-"""What the shared copy promises, wherever its shards are. Needs pytest; inherit :class:`SharedCopyContract`."""
+"""What a parameter server promises, wherever its shards are. Needs pytest; inherit `ParameterServerContract`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def pulled(client: Client, clock: int = 0) -> set[float]:
     return set(np.unique(np.concatenate(into)).tolist())
 
 
-class SharedCopyContract:
+class ParameterServerContract:
     """Inherit it and say where the shards are: override ``place``."""
 
     def place(self, members: int) -> Place:
