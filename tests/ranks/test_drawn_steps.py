@@ -176,6 +176,7 @@ def test_what_is_no_number_of_samples_is_refused(size: Any) -> None:
     session, *_ = started()
     with pytest.raises(ConfigError, match="give a number of samples"), session.step(batch_size=size):
         pass
-    with pytest.raises(ConfigError, match="not all may be 0" if size == 0 else "give a number of samples"), session.step(samples=size):
+    why = "not all may be 0" if size == 0 else "give a number of samples"
+    with pytest.raises(ConfigError, match=why), session.step(samples=size):
         pass
     session.close()
