@@ -13,6 +13,10 @@ _HELD = "held"
 """A file that the maker keeps locked. The kernel lets go of it when the maker and all its children have ended."""
 
 
+SHARD_FOLDER = "uneven-copy-"
+"""Beginning of the names of folders with the keys and sockets of a parameter server in rank 0."""
+
+
 class TemporaryFolder:
     """Only its owner can enter it.
 
@@ -29,8 +33,7 @@ class TemporaryFolder:
 
     def __init__(self, prefix: str, place: Path | None = None) -> None:
         place = Path(place or tempfile.gettempdir()).absolute()
-        for folder in place.glob(f"{prefix}*"):
-            _remove_if_left(folder)
+        remove_left(prefix, place)
         made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=place))  # by another name until it is held
         try:
             self._held = os.open(made / _HELD, os.O_CREAT | os.O_RDWR, 0o600)
@@ -45,6 +48,12 @@ class TemporaryFolder:
         """Remove it, with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._held)
+
+
+def remove_left(prefix: str, place: Path | None = None) -> None:
+    """Remove the folders with names of such a beginning whose makers have ended without removing them."""
+    for folder in Path(place or tempfile.gettempdir()).glob(f"{prefix}*"):
+        _remove_if_left(folder)
 
 
 def _remove_if_left(folder: Path) -> None:

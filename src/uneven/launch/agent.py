@@ -23,7 +23,7 @@ from uneven.cluster.bound import bound
 from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
-from uneven.folder import TemporaryFolder
+from uneven.folder import SHARD_FOLDER, TemporaryFolder, remove_left
 from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
 from uneven.launch.expendable import ExpendableWorkers
@@ -50,6 +50,7 @@ def run(launch: Launch, run_directory: Path | None) -> None:
         except OSError as error:
             raise _no_room(error) from error
         stack.callback(folder.remove)
+        stack.callback(remove_left, SHARD_FOLDER)  # of a rank 0 that was ended by a signal
         config = _config(launch, count, DefaultLogsSpecs(log_dir=str(folder.path)))
         stack.enter_context(_environment(_variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uneven.errors import ConfigError
-from uneven.folder import TemporaryFolder
+from uneven.folder import SHARD_FOLDER, TemporaryFolder
 from uneven.run.lines.transport import Transport
 from uneven.run.parameter_server.handout import StoredHandOut
 from uneven.run.start.connect import compare
@@ -149,7 +149,7 @@ def _made(world: World, timeout_s: float, *, near: bool) -> Home:
     """
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
         return Home(world.run_directory / SERVER, shards, True, world, timeout_s)
-    folder = TemporaryFolder("uneven-copy-", None if near else world.run_directory)
+    folder = TemporaryFolder(SHARD_FOLDER, None if near else world.run_directory)
     try:
         make_keys(folder.path)
         bind = LOOPBACK if near else f"tcp://{socket.gethostbyname(world.meeting)}"
