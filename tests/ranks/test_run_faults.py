@@ -32,6 +32,7 @@ CASES: dict[str, Case] = {
     "ends with 0 in the middle": case("os-exit-0", "backward", 3),
     "hangs in evaluated()": case("sleep", "evaluated", 1, sync="ma:every=2", rank=0),
     "a NaN": case("nan", "forward", 4, sync="bsp", balance="static:shares=2/1"),
+    "SIGTERM with the parameter server in rank 0": case("launcher-term", "backward", 2, sync="asp", resumed=2),
     "Ctrl-C": case("launcher-int", "step", 12, sync="local:every=3", resumed=2),
     "killed, and the others go on": case("kill", "step", 2, sync="asp", workers=3),
     "a shard is killed": case("shard", "forward", 3, sync="asp", servers=1, resumed=3),
