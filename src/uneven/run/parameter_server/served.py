@@ -315,6 +315,8 @@ class Served:
         for exchange in self._plan.exchanges:  # of a step in hand, or of those that a shadow has not been told of
             if exchange.payload is Payload.DELTA and (self._in_hand or exchange.moment is Moment.BACKGROUND):
                 self._meet(self._order(exchange), 0)
+        if not bool(torch.isfinite(self._replica.flat.read()).all()):
+            self._on_nonfinite()  # in this replica alone, as no exchange has taken it along since
         self._shown = self._met()
         own = self._replica.flat.read()
         self.copy.write(self._shown)
