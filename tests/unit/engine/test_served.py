@@ -169,6 +169,14 @@ def test_what_is_no_number_never_comes_into_the_copy(sync: str, monkeypatch: pyt
     strict.session.close()
 
 
+def test_a_replica_that_no_exchange_takes_along_any_more_is_looked_at_before_the_evaluation() -> None:
+    worker = Worker("easgd:every=4", nonfinite="raise")
+    worker.epoch(spoil=4)  # an exchange has followed the fourth step, none follows the sixth and last
+    with pytest.raises(NonFiniteError), worker.session.evaluated():
+        pass
+    worker.session.close()
+
+
 def test_a_loop_that_was_left_has_its_last_step_in_the_copy_before_it_is_shown() -> None:
     worker = Worker("asp")
     for x, y in worker.loader:
