@@ -78,6 +78,7 @@ class Replica:
         self._centred = False
         self._kept: Kept | None = None  # None before training begins
         self._outcome: tuple[Tensor, Tensor] | None = None  # of a mean that came last: parameters, statistics
+        self._spoilt = False  # by a NaN or an infinity of another worker
         self._changing = threading.Lock()  # what merges keep; so that a checkpoint has all of one exchange
         self._rooms: dict[Moment, _Room] = {}  # one for each thread that exchanges
 
@@ -159,7 +160,9 @@ class Replica:
         distance = merge.distance(mean_square_root(away[: len(away) - self._statistics]))
         finite, central = math.isfinite(distance), merge.combined is Combined.CENTRE
         if not finite:  # perhaps only somebody else's is not; the memory of own has been used for a centre
-            finite = bool(torch.isfinite((self.flat.read() if central else own).sum()))
+            own_finite = bool(torch.isfinite((self.flat.read() if central else own).sum()))
+            # What another has brought is in this replica from here on, and is not this worker's to tell.
+            finite = self._spoilt = own_finite or self._spoilt
         back = exchange.write_back
         if central:
             with self._changing:
