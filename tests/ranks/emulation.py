@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.cluster.processes import import_path
 from uneven.emulate import names, probe, state
+from uneven.jobs.processes import import_path
 
 WHY_NOT = probe.why_not_isolated()
 needs_root = pytest.mark.skipif(bool(WHY_NOT), reason=f"emulates with namespaces and control groups: {WHY_NOT}")

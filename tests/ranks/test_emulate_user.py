@@ -13,7 +13,7 @@ import pytest
 from emulation import WHY_NOT, cluster, emulate, said, script, started, until
 
 from uneven import journal
-from uneven.cluster.processes import import_path
+from uneven.jobs.processes import import_path
 
 pytestmark = pytest.mark.slow
 

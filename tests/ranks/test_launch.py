@@ -23,9 +23,9 @@ import psutil
 import pytest
 
 from uneven import launch, rundir
-from uneven.cluster.processes import descendants, import_path
 from uneven.emulate.ports import quiet_ports
 from uneven.errors import LaunchError
+from uneven.jobs.processes import descendants, import_path
 from uneven.testing.scripts import Script, run_script
 
 pytestmark = pytest.mark.slow

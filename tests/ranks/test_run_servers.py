@@ -26,7 +26,7 @@ def test_a_run_has_shards_and_a_killed_one_comes_back(tmp_path: Path) -> None:
     done = run_script([*command, SCRIPT, tmp_path], timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"held-{rank}").read_text() for rank in range(2)] == ["[120.0]", "[120.0]"]
-    assert "shard 0 of the parameter server was killed by signal 9 and is started again" in done.stderr
+    assert "shard 0 of the parameter server was killed by SIGKILL and is started again" in done.stderr
     for number in range(2):
         assert not psutil.pid_exists(json.loads((run / "server" / f"shard-{number}.address").read_text())["pid"])
 
@@ -40,7 +40,7 @@ def test_a_shard_that_dies_at_once_again_and_again_is_given_up(
         ShardKeeper(tmp_path / "nowhere", 1, 1, bind="tcp://203.0.113.9")
     said = ""
     with ShardKeeper(tmp_path / "server", 1, 1) as keeper:
-        while "shard 0 of the parameter server was killed by signal 9 and is not started again" not in said:
+        while "shard 0 of the parameter server was killed by SIGKILL and is not started again" not in said:
             said += capsys.readouterr().err
             with contextlib.suppress(ProcessLookupError):
                 os.kill(keeper.pids()[0], signal.SIGKILL)

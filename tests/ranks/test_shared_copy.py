@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from uneven.data.datasets import digits
+from uneven.jobs import Command, How
 from uneven.server import Client, ZmqLine, make_keys
-from uneven.server.process import ShardProcess
+from uneven.server.process import shard_process
 from uneven.server.tensors import arrays_of, table_for
 from uneven.testing.ranks import RankContext, ranks
 
@@ -64,10 +65,10 @@ def come(directory: str, what: str) -> list[Path]:
 def test_without_staleness_it_is_plain_sgd_and_killed_shards_lose_no_update(me: RankContext, tmp_path: str) -> None:
     torch.set_num_threads(1)
     directory = Path(tmp_path) / "server"
-    shards: list[ShardProcess] = []
+    shards: list[Command] = []
     if me.rank == 0:
         make_keys(directory)
-        shards = [ShardProcess(directory, shard, WORKERS) for shard in range(SHARDS)]
+        shards = [shard_process(directory, shard, WORKERS) for shard in range(SHARDS)]
     while not (directory / "shard-1.address").exists():
         time.sleep(0.02)
     net = model()
@@ -85,7 +86,8 @@ def test_without_staleness_it_is_plain_sgd_and_killed_shards_lose_no_update(me: 
         if me.rank == 0 and number == FREE:
             # Whose answer to the step before dies with the shard gets a copy that may hold a step more.
             come(tmp_path, "exact")
-            shards[number % SHARDS].again()  # SIGKILL, and a new process that knows nothing
+            shards[number % SHARDS].kill()
+            shards[number % SHARDS] = shard_process(directory, number % SHARDS, WORKERS)  # it knows nothing
         reply.into(arrays)
         if number == FREE - 1:
             torch.testing.assert_close(flat(net), flat(alone(FREE)), rtol=1e-4, atol=1e-6)
@@ -98,4 +100,4 @@ def test_without_staleness_it_is_plain_sgd_and_killed_shards_lose_no_update(me: 
     torch.testing.assert_close(flat(net), flat(alone(STEPS)), rtol=1e-2, atol=1e-3)
     client.close()
     for shard in shards:
-        assert shard.end() == 0
+        assert shard.end().how is How.ENDED

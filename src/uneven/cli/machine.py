@@ -27,8 +27,8 @@ import pynvml
 import uneven
 from uneven.cli.findings import DataFolder, Facts, Gpu, Interface, TorchFacts
 from uneven.cli.limits import Limit, control_group_limit
-from uneven.cluster.processes import Process
 from uneven.emulate import probe
+from uneven.jobs.processes import HeldProcess
 
 TRIAL_LIMIT_S = 60.0
 LOOKUP_LIMIT_S = 3.0
@@ -208,7 +208,7 @@ def try_throttling(limit_s: float = 5.0) -> str:
 
 
 def _stop_and_continue(pid: int, limit_s: float) -> str:
-    state, controlled = psutil.Process(pid), Process(pid)
+    state, controlled = psutil.Process(pid), HeldProcess(pid)
     try:
         for what, order, stopped in (("stopped", signal.SIGSTOP, True), ("continued", signal.SIGCONT, False)):
             controlled.send(order)

@@ -17,9 +17,9 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
-from uneven.cluster.processes import descendants, import_path
 from uneven.cluster.throttle_rule import ShareRule
 from uneven.errors import ConfigError, LaunchError
+from uneven.jobs.processes import descendants, import_path
 
 _ANSWER_WITHIN_S = 20.0
 

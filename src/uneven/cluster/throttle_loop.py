@@ -25,9 +25,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from uneven.cluster.processes import Newborns, Process, adopted, ancestors, descendants
 from uneven.cluster.throttle_rule import Account, ShareRule, advance
 from uneven.errors import ConfigError
+from uneven.jobs.processes import HeldProcess, Newborns, adopted, ancestors, descendants
 
 _SCAN_EVERY_S = 0.2
 
@@ -37,7 +37,7 @@ class _Member:
 
     __slots__ = ("cpu_s", "process", "waited_s")
 
-    def __init__(self, process: Process, *, from_birth: bool) -> None:
+    def __init__(self, process: HeldProcess, *, from_birth: bool) -> None:
         self.process = process
         self.cpu_s = 0.0 if from_birth else process.cpu_s() or 0.0
         self.waited_s = process.waited_s()
@@ -87,7 +87,7 @@ class _Tree:
             member.process.close()
 
 
-def _send(process: Process, number: int) -> None:
+def _send(process: HeldProcess, number: int) -> None:
     try:
         process.send(number)
     except ProcessLookupError:
@@ -142,7 +142,7 @@ class Loop:
     def _descriptors(self) -> list[int]:
         return [process.descriptor for process in self._processes() if process.descriptor >= 0]
 
-    def _processes(self) -> Iterator[Process]:
+    def _processes(self) -> Iterator[HeldProcess]:
         for tree in self._trees.values():
             for member in tree.members.values():
                 yield member.process
@@ -198,7 +198,7 @@ class Loop:
             self._ends = self._descriptors()
 
     def _add(self, tree: _Tree, pid: int, *, from_birth: bool) -> None:
-        process = Process(pid)
+        process = HeldProcess(pid)
         self._tell_guard("+", pid)
         tree.members[pid] = _Member(process, from_birth=from_birth)
         if tree.account.stopped:
@@ -238,7 +238,7 @@ class Loop:
 
 def guard(line: socket.socket) -> None:
     """Remember the processes that the loop names; when the loop is gone, let them go on."""
-    held: dict[int, Process] = {}
+    held: dict[int, HeldProcess] = {}
     with line.makefile("r") as names:
         for name in names:
             pid = int(name[1:])
@@ -246,7 +246,7 @@ def guard(line: socket.socket) -> None:
                 held.pop(pid).close()
             if name[0] == "+":
                 try:
-                    held[pid] = Process(pid)
+                    held[pid] = HeldProcess(pid)
                 except OSError:
                     continue  # ended in between
     for process in held.values():

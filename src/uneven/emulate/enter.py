@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from uneven.cluster.bound import die_with_parent
 from uneven.emulate import kernel
+from uneven.jobs.bound import die_with_parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from signal import Signals
 
-from uneven.cluster.processes import usable_cores
 from uneven.cluster.spec import ClusterSpec, Do, Event
 from uneven.core.records import EventRecord, StepRecord
 from uneven.core.text import printable
@@ -17,10 +16,11 @@ from uneven.emulate import checks, probe, state
 from uneven.emulate.isolated import Isolated
 from uneven.emulate.machines import Machines
 from uneven.emulate.replay import Happening, Replay, Setting, in_words
-from uneven.emulate.stop import Stop
 from uneven.emulate.throttled import Throttled
 from uneven.emulate.workers import Program, Workers
 from uneven.errors import LaunchError
+from uneven.jobs.processes import usable_cores
+from uneven.jobs.stop import Stop
 from uneven.journal import Follower, Writer, rank_path
 from uneven.rundir import is_ready
 

@@ -19,11 +19,11 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
-from uneven.cluster.bound import bound
-from uneven.cluster.processes import usable_cores
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
 from uneven.folder import SHARD_FOLDER, TemporaryFolder, remove_left
+from uneven.jobs.bound import bound
+from uneven.jobs.processes import usable_cores
 from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
 from uneven.launch.expendable import ExpendableWorkers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 
-from uneven.cluster.processes import usable_cores
 from uneven.errors import ConfigError, LaunchError
+from uneven.jobs.processes import usable_cores
 from uneven.launch.spec import Launch
 
 _REACHED_WITHIN_S = 5.0

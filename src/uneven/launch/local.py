@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from uneven.cluster.processes import descendants, import_path
 from uneven.errors import ConfigError, LaunchError
+from uneven.jobs.processes import descendants, import_path
 from uneven.launch.spec import Launch
 
 _STOP_WITHIN_S = 15.0

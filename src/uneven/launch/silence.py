@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from uneven.cluster.processes import descendants
+from uneven.jobs.processes import descendants
 
 STOPPED = "was stopped, by SIGSTOP or in a debugger"
 

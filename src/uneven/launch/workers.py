@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import psutil
 
-from uneven.cluster.processes import Process
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
+from uneven.jobs.processes import HeldProcess
 
 _LOOK_EVERY_S = 0.05
 _LOOK_RARELY_S = 0.2  # all workers are known; only a restart brings new ones
@@ -45,7 +45,7 @@ class Workers:
         self._count = count
         self._throttle = throttle
         self._ready = ready
-        self._alive: dict[int, Process] = {}
+        self._alive: dict[int, HeldProcess] = {}
         self._unthrottled: dict[int, tuple[int, int]] = {}  # process → its rank and local rank
         self._throttled: dict[int, tuple[int, int]] = {}
         self._seen: set[int] = set()
@@ -89,7 +89,7 @@ class Workers:
                 environment = child.environ()
                 if environment.get("TORCHELASTIC_RUN_ID") != self._run_id:
                     continue  # not ours, or not yet: between fork and exec it has the launcher's environment
-                self._alive[child.pid] = Process(child.pid)
+                self._alive[child.pid] = HeldProcess(child.pid)
             except (psutil.Error, OSError):
                 continue
             self._seen.add(child.pid)
@@ -134,7 +134,7 @@ class Workers:
             self._throttled.pop(pid, None)
 
 
-def _wait(processes: dict[int, Process], wait_s: float, over: threading.Event) -> list[int]:
+def _wait(processes: dict[int, HeldProcess], wait_s: float, over: threading.Event) -> list[int]:
     """Those that end within ``wait_s``, as soon as there is one."""
     if not processes:
         return []

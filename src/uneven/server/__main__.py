@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import threading
 from pathlib import Path
@@ -21,18 +20,12 @@ def main() -> None:
     parser.add_argument("--bind", default=LOOPBACK)
     parser.add_argument("--join-s", type=float, default=Patience().join_s)
     parser.add_argument("--silence-s", type=float, default=Patience().silence_s)
-    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
     asked = parser.parse_args()
-    parent = os.getppid()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, lambda *_: ended.set())
     patience = Patience(asked.join_s, asked.silence_s)
-
-    def over() -> bool:
-        return ended.is_set() or (asked.with_parent and os.getppid() != parent)
-
-    serve(asked.directory, asked.shard, asked.members, asked.bind, patience, over)
+    serve(asked.directory, asked.shard, asked.members, asked.bind, patience, ended.is_set)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.cluster.processes import Process, descendants
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
+from uneven.jobs.processes import HeldProcess, descendants
 
 BUSY = "print('on', flush=True)\nwhile True: pass"
 # pbkdf2 gives the interpreter lock away while it works, so two threads really use two cores
@@ -73,7 +73,7 @@ def runs_freely(pid: int) -> bool:
     """Whether it goes on soon, and then uses 0.3 s of CPU time without being seen stopped once."""
     if not until(lambda: not stopped(pid)):
         return False
-    process = Process(pid)
+    process = HeldProcess(pid)
     aim = (process.cpu_s() or 0.0) + 0.3
     seen = set()
 
@@ -96,7 +96,7 @@ def waited_s(pid: int) -> float:
 def test_the_share_is_met_within_five_percent_over_two_seconds(start: Start, code: str) -> None:
     share = 0.3
     child = start(code)
-    process = Process(child.pid)
+    process = HeldProcess(child.pid)
     with Throttle() as throttle:
         throttle.limit(child.pid, share)
         time.sleep(0.2)
@@ -112,7 +112,7 @@ def test_the_share_is_met_within_five_percent_over_two_seconds(start: Start, cod
     assert used + lacked >= 0.95 * share * took
 
 
-def look_s(processes: list[Process]) -> float:
+def look_s(processes: list[HeldProcess]) -> float:
     """CPU time of looking once at all their clocks, waking up for it: what the throttle does over and over."""
     before_s = time.thread_time()
     for _ in range(100):
@@ -126,7 +126,7 @@ def look_s(processes: list[Process]) -> float:
 def test_the_throttle_itself_costs_little(start: Start) -> None:
     """In looks, not in seconds: a core that is slow or shared makes both dearer."""
     children = [start(BUSY) for _ in range(4)]
-    processes = [Process(child.pid) for child in children]
+    processes = [HeldProcess(child.pid) for child in children]
     looks = []
     with Throttle() as throttle:
         for child, share in zip(children, (0.6, 0.4, 0.2, 0.1), strict=True):
@@ -289,13 +289,13 @@ def test_errors_name_the_process(start: Start) -> None:
 def test_an_ordinary_user_may_measure_and_stop_own_processes_only() -> None:
     code = """
 import os, signal, time
-from uneven.cluster.processes import Process
+from uneven.jobs.processes import HeldProcess
 other = os.getppid()
 os.setgid(65534); os.setuid(65534)
 child = os.fork()
 if child == 0:
     while True: pass
-process = Process(child)
+process = HeldProcess(child)
 while process.cpu_s() < 0.05: time.sleep(0.01)
 process.send(signal.SIGSTOP)
 os.waitpid(child, os.WUNTRACED)
@@ -305,7 +305,7 @@ while process.cpu_s() < stopped_at + 0.05: time.sleep(0.01)
 process.send(signal.SIGKILL)
 os.waitpid(child, 0)
 try:
-    Process(other)
+    HeldProcess(other)
 except PermissionError:
     print("refused")
 """
@@ -321,7 +321,7 @@ def test_the_clock_of_a_busy_process_is_exact_between_two_ticks() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        process = Process(child.pid)
+        process = HeldProcess(child.pid)
         policy = os.sched_getscheduler(child.pid)
         changed, last = 0, process.cpu_s()
         for _ in range(200):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from uneven.cluster.processes import import_path
 from uneven.emulate import names, shape, state
 from uneven.emulate.enter import Task, command
 from uneven.emulate.load import Rivals, duties
-from uneven.emulate.stop import Stop
 from uneven.emulate.workers import Program
 from uneven.errors import ConfigError, LaunchError, UnknownNameError
+from uneven.jobs.processes import import_path
+from uneven.jobs.stop import Stop
 
 
 def test_a_bucket_holds_two_milliseconds_and_at_least_a_packet() -> None:

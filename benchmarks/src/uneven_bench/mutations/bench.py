@@ -20,8 +20,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.cluster.processes import import_path
 from uneven.errors import LaunchError
+from uneven.jobs.processes import import_path
 
 EACH = 800
 """Inputs for each target; there are eight."""

@@ -15,7 +15,7 @@ import zmq
 
 from uneven.server import Client, ZmqLine, make_keys, table_of
 from uneven.server.keys import client_keys, server_keys
-from uneven.server.process import ShardProcess
+from uneven.server.process import shard_process
 from uneven.server.wire import PIECE_BYTES
 from uneven_bench.server.parts import python
 
@@ -45,8 +45,8 @@ def compare(rounds: int, say: Say, directory: Path) -> dict[str, Any]:
     with Echo(place, 1, False) as one, Echo(place, COUNT, False) as pieces, Echo(place, COUNT, True) as secret:
         ways: dict[str, Callable[[], None]] = {PLAIN: one.copy, PIECES: pieces.copy, SECRET: secret.copy}
         with (
-            ShardProcess(directory / "far", 0, 1),
-            ShardProcess(directory / "near", 0, 1),
+            shard_process(directory / "far", 0, 1),
+            shard_process(directory / "near", 0, 1),
             Pusher(directory / "far", local=False) as far,
             Pusher(directory / "near", local=True) as near,
         ):
@@ -121,7 +121,6 @@ class Echo:
     def __exit__(self, *_: object) -> None:
         self._context.destroy(linger=0)
         self._process.kill()
-        self._process.wait()
 
     def copy(self) -> None:
         """There and back."""

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from uneven.server import Client, ZmqLine, make_keys, table_of
-from uneven.server.process import ShardProcess
+from uneven.server.process import shard_process
 from uneven_bench.server.parts import ended, python, wait_for
 
 WORKERS, SHARDS, PROCESSES = 64, 4, 4
@@ -45,7 +45,7 @@ def endure(seconds: float, say: Say, directory: Path) -> dict[str, Any]:
         and workers each of ``WHAT`` over time: medians over the tenths of it, the first of which is starting up.
     """
     make_keys(directory)
-    shards = [ShardProcess(directory, shard, WORKERS) for shard in range(SHARDS)]
+    shards = [shard_process(directory, shard, WORKERS) for shard in range(SHARDS)]
     each = WORKERS // PROCESSES
     crowds = [
         python("uneven_bench.server.crowd", str(directory), str(first), str(each), str(seconds))

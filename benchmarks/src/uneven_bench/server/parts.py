@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from uneven.cluster.processes import import_path
 from uneven.errors import LaunchError
-from uneven.server.process import ShardProcess
+from uneven.jobs import Command
+from uneven.jobs.processes import import_path
 
 
-def python(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+def python(module: str, *arguments: str) -> Command:
     """A Python process that runs a module."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     environment = {**os.environ, **one_thread, "PYTHONPATH": import_path()}
-    return subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], env=environment)
+    return Command(module, [sys.executable, "-P", "-m", module, *arguments], env=environment)
 
 
 @contextmanager
-def ended(processes: Sequence[subprocess.Popen[bytes] | ShardProcess]) -> Iterator[None]:
+def ended(processes: Sequence[Command]) -> Iterator[None]:
     """End these processes at the end, by force."""
     try:
         yield
     finally:
         for process in processes:
             process.kill()
-            process.wait()
 
 
 def wait_for(done: Callable[[], bool], what: str, limit_s: float) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from uneven.data.datasets import images
 from uneven.server import Client, ZmqLine, make_keys, table_of
-from uneven.server.process import ShardProcess
+from uneven.server.process import shard_process
 from uneven_bench.server.parts import ended
 
 WORKERS, SHARDS = 4, 2
@@ -55,7 +55,7 @@ def train(steps: int, kills: int, data: str, directory: Path) -> tuple[float, fl
     x, y = _flat(found.train), np.asarray(found.train.tensors[1])
     start = [np.zeros(x.shape[1] * CLASSES, np.float32)]
     table = table_of([(x.shape[1], CLASSES)], "float32", SHARDS)
-    shards = [ShardProcess(directory, shard, WORKERS) for shard in range(SHARDS)]
+    shards = [shard_process(directory, shard, WORKERS) for shard in range(SHARDS)]
     done = [0] * WORKERS
     moved = [np.zeros(start[0].size) for _ in range(WORKERS)]
     with ended(shards):
@@ -79,7 +79,8 @@ def train(steps: int, kills: int, data: str, directory: Path) -> tuple[float, fl
         for number in range(kills):
             while min(done) < (number + 1) * steps // (kills + 1):
                 time.sleep(0.005)
-            shards[number % SHARDS].again()
+            shards[number % SHARDS].kill()
+            shards[number % SHARDS] = shard_process(directory, number % SHARDS, WORKERS)
         for thread in threads:
             thread.join()
         end = [start[0].copy()]

@@ -17,8 +17,8 @@ import uneven
 _LINUX = sys.platform == "linux"
 
 
-class Process:
-    """One process that may be stopped.
+class HeldProcess:
+    """A process that somebody else may have started, to be stopped, continued and measured.
 
     On Linux it is held by a descriptor, so that a signal can never reach another process that was given the
     same number. Elsewhere it is held by its number.

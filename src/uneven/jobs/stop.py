@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -13,9 +14,13 @@ class Stop:
     """Counts requests to stop while its ``with`` block runs; main thread only.
 
     No exception is raised where a request comes, so nothing is left half made.
+
+    Args:
+        asked: called in the signal's handler with its number, to wake up a loop or to pass the signal on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Callable[[int], None] = lambda number: None) -> None:
+        self._asked = asked
         self.requests = 0
         self.number = 0
         self._before: dict[int, Any] = {}
@@ -35,3 +40,4 @@ class Stop:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requests += 1
         self.number = self.number or number
+        self._asked(number)

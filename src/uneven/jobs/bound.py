@@ -42,8 +42,11 @@ def die_with_parent(parent: int) -> bool:
 
 def _main(parent: int, program: list[str]) -> None:
     if not die_with_parent(parent):
-        sys.exit("uneven: the launcher has ended before this worker could start")
-    os.execv(program[0], program)
+        sys.exit("uneven: the program that started this process has ended before it could begin")
+    try:
+        os.execv(program[0], program)
+    except OSError as error:
+        sys.exit(f"uneven: {program[0]} cannot be started: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,18 @@
+"""Supervised processes: started, heard, told apart by how they end, and never left behind.
+
+::
+
+    command.py    a program ──────────┐                 ┌── ending.py   ended, failed, killed, hung or lost
+    call.py       a function, a line ─┼──► a Process ──►┤
+    ray.py        the same on Ray ────┘        │        └── keep.py     started again, under a rule
+                                               ▼
+                       events.py: one loop hears ends, messages, signals and whatever else can be read
+"""
+
+from uneven.jobs.command import Command, end_all
+from uneven.jobs.ending import Ending, How
+from uneven.jobs.events import Events
+from uneven.jobs.keep import Kept, Restarts
+from uneven.jobs.stop import Stop
+
+__all__ = ["Command", "Ending", "Events", "How", "Kept", "Restarts", "Stop", "end_all"]
