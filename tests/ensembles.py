@@ -4,20 +4,20 @@ import math
 
 from hypothesis import strategies as st
 
-from uneven.fleet.planning.base import Plans
+from uneven.fleet.planning.base import FlotillaPlanner
 from uneven.fleet.planning.rates import Rates
 from uneven.fleet.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
-from uneven_bench.fleet_plan.simulate import Work
+from uneven_bench.fleet_plan.simulate import EnsembleWork
 
 EXAMPLE = Rates(
     {"D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120)}
 )
-EQUAL = Work(EXAMPLE, dict.fromkeys(EXAMPLE.members, 10), samples=1000, nodes=((0, 1), (2, 3)))
+EQUAL = EnsembleWork(EXAMPLE, dict.fromkeys(EXAMPLE.members, 10), samples=1000, nodes=((0, 1), (2, 3)))
 """All four need the same 10,000 samples."""
 
 
-def methods(work: Work) -> dict[str, Plans]:
+def methods(work: EnsembleWork) -> dict[str, FlotillaPlanner]:
     rates, devices = work.rates, work.devices
     return {
         "baseline": OnePerDevice(),
@@ -29,7 +29,7 @@ def methods(work: Work) -> dict[str, Plans]:
 
 ensembles = st.integers(1, 5).flatmap(
     lambda count: st.builds(
-        Work,
+        EnsembleWork,
         rates=st.lists(
             st.lists(st.floats(5.0, 200.0), min_size=4, max_size=4).map(sorted), min_size=count, max_size=count
         ).map(lambda rows: Rates({f"m{place}": row for place, row in enumerate(rows)})),

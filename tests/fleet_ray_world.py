@@ -27,11 +27,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import fleet_members as members
 from fleet_ray_members import EPOCHS, RATES, asked, options
 from uneven.errors import ConfigError
-from uneven.fleet.engine.options import Moment
+from uneven.fleet.engine.options import RunSnapshot
 from uneven.fleet.engine.run import run
 from uneven.fleet.place.ray import Cluster as Place
 from uneven.fleet.place.ray import Kept
-from uneven.fleet.place.ray_actor import ChunksHandle, Line
+from uneven.fleet.place.ray_actor import ActorConnection, ChunksHandle
 from uneven.fleet.stream.layout import Field
 
 PATIENCE_S = 200.0
@@ -97,7 +97,7 @@ def trained(folder: Path, there: Cluster) -> dict[str, Any]:
     killed: list[int] = []
     struck: dict[str, int] = {}
 
-    def strike(moment: Moment) -> None:
+    def strike(moment: RunSnapshot) -> None:
         makers = [pid for pid in moment.processes[""] if pid]
         if makers and not killed and moment.ledger.ready > 1:
             killed.append(makers[0])
@@ -137,7 +137,7 @@ def a_chunk_is_lost(lost: Any) -> dict[str, Any]:
     """What a reader does that finds a chunk gone with a machine, and what the engine makes of it."""
     layout = (Field("int64", (20_000,)),)
     kept = Kept(ChunksHandle(layout, 2, 4))
-    line = Line()
+    line = ActorConnection()
     chunks = kept.handle(writable=False).open(line)
     kept.keep(0, lost)
     kept.keep(1, made.remote(4))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from uneven.server import Patience, ShardHost, Stored, ZmqLine, make_keys
-from uneven.testing.parameter_server import SHARDS, ParameterServerContract, Place
+from uneven.testing.parameter_server import SHARDS, ParameterServerContract, ShardPlace
 from uneven.testing.shards import LocalLine, LocalShards
 
 PATIENCE = Patience(join_s=60.0, silence_s=30.0)
@@ -44,7 +44,7 @@ class Sockets:
 
 
 class TestLocal(ParameterServerContract):
-    def place(self, members: int) -> Place:
+    def place(self, members: int) -> ShardPlace:
         return LocalShards(SHARDS, members, patience=PATIENCE)
 
 
@@ -55,7 +55,7 @@ class TestSockets(ParameterServerContract):
     def _directory(self, tmp_path: Path) -> None:
         self.directory = tmp_path / "server"
 
-    def place(self, members: int) -> Place:
+    def place(self, members: int) -> ShardPlace:
         return Sockets(self.directory, members, local=self.local)
 
 

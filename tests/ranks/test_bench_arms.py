@@ -21,12 +21,12 @@ from uneven.errors import ConfigError, LaunchError
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.lb_bsp import bench as lb_bsp
 from uneven_bench.lb_bsp.arms import Arm, DDPArm, SessionArm
-from uneven_bench.lb_bsp.cases import ARMS, LIMIT, OURS, RULES, Case
+from uneven_bench.lb_bsp.cases import ARMS, LIMIT, OURS, RULES, LbBspCase
 from uneven_bench.lb_bsp.rival_arms import AccumulateArm, BackupArm, FlexRRArm, RuleArm
 from uneven_bench.lb_bsp.stage import play
 from uneven_bench.lb_bsp.table import summarize
 from uneven_bench.peers.accumulate.carrier import AccumulateCarrier
-from uneven_bench.workloads.base import Workload, stretch
+from uneven_bench.workloads.base import TrainingWorkload, stretch
 
 TOTAL, BLOCK, BLOCKS = 12, 3, 2
 
@@ -54,11 +54,11 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
-def work(whole: bool = False) -> Workload:
+def work(whole: bool = False) -> TrainingWorkload:
     source = torch.Generator().manual_seed(1)
     x = torch.randn(50, 4, generator=source)
     data = TensorDataset(x, (x.sum(1) > 0).long())
-    return Workload(about="", train=data, test=data, make=network, rate=0.1, whole=whole)
+    return TrainingWorkload(about="", train=data, test=data, make=network, rate=0.1, whole=whole)
 
 
 def as_one_process() -> nn.Module:
@@ -144,7 +144,7 @@ def test_what_all_have_accumulated_is_the_mean_over_all_of_it(me: RankContext) -
 
 @pytest.mark.slow
 def test_a_case_from_its_description_to_its_keys(tmp_path: Path) -> None:
-    case = Case(
+    case = LbBspCase(
         name="steady", about="two workers", workers=2, shares=((0.9, 0.7), (0.6, 0.9)), global_batch=16, block=2,
         arms={name: who for name, who in {**ARMS, **RULES}.items() if name in ("ddp", "lbb", OURS, LIMIT)}, settling=1,
         rounds=2, profile_s=0.1, catch_up=True,

@@ -20,7 +20,7 @@ from uneven.sync import policies
 from uneven.testing.merges import MergeContract
 from uneven.testing.ranks import RankContext, ranks
 from uneven.virtual.board import Board
-from uneven.virtual.replicas import Order, Sgd
+from uneven.virtual.replicas import SampleOrder, Sgd
 from uneven.virtual.run import prepared
 from uneven.virtual.task import Classification
 from uneven.virtual.training import Training
@@ -69,7 +69,7 @@ def virtual() -> Tensor:
         Scenario(spec=spec, balancer=balancers.resolve(SHARES), policy=policy, iterations=ITERATIONS), task
     )
     board = Board(task, lambda record: None, X)
-    training = Training(Sgd(task, Order(task.samples, 0), board.losses), evaluated=policy.evaluated, board=board)
+    training = Training(Sgd(task, SampleOrder(task.samples, 0), board.losses), evaluated=policy.evaluated, board=board)
     simulate(scenario, lambda record: None, arithmetic=training)
     return torch.stack([training.parameters(rank) for rank in (0, 1)])
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from uneven_bench.faults.bench import play_all
-from uneven_bench.faults.cases import Case
+from uneven_bench.faults.cases import FaultCase
 
 pytestmark = [pytest.mark.slow(35), pytest.mark.timeout(300)]
 
 
-def case(kind: str, moment: str, step: int = 1, **more: Any) -> Case:
+def case(kind: str, moment: str, step: int = 1, **more: Any) -> FaultCase:
     usual: dict[str, Any] = {"sync": "bsp", "balance": "even", "workers": 2, "servers": 0, "rank": 1, "save_every": 0,
                              "ahead": False, "resumed": 2}  # fmt: skip
-    return Case(seed=0, number=0, kind=kind, moment=moment, step=step, **(usual | more))
+    return FaultCase(seed=0, number=0, kind=kind, moment=moment, step=step, **(usual | more))
 
 
-CASES: dict[str, Case] = {
+CASES: dict[str, FaultCase] = {
     "killed in the middle of an epoch": case(
         "kill", "forward", 14, workers=3, balance="lb-bsp", save_every=2, resumed=5
     ),

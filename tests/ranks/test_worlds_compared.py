@@ -11,7 +11,7 @@ from uneven import journal
 from uneven.cluster.spec import ClusterSpec, Node, Workload
 from uneven.core.records import RunRecord, StepRecord
 from uneven_bench.worlds.bench import Effort, compare, measured
-from uneven_bench.worlds.cases import GLOBAL_BATCH, Case
+from uneven_bench.worlds.cases import GLOBAL_BATCH, WorldCase
 from uneven_bench.worlds.compare import BALANCERS, summarize
 
 pytestmark = [pytest.mark.slow(30), needs_root]  # not alone: how well both agree is for the bench to say
@@ -33,7 +33,7 @@ def test_costs_come_from_an_emulated_run(tmp_path: Path) -> None:
 def test_a_description_is_emulated_and_simulated_and_compared(tmp_path: Path) -> None:
     told: list[tuple[str, str, float]] = []
     effort = Effort(settled=8, iterations=40, repeats=1)  # the others are looked at after a second
-    compared, races = compare({"tiny": Case(TINY)}, tmp_path, "digits", effort, lambda *what: told.append(what))
+    compared, races = compare({"tiny": WorldCase(TINY)}, tmp_path, "digits", effort, lambda *what: told.append(what))
     assert [what for _, what, _ in told] == ["tiny, even", "tiny, lb-bsp"]
     assert tuple(compared["tiny"]) == BALANCERS
     for balance, one in compared["tiny"].items():

@@ -49,7 +49,7 @@ _MBIT = 1e6
 Progress = Callable[[str, str, float], None]
 
 
-class Run(NamedTuple):
+class TrainingRun(NamedTuple):
     """One training.
 
     Attributes:
@@ -110,7 +110,7 @@ def play(
     repeats: int,
     iterations: int,
     progress: Progress,
-) -> dict[str, list[dict[str, Run]]]:
+) -> dict[str, list[dict[str, TrainingRun]]]:
     """Case → repeat → arm → its run.
 
     Args:
@@ -121,7 +121,7 @@ def play(
     """
     arms = tuple(arms)
     jobs = [(repeat, name, arm) for repeat in range(repeats) for name in specs for arm in arms]
-    found: dict[str, list[dict[str, Run]]] = {name: [{} for _ in range(repeats)] for name in specs}
+    found: dict[str, list[dict[str, TrainingRun]]] = {name: [{} for _ in range(repeats)] for name in specs}
     for number, (repeat, name, arm) in enumerate(jobs):
         progress("emulated", f"{name}, {arm}", number / len(jobs))
         where = place / f"{specs[name].name}-{repeat}-{arms.index(arm)}"
@@ -131,7 +131,7 @@ def play(
     return found
 
 
-def read(records: list[Record]) -> Run:
+def read(records: list[Record]) -> TrainingRun:
     """What counts of a run."""
     ends_s: dict[int, float] = {}
     begins_s = 0.0
@@ -141,7 +141,7 @@ def read(records: list[Record]) -> Run:
             if step.iteration == 0:
                 begins_s = max(begins_s, step.ended_at_s - step.data_s - step.compute_s - step.exchange_s)
     share, _ = share_of(records)
-    return Run(tuple(ends_s[iteration] - begins_s for iteration in sorted(ends_s)), share)
+    return TrainingRun(tuple(ends_s[iteration] - begins_s for iteration in sorted(ends_s)), share)
 
 
 def iteration_s(ends_s: Iterable[float], since_s: float, until_s: float) -> float:
@@ -151,7 +151,7 @@ def iteration_s(ends_s: Iterable[float], since_s: float, until_s: float) -> floa
     return float((until_s - since_s) / (inside[1] - inside[0]))
 
 
-def summarize(played: Mapping[str, list[dict[str, Run]]]) -> dict[str, Any]:
+def summarize(played: Mapping[str, list[dict[str, TrainingRun]]]) -> dict[str, Any]:
     """Ratios within a repeat, over the time in which all arms ran, then the median over the repeats."""
     cases: dict[str, dict[str, Any]] = {}
     for name, repeats in played.items():

@@ -22,8 +22,7 @@ from rich.table import Table
 
 from uneven import journal
 from uneven.balance import LbBsp
-from uneven.control import Decider, Report
-from uneven.control import Table as Reports
+from uneven.control import Decider, Report, ReportTable
 from uneven.core.records import Record, StepRecord
 from uneven.core.views import Limits
 from uneven.errors import LaunchError
@@ -113,7 +112,7 @@ def decide(workers: int, repeats: int) -> float:
     )
     times_s = []
     for number in range(repeats + 3):
-        reports = Reports(_reports(decider, speeds, number, rng))
+        reports = ReportTable(_reports(decider, speeds, number, rng))
         began_s = time.perf_counter()
         decider.decide(4 * number + 1, 4 * number, reports)
         times_s.append(time.perf_counter() - began_s)

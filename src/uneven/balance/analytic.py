@@ -11,7 +11,7 @@ from uneven.balance.base import Balancer, standing
 from uneven.balance.bounds import whole_numbers, with_memory
 from uneven.balance.fitting import Curve, Points, fit
 from uneven.balance.intake import Intake, IntakeState
-from uneven.balance.minmax import Costs, Line, earliest_end
+from uneven.balance.minmax import CostLines, Costs, earliest_end
 from uneven.balance.profile import Profile
 from uneven.balance.window import Window, WindowState
 from uneven.core.actions import Split
@@ -25,7 +25,7 @@ _STIR = 0.1  # part of the mean share that is moved to learn a second size
 _SPREAD = 0.05  # relative noise of an iteration that the fit reckons with
 
 
-class _State(TypedDict):
+class _AnalyticState(TypedDict):
     members: list[int]
     rows: list[tuple[list[Amount], list[Amount]]]
     off: Count
@@ -141,7 +141,7 @@ class Analytic(Balancer):
         return Curve(*(column(values) for values in zip(*rows, strict=True)))
 
     def _solved(self, view: BalanceView, curve: Curve, start: tuple[int, ...]) -> tuple[int, ...]:
-        costs = Costs(curve.floor_s, (Line(curve.overhead_s, curve.per_sample_s),))
+        costs = Costs(curve.floor_s, (CostLines(curve.overhead_s, curve.per_sample_s),))
         lower, upper = column(view.limits.lower), column(view.limits.upper)
         return earliest_end(costs, view.global_batch, lower, upper, start)
 
@@ -176,7 +176,7 @@ class Analytic(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        saved = read(_State, state)
+        saved = read(_AnalyticState, state)
         n = len(saved["members"])
         if any(len(shares) != n or len(times_s) != n for shares, times_s in saved["rows"]):
             raise Misfit(saved["rows"], f"pairs of lists of {n}, as many as members", "rows")

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from uneven.balance.fitting import Curve, Points, fit
-from uneven.balance.intake import Flags, Reports, pick
+from uneven.balance.intake import Flags, ReportColumns, pick
 from uneven.balance.profile import Profile
 from uneven.core.exact import Floats
 from uneven.core.plain import Count, Misfit, PerMember, read
@@ -97,7 +97,7 @@ class Curves:
             self.points.weight[slots, place] = _PROFILED
         self.curve = fit(self.points, self.spread)
 
-    def learn(self, reports: Reports, level: Floats, foretold_s: Floats) -> None:
+    def learn(self, reports: ReportColumns, level: Floats, foretold_s: Floats) -> None:
         """Take in the reports of one look: one that is not clean only if it is near the curve, and for half.
 
         Args:
@@ -149,7 +149,7 @@ class Curves:
         same = apart[nearest, np.arange(len(size))] <= _SAME_SIZE * size
         return np.where(same, nearest, np.argmin(self.points.weight, axis=0)), same
 
-    def _put(self, use: Flags, slot: Any, same: Flags, reports: Reports, local_s: Floats, weight: Floats) -> None:
+    def _put(self, use: Flags, slot: Any, same: Flags, reports: ReportColumns, local_s: Floats, weight: Floats) -> None:
         at = np.arange(len(use))
         new = np.minimum(weight + reports.iterations, _MEMORY)
         part = np.where(same, np.minimum(reports.iterations / new, 1.0), 1.0)

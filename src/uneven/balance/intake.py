@@ -21,7 +21,7 @@ short. Ours."""
 _NOTHING = Observation(iteration=-1, samples=0, local_s=0.0)
 
 
-class Reports(NamedTuple):
+class ReportColumns(NamedTuple):
     """The newest report of each member as columns of shape (n,); zeros where there is none.
 
     Attributes:
@@ -75,7 +75,7 @@ class Intake:
         self._size = np.zeros(0)
         self._owed = np.zeros(0, np.bool_)
 
-    def take(self, view: BalanceView) -> Reports:
+    def take(self, view: BalanceView) -> ReportColumns:
         """What is new. Asked once for each view."""
         shares = column(view.shares)
         if view.members != self._members:
@@ -97,7 +97,7 @@ class Intake:
         self._size = np.where(news, size, self._size)
         newest_size = np.maximum(np.where(news & (self._owed | clean), size, shares), 1.0)
         memory = column([seen.memory for seen in rows])
-        return Reports(news, clean, size, newest_size, iterations, local_s, transfer_s, memory)
+        return ReportColumns(news, clean, size, newest_size, iterations, local_s, transfer_s, memory)
 
     def _meet(self, members: tuple[int, ...], shares: Floats) -> None:
         """Others take part: what is known of those who stay is kept, and newcomers owe nothing."""

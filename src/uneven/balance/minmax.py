@@ -17,7 +17,7 @@ _CLOSE = 1e-12
 """Relative width of the bracket within which times count as equal."""
 
 
-class Line(NamedTuple):
+class CostLines(NamedTuple):
     """start_s + slope_s · x for every worker, shape (n,) both; slopes are positive."""
 
     start_s: Floats
@@ -32,7 +32,7 @@ class Costs(NamedTuple):
     """
 
     floor_s: Floats
-    lines: tuple[Line, ...]
+    lines: tuple[CostLines, ...]
 
     def seconds(self, shares: Wholes | Floats) -> Floats:
         """Of each worker, shape (n,)."""

@@ -10,14 +10,14 @@ import numpy as np
 
 from uneven.balance.base import Balancer, check_predictor, standing
 from uneven.balance.bounds import whole_numbers, with_memory
+from uneven.balance.curve_level import CurveLevel, CurveLevelState
 from uneven.balance.curves import Curves, CurvesState
 from uneven.balance.even import Even
 from uneven.balance.fitting import Curve
 from uneven.balance.hysteresis import DEFAULT_FRACTION
 from uneven.balance.intake import Intake, IntakeState
-from uneven.balance.minmax import Costs, Line, earliest_end
+from uneven.balance.minmax import CostLines, Costs, earliest_end
 from uneven.balance.overlap import Overlap, OverlapState
-from uneven.balance.pace import Pace, PaceState
 from uneven.balance.presume import DEFAULT_MARGIN
 from uneven.balance.profile import Profile
 from uneven.core.actions import Split
@@ -44,11 +44,11 @@ A worker below its saturation point looks as if more samples cost nothing; where
 has been there. No curve with a constant part is steeper than the mean sample, so half of it goes wrong by little."""
 
 
-class _State(TypedDict):
+class _ModelState(TypedDict):
     intake: IntakeState
     curves: CurvesState
     overlap: OverlapState
-    pace: PaceState
+    pace: CurveLevelState
     alike: Count
     way: list[float]
     part: Annotated[float, Range(0.0, 1.0)]
@@ -107,7 +107,7 @@ class Model(Balancer):
         self._intake = Intake()
         self._curves = Curves()
         self._overlap = Overlap()
-        self._pace = Pace()
+        self._pace = CurveLevel()
         self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, for n may be large
         self._way, self._part = np.zeros(0), 1.0  # samples of the last move, and the part of the way that was gone
         self._alike = 0  # looks in a row at which the workers were so
@@ -153,14 +153,18 @@ class Model(Balancer):
         floor_s, a, b = (self._pace.level * part for part in curve)
         hidden, late_s, least_s = self._overlap.hidden, self._overlap.level_s, self._overlap.least_s
         shown = 1.0 - hidden
-        lines = [Line(a + least_s, b), Line(shown * a + late_s, shown * b)] if hidden.any() else [Line(a + late_s, b)]
+        lines = (
+            [CostLines(a + least_s, b), CostLines(shown * a + late_s, shown * b)]
+            if hidden.any()
+            else [CostLines(a + late_s, b)]
+        )
         costs = Costs(np.maximum(floor_s + least_s, shown * floor_s + late_s), tuple(lines))
         sizes = self._curves.points.size
         largest = np.where(known, np.where(sizes < np.inf, sizes, 0.0).max(axis=0, initial=1.0), 1.0)
         there_s = costs.seconds(largest)
         steep = _STEEP * there_s / largest
         steep = np.where(known & (steep > b), steep, 0.0)
-        further = Line(np.where(steep > 0.0, there_s - steep * largest, costs.lines[0].start_s),
+        further = CostLines(np.where(steep > 0.0, there_s - steep * largest, costs.lines[0].start_s),
                        np.where(steep > 0.0, steep, costs.lines[0].slope_s))  # fmt: skip
         return Costs(costs.floor_s, (*costs.lines, further))
 
@@ -223,7 +227,7 @@ class Model(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        saved = read(_State, state)
+        saved = read(_ModelState, state)
         with inside("curves"):
             self._curves.load_state_dict(state["curves"])
         self._intake.load_state_dict(state["intake"])

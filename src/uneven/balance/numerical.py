@@ -9,7 +9,7 @@ import numpy as np
 
 from uneven.balance.base import Balancer, standing
 from uneven.balance.bounds import Bounds, device_bounds, whole_numbers, with_memory
-from uneven.balance.intake import Flags, Intake, IntakeState, Reports
+from uneven.balance.intake import Flags, Intake, IntakeState, ReportColumns
 from uneven.balance.profile import Profile
 from uneven.balance.window import Window, WindowState
 from uneven.core.actions import Split
@@ -35,7 +35,7 @@ RESTART = 0.15
 """θ: a gap that, in two windows in a row, ends the fine tuning."""
 
 
-class _State(TypedDict):
+class _NumericalState(TypedDict):
     members: list[int]
     phase: Literal["fast approach", "fine-tune", "settled"]
     step: Several
@@ -143,7 +143,7 @@ class Numerical(Balancer):
         self._watched.clear()
         return self._decide(view, reports, times_s)
 
-    def _decide(self, view: BalanceView, reports: Reports, times_s: Floats) -> Split:
+    def _decide(self, view: BalanceView, reports: ReportColumns, times_s: Floats) -> Split:
         shares = np.array(view.shares, np.int64)
         bounds = device_bounds(view, self._saturation)
         can_give, can_take = bounds.can_give(shares), bounds.can_take(shares, reports.memory)
@@ -210,7 +210,7 @@ class Numerical(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        saved = read(_State, state)
+        saved = read(_NumericalState, state)
         best = saved["best"]
         if best is not None and len(best[1]) != len(saved["members"]):
             raise Misfit(best[1], f"a share of each of {len(saved['members'])} members", "best[1]")

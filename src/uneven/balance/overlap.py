@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from uneven.balance.fitting import Points, added
-from uneven.balance.intake import Reports, pick
+from uneven.balance.intake import ReportColumns, pick
 from uneven.core.exact import Floats
 from uneven.core.plain import PerMember, read
 
@@ -60,7 +60,7 @@ class Overlap:
         """What is seen of the communication beside so much computing."""
         return np.maximum(self.level_s - self.hidden * local_s, self.least_s)
 
-    def learn(self, reports: Reports, points: Points) -> Points:
+    def learn(self, reports: ReportColumns, points: Points) -> Points:
         """Take in the clean reports of one look.
 
         Returns:
@@ -91,7 +91,7 @@ class Overlap:
         self._look_at(points, reports)
         return points
 
-    def _look_at(self, points: Points, reports: Reports) -> None:
+    def _look_at(self, points: Points, reports: ReportColumns) -> None:
         """ρ: how much less is seen for each second more of computing, over the sizes at which both are known."""
         if not points.transfer_s.any():
             return

@@ -16,7 +16,7 @@ from uneven.errors import ConfigError
 _PROFILE = 5
 
 
-class _State(TypedDict):
+class _StaticState(TypedDict):
     weights: dict[str, Amount] | None
     seen: dict[str, tuple[int, Count, Amount]]
 
@@ -80,7 +80,7 @@ class Static(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`. Shares that were given to the constructor stay."""
-        saved = read(_State, state)
+        saved = read(_StaticState, state)
         weights = saved["weights"]
         self._seen = {whole_key(rank, "seen"): row for rank, row in saved["seen"].items()}
         if not self._given:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance.intake import Reports
+from uneven.balance.intake import ReportColumns
 from uneven.core.exact import Floats
 from uneven.core.plain import Amount, Misfit, read
 
@@ -41,7 +41,7 @@ class Window:
         self._iterations = np.zeros(0)
         self._counts = np.zeros(0)
 
-    def add(self, reports: Reports) -> None:
+    def add(self, reports: ReportColumns) -> None:
         """Take in the clean ones."""
         if len(self._iterations) != len(reports.clean):
             self._rows = []

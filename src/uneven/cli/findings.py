@@ -77,7 +77,7 @@ class DataFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class MachineFacts:
     """Everything that was gathered about a machine and this Python."""
 
     system: str
@@ -104,7 +104,7 @@ class Facts:
     packages: dict[str, str]  # optional package → version, "" if not installed
 
 
-def findings(facts: Facts) -> list[Finding]:
+def findings(facts: MachineFacts) -> list[Finding]:
     """One finding per topic, in the order in which a reader wants them."""
     return [
         _python(facts),
@@ -128,7 +128,7 @@ def works(found: list[Finding]) -> bool:
     return all(finding.level is not MISSING for finding in found)
 
 
-def _python(facts: Facts) -> Finding:
+def _python(facts: MachineFacts) -> Finding:
     text = f"{'.'.join(map(str, facts.python))} on {facts.system}, uneven {facts.uneven}"
     if facts.python < (3, 11, 0):
         return Finding("python", MISSING, text, "uneven needs Python 3.11 or newer")
@@ -137,7 +137,7 @@ def _python(facts: Facts) -> Finding:
     return Finding("python", GOOD, text, "supported")
 
 
-def _torch(facts: Facts) -> Iterator[Finding]:
+def _torch(facts: MachineFacts) -> Iterator[Finding]:
     torch = facts.torch
     if not torch.version:
         yield Finding("torch", MISSING, torch.error or "not found", "nothing trains; pip install torch")
@@ -154,7 +154,7 @@ def _gloo(torch: TorchFacts) -> Finding:
     return Finding("gloo", MISSING, torch.error or "not in this build of torch", cure)
 
 
-def _cores(facts: Facts) -> Finding:
+def _cores(facts: MachineFacts) -> Finding:
     limits = [float(facts.usable_cores)] + ([facts.quota_cores] if facts.quota_cores is not None else [])
     mine = min(limits)
     parts = [f"{facts.cores} on the machine"]
@@ -171,7 +171,7 @@ def _cores(facts: Facts) -> Finding:
     return Finding("cores", GOOD, text, f"up to {int(mine)} CPU workers without sharing a core")
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
+def _memory(facts: MachineFacts) -> Iterator[Finding]:
     text = f"{_size(facts.memory_bytes)}, {_size(facts.available_bytes)} available"
     usable = facts.available_bytes
     if facts.memory_limit_bytes is not None:
@@ -186,7 +186,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding("shared memory", NOTE, f"/dev/shm holds {_size(shared)}", cure)
 
 
-def _gpus(facts: Facts) -> Finding:
+def _gpus(facts: MachineFacts) -> Finding:
     if not facts.gpus:
         why = f" ({facts.gpu_error})" if facts.gpu_error else ""
         return Finding("gpus", GOOD, f"none{why}", "workers train on CPU")
@@ -201,7 +201,7 @@ def _gpus(facts: Facts) -> Finding:
     return Finding("gpus", GOOD, text, f"one worker per GPU: uneven run --nproc {usable}")
 
 
-def _nccl(facts: Facts) -> Finding:
+def _nccl(facts: MachineFacts) -> Finding:
     if facts.torch.nccl:
         return Finding("nccl", GOOD, "in this build of torch", "GPU workers exchange through NCCL")
     if facts.gpus:
@@ -234,7 +234,7 @@ def _names(lookup_s: float, address: str) -> Finding:
     return Finding("names", NOTE, f"to look up an address takes {lookup_s:.1f} s or more", cure)
 
 
-def _throttle(facts: Facts) -> Finding:
+def _throttle(facts: MachineFacts) -> Finding:
     if facts.throttle_error:
         why = "`uneven demo` and `uneven run --shares` cannot slow workers down; training is not affected"
         return Finding("throttling", NOTE, facts.throttle_error, why)
@@ -242,7 +242,7 @@ def _throttle(facts: Facts) -> Finding:
     return Finding("throttling", GOOD, text, "`uneven demo` and `uneven run --shares` work without root")
 
 
-def _emulator(facts: Facts) -> Iterator[Finding]:
+def _emulator(facts: MachineFacts) -> Iterator[Finding]:
     if facts.isolation_error:
         cure = "`uneven emulate` gives shares of processor time only; links, memory and load need root on Linux"
         yield Finding("emulation", NOTE, facts.isolation_error, cure)

@@ -14,14 +14,14 @@ _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
 
 
-class Lesson(NamedTuple):
+class LearningGoal(NamedTuple):
     """What is to be learnt; nothing without a task."""
 
     task: Task | None
     goal: Goal | None
 
 
-def lesson(train: str | None, accuracy: float | None, key: str) -> Lesson:
+def lesson(train: str | None, accuracy: float | None, key: str) -> LearningGoal:
     """The task and the goal, as typed.
 
     Args:
@@ -35,11 +35,11 @@ def lesson(train: str | None, accuracy: float | None, key: str) -> Lesson:
     if train is None:
         if accuracy is not None:
             raise ConfigError(f"{key} {accuracy:g} needs something that learns: add --train digits")
-        return Lesson(None, None)
+        return LearningGoal(None, None)
     from uneven.virtual import Goal, tasks
 
     goal = None if accuracy is None else Goal(accuracy)
-    return Lesson(tasks.resolve(train), goal)
+    return LearningGoal(tasks.resolve(train), goal)
 
 
 def curve(points: tuple[Point, ...], width: int = _WIDTH) -> str:

@@ -25,7 +25,7 @@ import psutil
 import pynvml
 
 import uneven
-from uneven.cli.findings import DataFolder, Facts, Gpu, Interface, TorchFacts
+from uneven.cli.findings import DataFolder, Gpu, Interface, MachineFacts, TorchFacts
 from uneven.cli.limits import Limit, control_group_limit
 from uneven.emulate import probe
 from uneven.jobs.processes import HeldProcess
@@ -35,7 +35,7 @@ LOOKUP_LIMIT_S = 3.0
 OPTIONAL = ("ray", "tensorboard")
 
 
-def gather(environment: Mapping[str, str] = os.environ) -> Facts:
+def gather(environment: Mapping[str, str] = os.environ) -> MachineFacts:
     """Everything about this machine and this Python; takes some seconds, as torch is really tried."""
     limit = control_group_limit() if sys.platform == "linux" else Limit()
     gpus, gpu_error = read_gpus()
@@ -44,7 +44,7 @@ def gather(environment: Mapping[str, str] = os.environ) -> Facts:
     isolation_error = probe.why_not_isolated()
     able = probe.able(isolated=isolation_error)
     interface = choose_interface(environment.get("GLOO_SOCKET_IFNAME", ""))
-    return Facts(
+    return MachineFacts(
         system=platform.system(),
         python=sys.version_info[:3],
         uneven=uneven.__version__,

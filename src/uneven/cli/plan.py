@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from uneven.cli import learning
     from uneven.cluster.spec import ClusterSpec
-    from uneven.plan import Choice, LeftOut, Result
+    from uneven.plan import Choice, CombinationResult, LeftOut
     from uneven.simulate import Scenario
 
 
@@ -82,7 +82,9 @@ def command(
     left += failed
     if not results:
         raise ConfigError(f"nothing is left to be ranked: {'; '.join(dict.fromkeys(one.why for one in left))}")
-    page = plan_page.Page(case.spec, ranked(results), tuple(left), iterations, lesson.goal, perf_counter() - started_s)
+    page = plan_page.PlanPage(
+        case.spec, ranked(results), tuple(left), iterations, lesson.goal, perf_counter() - started_s
+    )
     plan_page.show(page)
     if as_json:
         print(json.dumps(plan_page.as_json(page, train)))
@@ -155,13 +157,13 @@ def split(text: str | None) -> tuple[str, ...]:
 
 
 def _play(
-    case: _Case, choices: Sequence[Choice], lesson: learning.Lesson
-) -> tuple[list[Result], list[LeftOut]]:
+    case: _Case, choices: Sequence[Choice], lesson: learning.LearningGoal
+) -> tuple[list[CombinationResult], list[LeftOut]]:
     from uneven.cli.progress import bar
     from uneven.errors import ConfigError, TrainingError
     from uneven.plan import LeftOut
 
-    results: list[Result] = []
+    results: list[CombinationResult] = []
     failed: list[LeftOut] = []
     with bar(len(choices), named=True) as moved:
         for place, choice in enumerate(choices):
@@ -173,8 +175,10 @@ def _play(
     return results, failed
 
 
-def _one(case: _Case, choice: Choice, lesson: learning.Lesson, moved: Callable[[float], None]) -> Result:
-    from uneven.plan import Counter, Lesson, Result
+def _one(
+    case: _Case, choice: Choice, lesson: learning.LearningGoal, moved: Callable[[float], None]
+) -> CombinationResult:
+    from uneven.plan import CombinationResult, Counter, TrainingOutcome
     from uneven.simulate import simulate
     from uneven.sync import Pace, carried, unheeded
 
@@ -192,13 +196,13 @@ def _one(case: _Case, choice: Choice, lesson: learning.Lesson, moved: Callable[[
             goal=lesson.goal,
             progress=lambda done: moved(0.5 + min(1.0, done / case.iterations) / 2),
         )
-        taught = Lesson(
+        taught = TrainingOutcome(
             reached_s=None if learnt.reached is None else learnt.reached.at_s,
             reached_samples=None if learnt.reached is None else learnt.reached.samples,
             best=max((point.accuracy for point in learnt.points), default=0.0),
             diverged=learnt.diverged,
         )
-    return Result(
+    return CombinationResult(
         choice=choice,
         facts=facts,
         figures=counter.figures(outcome, waits=facts is None or facts.pace is not Pace.OWN),

@@ -27,7 +27,7 @@ _HELD = "\u00a0"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PlanPage:
     """Everything that is told.
 
     Attributes:
@@ -42,7 +42,7 @@ class Page:
     took_s: float
 
 
-def show(page: Page, console: Console | None = None) -> None:
+def show(page: PlanPage, console: Console | None = None) -> None:
     """Print it."""
     console = console or Console(highlight=False)
     console.width = min(console.width, _WIDEST)
@@ -65,7 +65,7 @@ def show(page: Page, console: Console | None = None) -> None:
         _say(console, line)
 
 
-def _scene(page: Page) -> str:
+def _scene(page: PlanPage) -> str:
     nodes = len(page.spec.nodes)
     played = len(page.plan.rows)
     what = "combination" if played == 1 else "combinations"
@@ -84,7 +84,7 @@ def _say(console: Console, text: str, *, head: str = " ", style: str = "") -> No
         console.print(Text(shown, style=style), soft_wrap=True)
 
 
-def _notes(page: Page) -> str:
+def _notes(page: PlanPage) -> str:
     base = page.plan.baseline.result.choice
     told = f"Speed-up is over {base.balance} shares under {base.sync}"
     told += "." if page.goal is None else ", in time to the goal; in brackets, the best that was reached."
@@ -93,7 +93,7 @@ def _notes(page: Page) -> str:
     return told
 
 
-def _table(page: Page) -> Table:
+def _table(page: PlanPage) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", justify="right")
     for name in ("balance", "sync"):
@@ -133,7 +133,7 @@ def _learnt(row: Row) -> tuple[str, str]:
     return seconds(lesson.reached_s), count(lesson.reached_samples)
 
 
-def speed_up(row: Row, page: Page) -> float | None:
+def speed_up(row: Row, page: PlanPage) -> float | None:
     """Over the baseline: of the time to the goal if there is one, else of samples/s; None if it cannot be told."""
     base = page.plan.baseline.result
     if page.goal is None:
@@ -145,7 +145,7 @@ def speed_up(row: Row, page: Page) -> float | None:
     return other.reached_s / own.reached_s
 
 
-def _speed_up(row: Row, page: Page) -> str:
+def _speed_up(row: Row, page: PlanPage) -> str:
     value = speed_up(row, page)
     return "–" if value is None else f"{value:.2f} ×"
 
@@ -184,7 +184,7 @@ def _listed(names: list[str] | tuple[str, ...]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])
 
 
-def advice(page: Page) -> list[str]:
+def advice(page: PlanPage) -> list[str]:
     """What to do with it."""
     best, carried = page.plan.best, page.plan.best_carried
     told = []
@@ -206,7 +206,7 @@ def advice(page: Page) -> list[str]:
     return told
 
 
-def as_json(page: Page, task: str | None) -> dict[str, Any]:
+def as_json(page: PlanPage, task: str | None) -> dict[str, Any]:
     """All of it, for machines."""
     plan, best = page.plan, page.plan.best_carried
     return {
@@ -229,7 +229,7 @@ def _named(row: Row) -> dict[str, str]:
     return {"balance": row.result.choice.balance, "sync": row.result.choice.sync}
 
 
-def _row(row: Row, page: Page) -> dict[str, Any]:
+def _row(row: Row, page: PlanPage) -> dict[str, Any]:
     figures, lesson = row.result.figures, row.result.lesson
     told: dict[str, Any] = {
         **_named(row),

@@ -17,8 +17,8 @@ from uneven.cli.options import accuracy, option, played, task
 from uneven.core.text import printable
 
 if TYPE_CHECKING:
-    from uneven.cli.learning import Lesson
-    from uneven.cli.simulate_page import Played
+    from uneven.cli.learning import LearningGoal
+    from uneven.cli.simulate_page import FinishedSimulation
     from uneven.cluster.spec import ClusterSpec
     from uneven.simulate import RecordedCosts, Scenario, Sink
 
@@ -152,7 +152,7 @@ def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path
     return asked or rundir.new_path(scenario.spec.name, datetime.now())
 
 
-def _play(scenario: Scenario, directory: Path | None, lesson: Lesson) -> Played:
+def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> FinishedSimulation:
     """Play it, with a journal if there is a place for it."""
     from uneven import rundir
     from uneven.cluster.write import to_toml
@@ -169,7 +169,7 @@ def _play(scenario: Scenario, directory: Path | None, lesson: Lesson) -> Played:
         return _timed(scenario, lesson, journal.write)
 
 
-def _plain(scenario: Scenario, lesson: Lesson) -> Played:
+def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
     """What DistributedDataParallel does on the same cluster."""
     from uneven.balance import Even
     from uneven.sync import BSP
@@ -177,16 +177,16 @@ def _plain(scenario: Scenario, lesson: Lesson) -> Played:
     return _timed(replace(scenario, balancer=Even(), policy=BSP()), lesson, None)
 
 
-def _timed(scenario: Scenario, lesson: Lesson, sink: Sink | None) -> Played:
+def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> FinishedSimulation:
     from uneven.cli.progress import bar
-    from uneven.cli.simulate_page import Played
+    from uneven.cli.simulate_page import FinishedSimulation
     from uneven.simulate import simulate
 
     with bar(scenario.iterations) as progress:
         started_s = perf_counter()
         if lesson.task is None:
-            return Played(simulate(scenario, sink, progress=progress), None, perf_counter() - started_s)
+            return FinishedSimulation(simulate(scenario, sink, progress=progress), None, perf_counter() - started_s)
         from uneven.virtual import train
 
         learnt = train(scenario, lesson.task, sink, goal=lesson.goal, progress=progress)
-        return Played(learnt.outcome, learnt, perf_counter() - started_s)
+        return FinishedSimulation(learnt.outcome, learnt, perf_counter() - started_s)

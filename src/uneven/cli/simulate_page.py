@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ROWS = 40
 
 
-class Played(NamedTuple):
+class FinishedSimulation(NamedTuple):
     """A simulation that is over.
 
     Attributes:
@@ -30,7 +30,7 @@ class Played(NamedTuple):
     took_s: float
 
 
-def show(scenario: Scenario, played: Played, goal: Goal | None) -> None:
+def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> None:
     """Print the table and what it came to."""
     Console().print(_table(scenario, played.outcome))
     told = _lines(scenario, played)
@@ -39,7 +39,7 @@ def show(scenario: Scenario, played: Played, goal: Goal | None) -> None:
     _print(told)
 
 
-def compare(played: Played, plain: Played) -> None:
+def compare(played: FinishedSimulation, plain: FinishedSimulation) -> None:
     """Print how much faster it was than even shares under bsp."""
     outcome, base = played.outcome, plain.outcome
     told = [
@@ -81,7 +81,7 @@ def _table(scenario: Scenario, outcome: Outcome) -> Table:
     return table
 
 
-def _lines(scenario: Scenario, played: Played) -> list[str]:
+def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
     outcome = played.outcome
     what = f"{scenario.balance} under {scenario.sync}"
     return [

@@ -13,9 +13,9 @@ from uneven.control.referee import Complaint, Referee
 from uneven.control.reporter import Load, Reporter
 from uneven.control.reports import Report
 from uneven.control.spacing import Spacing
-from uneven.control.table import Table
+from uneven.control.table import ReportTable
 
 __all__ = [
     "Amendment", "CallForReports", "Complaint", "Controller", "Decider", "Decision", "Forecast", "Forecaster",
-    "GiveReport", "Instruction", "Load", "Loopback", "Referee", "Report", "Reporter", "Spacing", "Table",
+    "GiveReport", "Instruction", "Load", "Loopback", "Referee", "Report", "ReportTable", "Reporter", "Spacing",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ from uneven.control.forecast import Forecaster
 from uneven.control.referee import Complaint
 from uneven.control.reporter import Load, Reporter
 from uneven.control.reports import Report
-from uneven.control.table import Table
+from uneven.control.table import ReportTable
 from uneven.core.plain import Count, Misfit, inside, loading, read
 from uneven.core.records import SplitRecord
 from uneven.core.views import Limits, Observation
@@ -99,7 +99,7 @@ class _Era:
     launched: int = -1
     given: set[int] = field(default_factory=set)
     arrived: dict[int, Report] = field(default_factory=dict)
-    table: Table | None = None
+    table: ReportTable | None = None
     calls: dict[int, Report] = field(default_factory=dict)
     heard: int = -1
     places: dict[int, int] = field(init=False)
@@ -121,7 +121,7 @@ class Controller:
         self._era = _Era(0, decider)
         self._earlier: list[_Era] = []
         self._reporters: dict[int, Reporter] = {}
-        self._past: deque[Table] = deque(maxlen=_PAST)
+        self._past: deque[ReportTable] = deque(maxlen=_PAST)
         self._adapts = True
 
     # ---------------------------------------------------------------- what is asked in every iteration
@@ -239,10 +239,10 @@ class Controller:
         era.arrived[rank] = report
         if len(era.arrived) < len(era.places):
             return []
-        self.gathered(Table([era.arrived[one] for one in era.places]))
+        self.gathered(ReportTable([era.arrived[one] for one in era.places]))
         return self._decide(era, newest)
 
-    def gathered(self, table: Table) -> None:
+    def gathered(self, table: ReportTable) -> None:
         """All reports have arrived, by position of the member; they are decided by when the next iteration ends."""
         self._era.table, self._era.arrived = table, {}
 
@@ -336,7 +336,7 @@ class Controller:
             forecaster.hidden_s = decider.hidden_s
         self.reporter(rank).restart(forecaster)
 
-    def _foretelling(self, rank: int, saved: ControllerState, past: Iterable[Table]) -> Forecaster:
+    def _foretelling(self, rank: int, saved: ControllerState, past: Iterable[ReportTable]) -> Forecaster:
         """A forecaster that goes on with this state, or with what this worker reported if it is another rank's."""
         forecaster = self._make_forecaster()
         forecaster.hidden_s = self._era.decider.hidden_s
@@ -371,5 +371,5 @@ def _by_rank(split: SplitRecord, members: tuple[int, ...]) -> SplitRecord:
     return replace(split, shares=tuple(shares), speeds_per_s=tuple(speeds), predicted_per_s=tuple(predicted))
 
 
-def _table(rows: Sequence[Sequence[float | None]]) -> Table:
-    return Table([[math.nan if x is None else x for x in row] for row in rows])
+def _table(rows: Sequence[Sequence[float | None]]) -> ReportTable:
+    return ReportTable([[math.nan if x is None else x for x in row] for row in rows])

@@ -18,7 +18,7 @@ from uneven.balance.profile import Profile
 from uneven.control.referee import ABSURD_FACTOR, Complaint, Referee, RefereeState, Verdict
 from uneven.control.reports import Report
 from uneven.control.spacing import Spacing
-from uneven.control.table import Column, Table
+from uneven.control.table import Column, ReportTable
 from uneven.core.apportion import proportional
 from uneven.core.plain import Along, Amount, Count, inside, read
 from uneven.core.records import SplitRecord
@@ -111,7 +111,7 @@ class Decider:
         self._predicted_per_s = np.full(len(members), math.nan)
         self._doubts = np.zeros(len(members))
         self._held = np.zeros(len(members), np.int64)  # by those whose memory is full
-        self._waits = deque([0.0] * _AGREE, maxlen=_AGREE)  # of the newest tables, see Table.hidden_s
+        self._waits = deque([0.0] * _AGREE, maxlen=_AGREE)  # of the newest tables, see ReportTable.hidden_s
         self._fingerprint: tuple[tuple[int, ...], float] = ((), 0.0)
         self._referee = Referee()
         self._spacing = Spacing(len(members), budget, limits.lower)
@@ -178,7 +178,7 @@ class Decider:
             self._fingerprint = self.newest, float(value)
         return self._fingerprint[1]
 
-    def decide(self, iteration: int, launched: int, table: Table) -> Decision:
+    def decide(self, iteration: int, launched: int, table: ReportTable) -> Decision:
         """Take in one report of each member.
 
         Args:
@@ -214,16 +214,16 @@ class Decider:
         """
         table = self._referee.standing(self._members)
         table.column("split")[:] = self.fingerprint()
-        table.rows[list(cries)] = Table(list(cries.values())).without(self.hidden_s).rows
+        table.rows[list(cries)] = ReportTable(list(cries.values())).without(self.hidden_s).rows
         self._compare(table.column("split"))
         return Amendment(*self._take_in(iteration, table))
 
-    def _take_in(self, iteration: int, table: Table) -> tuple[SplitRecord | None, tuple[Complaint, ...]]:
+    def _take_in(self, iteration: int, table: ReportTable) -> tuple[SplitRecord | None, tuple[Complaint, ...]]:
         verdict = self._referee.judge(self._members, table, iteration=iteration)
         self._believe(table, verdict)
         return self._split(iteration, verdict), verdict.complaints
 
-    def _believe(self, table: Table, verdict: Verdict) -> None:
+    def _believe(self, table: ReportTable, verdict: Verdict) -> None:
         """Take over forecasts; a worker's speed serves where there is none, or one out of all proportion."""
         speeds, told, doubts = verdict.speeds_per_s, table.column("predicted_per_s"), table.column("doubt")
         sound = (told >= speeds / ABSURD_FACTOR) & (told <= speeds * ABSURD_FACTOR)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.control.reports import SILENT, Report
-from uneven.control.table import Column, Seen, Table
+from uneven.control.table import Column, ReportTable, Seen
 from uneven.core.plain import Misfit, read, whole_key
 
 ABSURD_FACTOR = 1e6
@@ -62,10 +62,10 @@ class Referee:
 
     def __init__(self) -> None:
         self._members: tuple[int, ...] = ()
-        self._last = Table(np.empty((0, len(_NOTHING))))
+        self._last = ReportTable(np.empty((0, len(_NOTHING))))
         self._speeds_per_s = np.empty(0)
 
-    def judge(self, members: Sequence[int], table: Table, *, iteration: int) -> Verdict:
+    def judge(self, members: Sequence[int], table: ReportTable, *, iteration: int) -> Verdict:
         """Judge the newest report of each member.
 
         Refused are: a time or a number of samples that is zero, negative or not finite; a speed more than a million
@@ -95,7 +95,7 @@ class Referee:
         good = ~faulty & ~strange & (speeds > 0)
         fresh = good & table.differs(last)
         rows = np.where(good[:, None], table.rows, last.rows)
-        self._last, self._speeds_per_s = Table(rows), np.where(good, speeds, past)
+        self._last, self._speeds_per_s = ReportTable(rows), np.where(good, speeds, past)
         seen = Seen(rows, known | good)
         complaints = []
         for place in np.flatnonzero(faulty | strange).tolist():
@@ -103,16 +103,16 @@ class Referee:
             complaints.append(Complaint(members[place], iteration, f"{fault}; {_substitute(seen, place)}"))
         return Verdict(seen, fresh, self._speeds_per_s, tuple(complaints))
 
-    def standing(self, members: Sequence[int]) -> Table:
+    def standing(self, members: Sequence[int]) -> ReportTable:
         """What is believed of each member, as if it told the same again; who never told anything, says nothing."""
         last, past = self._of(tuple(members))
-        return Table(np.where(past[:, None] > 0.0, last.rows, SILENT))
+        return ReportTable(np.where(past[:, None] > 0.0, last.rows, SILENT))
 
-    def _of(self, members: tuple[int, ...]) -> tuple[Table, Column]:
+    def _of(self, members: tuple[int, ...]) -> tuple[ReportTable, Column]:
         """The last good report of each and its speed, NaN and 0 without one; who is no member is forgotten."""
         if members != self._members:
             known = dict(zip(self._members, self._last.rows, strict=True))
-            self._members, self._last = members, Table([known.get(rank, _NOTHING) for rank in members])
+            self._members, self._last = members, ReportTable([known.get(rank, _NOTHING) for rank in members])
             self._speeds_per_s = self._last.speeds_per_s()
         return self._last, self._speeds_per_s
 
@@ -128,7 +128,7 @@ class Referee:
             raise Misfit(last, f"a report of {len(_NOTHING)} numbers for each rank", "last")
         self._members = tuple(sorted(last))
         rows = [[math.nan if x is None else x for x in last[rank]] for rank in self._members]
-        self._last = Table(np.reshape(np.array(rows, np.float64), (len(rows), len(_NOTHING))))
+        self._last = ReportTable(np.reshape(np.array(rows, np.float64), (len(rows), len(_NOTHING))))
         self._speeds_per_s = self._last.speeds_per_s()
 
 
@@ -138,7 +138,7 @@ def _alike(speeds: Column, past: Column) -> bool:
     return least > 0.0 and speeds.min() >= most / ABSURD_FACTOR and speeds.max() <= least * ABSURD_FACTOR
 
 
-def _fault(table: Table, place: int) -> str:
+def _fault(table: ReportTable, place: int) -> str:
     for name in ("samples", *_TIMES):
         value = float(table.column(name)[place])
         if not math.isfinite(value) or value < 0:

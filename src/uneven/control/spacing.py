@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uneven.control.table import Column, Table, weighted_sum
+from uneven.control.table import Column, ReportTable, weighted_sum
 
 _WARM_UP = 4
 """Reports at the start that do not mind the budget: the first split should come soon."""
@@ -81,7 +81,7 @@ class Spacing:
         self._still = 1
         self._free = 0
 
-    def gap(self, table: Table, changed: bool, sudden: bool = False) -> Gap:
+    def gap(self, table: ReportTable, changed: bool, sudden: bool = False) -> Gap:
         """The next gap, from reports that are the same on every rank.
 
         Args:
@@ -95,7 +95,7 @@ class Spacing:
         elif not urgent:  # who called and was heard to no effect will call again if need be
             self._still = min(2 * self._still, _DEAF_GAP if deaf else _IDLE_GAP)
         told = np.flatnonzero(table.believable() & (table.column("iterations") > 0))
-        heard = table if len(told) == len(table.rows) else Table(table.rows[told])
+        heard = table if len(told) == len(table.rows) else ReportTable(table.rows[told])
         before_s, costs_s = self._cost_s[told], heard.column("cost_s")
         costs_s = np.where(before_s > 0.0, np.minimum(costs_s, _STOPPED * before_s), costs_s)
         now_s = before_s + np.where(before_s > 0.0, 0.2, 1.0) * (costs_s - before_s)
@@ -113,7 +113,7 @@ class Spacing:
         least = min(_whole(price), most)
         return Gap(1 if cheap else least, least, most)
 
-    def _price(self, table: Table, costs_s: Column) -> tuple[float, float]:
+    def _price(self, table: ReportTable, costs_s: Column) -> tuple[float, float]:
         """In iterations whose budget pays for it: a report, and what is owed."""
         iterations, samples = table.column("iterations"), table.column("samples")
         total = math.fsum(samples.tolist())
@@ -126,7 +126,7 @@ class Spacing:
             self._owed_s = min(max(self._owed_s + over_s, -_SAVED * cost_s), _OWED * cost_s)
         return (cost_s / allowed_s, self._owed_s / allowed_s) if allowed_s > 0 else (1.0, 0.0)
 
-    def _price_of_last(self, table: Table, costs_s: Column, least: Column) -> float:
+    def _price_of_last(self, table: ReportTable, costs_s: Column, least: Column) -> float:
         """The price of a report on the worker that takes longest, where it has no sample to hand over; else 0."""
         iterations, local_s = table.column("iterations"), table.column("local_s")
         last = int(np.argmax((local_s + table.column("transfer_s")) / iterations))

@@ -30,7 +30,7 @@ _SOME = [_PLACES[name] for name in ("iterations", "samples", "local_s")]
 _BELIEVABLE = [_PLACES[name] for name in ("iterations", "local_s", "exchange_s", "control_s", "cost_s")]
 
 
-class Table:
+class ReportTable:
     """One report of each member.
 
     Args:
@@ -84,14 +84,14 @@ class Table:
         found = float(waited.min() - own.max())
         return found if found >= _LEAST_WAIT * float(local.max()) else 0.0
 
-    def without(self, hidden_s: float) -> Table:
+    def without(self, hidden_s: float) -> ReportTable:
         """The same, but so much of each own side of an exchange counts as nothing."""
         if hidden_s == 0.0:
             return self
         rows = self.rows.copy()
         own = rows[:, _PLACES["transfer_s"]]
         np.maximum(own - hidden_s * self.column("iterations"), 0.0, out=own)
-        return Table(rows)
+        return ReportTable(rows)
 
     def believable(self) -> npt.NDArray[np.bool_]:
         """As :attr:`Report.believable`."""
@@ -116,7 +116,7 @@ class Table:
             sound &= (self.rows[:, place] >= 0) & (self.rows[:, place] < math.inf)
         return sound
 
-    def differs(self, other: Table) -> npt.NDArray[np.bool_]:
+    def differs(self, other: ReportTable) -> npt.NDArray[np.bool_]:
         """Which reports are of other iterations, or measured something else."""
         return np.asarray((self.rows[:, _EVIDENCE] != other.rows[:, _EVIDENCE]).any(axis=1), np.bool_)
 

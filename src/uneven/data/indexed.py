@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader
 
-from uneven.data.order import Cursor, Plan, Portion
+from uneven.data.order import Cursor, EpochPlan, Portion
 
 
 class Sampler(Protocol):
@@ -79,7 +79,7 @@ class PlannedSampler:
     """
 
     def __init__(
-        self, *, plan: Plan, rank: int, order_of: Callable[..., npt.NDArray[np.int64]], length: int
+        self, *, plan: EpochPlan, rank: int, order_of: Callable[..., npt.NDArray[np.int64]], length: int
     ) -> None:
         self.drawn: deque[Portion] = deque()  # drawn by torch, not yet handed out
         self._plan = plan

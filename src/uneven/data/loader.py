@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
-from uneven.data.order import Cursor, Plan, Portion, SplitSource, epoch_order, never
+from uneven.data.order import Cursor, EpochPlan, Portion, SplitSource, epoch_order, never
 from uneven.data.paced import PacedSampler
 from uneven.data.state import read_left, read_reached, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
@@ -89,7 +89,7 @@ class BalancedLoader:
     ) -> None:  # fmt: skip
         _check_keywords(dataloader)
         _check_sizes(batch_size, world_size, lower)
-        plan = Plan(
+        plan = EpochPlan(
             batch_size=batch_size, workers=world_size, split_for=split_for, lower=lower, drop_last=drop_last,
             settled=settled,
         )  # fmt: skip

@@ -125,7 +125,7 @@ def never() -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EpochPlan:
     """Cuts an epoch into parts.
 
     Attributes:

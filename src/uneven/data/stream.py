@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from uneven.data.alike import LOOKED_AT, first_samples
-from uneven.data.order import Cursor, Plan, Portion
+from uneven.data.order import Cursor, EpochPlan, Portion
 from uneven.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
@@ -64,7 +64,7 @@ class StreamSource:
     lookahead = 0  # slices are cut when they are handed out, however far samples are read ahead
 
     def __init__(
-        self, dataset: Iterable[Any], *, plan: Plan, rank: int, sharded: bool, options: Mapping[str, Any]
+        self, dataset: Iterable[Any], *, plan: EpochPlan, rank: int, sharded: bool, options: Mapping[str, Any]
     ) -> None:
         options = dict(options)
         self._collate: Collate = options.pop("collate_fn", None) or default_collate

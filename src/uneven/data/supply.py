@@ -36,7 +36,7 @@ Interval = tuple[int, int]
 """Positions from the first up to, not including, the second."""
 
 
-class Answer(Protocol):
+class PendingCount(Protocol):
     """A number that may still be under way.
 
     Attributes:
@@ -71,7 +71,7 @@ class HandOut(Protocol):
     @property
     def least(self) -> int | None: ...
 
-    def take(self, epoch: int, samples: int) -> Answer:
+    def take(self, epoch: int, samples: int) -> PendingCount:
         """Move the counter of an epoch on by so many; where it was before, as soon as that is known."""
         ...
 
@@ -91,7 +91,7 @@ class HandOut(Protocol):
 class _Question:
     epoch: int
     samples: int
-    answer: Answer
+    answer: PendingCount
 
 
 class Supply:

@@ -105,7 +105,7 @@ def quota_us(cores: float) -> tuple[int, int]:
     return round(max(cores, least) * period_s * 1e6), round(period_s * 1e6)
 
 
-class Groups:
+class ControlGroups:
     """The groups of one emulation.
 
     Args:

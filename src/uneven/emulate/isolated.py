@@ -11,10 +11,10 @@ from functools import partial
 
 from uneven.cluster.spec import Node
 from uneven.emulate import names, state
-from uneven.emulate.cgroup import Groups, Trees
+from uneven.emulate.cgroup import ControlGroups, Trees
 from uneven.emulate.enter import Task, command
 from uneven.emulate.load import Rivals
-from uneven.emulate.netns import Network
+from uneven.emulate.netns import EmulatedNetwork
 from uneven.emulate.replay import Quantity, Setting
 
 MASTER_PORT = 29500  # torchrun's; free in a network of one's own
@@ -48,11 +48,11 @@ class Isolated:
         with ExitStack() as undo:
             owner = state.begin(self.id, trees.groups(self.id, memory=memory))
             undo.callback(state.end, owner)
-            self._groups = Groups(trees, self.id, len(nodes), memory=memory)
+            self._groups = ControlGroups(trees, self.id, len(nodes), memory=memory)
             for index, node in enumerate(nodes):
                 if node.memory_bytes is not None:
                     self._groups.limit_memory(index, node.memory_bytes)
-            self._network = Network([node.latency_s for node in nodes])
+            self._network = EmulatedNetwork([node.latency_s for node in nodes])
             undo.callback(self._network.close)
             self._rivals = [Rivals(partial(self._start_rival, i), node.threads) for i, node in enumerate(nodes)]
             self._stack = undo.pop_all()

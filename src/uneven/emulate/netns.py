@@ -48,7 +48,7 @@ def new_namespace() -> int:
     return made[0]
 
 
-class Network:
+class EmulatedNetwork:
     """Namespaces, switch and links of one emulation.
 
     Args:

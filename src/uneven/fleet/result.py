@@ -15,7 +15,7 @@ from uneven.fleet.engine.state import RunState
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.member import checkpoint
 from uneven.fleet.result_page import page
-from uneven.fleet.result_table import Row, ranked
+from uneven.fleet.result_table import MemberRow, ranked
 
 
 class Result:
@@ -31,7 +31,7 @@ class Result:
         self.state, self.directory = state, directory
         self._ensemble = ensemble
         self._models: dict[str, nn.Module] = {}
-        self.table: tuple[Row, ...] = ranked(ensemble, state, directory)
+        self.table: tuple[MemberRow, ...] = ranked(ensemble, state, directory)
 
     @property
     def metric(self) -> str:
@@ -48,12 +48,12 @@ class Result:
             Path(path).write_text(page(self.table, self.state, self.metric, self.directory), encoding="utf-8")
 
     @property
-    def failed(self) -> tuple[Row, ...]:
+    def failed(self) -> tuple[MemberRow, ...]:
         """The members that were not trained, with the reason."""
         return tuple(row for row in self.table if row.status == "failed")
 
     @property
-    def best(self) -> Row:
+    def best(self) -> MemberRow:
         """The best of the members that were trained.
 
         Raises:

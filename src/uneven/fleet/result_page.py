@@ -8,7 +8,7 @@ from pathlib import Path
 
 from uneven.fleet.engine.state import RunState
 from uneven.fleet.member.converge import Epoch
-from uneven.fleet.result_table import Row
+from uneven.fleet.result_table import MemberRow
 from uneven.report.draw import Figure, colour, layout, line
 from uneven.report.gantt import Span, gantt
 from uneven.report.page import Page, Table
@@ -20,7 +20,7 @@ _GANTT_NOTE = (
 )
 
 
-def page(table: Sequence[Row], state: RunState, metric: str, directory: Path) -> str:
+def page(table: Sequence[MemberRow], state: RunState, metric: str, directory: Path) -> str:
     """The report of a training, as HTML that needs no network.
 
     Args:
@@ -70,7 +70,7 @@ def stretches(epochs: Mapping[str, Sequence[Epoch]]) -> list[Span]:
     return spans
 
 
-def _members(table: Sequence[Row], state: RunState, metric: str) -> Table:
+def _members(table: Sequence[MemberRow], state: RunState, metric: str) -> Table:
     rows = []
     for row in table:
         epochs = state.members[row.name].epochs

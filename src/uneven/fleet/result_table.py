@@ -12,7 +12,7 @@ from uneven.fleet.ensemble import Ensemble
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemberRow:
     """One member of the table.
 
     Attributes:
@@ -44,7 +44,7 @@ class Row:
         return "; ".join(text.splitlines()[-1] for text in (self.why, self.note) if text)
 
 
-def ranked(ensemble: Ensemble, state: RunState, directory: Path) -> tuple[Row, ...]:
+def ranked(ensemble: Ensemble, state: RunState, directory: Path) -> tuple[MemberRow, ...]:
     """A row for each member: the best first, those that failed last."""
     higher = ensemble.metric.higher_is_better
     found = []
@@ -62,6 +62,6 @@ def ranked(ensemble: Ensemble, state: RunState, directory: Path) -> tuple[Row, .
 
     found.sort(key=order)
     return tuple(
-        Row(rank, name, metric, len(one.epochs), best, one.device_s, one.status, one.why, path, one.note)
+        MemberRow(rank, name, metric, len(one.epochs), best, one.device_s, one.status, one.why, path, one.note)
         for rank, (name, metric, best, one, path) in enumerate(found, 1)
     )

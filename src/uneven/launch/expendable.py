@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uneven.launch.failure import Death, Left
-from uneven.launch.silence import Pulse, in_words, stopped
+from uneven.launch.silence import SilenceMeter, in_words, stopped
 from uneven.rundir import Expendable, clear_expendable, expendable_of
 
 
@@ -31,7 +31,7 @@ class ExpendableWorkers:
         self.stopped: tuple[int, ...] = ()
         self.left: dict[int, Left] = {}
         self._throttled = throttled
-        self._pulse = Pulse()
+        self._pulse = SilenceMeter()
         self._told: set[int] = set()
         self._run_directory = run_directory
         self._ranks: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ _LOOK_EVERY_S = 0.5
 _IDLE_BELOW = 0.005  # cores; threads that only wait for a call wake up now and then
 
 
-class Pulse:
+class SilenceMeter:
     """How long processes have not used the processor."""
 
     def __init__(self) -> None:

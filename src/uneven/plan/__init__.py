@@ -1,19 +1,19 @@
 """Which balancer and which policy fit a cluster, and why: simulated combinations, ranked, with reasons. Pure."""
 
 from uneven.plan.combine import Choice, LeftOut, combinations, default_syncs
-from uneven.plan.figures import Counter, Figures, Lesson, Result
+from uneven.plan.figures import CombinationResult, Counter, Figures, TrainingOutcome
 from uneven.plan.rank import Plan, Row, ranked
 from uneven.plan.reasons import findings, reason
 
 __all__ = [
     "Choice",
+    "CombinationResult",
     "Counter",
     "Figures",
     "LeftOut",
-    "Lesson",
     "Plan",
-    "Result",
     "Row",
+    "TrainingOutcome",
     "combinations",
     "default_syncs",
     "findings",

@@ -55,7 +55,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class TrainingOutcome:
     """What a training came to.
 
     Attributes:
@@ -71,7 +71,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class CombinationResult:
     """One combination.
 
     Attributes:
@@ -82,7 +82,7 @@ class Result:
     facts: Facts | None
     figures: Figures
     refused: str | None = None
-    lesson: Lesson | None = None
+    lesson: TrainingOutcome | None = None
 
 
 class Counter(Arithmetic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uneven.plan.figures import Result
+from uneven.plan.figures import CombinationResult
 
 _SAME = 0.01
 """Balancers whose figures differ by less are shown as one. Ours; a simulation knows no better."""
@@ -22,7 +22,7 @@ class Row:
         twins: other balancers that come to the same under the same policy.
     """
 
-    result: Result
+    result: CombinationResult
     of_limit: float
     twins: tuple[str, ...] = ()
 
@@ -54,7 +54,7 @@ class Plan:
         return next((row for row in self.shown if row.result.refused is None), None)
 
 
-def ranked(results: Sequence[Result]) -> Plan:
+def ranked(results: Sequence[CombinationResult]) -> Plan:
     """Order results: by the time to the goal if something was learnt, else by samples/s.
 
     Who did not reach the goal comes after those who did, the most accurate first.
@@ -70,7 +70,7 @@ def ranked(results: Sequence[Result]) -> Plan:
     return Plan(rows, _merged(rows), limit, _baseline(rows))
 
 
-def _order(result: Result) -> tuple[float, float, float, str, str]:
+def _order(result: CombinationResult) -> tuple[float, float, float, str, str]:
     lesson = result.lesson
     speed = -result.figures.samples_per_s
     choice = result.choice.sync, result.choice.balance
@@ -100,7 +100,7 @@ def _one_row(known: Row, row: Row) -> Row:
     return Row(first.result, first.of_limit, tuple(name for name in names if name != first.result.choice.balance))
 
 
-def _alike(one: Result, other: Result) -> bool:
+def _alike(one: CombinationResult, other: CombinationResult) -> bool:
     if one.choice.sync != other.choice.sync:
         return False
     pairs = [(one.figures.samples_per_s, other.figures.samples_per_s)]

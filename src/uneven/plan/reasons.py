@@ -5,7 +5,7 @@ from __future__ import annotations
 from uneven.balance import balancers
 from uneven.cluster.spec import ClusterSpec, Do
 from uneven.plan.bottleneck import bottleneck
-from uneven.plan.figures import Figures, Result
+from uneven.plan.figures import CombinationResult, Figures
 from uneven.plan.rank import Plan, Row
 from uneven.simulate import WorkerOutcome
 from uneven.sync import Pace
@@ -40,7 +40,7 @@ def reason(row: Row, plan: Plan) -> str:
     return "; ".join(told)
 
 
-def _unequal(result: Result) -> str:
+def _unequal(result: CombinationResult) -> str:
     figures = result.figures
     slow, fast = figures.slowest, figures.fastest
     if figures.unequal < _EQUAL:
@@ -82,7 +82,7 @@ def _one(what: str) -> str:
     return singular.get(what, "has its link cut")
 
 
-def _timing(result: Result, plan: Plan) -> str:
+def _timing(result: CombinationResult, plan: Plan) -> str:
     facts = result.facts
     if facts is None:
         return "the policy states no facts about itself"
@@ -95,7 +95,7 @@ def _timing(result: Result, plan: Plan) -> str:
     return _together(result, plan)
 
 
-def _own_pace(result: Result) -> str:
+def _own_pace(result: CombinationResult) -> str:
     figures = result.figures
     slow, fast = _rarest(figures), _most(figures)
     if figures.steps_apart:
@@ -113,7 +113,7 @@ def _own_pace(result: Result) -> str:
     )
 
 
-def _bounded(result: Result) -> str:
+def _bounded(result: CombinationResult) -> str:
     figures = result.figures
     slow, fast = figures.slowest, _most(figures)
     if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s and _others_wait(figures, slow) > 0.1:
@@ -124,7 +124,7 @@ def _bounded(result: Result) -> str:
     return f"the lead that is allowed takes up what varies: the others wait {part(_others_wait(figures, slow))}"
 
 
-def _quorum(result: Result) -> str:
+def _quorum(result: CombinationResult) -> str:
     figures = result.figures
     late = sorted((one for one in figures.workers if one.dropped), key=lambda one: -one.dropped / one.steps)
     if not late:
@@ -134,7 +134,7 @@ def _quorum(result: Result) -> str:
     return f"{text}, {part(first.dropped / first.steps)} of those of {first.node}"
 
 
-def _together(result: Result, plan: Plan) -> str:
+def _together(result: CombinationResult, plan: Plan) -> str:
     figures = result.figures
     told = [_balance(result, plan)]
     every = result.facts.every if result.facts is not None else 1
@@ -148,7 +148,7 @@ def _together(result: Result, plan: Plan) -> str:
     return "; ".join(told)
 
 
-def _balance(result: Result, plan: Plan) -> str:
+def _balance(result: CombinationResult, plan: Plan) -> str:
     figures = result.figures
     least, most = min(one.batch for one in figures.workers), max(one.batch for one in figures.workers)
     if not balancers.resolve(result.choice.balance).adapts and least + 1 >= most:
@@ -167,7 +167,7 @@ def _balance(result: Result, plan: Plan) -> str:
     return f"{text}; waiting takes {part(figures.wait_share)}"
 
 
-def _learning(result: Result, plan: Plan) -> str:
+def _learning(result: CombinationResult, plan: Plan) -> str:
     """How many samples it needs, against the baseline; most of what asynchrony costs."""
     lesson, base = result.lesson, plan.baseline.result.lesson
     if lesson is None:

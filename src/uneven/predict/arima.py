@@ -10,19 +10,19 @@ import numpy as np
 from uneven.core.plain import as_many, read
 from uneven.errors import ConfigError
 from uneven.predict.arma import errors, fit
-from uneven.predict.learner import Learner, Model, whole
+from uneven.predict.learner import Learner, SpeedModel, whole
 from uneven.predict.past import SPEED, Floats
 
 _ECHOES = 40  # rows of which a forecast works out the errors; what was before has died away
 
 
-class _State(TypedDict):
+class _ArimaState(TypedDict):
     ar: list[float]
     ma: list[float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arima(Model):
+class Arima(SpeedModel):
     """Orders and coefficients. With d = 0 the mean of the window is taken off first, else there is no constant."""
 
     p: int
@@ -64,7 +64,7 @@ class Arima(Model):
 
     def restored(self, state: dict[str, Any]) -> Arima:
         """With these coefficients."""
-        saved = read(_State, state)
+        saved = read(_ArimaState, state)
         ar, ma = as_many(saved["ar"], len(self.ar), "ar"), as_many(saved["ma"], len(self.ma), "ma")
         return replace(self, ar=np.array(ar, dtype=float), ma=np.array(ma, dtype=float))
 

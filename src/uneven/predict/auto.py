@@ -56,7 +56,7 @@ class _Weights:
         self.values = [(1.0 - self._share) * weight / total + even for weight in kept]
 
 
-class _State(TypedDict):
+class _AutoState(TypedDict):
     weights: list[list[Amount]]
     between: NotRequired[list[Amount]]
     error: Positive
@@ -188,7 +188,7 @@ class Auto(Predictor):
         Raises:
             ConfigError: the state is that of another number of experts.
         """
-        saved, n = read(_State, state), len(self._experts)
+        saved, n = read(_AutoState, state), len(self._experts)
         if len(saved["experts"]) != n:
             raise ConfigError(f"auto: this state has {len(saved['experts'])} experts, not {n}")
         if saved["turn"] >= n:

@@ -10,7 +10,7 @@ from uneven.core.views import Observation
 from uneven.predict.base import Predictor, measured
 
 
-class _State(TypedDict):
+class _LastState(TypedDict):
     speed_per_s: Positive | None
 
 
@@ -39,5 +39,5 @@ class Last(Predictor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        speed = read(_State, state)["speed_per_s"]
+        speed = read(_LastState, state)["speed_per_s"]
         self._speed_per_s = math.nan if speed is None else speed

@@ -29,7 +29,7 @@ _LONE = 10  # iterations after the last odd one that the next odd one must come 
 _NORMAL = 1.2533  # standard deviation over mean absolute deviation, of a normal distribution
 
 
-class Model(ABC):
+class SpeedModel(ABC):
     """A frozen model of one worker's speed; learning makes another one."""
 
     @abstractmethod
@@ -37,7 +37,7 @@ class Model(ABC):
         """Samples per second ``steps`` rows after the last of ``rows``, see :mod:`uneven.predict.past`."""
 
     @abstractmethod
-    def study(self, rows: Floats, number: int) -> Model:
+    def study(self, rows: Floats, number: int) -> SpeedModel:
         """The model after one more lesson, its ``number``-th, on the newest rows."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Model(ABC):
         """What was learnt, as plain JSON-able data."""
 
     @abstractmethod
-    def restored(self, state: dict[str, Any]) -> Model:
+    def restored(self, state: dict[str, Any]) -> SpeedModel:
         """The model with this ``state()``; its options stay those of this one."""
 
 
@@ -53,16 +53,16 @@ class Model(ABC):
 class Practice(Lesson):
     """One lesson of a model on a copy of what its worker did."""
 
-    model: Model
+    model: SpeedModel
     rows: Floats
     number: int
 
-    def learn(self) -> Model:
+    def learn(self) -> SpeedModel:
         """The model that is to take its place."""
         return self.model.study(self.rows, self.number)
 
 
-class _State(TypedDict):
+class _LearnerState(TypedDict):
     past: PastState
     model: dict[str, Any] | None
     doubt: DoubtState
@@ -94,7 +94,7 @@ class Learner(Predictor):
 
     watches = True
 
-    def __init__(self, model: Model, *, warm_up: int, every: int, memory: int, hold: float) -> None:
+    def __init__(self, model: SpeedModel, *, warm_up: int, every: int, memory: int, hold: float) -> None:
         for name, value, least in (("warm_up", warm_up, 4), ("every", every, 1), ("memory", memory, 16)):
             whole(name, value, least)
         if isinstance(hold, bool) or not isinstance(hold, (int, float)) or not 0.0 <= hold < math.inf:
@@ -199,7 +199,7 @@ class Learner(Predictor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        saved = read(_State, state)
+        saved = read(_LearnerState, state)
         model, learnt = saved["model"], saved["counts"][3]
         if (model is None) != (learnt == 0):
             raise Misfit(model, f"what {learnt} lessons have made of it", "model")

@@ -20,7 +20,7 @@ _FIRST_WORTH = 10  # … as if it had been that of so many iterations
 _LEAST_SQUARE = 0.005**2  # smaller errors cannot tell the experts apart
 
 
-class _State(TypedDict):
+class _LightState(TypedDict):
     last: Positive | None
     ema: EMAState
     steady: SteadyState
@@ -108,7 +108,7 @@ class Light(Predictor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        saved = read(_State, state)
+        saved = read(_LightState, state)
         last = saved["last"]
         if (last is None) != (saved["seen"] == 0):
             raise Misfit(last, f"the last of {saved['seen']} speeds", "last")

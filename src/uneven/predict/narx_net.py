@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.core.plain import Positive, as_many, read
-from uneven.predict.learner import Model
+from uneven.predict.learner import SpeedModel
 from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, SPEED, Floats, next_row
 
 _USE = 2.0  # uses are 0 … 1; differences from their mean are taken times this
@@ -21,14 +21,14 @@ _FARTHEST = 3.0  # logarithm of a speed in units of the level, further than whoe
 _TRIES = 2  # steps of different damping in one lesson
 
 
-class _State(TypedDict):
+class _NarxState(TypedDict):
     weights: list[float]
     damping: Positive
     mean_use: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NarxNet(Model):
+class NarxNet(SpeedModel):
     """ln(v̂_{r+1} / level_r) = linear + tanh layer, of d past speeds and d + 1 uses of processor and memory.
 
     The level is the moving average of the speeds. Inputs are the logarithms of speeds in units of their level, the
@@ -164,7 +164,7 @@ class NarxNet(Model):
 
     def restored(self, state: dict[str, Any]) -> NarxNet:
         """With these weights."""
-        saved = read(_State, state)
+        saved = read(_NarxState, state)
         weights = np.array(as_many(saved["weights"], len(self.weights), "weights"))
         return replace(self, weights=weights, damping=saved["damping"], mean_use=saved["mean_use"])
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from uneven.core.plain import Amount, Count, as_many, read
 from uneven.predict.cells import Cell
-from uneven.predict.learner import Model
+from uneven.predict.learner import SpeedModel
 from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, MEMORY_LEVEL, SPEED, Floats, next_row
 
 _USE = 2.0  # differences of uses, which are 0 … 1, are taken times this
@@ -18,7 +18,7 @@ _LEAST_SPREAD = 0.01  # relative
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's
 
 
-class _State(TypedDict):
+class _RecurrentState(TypedDict):
     weights: list[float]
     moments: tuple[list[float], list[float]]
     steps: Count
@@ -26,7 +26,7 @@ class _State(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecurrentNet(Model):
+class RecurrentNet(SpeedModel):
     """v̂_{r+1} = level_r · (1 + spread · out · h), where h reads the last L speeds as differences from level_r.
 
     The level is the moving average; ``out`` starts at zero, so the net is the average until it has learnt otherwise,
@@ -126,7 +126,7 @@ class RecurrentNet(Model):
 
     def restored(self, state: dict[str, Any]) -> RecurrentNet:
         """With these weights."""
-        saved, size = read(_State, state), len(self.weights)
+        saved, size = read(_RecurrentState, state), len(self.weights)
         weights = np.array(as_many(saved["weights"], size, "weights"))
         moments = np.array([as_many(one, size, "moments") for one in saved["moments"]])
         return replace(self, weights=weights, moments=moments, steps=saved["steps"], spread=saved["spread"])

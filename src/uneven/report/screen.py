@@ -12,7 +12,7 @@ from rich.text import Text
 from uneven.core.records import EventRecord, SplitRecord
 from uneven.journal.metrics import NAN
 from uneven.journal.summary import Summary, WorkerSummary
-from uneven.report.state import RunState
+from uneven.report.state import RunProgress
 from uneven.report.text import count, percent, seconds, size, span
 
 # Told apart by shape as well as by colour, for terminals and eyes without colours.
@@ -26,7 +26,7 @@ _EVENT_STYLES = {"split": "cyan", "bad-report": "yellow"}
 _HEADER_ROWS, _EVENT_ROWS = 9, 5
 
 
-def live(state: RunState, name: str, width: int, height: int) -> RenderableType:
+def live(state: RunProgress, name: str, width: int, height: int) -> RenderableType:
     """The view while the run is going on, for a terminal of so many columns and rows."""
     if state.last is None:
         return Text(f"{name}: waiting for the first iteration", style="dim")
@@ -38,7 +38,7 @@ def live(state: RunState, name: str, width: int, height: int) -> RenderableType:
     return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
 
 
-def final(state: RunState, name: str, width: int) -> RenderableType:
+def final(state: RunProgress, name: str, width: int) -> RenderableType:
     """The table after the run."""
     if state.last is None:
         return Text(f"{name}: nothing was trained, no iteration was finished by all workers")
@@ -57,7 +57,7 @@ def final(state: RunState, name: str, width: int) -> RenderableType:
     )
 
 
-def _title(state: RunState, name: str, width: int) -> Text:
+def _title(state: RunProgress, name: str, width: int) -> Text:
     run = state.runs.get(0)
     settings = run.settings if run else {}
     said = [f"{key} {settings[key]}" for key in ("balance", "sync") if key in settings]
@@ -68,7 +68,7 @@ def _title(state: RunState, name: str, width: int) -> Text:
     return text
 
 
-def _progress(state: RunState, width: int) -> Text:
+def _progress(state: RunProgress, width: int) -> Text:
     assert state.last is not None
     done = state.last.iteration + 1
     epoch = f"epoch {state.last.epoch + 1}"
@@ -95,7 +95,7 @@ def _pace(now: Summary) -> Text:
     return text
 
 
-def _exchanged(state: RunState) -> list[Text]:
+def _exchanged(state: RunProgress) -> list[Text]:
     one = state.exchanged
     if not one.count:
         return []
@@ -110,7 +110,7 @@ def _exchanged(state: RunState) -> list[Text]:
     return [text]
 
 
-def _threads(state: RunState) -> list[Text]:
+def _threads(state: RunProgress) -> list[Text]:
     if not state.threads:
         return []
     least, most = min(state.threads.values()), max(state.threads.values())
@@ -118,7 +118,7 @@ def _threads(state: RunState) -> list[Text]:
     return [Text.assemble((str(len(state.threads)), "bold"), " threads  ·  ", (each, "bold"), " steps each")]
 
 
-def _scalars(state: RunState) -> list[Text]:
+def _scalars(state: RunProgress) -> list[Text]:
     if not state.scalars:
         return []
     text = Text()
@@ -128,7 +128,7 @@ def _scalars(state: RunState) -> list[Text]:
     return [text]
 
 
-def _workers(state: RunState, summary: Summary, width: int, rows: int) -> Table:
+def _workers(state: RunProgress, summary: Summary, width: int, rows: int) -> Table:
     shown = _most_telling(summary.workers, rows)
     wide = width >= 100
     bar = max(8, (width - (60 if wide else 52)) // 2) if wide else max(8, (width - 46) // 2)
@@ -152,7 +152,7 @@ def _workers(state: RunState, summary: Summary, width: int, rows: int) -> Table:
     return table
 
 
-def _row(state: RunState, worker: WorkerSummary, batch: int, biggest: int, bar: int, wide: bool) -> list[str | Text]:
+def _row(state: RunProgress, worker: WorkerSummary, batch: int, biggest: int, bar: int, wide: bool) -> list[str | Text]:
     run, load = state.runs.get(worker.rank), state.loads.get(worker.rank)
     room = max(1, bar - 6)
     share = Text.assemble(f"{batch:>5} ", ("■" * max(1 if batch else 0, round(room * batch / biggest)), "cyan"))
@@ -217,7 +217,7 @@ def _summary(total: Summary) -> Table:
     return table
 
 
-def _events(state: RunState, width: int, rows: int) -> list[Text]:
+def _events(state: RunProgress, width: int, rows: int) -> list[Text]:
     newest = list(state.events)[-(rows - 1) :]
     lines = [Text()] if newest else []
     for event in newest:

@@ -26,7 +26,7 @@ RECENT = 30
 
 
 @dataclass(slots=True)
-class RunState:
+class RunProgress:
     """The run so far; holds sums, the newest values and the last few iterations, not the records.
 
     Attributes:

@@ -15,14 +15,14 @@ from uneven.errors import JournalError, access
 from uneven.journal.reader import Follower
 from uneven.report.console import Console
 from uneven.report.screen import final, live
-from uneven.report.state import RunState
+from uneven.report.state import RunProgress
 from uneven.report.text import count, percent, seconds, span
 
 PLAIN_LINE_EVERY_S = 10.0
 """Where there is no terminal to draw on (a log file), one line is printed so often."""
 
 
-class Watched:
+class WatchedRun:
     """A run directory and its state, kept together.
 
     Args:
@@ -31,14 +31,14 @@ class Watched:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.state = RunState()
+        self.state = RunProgress()
         self._follower = Follower(run)
 
-    def update(self) -> RunState:
+    def update(self) -> RunProgress:
         """Read what is new."""
         self.state.feed(self._follower.poll())
         if self.state.rewound:
-            self.state, self._follower = RunState(), Follower(self.run)
+            self.state, self._follower = RunProgress(), Follower(self.run)
             self.state.feed(self._follower.poll())
         return self.state
 
@@ -49,7 +49,7 @@ def watch(
     every_s: float = 0.5,
     console: Console | None = None,
     stop: Callable[[], bool] | None = None,
-) -> RunState:
+) -> RunProgress:
     """Show a run until it has ended, was stopped, or Ctrl-C; then its final table.
 
     A run that has ended already gets its final table at once. A run whose processes are all gone from this
@@ -71,7 +71,7 @@ def watch(
         if not run.is_dir():
             raise JournalError(f"no run directory {run}: runs are kept under runs/ unless told otherwise")
     console = console or Console()
-    watched = Watched(run)
+    watched = WatchedRun(run)
     try:
         _follow(watched, console, every_s, stop or (lambda: False))
     except KeyboardInterrupt:
@@ -80,7 +80,7 @@ def watch(
     return watched.state
 
 
-def _follow(watched: Watched, console: Console, every_s: float, stop: Callable[[], bool]) -> None:
+def _follow(watched: WatchedRun, console: Console, every_s: float, stop: Callable[[], bool]) -> None:
     if _over(watched.update()) or stop():
         watched.update()
         return
@@ -99,7 +99,7 @@ def _follow(watched: Watched, console: Console, every_s: float, stop: Callable[[
             time.sleep(every_s)
 
 
-def plain_line(state: RunState) -> str:
+def plain_line(state: RunProgress) -> str:
     """Where the run stands, in one line without colours."""
     if state.last is None:
         return "waiting for the first iteration"
@@ -112,7 +112,7 @@ def plain_line(state: RunState) -> str:
     return f"{line}, {span(left_s)} left" if left_s == left_s else line
 
 
-def _over(state: RunState) -> bool:
+def _over(state: RunProgress) -> bool:
     return state.ended or (bool(state.runs) and all(_gone(run) for run in state.runs.values()))
 
 

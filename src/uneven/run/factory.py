@@ -11,12 +11,12 @@ from uneven.data.hands import Hands
 from uneven.data.stream import is_stream
 from uneven.registry import describe
 from uneven.run.context import Context
-from uneven.run.gradients.turns import Follower
+from uneven.run.gradients.turns import PassFollower
+from uneven.run.observer import ExchangeObserver
 from uneven.run.parameter_server.handout import StoredHandOut
 from uneven.run.parameter_server.home import find_home
 from uneven.run.parameter_server.served import Served
 from uneven.run.parameters.agree import Agreement
-from uneven.run.parameters.exchanges import Observer
 from uneven.run.parameters.plans import Plans
 from uneven.run.parameters.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.run.parameters.together import Alike, Exchanging
@@ -43,7 +43,7 @@ def counters_of(dataset: Any, context: Context, hand_out: StoredHandOut | None) 
 
 
 def exchanging(
-    context: Context, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None, observer: Observer
+    context: Context, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None, observer: ExchangeObserver
 ) -> Exchanging:
     """What is exchanged beside gradients; every rank calls it at the same time.
 
@@ -62,7 +62,7 @@ def exchanging(
 
 
 def _agree(
-    context: Context, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None, observer: Observer
+    context: Context, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None, observer: ExchangeObserver
 ) -> Agreement:
     replica = _replica(context, model)
     agreement = Agreement(context.policy, context.rank, context.members, context.sites, replica, hand_out)
@@ -78,7 +78,7 @@ def _agree(
     return agreement
 
 
-def _serve(context: Context, model: nn.Module, hand_out: StoredHandOut, observer: Observer) -> Served:
+def _serve(context: Context, model: nn.Module, hand_out: StoredHandOut, observer: ExchangeObserver) -> Served:
     scribe, timeout_s = context.scribe, context.config.timeout_s
 
     def lost(rank: int) -> None:
@@ -105,12 +105,12 @@ def _serve(context: Context, model: nn.Module, hand_out: StoredHandOut, observer
     return agreement
 
 
-def follow(context: Context, model: nn.Module, hands: Hands, agreement: Exchanging, out: Outlook) -> Follower:
+def follow(context: Context, model: nn.Module, hands: Hands, agreement: Exchanging, out: Outlook) -> PassFollower:
     """Sees to it that no batch is fetched before the step of the one before, where that would part it from its step."""
     strict = out.moments != {Moment.BACKGROUND} and len(context.members) > 1
     agreement.followed = not strict
     name = f"sync = {describe(context.policy)}"
-    return Follower(model, hands, strict=strict, padded=agreement.passing, policy=name)
+    return PassFollower(model, hands, strict=strict, padded=agreement.passing, policy=name)
 
 
 def _replica(context: Context, model: nn.Module) -> Replica:

@@ -17,7 +17,7 @@ from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.run.part import Part, Run, Step
 
 
-class Journal(Protocol):
+class RecordSink(Protocol):
     """Where records go."""
 
     iteration: int
@@ -152,13 +152,13 @@ class Parts:
             if one.name in whole:
                 self._each([one], "load_state_dict", whole[one.name])
 
-    def note_traffic(self, scribe: Journal) -> None:
+    def note_traffic(self, scribe: RecordSink) -> None:
         """Write down what has passed on the lines since this was last done."""
         if self._run is not None:
             for record in self._run.lines.records(scribe.iteration, time.time()):
                 scribe.write(record)
 
-    def close(self, scribe: Journal) -> None:
+    def close(self, scribe: RecordSink) -> None:
         """The session ends. One part that raises keeps no other from being closed."""
         with ExitStack() as stack:
             if self._run is not None:

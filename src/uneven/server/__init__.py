@@ -9,7 +9,7 @@ from uneven.server.client import Client, Reply
 from uneven.server.host import ShardHost, Stored
 from uneven.server.keys import make_keys
 from uneven.server.line import ZmqLine
-from uneven.server.partition import Table, table_of
+from uneven.server.partition import PartitionTable, table_of
 from uneven.server.shard import Patience
 
-__all__ = ["Client", "Patience", "Reply", "ShardHost", "Stored", "Table", "ZmqLine", "make_keys", "table_of"]
+__all__ = ["Client", "PartitionTable", "Patience", "Reply", "ShardHost", "Stored", "ZmqLine", "make_keys", "table_of"]

@@ -20,9 +20,9 @@ import numpy as np
 
 from uneven.errors import ConfigError, NonFiniteError, PeerError
 from uneven.server import vectors
-from uneven.server.line import Line
+from uneven.server.line import ShardLine
 from uneven.server.link import Held, Link
-from uneven.server.partition import Table
+from uneven.server.partition import PartitionTable
 from uneven.server.wire import DTYPES, Array, Kind, Message, Refusal, Vector, piece_lengths
 
 _GRACE_S = 2.0
@@ -49,9 +49,9 @@ class Client:
     def __init__(
         self,
         rank: int,
-        table: Table,
+        table: PartitionTable,
         arrays: Sequence[Array],
-        line: Line,
+        line: ShardLine,
         *,
         clock: int = 0,
         timeout_s: float = 60.0,

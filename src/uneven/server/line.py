@@ -44,7 +44,7 @@ class Ear(Protocol):
         ...
 
 
-class Line(Protocol):
+class ShardLine(Protocol):
     """Carries messages to shards and back, in the order of each shard. Nothing here waits for a shard."""
 
     shards: int
@@ -67,7 +67,7 @@ class Line(Protocol):
 
 
 class ZmqLine:
-    """A :class:`Line` to shards that have put their addresses into a directory.
+    """A :class:`ShardLine` to shards that have put their addresses into a directory.
 
     Args:
         directory: that of :func:`uneven.server.keys.make_keys`.

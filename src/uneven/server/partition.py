@@ -21,7 +21,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PartitionTable:
     """How tensors are divided among shards.
 
     Attributes:
@@ -53,7 +53,7 @@ class Table:
                 start, at = start + length, at + length
 
 
-def table_of(shapes: Sequence[tuple[int, ...]], dtype: str, shards: int) -> Table:
+def table_of(shapes: Sequence[tuple[int, ...]], dtype: str, shards: int) -> PartitionTable:
     """Divide tensors among shards by bytes: the largest first, each to the shard that has least so far.
 
     A tensor with more than a shard's fair part is cut into parts of that size first. (Largest first onto the least
@@ -86,4 +86,4 @@ def table_of(shapes: Sequence[tuple[int, ...]], dtype: str, shards: int) -> Tabl
         loads[least] += piece.stop - piece.start
     divided = tuple(tuple(sorted(each)) for each in bins)
     text = repr((tuple(shapes), dtype, [[(p.tensor, p.start, p.stop) for p in each] for each in divided]))
-    return Table(sizes, names.index(dtype), divided, zlib.crc32(text.encode()))
+    return PartitionTable(sizes, names.index(dtype), divided, zlib.crc32(text.encode()))

@@ -45,7 +45,7 @@ class Patience:
 
 
 @dataclass(slots=True)
-class Member:
+class KnownWorker:
     """A worker as the shard knows it.
 
     Attributes:
@@ -106,10 +106,10 @@ class Shard:
     _greetings: dict[int, Message] = field(default_factory=dict)
     _line: frozenset[int] = frozenset()  # who had greeted when this life began
     _began_s: float | None = None
-    _crew: dict[int, Member] = field(init=False)
+    _crew: dict[int, KnownWorker] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._crew = {rank: Member() for rank in range(self.members)}
+        self._crew = {rank: KnownWorker() for rank in range(self.members)}
 
     @property
     def serving(self) -> bool:
@@ -121,7 +121,7 @@ class Shard:
         """Of those who are counted; without anybody, 0."""
         return min((one.clock for one in self._crew.values() if one.counted), default=0)
 
-    def _least_for(self, member: Member) -> int:
+    def _least_for(self, member: KnownWorker) -> int:
         """Of those who are counted, neither wait in a meeting nor are through with the epoch that ``member`` is in."""
         return min(
             (
@@ -275,7 +275,7 @@ class Shard:
         stray = m.rank not in self._line and m.version > 0
         return self._to(m, Kind.WELCOME, sequence=member.sequence, extra=int(stray))
 
-    def _change(self, m: Message, member: Member, now_s: float) -> list[Message]:
+    def _change(self, m: Message, member: KnownWorker, now_s: float) -> list[Message]:
         if m.sequence > member.sequence + 1:
             self.counts["gaps"] += 1
             return [self._to(m, Kind.GAP, sequence=member.sequence + 1)]
@@ -300,7 +300,7 @@ class Shard:
             reply = member.answer = self._copy(m, Kind.BEFORE, before)
         return [reply, *self._wake()]
 
-    def _then_pull(self, m: Message, member: Member, now_s: float) -> list[Message]:
+    def _then_pull(self, m: Message, member: KnownWorker, now_s: float) -> list[Message]:
         """Park the pull that came with a push, before anybody is woken by it.
 
         So all who wait for one clock get one copy, and no update of a later step can come in between.
@@ -309,7 +309,7 @@ class Shard:
         member.parked = (pull, now_s + m.version / 1e3)
         return self._wake()
 
-    def _again(self, m: Message, member: Member, now_s: float) -> list[Message]:
+    def _again(self, m: Message, member: KnownWorker, now_s: float) -> list[Message]:
         """An update that is in the copy already; its answer was lost."""
         if _asks(m):
             return self._then_pull(m, member, now_s)
@@ -319,7 +319,7 @@ class Shard:
             return [member.answer]
         return [self._copy(m, Kind.COPY, self.vector)]
 
-    def _contribute(self, m: Message, member: Member) -> list[Message]:
+    def _contribute(self, m: Message, member: KnownWorker) -> list[Message]:
         if m.clock > self.rounds.newest + 1:
             raise Refused(Refusal.STEP)
         late = m.clock <= self.rounds.newest or m.rank in self.rounds.given
@@ -345,7 +345,7 @@ class Shard:
         coming = (rank for rank, one in self._crew.items() if one.counted and not one.meeting and one.through <= epochs)
         return given.issuperset(coming)
 
-    def _advance(self, m: Message, member: Member) -> None:
+    def _advance(self, m: Message, member: KnownWorker) -> None:
         member.sequence, member.answer = m.sequence, None
         member.clock = max(member.clock, m.clock if m.kind is not Kind.GRADIENT else m.clock + 1)
 
@@ -363,7 +363,7 @@ class Shard:
                 out.append(reply)
         return out
 
-    def _now(self, m: Message, member: Member) -> Message | None:
+    def _now(self, m: Message, member: KnownWorker) -> Message | None:
         if member.sequence < m.sequence:  # what it sent before has been lost on the way
             return self._to(m, Kind.GAP, sequence=member.sequence + 1)
         if m.kind is Kind.PULL:
@@ -399,7 +399,7 @@ class Shard:
             self._asked = None
         return self._wake() if self.serving else self._ask()
 
-    def _lose(self, member: Member) -> None:
+    def _lose(self, member: KnownWorker) -> None:
         if member.here is not False:
             self.counts["left"] += 1
         member.here, member.parked = False, None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from uneven.errors import ConfigError
-from uneven.server.partition import Table, table_of
+from uneven.server.partition import PartitionTable, table_of
 from uneven.server.wire import Array
 
 
@@ -28,7 +28,7 @@ def arrays_of(tensors: Iterable[Tensor]) -> list[Array]:
     return views
 
 
-def table_for(tensors: Iterable[Tensor], shards: int) -> Table:
+def table_for(tensors: Iterable[Tensor], shards: int) -> PartitionTable:
     """How these tensors are divided among shards.
 
     Raises:

@@ -13,7 +13,7 @@ from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
 
 
-class Kind(Enum):
+class ExchangeShape(Enum):
     """The shape that an exchange takes."""
 
     RING = "ring"  # members meet, then an all-reduce among them
@@ -22,18 +22,18 @@ class Kind(Enum):
     TOGETHER = "together"  # the parameter server answers when enough have contributed
 
 
-def kind_of(one: Exchange) -> Kind:
+def kind_of(one: Exchange) -> ExchangeShape:
     """An all-reduce cannot leave anybody out, so whatever has a quorum goes over the parameter server."""
     if one.quorum is not None:
-        return Kind.TOGETHER
+        return ExchangeShape.TOGETHER
     if one.via is Via.SERVER:
-        return Kind.TOGETHER if one.merge.combined is Combined.MEAN else Kind.APART
+        return ExchangeShape.TOGETHER if one.merge.combined is Combined.MEAN else ExchangeShape.APART
     if one.moment is Moment.BACKGROUND and one.merge.combined is Combined.SUM:
-        return Kind.TELL
-    return Kind.RING
+        return ExchangeShape.TELL
+    return ExchangeShape.RING
 
 
-class Exchanges:
+class VirtualExchanges:
     """Begins exchanges and lets their workers go on."""
 
     def __init__(self, stage: Stage) -> None:
@@ -44,7 +44,7 @@ class Exchanges:
     def overlap(self, worker: Worker, one: Exchange) -> None:
         """Begin an exchange of the gradient while the worker computes."""
         kind = kind_of(one)
-        if kind is Kind.RING:
+        if kind is ExchangeShape.RING:
             self._rings.arrive(worker, one, computing=True)
         else:
             self._servers.together(worker, one, computing=True)
@@ -55,11 +55,11 @@ class Exchanges:
         if aside and not self._takes_off(worker, one):
             return True
         kind = kind_of(one)
-        if kind is Kind.RING:
+        if kind is ExchangeShape.RING:
             self._rings.arrive(worker, one, computing=False)
-        elif kind is Kind.TELL:
+        elif kind is ExchangeShape.TELL:
             self._tell(worker, one)
-        elif kind is Kind.APART:
+        elif kind is ExchangeShape.APART:
             self._servers.apart(worker, one)
         else:
             self._servers.together(worker, one, computing=False)
@@ -82,7 +82,7 @@ class Exchanges:
         """A worker takes no more steps; nobody waits for what it would have sent."""
         self._stage.queue.cancel(worker.event)
         for meeting in self._stage.groups.leave(worker.rank):
-            carrier = self._rings if kind_of(meeting.exchange) is Kind.RING else self._servers
+            carrier = self._rings if kind_of(meeting.exchange) is ExchangeShape.RING else self._servers
             if worker.dead:
                 carrier.lose(meeting, worker.rank)
             else:
@@ -104,7 +104,7 @@ class Exchanges:
         """Whether an exchange in the background can start: no predecessor is in flight, and its load allows it."""
         group = self._stage.group(worker, one.members)
         party = next((party for party in one.parties if worker.rank in party), ())
-        if kind_of(one) is Kind.TELL and party and worker.rank != self._speaker(party):
+        if kind_of(one) is ExchangeShape.TELL and party and worker.rank != self._speaker(party):
             return False
         flight = id(group), one.payload
         now_s = self._stage.queue.now_s

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from uneven.cluster.spec import ClusterSpec, Do, Event
-from uneven.simulate.exchanges import Exchanges
+from uneven.simulate.exchanges import VirtualExchanges
 from uneven.simulate.routes import cut_of
 from uneven.simulate.shares import Shares
 from uneven.simulate.stage import Stage
@@ -31,7 +31,7 @@ class Faults:
         self,
         spec: ClusterSpec,
         stage: Stage,
-        exchanges: Exchanges,
+        exchanges: VirtualExchanges,
         shares: Shares,
         *,
         hire: Callable[[int, int], Worker],

@@ -25,7 +25,7 @@ _SAME = 1e-12
 """Relative difference up to which two links are full at the same level."""
 
 
-class Load:
+class LinkLoad:
     """Which links a kind of transfer loads, and how much. Made once, used by many flows.
 
     Attributes:
@@ -43,7 +43,7 @@ class Load:
 class Route(NamedTuple):
     """A kind of transfer: the links that it loads, and the time from its last byte's departure to its arrival."""
 
-    load: Load
+    load: LinkLoad
     latency_s: float
 
 
@@ -69,7 +69,7 @@ class Flow:
         self.landing: Handle | None = None
 
 
-def fair_rates(loads: Sequence[Load], capacities: npt.NDArray[np.float64]) -> list[float]:
+def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -> list[float]:
     """Max-min fair rates, by progressive filling.
 
     All rates rise together until a link is full; those who use it stay there, the others go on rising. A rate is

@@ -42,7 +42,7 @@ class ByMembers(Generic[T]):
         return found
 
 
-class Seat(NamedTuple):
+class Membership(NamedTuple):
     """Who takes part from a clock on.
 
     Attributes:
@@ -67,18 +67,18 @@ class Seats:
         self._seats = [_seat(0, Members(members), 0)]
 
     @property
-    def newest(self) -> Seat:
+    def newest(self) -> Membership:
         """The last of them."""
         return self._seats[-1]
 
-    def at(self, clock: int) -> Seat:
+    def at(self, clock: int) -> Membership:
         """Who takes part in the step that is taken at this clock."""
         newest = self._seats[-1]
         if newest.first <= clock:
             return newest
         return next(seat for seat in reversed(self._seats) if seat.first <= clock)
 
-    def change(self, first: int, members: Iterable[int]) -> Seat:
+    def change(self, first: int, members: Iterable[int]) -> Membership:
         """Other members, from a clock on that is not before that of the last change."""
         old = self._seats[-1]
         if old.first == first:
@@ -87,8 +87,8 @@ class Seats:
         return self._seats[-1]
 
 
-def _seat(first: int, members: Members, generation: int) -> Seat:
-    return Seat(first, members, generation, {rank: place for place, rank in enumerate(members)})
+def _seat(first: int, members: Members, generation: int) -> Membership:
+    return Membership(first, members, generation, {rank: place for place, rank in enumerate(members)})
 
 
 class _Watch:

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace, steady
-from uneven.simulate.links import Load, Route
+from uneven.simulate.links import LinkLoad, Route
 
 _UNLIMITED_BIT_PER_S = 1e15
 """For a link that has no limit until an event gives it one."""
 
 
-FREE = Route(Load({}), 0.0)
+FREE = Route(LinkLoad({}), 0.0)
 
 
 class Topology:
@@ -68,7 +68,7 @@ class Topology:
         latency_s = 0.0
         for here, there in zip(members, [*members[1:], members[0]], strict=True):
             latency_s += self._load(parts, here, there, 2 * (n - 1) / n)
-        return Route(Load(parts), 2 * (n - 1) * latency_s / n)
+        return Route(LinkLoad(parts), 2 * (n - 1) * latency_s / n)
 
     def push(self, rank: int, members: Sequence[int]) -> Route:
         """To the parameter server, whose shards lie with the members, an equal part each; the last one to arrive."""
@@ -87,7 +87,7 @@ class Topology:
         """From one node to another."""
         parts: dict[int, float] = {}
         latency_s = self._load(parts, here, there, 1.0)
-        return Route(Load(parts), latency_s)
+        return Route(LinkLoad(parts), latency_s)
 
     def tell(self, rank: int, others: Sequence[Sequence[int]]) -> Route:
         """From one node to the first of each of ``others``, which hand it on from node to node in their order."""
@@ -98,7 +98,7 @@ class Topology:
         for party in others:
             way_s = sum(self._load(parts, *pair, 1.0) for pair in pairwise([rank, *party]))
             latency_s = max(latency_s, way_s)
-        return Route(Load(parts), latency_s)
+        return Route(LinkLoad(parts), latency_s)
 
     def hand_on(self, parties: Sequence[Sequence[int]]) -> Route:
         """From the first of each of ``parties`` through to its last."""
@@ -106,7 +106,7 @@ class Topology:
         latency_s = 0.0
         for party in parties:
             latency_s = max(latency_s, sum(self._load(parts, *pair, 1.0) for pair in pairwise(party)))
-        return Route(Load(parts), latency_s)
+        return Route(LinkLoad(parts), latency_s)
 
     def _spread(self, pairs: Iterable[tuple[int, int]]) -> Route:
         pairs = tuple(pairs)
@@ -114,7 +114,7 @@ class Topology:
         latency_s = 0.0
         for here, there in pairs:
             latency_s = max(latency_s, self._load(parts, here, there, 1 / (len(pairs) + 1)))
-        return Route(Load(parts), latency_s)
+        return Route(LinkLoad(parts), latency_s)
 
     def _load(self, parts: dict[int, float], here: int, there: int, part: float) -> float:
         """Add a transfer's load on each link between two nodes; the latency of the way."""

@@ -18,7 +18,7 @@ from uneven.control import Complaint, Controller, Decider, Forecaster, Loopback
 from uneven.core.records import ForecastRecord, SplitRecord, StepRecord
 from uneven.core.views import Limits, Observation
 from uneven.predict.base import predictors
-from uneven.simulate.members import Seat
+from uneven.simulate.members import Membership
 from uneven.simulate.worker import Worker
 
 
@@ -33,7 +33,7 @@ class Terms:
     most: Callable[[int], int | None]  # rank → largest batch that it can hold
 
 
-class Part(NamedTuple):
+class BatchSlice(NamedTuple):
     """One worker's part of an iteration's samples: how many, and the position of the first among them."""
 
     batch: int
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 class _Cuts:
     """Iteration → shares and firsts, while these members take part."""
 
-    seat: Seat
+    seat: Membership
     made: dict[int, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Shares:
     def __init__(
         self,
         terms: Terms,
-        seat: Seat,
+        seat: Membership,
         *,
         on_split: Callable[[SplitRecord], None],
         on_complaint: Callable[[int, int, str], None],
@@ -85,7 +85,7 @@ class Shares:
         self._controller = Controller(decider, lambda: Forecaster(copy.deepcopy(unborn)))
         self._loopback = Loopback(self._controller)
 
-    def part(self, rank: int, iteration: int) -> Part:
+    def part(self, rank: int, iteration: int) -> BatchSlice:
         """What a worker takes in an iteration."""
         cuts = self._cuts[-1]
         if cuts.seat.first > iteration:
@@ -95,7 +95,7 @@ class Shares:
         if cut is None:
             shares = self._controller.shares(iteration)
             cut = cuts.made[iteration] = shares, _firsts(cuts, shares)
-        return Part(cut[0][place], cut[1][place])
+        return BatchSlice(cut[0][place], cut[1][place])
 
     def measured(self, step: StepRecord, samples: int) -> None:
         """What a worker has seen of its own iteration.
@@ -131,14 +131,14 @@ class Shares:
             elif self._on_forecast is not None:
                 self._on_forecast(told)
 
-    def change(self, seat: Seat) -> None:
+    def change(self, seat: Membership) -> None:
         """Others take part from an iteration that nobody has begun; what was learnt about those who stay is kept."""
         if self._cuts[-1].seat.first == seat.first:
             self._cuts.pop()
         self._cuts.append(_Cuts(seat))
         self._controller.members_changed(seat.first, seat.members, self._limits(seat))
 
-    def _limits(self, seat: Seat) -> Limits:
+    def _limits(self, seat: Membership) -> Limits:
         total = self._terms.global_batch
         most = (self._terms.most(rank) for rank in seat.members)
         upper = tuple(total if held is None else min(held, total) for held in most)

@@ -15,7 +15,7 @@ from functools import partial
 from uneven.core.actions import Moment, Wait
 from uneven.core.records import StepRecord
 from uneven.core.views import SyncView
-from uneven.simulate.exchanges import Exchanges
+from uneven.simulate.exchanges import VirtualExchanges
 from uneven.simulate.shares import Shares
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
@@ -37,7 +37,7 @@ class Steps:
     def __init__(
         self,
         stage: Stage,
-        exchanges: Exchanges,
+        exchanges: VirtualExchanges,
         shares: Shares,
         *,
         policy: SyncPolicy,

@@ -81,7 +81,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _WorkerSums:
     began_s: float
     dropped: int = 0
     samples: int = 0
@@ -110,7 +110,7 @@ class Tally:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
-        self._workers: dict[int, _Sums] = {}
+        self._workers: dict[int, _WorkerSums] = {}
         self._ends_s: dict[int, float] = {}
         self._least_s: dict[int, float] = {}
 
@@ -118,7 +118,7 @@ class Tally:
         """One step has ended; steps come in the order of their ends."""
         sums = self._workers.get(step.rank)
         if sums is None:
-            sums = self._workers[step.rank] = _Sums(step.ended_at_s - step.compute_s - step.exchange_s)
+            sums = self._workers[step.rank] = _WorkerSums(step.ended_at_s - step.compute_s - step.exchange_s)
         sums.compute_s += step.compute_s
         sums.exchange_s += step.exchange_s
         if step.batch:
@@ -160,10 +160,10 @@ class Tally:
             workers=workers,
         )
 
-    def _wait_s(self, sums: _Sums) -> float:
+    def _wait_s(self, sums: _WorkerSums) -> float:
         return max(0.0, sums.exchange_s - math.fsum(self._least_s[iteration] for iteration in sums.iterations))
 
-    def _worker(self, rank: int, sums: _Sums, clock: int, end_s: float) -> WorkerOutcome:
+    def _worker(self, rank: int, sums: _WorkerSums, clock: int, end_s: float) -> WorkerOutcome:
         time_s, wait_s = sums.compute_s + sums.exchange_s, self._wait_s(sums)
         return WorkerOutcome(
             rank=rank,
@@ -184,7 +184,7 @@ class Tally:
         )
 
 
-def _late_rate(sums: _Sums, end_s: float) -> float:
+def _late_rate(sums: _WorkerSums, end_s: float) -> float:
     middle_s = end_s / 2
     if sums.began_s < middle_s and sums.ended_s > 0.9 * end_s:
         return _ratio(sums.steps - bisect_left(sums.ends_s, middle_s), sums.ended_s - middle_s)

@@ -14,7 +14,7 @@ from uneven.registry import describe
 from uneven.simulate.arithmetic import Arithmetic
 from uneven.simulate.compute import Jitter, Processor
 from uneven.simulate.events import LAST_S, EventQueue
-from uneven.simulate.exchanges import Exchanges
+from uneven.simulate.exchanges import VirtualExchanges
 from uneven.simulate.faults import Faults
 from uneven.simulate.links import Network
 from uneven.simulate.members import Seats
@@ -130,7 +130,7 @@ class _World:
         )
         told = self._sink if len(spec.nodes) <= _FORETOLD_UP_TO else None
         shares = Shares(terms, seats.newest, on_split=self._split, on_complaint=self._complain, on_forecast=told)
-        exchanges = Exchanges(stage)
+        exchanges = VirtualExchanges(stage)
         self._steps = Steps(
             stage,
             exchanges,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uneven.core.actions import Add, Exchange, Moment, Payload, StepPlan, Via, Wait
 from uneven.core.views import SyncView
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
-from uneven.sync.parts import Kept, Members, number, whole
+from uneven.sync.parts import Members, Remembered, number, whole
 
 
 class ASP(SyncPolicy):
@@ -26,8 +26,8 @@ class ASP(SyncPolicy):
 
     def __init__(self, *, scale: float | None = None) -> None:
         self.scale = None if scale is None else number("asp", "scale", scale, "(0, 1]")
-        self._push = Kept(self._make_push)
-        self._plan = Kept(self._make_plan)
+        self._push = Remembered(self._make_push)
+        self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
         """One push after the step, answered with the copy; no wait."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan, Via
 from uneven.core.views import SyncView
 from uneven.sync.base import Facts, Pace, SyncPolicy
-from uneven.sync.parts import Kept, Members, whole
+from uneven.sync.parts import Members, Remembered, whole
 
 
 class Backup(SyncPolicy):
@@ -23,7 +23,7 @@ class Backup(SyncPolicy):
 
     def __init__(self, *, spares: int = 1) -> None:
         self.spares = whole("backup", "spares", spares, least=0)
-        self._plan = Kept(self._make_plan)
+        self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
         """One exchange with the parameter server that is complete without the spares."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
 from uneven.sync.base import Facts, Pace, SyncPolicy
-from uneven.sync.parts import Kept, Members
+from uneven.sync.parts import Members, Remembered
 
 
 def gradient_mean(members: Members) -> Exchange:
@@ -25,7 +25,7 @@ class BSP(SyncPolicy):
     """
 
     def __init__(self) -> None:
-        self._plan = Kept(bsp_plan)
+        self._plan = Remembered(bsp_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
         """One exchange that overlaps the backward pass."""

@@ -7,7 +7,7 @@ from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.local import often
-from uneven.sync.parts import NOTHING, Kept, Members, flag, number, whole
+from uneven.sync.parts import NOTHING, Members, Remembered, flag, number, whole
 
 _BETA = 0.9
 _MOST_BETA = 2.0
@@ -36,7 +36,7 @@ class EASGD(SyncPolicy):
         self.alpha = None if alpha is None else number("easgd", "alpha", alpha, "(0, 1]")
         self.every = whole("easgd", "every", every, least=1)
         self.together = flag("easgd", "together", together)
-        self._plan = Kept(self._make_plan)
+        self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
         """One exchange with the parameter server, every so many steps; no wait."""

@@ -10,7 +10,7 @@ from uneven.errors import ConfigError
 from uneven.merge import merges
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.bsp import bsp_plan
-from uneven.sync.parts import NOTHING, Kept, Members, flag, whole
+from uneven.sync.parts import NOTHING, Members, Remembered, flag, whole
 
 
 class Blocks(SyncPolicy):
@@ -21,7 +21,7 @@ class Blocks(SyncPolicy):
     def __init__(self, *, every: int, merge: Merge, name: str) -> None:
         self.every = whole(name, "every", every, least=1)
         self._merge = merge
-        self._plan = Kept(self._make_plan)
+        self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
         """One exchange after the last step of each block."""
@@ -73,7 +73,7 @@ class LocalSGD(Blocks):
     def __init__(self, *, every: int = 8, warmup: int = 0) -> None:
         super().__init__(every=every, merge=Mean(), name="local")
         self.warmup = whole("local", "warmup", warmup, least=0)
-        self._warm = Kept(bsp_plan)
+        self._warm = Remembered(bsp_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
         """BSP's plan while it warms up, then one exchange after the last step of each block."""

@@ -20,7 +20,7 @@ _MOST_KEPT = 1024
 _MOST_PHASES = 16
 
 
-class Kept(Generic[Answer]):
+class Remembered(Generic[Answer]):
     """``make(members)``, remembered for the very tuples that it was asked about.
 
     A policy is asked before every step, and the members change only when somebody leaves or joins. Comparing or

@@ -11,7 +11,7 @@ import pytest
 from uneven.errors import NonFiniteError, PeerError
 from uneven.server.client import Client
 from uneven.server.host import Stored
-from uneven.server.line import Line
+from uneven.server.line import ShardLine
 from uneven.server.partition import table_of
 from uneven.server.wire import Array
 
@@ -24,10 +24,10 @@ LARGE = ((5,), (2_200_000,))
 SHARDS = 2
 
 
-class Place(Protocol):
+class ShardPlace(Protocol):
     """Somewhere with shards."""
 
-    def line(self, rank: int) -> Line:
+    def line(self, rank: int) -> ShardLine:
         """For the client of this rank."""
         ...
 
@@ -56,12 +56,12 @@ def arrays(value: float = 0.0) -> list[Array]:
 class Crew:
     """The clients of one test."""
 
-    def __init__(self, place: Place, members: int, *, timeout_s: float = 20.0) -> None:
+    def __init__(self, place: ShardPlace, members: int, *, timeout_s: float = 20.0) -> None:
         self.place = place
         self.clients = [self.client(place, rank, timeout_s=timeout_s) for rank in range(members)]
 
     @staticmethod
-    def client(place: Place, rank: int, *, timeout_s: float = 20.0) -> Client:
+    def client(place: ShardPlace, rank: int, *, timeout_s: float = 20.0) -> Client:
         """A new client of a rank, whose tensors are all 1."""
         return Client(rank, table_of(SHAPES, "float32", SHARDS), arrays(1.0), place.line(rank), timeout_s=timeout_s)
 
@@ -84,7 +84,7 @@ def pulled(client: Client, clock: int = 0) -> set[float]:
 class ParameterServerContract:
     """Inherit it and say where the shards are: override ``place``."""
 
-    def place(self, members: int) -> Place:
+    def place(self, members: int) -> ShardPlace:
         """Shards for so many workers, all started."""
         raise NotImplementedError
 

@@ -114,7 +114,7 @@ class LocalShards:
 
 
 class LocalLine:
-    """See :class:`uneven.server.line.Line`."""
+    """See :class:`uneven.server.line.ShardLine`."""
 
     def __init__(self, shards: LocalShards, rank: int) -> None:
         self.shards = len(shards)

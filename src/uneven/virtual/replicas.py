@@ -21,7 +21,7 @@ _AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class ModelState:
     """A model with its optimizer.
 
     Attributes:
@@ -35,7 +35,7 @@ class State:
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class LazyGradient:
     """A gradient that is computed when somebody needs it: under BSP, once for everybody.
 
     Attributes:
@@ -50,7 +50,7 @@ class Pending:
 
 
 @dataclass(slots=True, eq=False)
-class Replica:
+class VirtualReplica:
     """One worker's.
 
     Attributes:
@@ -62,16 +62,16 @@ class Replica:
         fresh: samples since its last exchange of parameters or movements.
     """
 
-    state: State
+    state: ModelState
     start: Tensor
     centre: Tensor
     carried: Tensor
     kept: dict[type[Merge], Kept] = field(default_factory=dict)
-    gradient: Pending | None = None
+    gradient: LazyGradient | None = None
     fresh: int = 0
 
 
-class Order:
+class SampleOrder:
     """Which sample stands where in the endless order of the data: a new permutation for each epoch."""
 
     def __init__(self, length: int, seed: int) -> None:
@@ -120,11 +120,11 @@ class Sgd:
     """Computes gradients and takes steps; the same step of the same state is taken once."""
 
     task: Task
-    order: Order
+    order: SampleOrder
     losses: Losses = field(default_factory=Losses)
-    _taken: OrderedDict[tuple[int, int], tuple[State, Tensor, State]] = field(default_factory=OrderedDict)
+    _taken: OrderedDict[tuple[int, int], tuple[ModelState, Tensor, ModelState]] = field(default_factory=OrderedDict)
 
-    def step(self, state: State, gradient: Tensor) -> State:
+    def step(self, state: ModelState, gradient: Tensor) -> ModelState:
         """v = μ v + g, x −= η v; without momentum v is g."""
         key = id(state), id(gradient)
         known = self._taken.get(key)
@@ -135,19 +135,19 @@ class Sgd:
             velocity = self.task.momentum * state.velocity + gradient
         move = -self.task.learning_rate * velocity
         kept = velocity if self.task.momentum else None
-        after = State(state.parameters + move, kept, state.moved + move)
+        after = ModelState(state.parameters + move, kept, state.moved + move)
         self._taken[key] = state, gradient, after
         if len(self._taken) > _STEPS_KEPT:
             self._taken.popitem(last=False)
         return after
 
-    def value(self, one: Pending) -> Tensor:
+    def value(self, one: LazyGradient) -> Tensor:
         """A gradient, computed now if it has not been before."""
         if one.value is None:
             one.value = self._compute(one.parameters, [one.samples])
         return one.value
 
-    def mean(self, many: Sequence[Pending], weights: Sequence[float], *, by_samples: bool) -> Tensor:
+    def mean(self, many: Sequence[LazyGradient], weights: Sequence[float], *, by_samples: bool) -> Tensor:
         """The mean of some gradients.
 
         Weighted by samples, those at the same parameters are one gradient over all of their samples, which takes one
@@ -162,7 +162,7 @@ class Sgd:
         values = [self._union([many[place] for place in places]) for places in groups.values()]
         return mean(values, [sum(weights[place] for place in places) for places in groups.values()])
 
-    def _union(self, ones: Sequence[Pending]) -> Tensor:
+    def _union(self, ones: Sequence[LazyGradient]) -> Tensor:
         if len(ones) == 1:
             return self.value(ones[0])
         return self._compute(ones[0].parameters, [one.samples for one in ones])
@@ -206,7 +206,7 @@ def significant(change: Tensor, values: Tensor, threshold: float) -> Tensor:
     return change.abs() > threshold * values.abs()
 
 
-def flat_mean(states: Sequence[State]) -> Tensor:
+def flat_mean(states: Sequence[ModelState]) -> Tensor:
     """The plain mean of some replicas; equal ones are added up once."""
     counts: dict[int, tuple[Tensor, int]] = {}
     for state in states:

@@ -11,7 +11,7 @@ import torch
 from uneven.core.records import Record
 from uneven.simulate import Outcome, Scenario, simulate, streamed
 from uneven.virtual.board import Board, Goal, Point
-from uneven.virtual.replicas import Order, Sgd
+from uneven.virtual.replicas import SampleOrder, Sgd
 from uneven.virtual.task import Task
 from uneven.virtual.training import Training
 
@@ -71,7 +71,7 @@ def train(
     scenario = prepared(scenario, task)
     sink = sink or _nowhere
     board = Board(task, sink, every * scenario.spec.workload.global_batch, goal)
-    sgd = Sgd(task, Order(task.samples, scenario.seed), board.losses)
+    sgd = Sgd(task, SampleOrder(task.samples, scenario.seed), board.losses)
     training = Training(sgd, evaluated=scenario.policy.evaluated, board=board)
     with _one_thread():
         outcome = simulate(scenario, sink, arithmetic=training, progress=progress)

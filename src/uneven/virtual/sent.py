@@ -8,7 +8,7 @@ from torch import Tensor
 
 from uneven.core.actions import Combined, Exchange, Payload
 from uneven.errors import ConfigError
-from uneven.simulate.exchanges import Kind, kind_of
+from uneven.simulate.exchanges import ExchangeShape, kind_of
 
 Key = tuple[int, Payload, tuple[int, ...]]
 """Rank, payload and members: a worker has at most one contribution of a kind to the same members under way."""
@@ -63,5 +63,5 @@ def check(exchange: Exchange) -> None:
         raise ConfigError(f"{what}: {type(merge).__name__} merges {merged}")
     if payload is Payload.GRADIENT and not (merge.plain or merge.combined is Combined.SUM):
         raise ConfigError(f"{what}: gradients are averaged or added up as they are: use Mean or Add")
-    if merge.combined is Combined.CENTRE and kind not in (Kind.APART, Kind.RING):
+    if merge.combined is Combined.CENTRE and kind not in (ExchangeShape.APART, ExchangeShape.RING):
         raise ConfigError(f"{what}: it moves replicas and the server one by one or all at once, without a quorum")

@@ -11,10 +11,10 @@ from torch import Tensor
 from uneven.core.actions import Combined, Exchange, Merge, Moment, Payload, WriteBack
 from uneven.merge import Kept
 from uneven.simulate import Arithmetic
-from uneven.simulate.exchanges import Kind, kind_of
+from uneven.simulate.exchanges import ExchangeShape, kind_of
 from uneven.sync import Evaluated
 from uneven.virtual.board import Board
-from uneven.virtual.replicas import Pending, Replica, Sgd, State, flat_mean, mean, significant
+from uneven.virtual.replicas import LazyGradient, ModelState, Sgd, VirtualReplica, flat_mean, mean, significant
 from uneven.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
 
 
@@ -35,9 +35,9 @@ class Training(Arithmetic):
         self._first = self._centre = first
         self._kept: dict[type[Merge], Kept] = {}  # by each kind of merge, beside the parameter server
         self._served = False  # whether the parameter server is more than a name
-        self._last = State(first, None, torch.zeros_like(first))  # of whoever took the last step
-        self._rounds: dict[tuple[int, ...], State] = {}  # members → state after their newest round of gradients
-        self._replicas: dict[int, Replica] = {}
+        self._last = ModelState(first, None, torch.zeros_like(first))  # of whoever took the last step
+        self._rounds: dict[tuple[int, ...], ModelState] = {}  # members → state after their newest round of gradients
+        self._replicas: dict[int, VirtualReplica] = {}
         self._live: set[int] = set()
         self._coming: dict[int, int | None] = {}
         self._sent: dict[Key, Sent] = {}
@@ -67,7 +67,7 @@ class Training(Arithmetic):
         here = state.parameters
         start, centre, kept = (here, here, {}) if known is None else (known.start, known.centre, known.kept)
         # What is unsent, others have to send.
-        self._replicas[rank] = Replica(state, start, centre, carried=state.moved, kept=dict(kept))
+        self._replicas[rank] = VirtualReplica(state, start, centre, carried=state.moved, kept=dict(kept))
         self._live.add(rank)
 
     def parameters(self, rank: int) -> Tensor:
@@ -80,7 +80,7 @@ class Training(Arithmetic):
         if rank in self._coming:
             self._arrive(rank)
         replica = self._replicas[rank]
-        replica.gradient = Pending(replica.state.parameters, samples)
+        replica.gradient = LazyGradient(replica.state.parameters, samples)
 
     def steps(self, rank: int, iteration: int, at_s: float) -> None:
         """Take the step, and evaluate now and then."""
@@ -140,12 +140,12 @@ class Training(Arithmetic):
         """By the kind of the exchange; what is computed here is the meaning of ``uneven.core.actions``."""
         kind = kind_of(exchange)
         if exchange.payload is Payload.GRADIENT:
-            self._merge_gradients(exchange, ranks, served=kind is Kind.TOGETHER)
-        elif kind is Kind.RING:
+            self._merge_gradients(exchange, ranks, served=kind is ExchangeShape.TOGETHER)
+        elif kind is ExchangeShape.RING:
             self._ring(exchange, ranks)
-        elif kind is Kind.TELL:
+        elif kind is ExchangeShape.TELL:
             self._tell(exchange, ranks[0])
-        elif kind is Kind.APART:
+        elif kind is ExchangeShape.APART:
             self._served = True
             self._apart(exchange, ranks[0])
         else:
@@ -260,7 +260,7 @@ class Training(Arithmetic):
     # ---------------------------------------------------------------- hearing
     def answers(self, rank: int, exchange: Exchange) -> None:
         """Of a push on its own, the copy as it is now; other answers were made when they were merged."""
-        if kind_of(exchange) is Kind.APART and exchange.merge.combined is Combined.SUM:
+        if kind_of(exchange) is ExchangeShape.APART and exchange.merge.combined is Combined.SUM:
             self._answers[key_of(rank, exchange)] = self._centre
 
     def reads(self, rank: int, exchange: Exchange) -> None:
@@ -303,9 +303,9 @@ class Training(Arithmetic):
             after = here + back.alpha * (outcome - sent.parameters)
         replica.state = replace(replica.state, parameters=after)
 
-    def _each(self, ranks: Iterable[int], change: Callable[[State], State]) -> None:
+    def _each(self, ranks: Iterable[int], change: Callable[[ModelState], ModelState]) -> None:
         """Change the states of some workers; those that were one object stay one."""
-        changed: dict[int, tuple[State, State]] = {}
+        changed: dict[int, tuple[ModelState, ModelState]] = {}
         for rank in ranks:
             replica = self._replicas.get(rank)
             if replica is None:
@@ -321,5 +321,5 @@ def _told(merge: Merge, own: Tensor, given: Tensor) -> Tensor:
     return merge.combine(merge.begin(own), given, 1.0)[1]
 
 
-def _moved(state: State, change: Tensor) -> State:
+def _moved(state: ModelState, change: Tensor) -> ModelState:
     return replace(state, parameters=state.parameters + change)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uneven.balance.minmax import Costs, Line, earliest_end
+from uneven.balance.minmax import CostLines, Costs, earliest_end
 from uneven.core.apportion import proportional
 from uneven.core.exact import column
 from uneven.core.views import Limits
@@ -43,7 +43,7 @@ def problems(draw: st.DrawFn) -> tuple[Costs, int, Limits]:
     def row(low: float, high: float) -> np.ndarray:
         return np.array(draw(st.lists(st.floats(low, high), min_size=n, max_size=n)))
 
-    lines = tuple(Line(row(0.0, 0.5), row(1e-4, 1e-2)) for _ in range(draw(st.integers(1, 3))))
+    lines = tuple(CostLines(row(0.0, 0.5), row(1e-4, 1e-2)) for _ in range(draw(st.integers(1, 3))))
     lower = tuple(draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)))
     upper = tuple(low + draw(st.integers(0, 60)) for low in lower)
     total = draw(st.integers(sum(lower), sum(upper)))
@@ -61,11 +61,11 @@ def test_it_is_as_early_as_one_sample_at_a_time(problem: tuple[Costs, int, Limit
 
 
 def test_samples_over_at_equal_times_are_taken_from_the_higher_ranks() -> None:
-    alike = Costs(np.zeros(3), (Line(np.zeros(3), np.ones(3)),))
+    alike = Costs(np.zeros(3), (CostLines(np.zeros(3), np.ones(3)),))
     assert within(alike, 10, Limits.uniform(3, 10), (4, 3, 3)) == (4, 3, 3)
 
 
 def test_below_a_floor_samples_cost_nothing() -> None:
-    costs = Costs(np.array([1.0, 0.0]), (Line(np.zeros(2), np.array([0.01, 0.02])),))
+    costs = Costs(np.array([1.0, 0.0]), (CostLines(np.zeros(2), np.array([0.01, 0.02])),))
     shares = within(costs, 110, Limits.uniform(2, 110), (55, 55))
     assert float(costs.seconds(np.array(shares, float)).max()) == 1.0

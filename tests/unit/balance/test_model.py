@@ -12,12 +12,12 @@ from uneven.balance import Model
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.balancers.bench import loop
-from uneven_bench.balancers.devices import CASES, Case, Device, best_split, slowest_s
+from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, slowest_s
 
 SEEDS = range(3)
 
 
-def case(name: str) -> Case:
+def case(name: str) -> DeviceCase:
     return next(one for one in CASES if one.name == name)
 
 
@@ -66,7 +66,9 @@ def test_a_memory_limit_is_never_exceeded() -> None:
 
 def test_its_own_memory_limits_hold_too() -> None:
     device = Device(per_sample_s=0.0001)
-    free = Case(name="", about="", devices=(device, *[Device(per_sample_s=0.001)] * 2), global_batch=300, noise=0.1)
+    free = DeviceCase(
+        name="", about="", devices=(device, *[Device(per_sample_s=0.001)] * 2), global_batch=300, noise=0.1
+    )
     told: list[tuple[int, ...]] = []
     loop(free, "model:most=120/200/200", 0, lambda k, shares, reason: told.append(shares))
     assert max(shares[0] for shares in told[1:]) == 120

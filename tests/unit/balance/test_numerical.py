@@ -14,7 +14,7 @@ from uneven.core.actions import Split
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError
 from uneven_bench.balancers.bench import loop
-from uneven_bench.balancers.devices import CASES, Case, Device, best_split, slowest_s
+from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, slowest_s
 
 Seconds = Callable[[int, int], float]
 """Place and samples → seconds of an iteration."""
@@ -243,7 +243,7 @@ def test_its_state_goes_through_json_in_any_phase() -> None:
 
 
 def test_a_memory_limit_of_the_run_holds_in_a_noisy_loop() -> None:
-    small = Case(
+    small = DeviceCase(
         name="", about="", global_batch=300, noise=0.2,
         devices=(Device(per_sample_s=0.0001, most=120), Device(per_sample_s=0.001), Device(per_sample_s=0.001)),
     )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from uneven.balance import balancers
 from uneven.core.records import StepRecord
 from uneven_bench import defaults as bench
-from uneven_bench.defaults import Run
+from uneven_bench.defaults import TrainingRun
 
 
 def every(seconds: float, until_s: float) -> tuple[float, ...]:
@@ -27,8 +27,8 @@ def test_an_iteration_under_way_counts_by_its_part() -> None:
 
 
 def test_only_the_time_in_which_all_ran_is_compared() -> None:
-    slow = Run((*every(0.5, 10.0), 40.0), 0.002)  # something held it up after ten seconds …
-    fast = Run(every(0.25, 10.0), 0.004)  # … when the other had ended
+    slow = TrainingRun((*every(0.5, 10.0), 40.0), 0.002)  # something held it up after ten seconds …
+    fast = TrainingRun(every(0.25, 10.0), 0.004)  # … when the other had ended
     result = bench.summarize({"made": [{"lb-bsp": slow, "model": fast}, {"lb-bsp": fast, "model": fast}]})
     case = result["cases"]["made"]
     assert case["speedup_range"]["model"] == pytest.approx([1.0, 2.0])

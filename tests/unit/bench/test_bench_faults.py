@@ -16,19 +16,19 @@ from uneven_bench.faults.cases import (
     SAMPLES,
     SERVED,
     TOGETHER,
-    Case,
+    FaultCase,
     borne,
     draw,
     expected,
 )
-from uneven_bench.faults.judge import Line, Outcome, doubled, judge, names, once
+from uneven_bench.faults.judge import Line, RunEnd, doubled, judge, names, once
 
-KILLED = Case(
+KILLED = FaultCase(
     seed=1, number=0, sync="bsp", balance="even", workers=3, servers=0, kind="kill", rank=1, moment="forward", step=3,
     save_every=2, ahead=False, resumed=2,
 )  # fmt: skip
 SAID = "error: rank 1 (process 4711) was killed by SIGKILL, so the run has been ended; … out of memory"
-RIGHT = Outcome(code=137, said=SAID, struck=True, finished=())
+RIGHT = RunEnd(code=137, said=SAID, struck=True, finished=())
 ALL = list(range(SAMPLES))
 
 

@@ -22,7 +22,7 @@ from uneven_bench.lb_bsp.cases import (
     MOST,
     OURS,
     RIVALS,
-    Case,
+    LbBspCase,
     cases,
     corrected,
     oracle_costs,
@@ -83,7 +83,7 @@ def test_a_task_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_rounds_that_are_alike_count_by_their_median_and_others_by_their_sum() -> None:
-    case = Case(name="one", about="", shares=((0.5,) * 4,))
+    case = LbBspCase(name="one", about="", shares=((0.5,) * 4,))
     above, below = {0: 2.0, 1: 2.0, 2: 2.0, 3: 99.0}, {0: 1.0, 1: 1.0, 2: 40.0}
     assert of(above, below, case) == 2.0
     changing = replace(case, shares=((0.5,) * 4,) * 3)
@@ -103,7 +103,7 @@ def test_who_arrives_last_waits_for_nobody() -> None:
 
 
 def test_time_to_the_target_counts_the_search_for_a_split() -> None:
-    case = Case(name="one", about="", block=10)
+    case = LbBspCase(name="one", about="", block=10)
     curve = {1: 0.2, 2: 0.8, 3: 0.95, 4: 0.9}
     assert reached(case, curve, 0.9, [2.0], {0: 1.0, 1: 1.0}) == {
         "iterations_to_target": 30, "time_to_target_s": pytest.approx(40.0),
@@ -116,14 +116,14 @@ def test_time_to_the_target_counts_the_search_for_a_split() -> None:
 
 def test_who_sat_out_the_search_is_counted_as_under_the_shares_of_that_time() -> None:
     shares = ((0.5,), (0.5,), (0.2,), (0.2,))
-    case = Case(name="one", about="", block=10, settling=3, rounds=4, shares=shares, change=2)
+    case = LbBspCase(name="one", about="", block=10, settling=3, rounds=4, shares=shares, change=2)
     curve, seconds = {3: 0.5, 4: 0.95}, {0: 1.0, 1: 3.0, 2: 9.0, 3: 9.0}
     assert reached(case, curve, 0.9, [], seconds)["time_to_target_s"] == pytest.approx(10 * (3 * 2.0 + 1.0))
     assert reached(case, curve, 0.9, [5.0] * 3, seconds)["time_to_target_s"] == pytest.approx(10 * (15.0 + 1.0))
 
 
 def test_a_larger_batch_takes_its_time() -> None:
-    case = Case(name="steady", about="workers", shares=((0.5,) * 4,))
+    case = LbBspCase(name="steady", about="workers", shares=((0.5,) * 4,))
     result = a_result({"ddp": 4.0, "accumulate": 3.0, OURS: 1.0, LIMIT: 0.95})
     for rank in result["blocks"]["accumulate"]:
         for one in rank.values():
@@ -146,7 +146,7 @@ def a_result(seconds: dict[str, float]) -> dict[str, Any]:
 
 
 def test_the_best_rival_is_the_fastest_of_those_that_are_not_ours() -> None:
-    case = Case(name="steady", about="workers", shares=((0.5,) * 4,))
+    case = LbBspCase(name="steady", about="workers", shares=((0.5,) * 4,))
     result = a_result({"ddp": 4.0, "lbb": 1.1, OURS: 1.0, "model": 0.9, LIMIT: 0.95})
     summary = summarize(case, result)
     assert summary["best_rival"] == "lbb"
@@ -171,7 +171,7 @@ def test_who_takes_more_than_the_global_batch_is_paid_for_it() -> None:
     for ranks in result["blocks"]["accumulate"]:
         for one in ranks.values():
             one["samples"] = 1.25
-    summary = summarize(Case(name="one", about="", shares=((0.5,) * 4,)), result)
+    summary = summarize(LbBspCase(name="one", about="", shares=((0.5,) * 4,)), result)
     assert summary["best_rival"] == "accumulate"
     assert summary["gain_over_best_rival"] == pytest.approx(0.8)
 

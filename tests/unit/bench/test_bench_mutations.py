@@ -17,13 +17,13 @@ from uneven.testing.scripts import run_script
 from uneven_bench.mutations import bench as mutations
 from uneven_bench.mutations import seeds as mutations_seeds
 from uneven_bench.mutations import targets as tried
-from uneven_bench.mutations.targets import TARGETS, Target, limited, warm_up
+from uneven_bench.mutations.targets import TARGETS, MutationTarget, limited, warm_up
 
 EACH = 60
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda one: one.name)
-def test_every_input_is_taken_or_refused_with_an_error_of_ours(target: Target, tmp_path: Path) -> None:
+def test_every_input_is_taken_or_refused_with_an_error_of_ours(target: MutationTarget, tmp_path: Path) -> None:
     folder = tmp_path / "of" / "one"
     warm_up(target, folder)
     with limited():
@@ -61,10 +61,12 @@ def _grows(given: object) -> None:
 
 def test_a_traceback_and_a_runaway_are_seen(tmp_path: Path) -> None:
     here = Path.cwd()
-    verdict = Target("bad", TARGETS[0].inputs, _fails).verdict(b"", tmp_path / "one")
+    verdict = MutationTarget("bad", TARGETS[0].inputs, _fails).verdict(b"", tmp_path / "one")
     assert verdict.startswith("KeyError: 'a bug' (targets.py:")
     with limited():
-        assert Target("large", TARGETS[0].inputs, _grows).verdict(b"", tmp_path / "one").startswith("MemoryError")
+        assert (
+            MutationTarget("large", TARGETS[0].inputs, _grows).verdict(b"", tmp_path / "one").startswith("MemoryError")
+        )
     assert Path.cwd() == here
 
 

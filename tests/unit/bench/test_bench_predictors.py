@@ -13,14 +13,14 @@ from uneven.errors import ConfigError, JournalError
 from uneven.journal import Writer, rank_path
 from uneven.predict import Last, Predictor
 from uneven_bench.predictors import bench
-from uneven_bench.predictors.cases import Case, announced, case_of, drift, spikes, steps, synthetic
+from uneven_bench.predictors.cases import PredictorCase, announced, case_of, drift, spikes, steps, synthetic
 from uneven_bench.predictors.page import snapshot
 from uneven_bench.predictors.play import iteration_s, limit_s, play, rmse, spike_followed, step_delays
 from uneven_bench.predictors.sweep import specifications, sweep, tables
 from uneven_bench.predictors.traces import STRETCH, of_use, real, recorded
 
 
-def two() -> Case:
+def two() -> PredictorCase:
     return case_of("two", "synthetic", np.array([[10.0, 20.0, 10.0, 30.0], [10.0, 10.0, 30.0, 30.0]]))
 
 

@@ -21,7 +21,7 @@ from uneven_bench.predictors import bench as predictors
 from uneven_bench.predictors.play import play
 from uneven_bench.recorded import cases as recorded_cases
 from uneven_bench.recorded import recording as recorded
-from uneven_bench.recorded.steps import WITHIN, Step, changes_s, delay, find, response
+from uneven_bench.recorded.steps import WITHIN, SpeedChange, changes_s, delay, find, response
 
 
 def test_descriptions_fit_a_small_machine_and_survive_a_file() -> None:
@@ -65,7 +65,7 @@ def stepped() -> tuple[np.ndarray, np.ndarray, list[Trace]]:
 
 def test_a_step_begins_with_the_first_iteration_that_feels_half_of_it() -> None:
     (found,) = find(*stepped())
-    assert found == Step(worker=0, first=21, end=40, before_per_s=100.0, after_per_s=50.0)
+    assert found == SpeedChange(worker=0, first=21, end=40, before_per_s=100.0, after_per_s=50.0)
 
 
 def test_what_is_no_step_is_left_out() -> None:
@@ -77,7 +77,11 @@ def test_what_is_no_step_is_left_out() -> None:
 
 
 def test_the_response_counts_from_the_first_iteration_of_the_step() -> None:
-    steps = [Step(0, 21, 40, 100.0, 50.0), Step(0, 21, 30, 100.0, 50.0), Step(1, 5, 12, 100.0, 80.0)]
+    steps = [
+        SpeedChange(0, 21, 40, 100.0, 50.0),
+        SpeedChange(0, 21, 30, 100.0, 50.0),
+        SpeedChange(1, 5, 12, 100.0, 80.0),
+    ]
     told = np.full((2, 40), 100.0)
     told[0, 21] = 80.0
     told[0, 22:] = 54.0
@@ -138,7 +142,7 @@ def test_recorded_figures_say_how_long_the_windows_are(tmp_path: Path) -> None:
     said = figures["recorded"][case.name]
     assert (said["iterations"], said["scored_from"]) == (40, 20)
     assert said["lasted_s"] == pytest.approx(20.0, abs=1.0)
-    some = kept[recorded_cases.ANNOUNCED]._replace(steps=[Step(0, 21, 40, 100.0, 50.0)])
+    some = kept[recorded_cases.ANNOUNCED]._replace(steps=[SpeedChange(0, 21, 40, 100.0, 50.0)])
     figures = predictors.recorded_figures({case.name: some}, told)
     assert figures["recorded_step_response"]["last"][:2] == pytest.approx([0.2, 1.0])
     assert figures["recorded_step_delay_iterations"] == {"last": 1}

@@ -11,16 +11,16 @@ import pytest
 from uneven.balance import balancers
 from uneven.balance.rivals import RIVALS
 from uneven_bench.rivals import bench as rivals
-from uneven_bench.rivals.cases import CHANGE, HELD, ITERATIONS, SETTLING, Case, cases
+from uneven_bench.rivals.cases import CHANGE, HELD, ITERATIONS, SETTLING, RivalCase, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
-from uneven_bench.rivals.loops import Outcome, Totals, foreseen, oracle, ours, rival
+from uneven_bench.rivals.loops import RivalOutcome, SettledTotals, foreseen, oracle, ours, rival
 
 
-def quiet(speeds: tuple[float, ...], total: int, moved_s: float = 0.0) -> Case:
+def quiet(speeds: tuple[float, ...], total: int, moved_s: float = 0.0) -> RivalCase:
     """Workers without noise or overheads."""
     n = len(speeds)
     ones, moves_s = np.ones((ITERATIONS, n)), np.full((ITERATIONS, n), moved_s)
-    return Case(
+    return RivalCase(
         name="quiet", global_batch=total, step_s=(0.0,) * n, launch_s=(0.0,) * n,
         per_sample_s=tuple(1.0 / v for v in speeds), slow=ones, level=ones, transfer_s=moves_s,
     )  # fmt: skip
@@ -59,11 +59,11 @@ def test_a_slow_link_counts_as_busy_not_as_waiting() -> None:
 
 
 def test_iterations_count_after_settling() -> None:
-    totals = Totals(2)
+    totals = SettledTotals(2)
     totals.add(SETTLING - 1, took_s=99.0, busy_s=0.0)
     totals.add(SETTLING, took_s=2.0, busy_s=3.0, lost_s=0.5, samples=1.5)
     outcome = totals.outcome("x")
-    assert outcome == Outcome(2.0, 0.125, 0.125, 1.5, "x")
+    assert outcome == RivalOutcome(2.0, 0.125, 0.125, 1.5, "x")
     assert outcome.batch_s == pytest.approx(4 / 3)
 
 
@@ -114,8 +114,8 @@ def test_recordings_are_looked_for_where_the_variable_says(monkeypatch: pytest.M
 
 
 def test_gains_are_over_the_best_that_is_not_ours() -> None:
-    limits = [Outcome(1.0, 0.0), Outcome(2.0, 0.0)]
-    assert rivals.summary([Outcome(2.0, 0.5), Outcome(2.0, 0.25)], limits) == {
+    limits = [RivalOutcome(1.0, 0.0), RivalOutcome(2.0, 0.0)]
+    assert rivals.summary([RivalOutcome(2.0, 0.5), RivalOutcome(2.0, 0.25)], limits) == {
         "of_limit": 0.75, "iteration_s": 2.0, "waiting": 0.375, "lost": 0.0, "samples": 1.0, "best": "",
     }  # fmt: skip
     rows = {name: {"of_limit": share} for name, share in {"oracle": 1.0, "lb-bsp": 0.9, "dbs": 0.8, "lbb": 0.7}.items()}

@@ -18,7 +18,7 @@ from uneven.data.order import epoch_order
 from uneven.errors import UnknownNameError
 from uneven.sync import policies
 from uneven_bench.sync import bench as sync
-from uneven_bench.sync.arm import Block
+from uneven_bench.sync.arm import TrainingStretch
 from uneven_bench.sync.arms import EvenSampler, mlp
 from uneven_bench.sync.cases import (
     AGAIN,
@@ -32,17 +32,27 @@ from uneven_bench.sync.cases import (
     SLOW,
     TWINS,
     YARDSTICK,
-    Case,
+    SyncCase,
     cases,
     quick,
     seed_of,
     seeded,
     short,
 )  # fmt: skip
-from uneven_bench.sync.table import Point, _against_twins, curve, limited, loss_at, overall, rate, reached_s, summarize
+from uneven_bench.sync.table import (
+    CurvePoint,
+    _against_twins,
+    curve,
+    limited,
+    loss_at,
+    overall,
+    rate,
+    reached_s,
+    summarize,
+)
 from uneven_bench.sync.worker import read_task, write_task
 
-CASE = Case(name="100mbit-2", about="two", shares=(0.5, 0.5), mbit_per_s=100.0)
+CASE = SyncCase(name="100mbit-2", about="two", shares=(0.5, 0.5), mbit_per_s=100.0)
 
 
 def ran(seconds: tuple[float, float], samples: tuple[int, int], sent_bytes: int = 0) -> list[dict[str, Any]]:
@@ -119,7 +129,9 @@ def test_a_task_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_short_stretches_add_up_to_a_round() -> None:
-    assert Block.of([Block(1.5, 2, 20, 7), Block(0.25, 1, 10, 0)]) == Block(1.75, 3, 30, 7)
+    assert TrainingStretch.of([TrainingStretch(1.5, 2, 20, 7), TrainingStretch(0.25, 1, 10, 0)]) == TrainingStretch(
+        1.75, 3, 30, 7
+    )
 
 
 def test_who_waits_for_nobody_counts_by_its_own_time() -> None:
@@ -154,7 +166,7 @@ def test_shares_are_of_the_mean_of_two_yardsticks_where_there_are_two() -> None:
 
 def test_a_curve_counts_seconds_under_the_limits_alone() -> None:
     found = curve(RESULT["arms"][DDP])
-    assert found == [Point(0, 0, 2.0), Point(1, 20, 1.9), Point(3, 60, 1.5), Point(3, 260, 0.5)]
+    assert found == [CurvePoint(0, 0, 2.0), CurvePoint(1, 20, 1.9), CurvePoint(3, 60, 1.5), CurvePoint(3, 260, 0.5)]
     assert limited(RESULT["arms"][DDP]) == found[:3]
     assert loss_at(found, "samples", 60) == 1.5
     assert loss_at(found, "seconds", 3**0.5) == pytest.approx((1.9 * 1.5) ** 0.5)  # halfway, as powers go
@@ -163,7 +175,7 @@ def test_a_curve_counts_seconds_under_the_limits_alone() -> None:
 
 
 def test_a_target_is_reached_between_two_points_or_never() -> None:
-    points = [Point(0, 0, 2.0), Point(2, 20, 1.0), Point(4, 40, 1.2), Point(5, 60, 0.2)]
+    points = [CurvePoint(0, 0, 2.0), CurvePoint(2, 20, 1.0), CurvePoint(4, 40, 1.2), CurvePoint(5, 60, 0.2)]
     assert reached_s(points, 1.5) == 1.0
     assert reached_s(points, 0.7) == 4.5
     assert reached_s(points, 0.1) is None
@@ -225,7 +237,7 @@ def test_pairs_of_one_seed_are_compared() -> None:
 
 def test_an_arm_that_cannot_take_part_is_named_with_its_reason() -> None:
     given = {"none": "none", "odd": "even ma:every={every}", "theirs": "torchft-local:every=8"}
-    able, left_out = sync._able(Case(name="", about="", shares=(1.0,), mbit_per_s=1.0, arms=given))
+    able, left_out = sync._able(SyncCase(name="", about="", shares=(1.0,), mbit_per_s=1.0, arms=given))
     assert able == {name: who for name, who in given.items() if name not in left_out}
     assert left_out == ({} if find_spec("torchft") else {"theirs": "torchft is not installed"})
     with pytest.raises(UnknownNameError, match="case"):

@@ -20,7 +20,7 @@ from uneven_bench.fleet import tensor_socket as fleet_socket
 from uneven_bench.fleet import tune as fleet_tune
 from uneven_bench.fleet.baseline import train_member
 from uneven_bench.fleet.cases import BATCH, CASES, WIDTHS, ensemble, member
-from uneven_bench.fleet.tensor_socket_child import Epochs, Packing, loader, loader_batches, unpack
+from uneven_bench.fleet.tensor_socket_child import EpochBatches, Packing, loader, loader_batches, unpack
 
 METHODS = ("baseline", "homogeneous", "sequential", "fleet-g", "together")
 """Those that differ in how they are carried; the others are these with other options."""
@@ -151,14 +151,14 @@ class Repeating:
 
 def test_members_see_no_throw_away_samples_and_notice_lost_ones() -> None:
     ended: list[int] = []
-    epochs = Epochs(Repeating(8), 70, BATCH, lambda: ended.append(1))
+    epochs = EpochBatches(Repeating(8), 70, BATCH, lambda: ended.append(1))
     for _ in range(2):
         assert torch.cat([inputs for inputs, _ in epochs]).tolist() == list(range(70))
     assert len(ended) == 2
     with pytest.raises(TrainingError, match="of an epoch's 8 batches TensorSocket delivered 7"):
-        list(Epochs(Repeating(7), 70, BATCH, lambda: ended.append(1)))
+        list(EpochBatches(Repeating(7), 70, BATCH, lambda: ended.append(1)))
     with pytest.raises(TrainingError, match="delivered more than 8"):
-        list(Epochs(Repeating(9), 70, BATCH, lambda: ended.append(1)))
+        list(EpochBatches(Repeating(9), 70, BATCH, lambda: ended.append(1)))
     assert len(ended) == 2
 
 

@@ -13,16 +13,16 @@ from uneven.fleet.planning.allocate import Flotilla
 from uneven.fleet.planning.rates import Rates
 from uneven.fleet.planning.rounds import Planner
 from uneven_bench.fleet_plan.optimal import MOST_PLANS, best_rounds, least_wall_s, round_s
-from uneven_bench.fleet_plan.simulate import Work, play
+from uneven_bench.fleet_plan.simulate import EnsembleWork, play
 
 
 def test_bounds_that_one_can_see() -> None:
     linear = Rates({"a": (10, 20, 30, 40), "b": (20, 40, 60, 80)})
-    work = Work(linear, {"a": 3, "b": 6}, samples=100, nodes=(range(4),))
+    work = EnsembleWork(linear, {"a": 3, "b": 6}, samples=100, nodes=(range(4),))
     assert least_wall_s(work) == pytest.approx((30 + 30) / 4)  # device-seconds over devices: scaling is perfect
     flat = Rates({"a": (10, 10, 10, 10), "b": (20, 20, 20, 20)})
-    assert least_wall_s(Work(flat, {"a": 3, "b": 5}, samples=100, nodes=(range(4),))) == pytest.approx(30)
-    starved = Work(linear, {"a": 3, "b": 6}, samples=100, nodes=(range(4),), prepared_per_s=5.0)
+    assert least_wall_s(EnsembleWork(flat, {"a": 3, "b": 5}, samples=100, nodes=(range(4),))) == pytest.approx(30)
+    starved = EnsembleWork(linear, {"a": 3, "b": 6}, samples=100, nodes=(range(4),), prepared_per_s=5.0)
     assert least_wall_s(starved) == pytest.approx(600 / 20)
 
 
@@ -38,7 +38,7 @@ def test_the_best_rounds_of_the_example() -> None:
     assert greedy / best.wall_s == pytest.approx((1 / 100 + 1 / 150) / (1 / 350 + 1 / 75))  # 2.9 % more
 
 
-def brute_force(work: Work) -> float:
+def brute_force(work: EnsembleWork) -> float:
     """Every partition into rounds and every number of devices, without any cleverness."""
     names = list(work.rates.members)
     best = math.inf
@@ -62,14 +62,14 @@ def test_the_search_is_exact(seed: int) -> None:
     rng = random.Random(seed)
     rates = Rates({f"m{i}": sorted(rng.uniform(5, 100) for _ in range(3)) for i in range(4)})
     epochs = {name: rng.randint(1, 9) for name in rates.members}
-    work = Work(rates, epochs, samples=100, nodes=(range(3),), prepared_per_s=rng.choice((15.0, math.inf)))
+    work = EnsembleWork(rates, epochs, samples=100, nodes=(range(3),), prepared_per_s=rng.choice((15.0, math.inf)))
     found = best_rounds(work)
     assert found.wall_s == pytest.approx(brute_force(work))
     assert sorted(name for one in found.flotillas for name in one.members) == sorted(rates.members)
 
 
 def test_a_round_takes_what_the_simulator_plays() -> None:
-    work = Work(EXAMPLE, {"D1": 2, "D2": 9, "D3": 4, "D4": 4}, samples=100, nodes=(range(4),))
+    work = EnsembleWork(EXAMPLE, {"D1": 2, "D2": 9, "D3": 4, "D4": 4}, samples=100, nodes=(range(4),))
     first = Planner(EXAMPLE, 4, alpha=0.0).next_flotilla(EXAMPLE.members, 4, Flotilla())
     played = play(work, Planner(EXAMPLE, 4, alpha=0.0))
     ends = max(bar.end_s for bar in played.bars if bar.start_s == 0)
@@ -80,15 +80,15 @@ def test_a_round_takes_what_the_simulator_plays() -> None:
 def test_a_large_ensemble_is_refused_and_memory_is_heeded() -> None:
     many = Rates({f"m{i}": (1.0,) for i in range(30)})
     with pytest.raises(ConfigError, match=f"more than {MOST_PLANS}"):
-        best_rounds(Work(many, dict.fromkeys(many.members, 1), samples=1, nodes=(range(30),)))
+        best_rounds(EnsembleWork(many, dict.fromkeys(many.members, 1), samples=1, nodes=(range(30),)))
     large = Rates({"a": (10.0, 20.0, 30.0)}).at_least({"a": 3})
     with pytest.raises(ConfigError, match="does not fit on all devices"):
-        best_rounds(Work(large, {"a": 1}, samples=1, nodes=(range(2),)))
+        best_rounds(EnsembleWork(large, {"a": 1}, samples=1, nodes=(range(2),)))
 
 
 @settings(max_examples=30)
 @given(work=ensembles)
-def test_no_method_beats_the_bound_and_no_whole_rounds_beat_the_best(work: Work) -> None:
+def test_no_method_beats_the_bound_and_no_whole_rounds_beat_the_best(work: EnsembleWork) -> None:
     bound, best = least_wall_s(work), best_rounds(work).wall_s
     assert bound <= best * (1 + 1e-9)
     for plans in methods(work).values():

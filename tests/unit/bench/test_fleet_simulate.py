@@ -14,7 +14,7 @@ from uneven.fleet.planning.allocate import Flotilla
 from uneven.fleet.planning.rates import Rates
 from uneven.fleet.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
-from uneven_bench.fleet_plan.simulate import Outcome, Work, play
+from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome, play
 
 
 def test_the_example_takes_what_the_specification_reckons() -> None:
@@ -60,7 +60,9 @@ def test_preprocessing_holds_a_pipeline_of_its_own_back_and_a_shared_stream_less
 
 
 def test_fleet_l_refills_and_fleet_g_does_not() -> None:
-    work = Work(Rates({"a": (50,), "b": (49,), "c": (48,)}), {"a": 1, "b": 9, "c": 1}, samples=98, nodes=((0, 1),))
+    work = EnsembleWork(
+        Rates({"a": (50,), "b": (49,), "c": (48,)}), {"a": 1, "b": 9, "c": 1}, samples=98, nodes=((0, 1),)
+    )
     local, every = play(work, Planner(work.rates, 2, Paradigm.LOCAL)), play(work, Planner(work.rates, 2))
     assert {(bar.member, bar.start_s) for bar in local.bars} == {("a", 0), ("b", 0), ("c", 2)}
     device = {bar.member: bar.devices for bar in local.bars}
@@ -71,7 +73,7 @@ def test_fleet_l_refills_and_fleet_g_does_not() -> None:
 
 def test_ours_refills_with_who_keeps_pace_and_plans_anew_when_too_few_are_busy() -> None:
     rates = Rates({"a": (50,), "b": (49,), "c": (48,), "d": (47,), "slow": (10,)})
-    work = Work(rates, {"a": 1, "b": 9, "c": 3, "d": 3, "slow": 1}, samples=100, nodes=(range(3),))
+    work = EnsembleWork(rates, {"a": 1, "b": 9, "c": 3, "d": 3, "slow": 1}, samples=100, nodes=(range(3),))
     ours = play(work, Planner(rates, 3, Paradigm.REFILL, alpha=0.6))
     starts = {name: [bar.start_s for bar in ours.bars if bar.member == name] for name in rates.members}
     (stopped,) = [bar for bar in ours.bars if not bar.ended]
@@ -91,7 +93,7 @@ class TooMany(OnePerDevice):
 
 
 def test_a_planner_that_cannot_be_followed_is_named() -> None:
-    work = Work(Rates({"a": (1.0,)}), {"a": 1}, samples=1, nodes=((0, 1),))
+    work = EnsembleWork(Rates({"a": (1.0,)}), {"a": 1}, samples=1, nodes=((0, 1),))
     with pytest.raises(ConfigError, match="nobody is started"):
         play(work, Nobody())
     with pytest.raises(ConfigError, match="'a' cannot run on 2 devices"):
@@ -109,7 +111,7 @@ def test_nonsense_is_refused() -> None:
         OneAfterAnother(EXAMPLE, 0)
 
 
-def check(work: Work, found: Outcome) -> None:
+def check(work: EnsembleWork, found: FleetOutcome) -> None:
     shares = (found.compute_share, found.wait_share, found.idle_share, found.checkpoint_share)
     assert math.fsum(shares) == pytest.approx(1)
     assert min(shares) >= -1e-9
@@ -126,6 +128,6 @@ def check(work: Work, found: Outcome) -> None:
 
 @settings(max_examples=30)
 @given(work=ensembles)
-def test_every_method_trains_every_member_exactly_once_and_no_device_serves_two(work: Work) -> None:
+def test_every_method_trains_every_member_exactly_once_and_no_device_serves_two(work: EnsembleWork) -> None:
     for plans in methods(work).values():
         check(work, play(work, plans))

@@ -96,13 +96,13 @@ def test_without_a_terminal_a_bench_says_in_lines_how_far_it_is(
 ) -> None:
     now_s = 0.0
 
-    def lives(case: faults.Case, folder: Path) -> Generator[None, None, faults.Played]:
+    def lives(case: faults.FaultCase, folder: Path) -> Generator[None, None, faults.PlayedFault]:
         """A run that takes four seconds, and every third one ends wrongly."""
         nonlocal now_s
         yield
         now_s += 4.0
         wrong = ("left behind: x",) if case.number % 3 == 0 else ()
-        return faults.Played(case=case, wrong=wrong, struck=True, resumed=False, took_s=4.0, said="")
+        return faults.PlayedFault(case=case, wrong=wrong, struck=True, resumed=False, took_s=4.0, said="")
 
     monkeypatch.setattr(faults, "play", lives)
     monkeypatch.setattr(faults, "FEW", 7)

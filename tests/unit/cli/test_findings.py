@@ -10,18 +10,18 @@ from uneven.cli.findings import (
     GIB,
     MIB,
     DataFolder,
-    Facts,
     Finding,
     Gpu,
     Interface,
     Level,
+    MachineFacts,
     TorchFacts,
     findings,
     works,
 )
 
 TORCH = TorchFacts(version="2.13.0+cpu", gloo=True, gloo_s=1.5)
-GOOD = Facts(
+GOOD = MachineFacts(
     system="Linux", python=(3, 11, 7), uneven="0.1.0", cores=8, usable_cores=8, quota_cores=None,
     memory_bytes=16 * GIB, available_bytes=12 * GIB, memory_limit_bytes=None, shared_memory_bytes=8 * GIB,
     gpus=(), gpu_error="NVML: no driver", torch=TORCH,
@@ -31,7 +31,7 @@ GOOD = Facts(
 )  # fmt: skip
 
 
-def find(facts: Facts, topic: str) -> Finding:
+def find(facts: MachineFacts, topic: str) -> Finding:
     (found,) = [finding for finding in findings(facts) if finding.topic == topic]
     return found
 
@@ -56,7 +56,7 @@ def test_a_good_machine_works_and_every_line_has_a_consequence() -> None:
         (replace(GOOD, interface=Interface(name="eth9", address="", forced=True, exists=False)), "interface"),
     ],
 )
-def test_what_the_main_job_needs_is_missing(facts: Facts, topic: str) -> None:
+def test_what_the_main_job_needs_is_missing(facts: MachineFacts, topic: str) -> None:
     found = findings(facts)
     assert not works(found)
     assert topic in [finding.topic for finding in found if finding.level is Level.MISSING]

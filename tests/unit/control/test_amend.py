@@ -7,7 +7,7 @@ import math
 import pytest
 
 from uneven.balance import balancers
-from uneven.control import Decider, Report, Table
+from uneven.control import Decider, Report, ReportTable
 from uneven.core.views import Limits
 from uneven.errors import ConflictError
 
@@ -30,7 +30,7 @@ def report(of: Decider, speed: float, iteration: int, *, memory: float = 0.2, **
 
 
 def all_told(of: Decider, speeds: tuple[float, ...], iteration: int, memory: float = 0.2) -> None:
-    of.decide(iteration, iteration, Table([report(of, speed, iteration, memory=memory) for speed in speeds]))
+    of.decide(iteration, iteration, ReportTable([report(of, speed, iteration, memory=memory) for speed in speeds]))
 
 
 def test_the_word_of_the_others_stands() -> None:
@@ -77,7 +77,7 @@ def test_a_sudden_change_still_counts_as_one_when_all_have_told_of_it() -> None:
             all_told(one, (60.0, 20.0, 20.0), iteration)
         if amends:
             one.amend(401, {0: report(one, 10.0, 401)})
-        table = Table([report(one, speed, 402) for speed in (10.0, 20.0, 20.0)])
+        table = ReportTable([report(one, speed, 402) for speed in (10.0, 20.0, 20.0)])
         decision = one.decide(402, 402, table)
         assert one.newest == (20, 40, 40)
         gaps.append((decision.soonest, decision.next))

@@ -21,7 +21,7 @@ from uneven.control import (
     Load,
     Loopback,
     Report,
-    Table,
+    ReportTable,
 )  # fmt: skip
 from uneven.control.loopback import Told
 from uneven.core.records import SplitRecord
@@ -94,7 +94,7 @@ class Apart:
             if not one.due(k, called=any(calls)):
                 continue
             if arrived:
-                one.gathered(Table(arrived))
+                one.gathered(ReportTable(arrived))
             if any(calls):
                 one.called(k, reports)
             for instruction in one.ended(rank, k, HERE, COST_S):
@@ -187,7 +187,7 @@ def test_who_leaves_its_forecast_calls_and_all_decide_by_its_word_at_once() -> N
     for k in (62, 63):
         one.measured(1, observation(k, 40, 5.0))
     assert one.begins(1, 64, HERE, COST_S) is None, "reports are under way"
-    one.gathered(Table([first.report, second.report]))
+    one.gathered(ReportTable([first.report, second.report]))
     one.ended(1, 63, HERE, COST_S)
     assert one.begins(1, 64, HERE, COST_S) is None, "its report has just told it"
 

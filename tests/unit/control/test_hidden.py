@@ -9,7 +9,7 @@ import math
 import pytest
 
 from uneven.balance import balancers
-from uneven.control import Decider, Forecaster, Report, Table
+from uneven.control import Decider, Forecaster, Report, ReportTable
 from uneven.core.views import Limits, Observation
 from uneven.predict import predictors
 
@@ -55,7 +55,7 @@ def after(made: Decider, waited_s: tuple[float, float], rounds: int = 5) -> tupl
     """The split when both have reported so often."""
     for _ in range(rounds):
         iteration = next(ITERATIONS)
-        made.decide(iteration, iteration - 1, Table(told(made, iteration, waited_s)))
+        made.decide(iteration, iteration - 1, ReportTable(told(made, iteration, waited_s)))
     return made.newest
 
 
@@ -80,15 +80,15 @@ def test_where_workers_take_turns_at_being_last_there_is_no_link() -> None:
     local_s, waited_s = (sum(pair) for pair in zip(last, first, strict=True))
     report = told(decider(), 1, (waited_s / 2, waited_s / 2), (0.02, 0.02))[0]
     report = report._replace(local_s=local_s)
-    assert Table([report, report]).hidden_s() == 0.0
-    assert Table([report._replace(exchange_s=1.0)] * 2).hidden_s() == pytest.approx(0.48)
+    assert ReportTable([report, report]).hidden_s() == 0.0
+    assert ReportTable([report._replace(exchange_s=1.0)] * 2).hidden_s() == pytest.approx(0.48)
 
 
 def test_who_says_nothing_changes_nothing() -> None:
     made = decider()
     after(made, (LINK_S, LINK_S))
     first, second = told(made, next(ITERATIONS), (LINK_S, LINK_S))
-    made.decide(next(ITERATIONS), next(ITERATIONS), Table([first, second._replace(iterations=0, samples=0)]))
+    made.decide(next(ITERATIONS), next(ITERATIONS), ReportTable([first, second._replace(iterations=0, samples=0)]))
     assert made.hidden_s > 0.0
 
 
@@ -123,8 +123,8 @@ def test_a_resumed_run_knows_what_was_hidden() -> None:
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf, -1.0])
 def test_an_absurd_report_hides_nothing(spoilt: float) -> None:
     first, second = told(decider(), 1, (LINK_S, LINK_S))
-    assert Table([first, second]).hidden_s() > 0.0
-    assert Table([first, second._replace(exchange_s=spoilt)]).hidden_s() == 0.0
-    assert Table([first, second._replace(transfer_s=spoilt)]).hidden_s() == 0.0
-    assert Table([first, second._replace(iterations=0)]).hidden_s() is None
-    assert Table([]).hidden_s() == 0.0
+    assert ReportTable([first, second]).hidden_s() > 0.0
+    assert ReportTable([first, second._replace(exchange_s=spoilt)]).hidden_s() == 0.0
+    assert ReportTable([first, second._replace(transfer_s=spoilt)]).hidden_s() == 0.0
+    assert ReportTable([first, second._replace(iterations=0)]).hidden_s() is None
+    assert ReportTable([]).hidden_s() == 0.0

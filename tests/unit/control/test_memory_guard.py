@@ -10,7 +10,7 @@ import pytest
 from uneven.balance import Model, Numerical, balancers
 from uneven.balance.bounds import not_growing, profiled_limits, still_held
 from uneven.balance.profile import Profile
-from uneven.control import Decider, Report, Table
+from uneven.control import Decider, Report, ReportTable
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
 
@@ -25,7 +25,7 @@ def decider(balancer: str = "proportional:predictor=last", limits: Limits = FREE
     return Decider(made, (0, 1), limits, global_batch=X, lookahead=0, budget=0.005, profiles=measured)
 
 
-def reports(of: Decider, speeds: tuple[float, float], memory: tuple[float, float], iteration: int) -> Table:
+def reports(of: Decider, speeds: tuple[float, float], memory: tuple[float, float], iteration: int) -> ReportTable:
     rows = [
         Report(
             iteration=iteration, iterations=1, samples=share, local_s=share / speed, exchange_s=0.01, transfer_s=0.0,
@@ -34,7 +34,7 @@ def reports(of: Decider, speeds: tuple[float, float], memory: tuple[float, float
         )
         for share, speed, full in zip(of.newest, speeds, memory, strict=True)
     ]  # fmt: skip
-    return Table(rows)
+    return ReportTable(rows)
 
 
 def shares_after(of: Decider, speeds: tuple[float, float], memory: tuple[float, float], iteration: int) -> list[int]:

@@ -10,13 +10,13 @@ import pytest
 
 from uneven.control.referee import Complaint, Referee
 from uneven.control.reports import Report
-from uneven.control.table import Table
+from uneven.control.table import ReportTable
 from uneven.core.views import Observation
 
 MEMBERS = (0, 1, 2, 3)
 
 
-def table(raw: Sequence[Observation | None]) -> Table:
+def table(raw: Sequence[Observation | None]) -> ReportTable:
     """Reports as they arrive; a missing one is all NaN."""
     rows = []
     for seen in raw:
@@ -25,7 +25,7 @@ def table(raw: Sequence[Observation | None]) -> Table:
             continue
         told = {name: getattr(seen, name, 0.0) for name in Report._fields}
         rows.append(list(Report(**told)))
-    return Table(rows)
+    return ReportTable(rows)
 
 
 def at(speed_per_s: float, iteration: int = 0) -> Observation:

@@ -8,7 +8,7 @@ from uneven.balance import balancers
 from uneven.control.decider import Decider
 from uneven.control.reports import Report
 from uneven.control.spacing import Gap, Spacing
-from uneven.control.table import Table
+from uneven.control.table import ReportTable
 from uneven.core.views import Limits
 
 ITERATION_S = 0.1
@@ -37,7 +37,7 @@ def spent(spacing: Spacing, cost_s: float, measuring_s: float, iterations: int, 
         if gathers > 5:
             counted_s += sum(row.samples * row.control_s / row.iterations for row in rows) / sum(SAMPLES)
             done += window
-        window = spacing.gap(Table(rows), changed=True).most
+        window = spacing.gap(ReportTable(rows), changed=True).most
         # Most costs are alike; now and then the process is stopped in the middle of one.
         costs = [cost_s * (20.0 if rng.random() < 0.1 else rng.uniform(0.5, 1.5)) for _ in SAMPLES]
         gathers += 1
@@ -56,7 +56,9 @@ def test_a_burst_is_paid_back_and_then_forgotten() -> None:
     spacing = Spacing(3, 0.005)
 
     def gap(window: int, control_s: float) -> int:
-        return spacing.gap(Table([report(window, samples, control_s, 1e-3) for samples in SAMPLES]), changed=True).most
+        return spacing.gap(
+            ReportTable([report(window, samples, control_s, 1e-3) for samples in SAMPLES]), changed=True
+        ).most
 
     gaps = [1]
     for _ in range(20):
@@ -72,14 +74,14 @@ def test_a_burst_is_paid_back_and_then_forgotten() -> None:
 def test_the_start_does_not_mind_the_budget() -> None:
     spacing = Spacing(3, 0.005)
     dear = tuple(report(1, samples, 0.1, 0.1) for samples in SAMPLES)
-    assert [spacing.gap(Table(dear), changed=True) for _ in range(4)] == [(1, 1, 1)] * 4
-    assert spacing.gap(Table(dear), changed=True).least > 1
+    assert [spacing.gap(ReportTable(dear), changed=True) for _ in range(4)] == [(1, 1, 1)] * 4
+    assert spacing.gap(ReportTable(dear), changed=True).least > 1
 
 
 def idle(spacing: Spacing, gathers: int = 1, **values: float) -> int:
     """After so many reports that change nothing and owe nothing: how much rarer than possible the next one is."""
     rows = tuple(report(1, samples, 0.3e-3, 1e-3)._replace(**values) for samples in SAMPLES)
-    gap = [spacing.gap(Table(rows), changed=False) for _ in range(gathers)][-1]
+    gap = [spacing.gap(ReportTable(rows), changed=False) for _ in range(gathers)][-1]
     return gap.most // gap.least
 
 
@@ -98,8 +100,8 @@ def test_a_call_to_no_effect_does_not_bring_more_gathers_but_where_none_can_be_h
 def after(spacing: Spacing, cost_s: float, *changes: bool) -> list[Gap]:
     """The gaps after reports of which the first one tells of a sudden change; which of them change the split."""
     for _ in range(8):
-        spacing.gap(Table([report(1, samples, 5e-3, cost_s) for samples in SAMPLES]), changed=False)
-    rows = Table([report(1, samples, 5e-3, cost_s) for samples in SAMPLES])
+        spacing.gap(ReportTable([report(1, samples, 5e-3, cost_s) for samples in SAMPLES]), changed=False)
+    rows = ReportTable([report(1, samples, 5e-3, cost_s) for samples in SAMPLES])
     return [spacing.gap(rows, changed, sudden=k == 0) for k, changed in enumerate(changes)]
 
 
@@ -137,7 +139,7 @@ def test_whom_all_wait_for_counts_in_full_where_it_has_no_sample_to_hand_over(
     slowest = report(1, samples, 10e-3, 12e-3)._replace(local_s=ITERATION_S)
     others = [report(1, size, 5e-3, 1e-3)._replace(local_s=0.7 * ITERATION_S) for size in (160, 90)]
     for _ in range(8):
-        found = spacing.gap(Table([*others, slowest]), changed=False)
+        found = spacing.gap(ReportTable([*others, slowest]), changed=False)
     assert found.least == pytest.approx(gap, abs=2)
 
 
@@ -156,6 +158,6 @@ def test_a_decider_knows_who_has_no_sample_to_hand_over(least: int) -> None:
                 one.newest, (100.0, 1.0), (1e-3, 12e-3), (0.08, ITERATION_S), strict=True
             )
         ]
-        found = one.decide(iteration, iteration, Table(rows))
+        found = one.decide(iteration, iteration, ReportTable(rows))
     assert one.newest[1] == least
     assert found.soonest - 11 == pytest.approx(40, abs=2), "12 ms of 100, of which 0.3 % may be spent; by samples 9"

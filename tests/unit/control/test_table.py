@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from uneven.control.referee import Referee
 from uneven.control.reports import Report
 from uneven.control.spacing import Spacing
-from uneven.control.table import Table
+from uneven.control.table import ReportTable
 
 WORKERS = 3
 MEMBERS = tuple(range(WORKERS))
 
 
-class Scrutinised(Table):
+class Scrutinised(ReportTable):
     """Where every report is looked at by itself."""
 
     @property
@@ -50,7 +50,7 @@ def test_what_is_judged_together_is_judged_the_same(rounds: list[list[list[float
     quick, thorough = Referee(), Referee()
     with np.errstate(over="ignore", invalid="ignore"):
         for number, each in enumerate(rounds):
-            one = quick.judge(MEMBERS, Table(each), iteration=number)
+            one = quick.judge(MEMBERS, ReportTable(each), iteration=number)
             other = thorough.judge(MEMBERS, Scrutinised(each), iteration=number)
             assert one.complaints == other.complaints
             np.testing.assert_equal(tuple(one.observed), tuple(other.observed))  # for which NaN is NaN
@@ -64,7 +64,7 @@ def test_so_are_the_gap_to_the_next_and_what_is_hidden(rounds: list[list[list[fl
     quick, thorough = Spacing(WORKERS, 0.005), Spacing(WORKERS, 0.005)
     with np.errstate(over="ignore", invalid="ignore"):
         for each in rounds:
-            one, other = Table(each), Scrutinised(each)
+            one, other = ReportTable(each), Scrutinised(each)
             np.testing.assert_equal((one.hidden_s(),), (other.hidden_s(),))
             assert one.believable().tolist() == other.believable().tolist()
             if math.isfinite(float(one.column("cost_s").sum() + one.column("samples").sum())):
@@ -76,8 +76,8 @@ def test_plain_is_what_is_measured_and_sound() -> None:
         iteration=4, iterations=2, samples=64, local_s=0.1, exchange_s=0.0, transfer_s=0.0, control_s=0.0, cost_s=0.0,
         cpu=math.nan, memory=math.nan, predicted_per_s=math.nan, doubt=math.nan, urgent=0, deaf=0, split=3,
     )  # fmt: skip
-    assert Table([good, good]).plain
-    assert not Table([]).plain
+    assert ReportTable([good, good]).plain
+    assert not ReportTable([]).plain
     for bad in ({"local_s": 0.0}, {"samples": 0}, {"iterations": 0}, {"exchange_s": -1e-9}, {"cost_s": math.nan},
                 {"transfer_s": math.inf}, {"iteration": math.nan}):  # fmt: skip
-        assert not Table([good, good._replace(**bad)]).plain, bad
+        assert not ReportTable([good, good._replace(**bad)]).plain, bad

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uneven.data.order import Cursor, Plan, Portion, epoch_order, last_shares
+from uneven.data.order import Cursor, EpochPlan, Portion, epoch_order, last_shares
 from uneven.errors import ConfigError
 
 
@@ -28,9 +28,9 @@ def moving_splits(draw: st.DrawFn) -> tuple[int, int, dict[int, tuple[int, ...]]
     return workers, batch_size, splits
 
 
-def plan_of(batch_size: int, splits: dict[int, tuple[int, ...]], **kwargs: object) -> Plan:
+def plan_of(batch_size: int, splits: dict[int, tuple[int, ...]], **kwargs: object) -> EpochPlan:
     workers = len(next(iter(splits.values())))
-    return Plan(batch_size=batch_size, workers=workers, split_for=splits.__getitem__, **kwargs)  # type: ignore[arg-type]
+    return EpochPlan(batch_size=batch_size, workers=workers, split_for=splits.__getitem__, **kwargs)  # type: ignore[arg-type]
 
 
 @given(case=moving_splits(), length=st.integers(1, 40))
@@ -113,7 +113,7 @@ def test_walk_asks_for_a_split_once_and_only_when_a_part_is_drawn() -> None:
         asked.append(iteration)
         return (3, 1)
 
-    walk = Plan(batch_size=4, workers=2, split_for=split_for).walk(Cursor(iteration=7), 10)
+    walk = EpochPlan(batch_size=4, workers=2, split_for=split_for).walk(Cursor(iteration=7), 10)
     assert asked == []
     assert next(walk).iteration == 7
     assert asked == [7]
@@ -125,7 +125,7 @@ def test_walk_asks_for_a_split_once_and_only_when_a_part_is_drawn() -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_parts_that_are_cut_together_are_those_that_are_cut_one_by_one(length: int, drop_last: bool) -> None:
     changed_at = 30  # decided long ago, but in force from here on only
-    plan = Plan(
+    plan = EpochPlan(
         batch_size=4, workers=2, split_for=lambda it: (3, 1) if it < changed_at else (1, 3), drop_last=drop_last
     )
     settled = replace(plan, settled=lambda: True)
@@ -141,7 +141,7 @@ def test_drop_last_leaves_the_rest_out() -> None:
 
 @pytest.mark.parametrize("shares", [(3, 2), (3,), (2, 1, 1), (5, -1)])
 def test_a_split_that_does_not_fit_is_refused(shares: tuple[int, ...]) -> None:
-    plan = Plan(batch_size=4, workers=2, split_for=lambda _: shares)
+    plan = EpochPlan(batch_size=4, workers=2, split_for=lambda _: shares)
     with pytest.raises(ConfigError, match="split of iteration 6") as caught:
         plan.part(Cursor(iteration=6), 10)
     assert str(shares) in str(caught.value)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from uneven.emulate import cgroup, names
-from uneven.emulate.cgroup import Groups, Trees, quota_us
+from uneven.emulate.cgroup import ControlGroups, Trees, quota_us
 from uneven.errors import LaunchError
 
 
@@ -89,7 +89,7 @@ def test_quotas_keep_to_the_kernels_least(cores: float, quota: int, period: int)
 
 def test_what_version_2_is_told(tmp_path: Path) -> None:
     top = v2(tmp_path)
-    groups = Groups(Trees(version=2, cpu=top, memory=top), "0123abcd", 2, memory=True)
+    groups = ControlGroups(Trees(version=2, cpu=top, memory=top), "0123abcd", 2, memory=True)
     run = top / "uneven-0123abcd"
     assert (top / "cgroup.subtree_control").read_text() == "+cpu"  # memory was there
     assert (run / "cgroup.subtree_control").read_text() == "+cpu +memory"
@@ -113,7 +113,7 @@ def test_what_version_1_is_told(tmp_path: Path) -> None:
     cpu, memory = tmp_path / "cpu", tmp_path / "memory"
     cpu.mkdir()
     memory.mkdir()
-    groups = Groups(Trees(version=1, cpu=cpu, memory=memory), "0123abcd", 1, memory=True)
+    groups = ControlGroups(Trees(version=1, cpu=cpu, memory=memory), "0123abcd", 1, memory=True)
     (node, other) = groups.of(0)
     assert (node, other) == (cpu / "uneven-0123abcd" / "node0", memory / "uneven-0123abcd" / "node0")
     groups.limit_cores(0, 0.3)
@@ -130,7 +130,7 @@ def test_without_a_limit_memory_has_no_group(tmp_path: Path) -> None:
     cpu, memory = tmp_path / "cpu", tmp_path / "memory"
     cpu.mkdir()
     memory.mkdir()
-    groups = Groups(Trees(version=1, cpu=cpu, memory=memory), "0123abcd", 1, memory=False)
+    groups = ControlGroups(Trees(version=1, cpu=cpu, memory=memory), "0123abcd", 1, memory=False)
     assert groups.of(0) == (cpu / "uneven-0123abcd" / "node0",)
     assert list(memory.iterdir()) == []
     assert not groups.killed_for_memory(0)
@@ -138,12 +138,12 @@ def test_without_a_limit_memory_has_no_group(tmp_path: Path) -> None:
 
 def test_a_refusal_of_the_kernel_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"cannot make the control group .*/gone/uneven-0123abcd: No such file"):
-        Groups(Trees(version=1, cpu=tmp_path / "gone", memory=None), "0123abcd", 1, memory=False)
+        ControlGroups(Trees(version=1, cpu=tmp_path / "gone", memory=None), "0123abcd", 1, memory=False)
     top = v2(tmp_path)
     (top / "cgroup.subtree_control").unlink()
     (top / "cgroup.subtree_control").mkdir()  # cannot be written, as for the kernel's own reasons
     with pytest.raises((LaunchError, IsADirectoryError)):
-        Groups(Trees(version=2, cpu=top, memory=top), "0123abcd", 1, memory=False)
+        ControlGroups(Trees(version=2, cpu=top, memory=top), "0123abcd", 1, memory=False)
 
 
 def test_removing_what_is_not_there_is_nothing(tmp_path: Path) -> None:

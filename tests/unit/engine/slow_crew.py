@@ -13,7 +13,7 @@ from uneven.core.views import Limits
 from uneven.predict import predictors
 from uneven.run.gradients.piggyback import Heard
 from uneven.run.lines.hub import Hub, ThreadTransport
-from uneven.run.measure.meter import Timing
+from uneven.run.measure.meter import MeterReading
 from uneven.run.reports.slow import SlowLoop
 
 X = 120
@@ -92,7 +92,7 @@ class Crew:
             if called:
                 self.calls.append(self.iteration)
             for loop, share, time_s in zip(self.loops, now, times, strict=True):
-                timing = Timing(self.iteration, data_s=0.0, compute_s=time_s, exchange_s=max(times) - time_s)
+                timing = MeterReading(self.iteration, data_s=0.0, compute_s=time_s, exchange_s=max(times) - time_s)
                 loop.measured(timing, share, spent_s, Load())
                 reported.append(loop.tick(self.iteration, Load(), self.cost_s, heard))
             assert len(set(reported)) == 1, "ranks disagree when to gather"

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from uneven.config import RunConfig
-from uneven.run.measure.meter import Timing
+from uneven.run.measure.meter import MeterReading
 from uneven.run.reports.books import Books
 from uneven.run.reports.scribe import Scribe
 from uneven.world import discover
 
 
-def timing(whole_s: float) -> Timing:
-    return Timing(0, data_s=0.0, compute_s=whole_s, exchange_s=0.0)
+def timing(whole_s: float) -> MeterReading:
+    return MeterReading(0, data_s=0.0, compute_s=whole_s, exchange_s=0.0)
 
 
 def test_a_pause_with_a_batch_in_hand_is_not_taken_for_training() -> None:

@@ -20,7 +20,7 @@ import fleet_members as members
 import uneven.fleet as fleet
 from uneven.fleet.engine import state as engine_state
 from uneven.fleet.engine.hosts import Hosts
-from uneven.fleet.engine.options import Moment, Options
+from uneven.fleet.engine.options import Options, RunSnapshot
 from uneven.fleet.engine.run import run
 from uneven.fleet.member.batch_rule import rate_factor
 from uneven.fleet.member.host import Job
@@ -128,7 +128,7 @@ def test_a_worker_that_is_killed_or_fails_takes_its_member_along_and_nobody_else
     asked = members.ensemble(2, members=everybody)
     struck: list[int] = []
 
-    def strike(moment: Moment) -> None:
+    def strike(moment: RunSnapshot) -> None:
         of_killed = moment.processes.get("killed", ())
         if len(of_killed) == 2 and not struck:
             struck.append(of_killed[1])

@@ -22,7 +22,7 @@ from uneven.fleet.engine import hosts as engine_hosts
 from uneven.fleet.engine import run as engine
 from uneven.fleet.engine import state as engine_state
 from uneven.fleet.engine.hosts import Hosts, reader_of
-from uneven.fleet.engine.options import Moment, Options
+from uneven.fleet.engine.options import Options, RunSnapshot
 from uneven.fleet.engine.view import live
 from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.host import Job
@@ -189,7 +189,7 @@ def test_who_hangs_or_diverges_has_failed_and_the_others_are_trained(
 
     with live("accuracy") as lines:
 
-        def show(moment: Moment) -> None:
+        def show(moment: RunSnapshot) -> None:
             lines(moment)
             if begun.exists() and set(moment.quiet) == {"hangs"}:
                 hung.update(moment.processes["hangs"])

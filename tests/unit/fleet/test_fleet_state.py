@@ -18,7 +18,7 @@ import uneven.fleet as fleet
 from damaged import damaged
 from uneven.errors import CheckpointError
 from uneven.fleet.engine import state as engine_state
-from uneven.fleet.engine.options import Moment
+from uneven.fleet.engine.options import RunSnapshot
 from uneven.fleet.engine.state import MemberState, RunState
 from uneven.fleet.engine.view import page
 from uneven.fleet.member import checkpoint
@@ -72,7 +72,7 @@ def test_damaged_states_are_refused_by_field(tmp_path: Path) -> None:
             continue
         except Exception as error:
             raise AssertionError(str(what)) from error
-        page(Moment(found, found.running, Ledger(slots=2, end=8), 1, 9, {}), "accuracy")
+        page(RunSnapshot(found, found.running, Ledger(slots=2, end=8), 1, 9, {}), "accuracy")
         assert all(one.history(True).best < len(one.epochs) for one in found.members.values() if one.epochs), what
     assert refused > 150
     (tmp_path / "state.json").write_text(json.dumps(whole | {"members": whole["members"] | {"two": {"deaths": -1}}}))
@@ -135,7 +135,7 @@ def test_the_terminal_says_who_waits_for_whom() -> None:
     })  # fmt: skip
     console = Console(width=120)
     with console.capture() as shown:
-        console.print(page(Moment(state, {"fast": 1, "slow": 2}, book, 1, 10), "accuracy"))
+        console.print(page(RunSnapshot(state, {"fast": 1, "slow": 2}, book, 1, 10), "accuracy"))
     lines = shown.get().splitlines()
     assert lines[1].split() == ["fast", "1", "4", "1/10", "0.5000", "18", "s", "trains"]
     assert lines[2].endswith("trains; the others wait for it")

@@ -30,7 +30,7 @@ from uneven.report.page import Page
 from uneven.report.screen import final, live
 from uneven.report.series import run_data
 from uneven.report.tensorboard import _values
-from uneven.report.terminal import Watched, plain_line
+from uneven.report.terminal import WatchedRun, plain_line
 
 CASES = 400
 
@@ -56,7 +56,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
 
 def everything_shown(run: Path) -> None:
     """What watch, report and the exports make of it."""
-    watched = Watched(run)
+    watched = WatchedRun(run)
     state = watched.update()
     console = Console(file=io.StringIO(), width=100)
     for what in (live(state, run.name, 100, 30), final(state, run.name, 100), plain_line(state)):

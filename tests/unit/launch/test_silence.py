@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from uneven.launch import silence
-from uneven.launch.silence import Pulse, in_words, stopped
+from uneven.launch.silence import SilenceMeter, in_words, stopped
 
 LIMIT_S = 100.0
 
@@ -22,7 +22,7 @@ def test_who_works_a_little_is_not_silent_and_who_stops_working_is(monkeypatch: 
     monkeypatch.setattr(silence, "_cpu_s", lambda pid: used_s[pid])
     monkeypatch.setattr(silence, "descendants", lambda pid: [2])
     monkeypatch.setattr(silence, "stopped", lambda pid: False)
-    pulse = Pulse()
+    pulse = SilenceMeter()
 
     def after(work_s: float, below_s: float = 0.0) -> float:
         """The silence a second later, in which it and what is below it have worked so long."""

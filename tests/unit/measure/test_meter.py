@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from uneven.run.measure.meter import Meter, Timing
+from uneven.run.measure.meter import Meter, MeterReading
 
 
 class Script:
@@ -98,7 +98,7 @@ def test_a_loop_without_backward_is_all_compute(meter: Meter, clock: Script) -> 
     meter.begin(0)
     clock.go(4.0)
     meter.end()
-    assert meter.timings() == [Timing(iteration=0, data_s=0.0, compute_s=4.0, exchange_s=0.0, local_cpu_s=4.0)]
+    assert meter.timings() == [MeterReading(iteration=0, data_s=0.0, compute_s=4.0, exchange_s=0.0, local_cpu_s=4.0)]
 
 
 def test_a_pause_belongs_to_no_iteration(meter: Meter, clock: Script) -> None:

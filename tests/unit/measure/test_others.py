@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.run.measure.others import Node, Others, find
+from uneven.run.measure.others import Others, SharedNode, find
 
 
 class Scene:
@@ -19,8 +19,8 @@ class Scene:
     def __init__(self) -> None:
         self.time_s = self.used_s = self.own_s = 0.0
         self.quota: float | None = None
-        group = Node(lambda: self.quota, lambda: self.own_s + self.beside_s)
-        machine = Node(lambda: 2.0, lambda: self.used_s)
+        group = SharedNode(lambda: self.quota, lambda: self.own_s + self.beside_s)
+        machine = SharedNode(lambda: 2.0, lambda: self.used_s)
         self.beside_s = 0.0  # by others in the same group
         self.others = Others([group, machine], lambda: self.own_s, lambda: self.time_s)
 

@@ -7,7 +7,7 @@ import pytest
 from uneven.balance import balancers
 from uneven.cluster.spec import ClusterSpec, Node, Workload
 from uneven.core.cost import Affine
-from uneven.plan import Choice, Counter, Figures, Lesson, Result, ranked
+from uneven.plan import Choice, CombinationResult, Counter, Figures, TrainingOutcome, ranked
 from uneven.simulate import Scenario, WorkerOutcome, simulate, streamed
 from uneven.sync import Pace, policies
 
@@ -23,8 +23,10 @@ def figures(samples_per_s: float, limit_per_s: float = 100.0) -> Figures:
     )  # fmt: skip
 
 
-def result(balance: str, sync: str, speed: float, lesson: Lesson | None = None, refused: str | None = None) -> Result:
-    return Result(
+def result(
+    balance: str, sync: str, speed: float, lesson: TrainingOutcome | None = None, refused: str | None = None
+) -> CombinationResult:
+    return CombinationResult(
         choice=Choice(balance, sync), facts=policies.resolve(sync).facts, figures=figures(speed), lesson=lesson,
         refused=refused,
     )  # fmt: skip
@@ -34,8 +36,8 @@ def names(rows) -> list[str]:  # type: ignore[no-untyped-def]
     return [f"{row.result.choice.balance} {row.result.choice.sync}" for row in rows]
 
 
-def reached(at_s: float | None, best: float = 0.9, diverged: bool = False) -> Lesson:
-    return Lesson(
+def reached(at_s: float | None, best: float = 0.9, diverged: bool = False) -> TrainingOutcome:
+    return TrainingOutcome(
         reached_s=at_s, reached_samples=None if at_s is None else int(at_s * 10), best=best, diverged=diverged
     )
 

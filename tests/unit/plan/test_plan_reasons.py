@@ -6,7 +6,7 @@ from uneven.balance import balancers
 from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven.core.cost import Affine
-from uneven.plan import Choice, Counter, Lesson, Plan, Result, findings, ranked, reason
+from uneven.plan import Choice, CombinationResult, Counter, Plan, TrainingOutcome, findings, ranked, reason
 from uneven.plan.bottleneck import bottleneck
 from uneven.simulate import Scenario, simulate, streamed
 from uneven.sync import Pace, policies
@@ -24,7 +24,7 @@ def cluster(*nodes: Node, **rest: object) -> ClusterSpec:
 THREE = cluster(node("quick"), node("middle"), node("tardy", 0.04))
 
 
-def played(spec: ClusterSpec, *pairs: tuple[str, str], lessons: dict[str, Lesson] | None = None) -> Plan:
+def played(spec: ClusterSpec, *pairs: tuple[str, str], lessons: dict[str, TrainingOutcome] | None = None) -> Plan:
     results = []
     for balance, sync in pairs:
         policy, counter = policies.resolve(sync), Counter()
@@ -35,7 +35,9 @@ def played(spec: ClusterSpec, *pairs: tuple[str, str], lessons: dict[str, Lesson
         assert policy.facts is not None
         figures = counter.figures(outcome, waits=policy.facts.pace is not Pace.OWN)
         lesson = (lessons or {}).get(sync)
-        results.append(Result(choice=Choice(balance, sync), facts=policy.facts, figures=figures, lesson=lesson))
+        results.append(
+            CombinationResult(choice=Choice(balance, sync), facts=policy.facts, figures=figures, lesson=lesson)
+        )
     return ranked(results)
 
 
@@ -99,11 +101,11 @@ def test_every_pace_has_its_reason() -> None:
 
 def test_learning_is_compared_in_samples() -> None:
     lessons = {
-        "bsp": Lesson(reached_s=10.0, reached_samples=1_000, best=0.9),
-        "asp": Lesson(reached_s=5.0, reached_samples=1_400, best=0.9),
-        "easgd": Lesson(reached_s=None, reached_samples=None, best=0.4),
-        "shadow:ma": Lesson(reached_s=None, reached_samples=None, best=0.1, diverged=True),
-        "ssp": Lesson(reached_s=9.0, reached_samples=1_010, best=0.9),
+        "bsp": TrainingOutcome(reached_s=10.0, reached_samples=1_000, best=0.9),
+        "asp": TrainingOutcome(reached_s=5.0, reached_samples=1_400, best=0.9),
+        "easgd": TrainingOutcome(reached_s=None, reached_samples=None, best=0.4),
+        "shadow:ma": TrainingOutcome(reached_s=None, reached_samples=None, best=0.1, diverged=True),
+        "ssp": TrainingOutcome(reached_s=9.0, reached_samples=1_010, best=0.9),
     }
     plan = played(THREE, *(("even", sync) for sync in lessons), lessons=lessons)
     assert why(plan, "even", "asp").endswith("; needs 40 % more samples than bsp with even shares")

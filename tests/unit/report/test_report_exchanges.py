@@ -16,7 +16,7 @@ from uneven.journal import Follower, Writer, rank_path
 from uneven.journal.exchanges import Exchanged, staleness_told
 from uneven.report.html import report
 from uneven.report.screen import final
-from uneven.report.state import RunState
+from uneven.report.state import RunProgress
 
 
 def record(rank: int, iteration: int, gap: int = 8, late: int = 0, dropped: int = 0) -> ExchangeRecord:
@@ -44,7 +44,7 @@ def test_watch_and_report_show_them_where_there_are_any(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
 
     def shown() -> str:
-        state = RunState()
+        state = RunProgress()
         state.feed(Follower(run).poll())
         console.print(final(state, "run", 100))
         assert isinstance(console.file, io.StringIO)

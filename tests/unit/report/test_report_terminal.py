@@ -19,8 +19,8 @@ from uneven.errors import JournalError
 from uneven.journal import Follower, Writer, rank_path
 from uneven.report import text
 from uneven.report.screen import final, live, stacked
-from uneven.report.state import RunState
-from uneven.report.terminal import Watched, plain_line, watch
+from uneven.report.state import RunProgress
+from uneven.report.terminal import WatchedRun, plain_line, watch
 
 GROWING = """
 import sys, time
@@ -36,8 +36,8 @@ for part in range(10):
 """
 
 
-def state_of(run: Path) -> RunState:
-    state = RunState()
+def state_of(run: Path) -> RunProgress:
+    state = RunProgress()
     state.feed(Follower(run).poll())
     return state
 
@@ -161,7 +161,7 @@ def test_a_missing_run_directory_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_resume_while_watching_counts_each_iteration_once(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
+    watched = WatchedRun(tmp_path)
     SampleRun(iterations=30).write(tmp_path, end=False)
     watched.update()
     SampleRun(iterations=40).write(tmp_path, first=20, start_s=START_S + 3600)
@@ -172,7 +172,7 @@ def test_a_resume_while_watching_counts_each_iteration_once(tmp_path: Path) -> N
 
 
 def test_plain_line(tmp_path: Path) -> None:
-    assert plain_line(RunState()) == "waiting for the first iteration"
+    assert plain_line(RunProgress()) == "waiting for the first iteration"
     assert "iteration 59/60" in plain_line(state_of(SampleRun().write(tmp_path, end=False)))
 
 

@@ -15,7 +15,7 @@ from uneven.journal.metrics import iterations
 from uneven.journal.summary import summarize
 from uneven.report.html import report
 from uneven.report.screen import final
-from uneven.report.state import RunState
+from uneven.report.state import RunProgress
 
 STEP_S = 0.2
 
@@ -58,7 +58,7 @@ def test_watch_and_report_show_the_steps_of_each_thread(tmp_path: Path) -> None:
         for record in steps(rank, threads, 31):
             writer.write(record)
         writer.close()
-    state = RunState()
+    state = RunProgress()
     state.feed(Follower(tmp_path).poll())
     console = Console(file=io.StringIO(), width=100)
     console.print(final(state, "run", 100))

@@ -13,7 +13,7 @@ from uneven.core.records import Record, StepRecord
 from uneven.simulate import Outcome, Scenario, simulate
 from uneven.sync import SyncPolicy, policies
 from uneven.virtual.board import Board
-from uneven.virtual.replicas import Order, Sgd
+from uneven.virtual.replicas import SampleOrder, Sgd
 from uneven.virtual.run import prepared
 from uneven.virtual.task import Gradient, Task
 from uneven.virtual.training import Training
@@ -46,7 +46,7 @@ class Quadratic(Task):
         return 1 / (1 + float(parameters.abs().max()))
 
 
-class Plain(Order):
+class Plain(SampleOrder):
     """The samples as they lie there, over and over again."""
 
     def __init__(self, length: int) -> None:
@@ -80,7 +80,7 @@ class Trained:
         *,
         balance: str = "even",
         iterations: int = 12,
-        order: Order | None = None,
+        order: SampleOrder | None = None,
     ) -> None:
         scenario = prepared(
             Scenario(
@@ -92,7 +92,7 @@ class Trained:
             task,
         )
         self.records: list[Record] = []
-        self.order = order or Order(task.samples, 0)
+        self.order = order or SampleOrder(task.samples, 0)
         self.board = Board(task, self.records.append, spec.workload.global_batch)
         sgd = Sgd(task, self.order, self.board.losses)
         self.training = Watched(sgd, evaluated=scenario.policy.evaluated, board=self.board)
@@ -107,7 +107,7 @@ class Trained:
         return torch.stack([self.training.parameters(worker.rank) for worker in self.outcome.workers])
 
 
-def by_hand(task: Task, order: Order, batches: list[list[range]]) -> Tensor:
+def by_hand(task: Task, order: SampleOrder, batches: list[list[range]]) -> Tensor:
     """Plain SGD in one process, torch's own, each step on the union of some ranges of positions."""
     weights = torch.nn.Parameter(task.initial().clone())
     optimizer = torch.optim.SGD([weights], lr=task.learning_rate, momentum=task.momentum)

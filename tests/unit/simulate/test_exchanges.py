@@ -11,7 +11,7 @@ from uneven.core.actions import Add, Exchange, Mean, Moment, Payload, Significan
 from uneven.core.views import SyncView
 from uneven.errors import TrainingError
 from uneven.simulate import Arithmetic
-from uneven.simulate.exchanges import Kind, kind_of
+from uneven.simulate.exchanges import ExchangeShape, kind_of
 from uneven.simulate.members import ByMembers, Clocks, Members, Seats
 from uneven.sync import SyncPolicy
 
@@ -252,16 +252,16 @@ def test_inside_a_site_every_step_and_between_sites_every_few() -> None:
 
 
 def test_the_kinds_of_exchanges() -> None:
-    def kind(**rest: object) -> Kind:
+    def kind(**rest: object) -> ExchangeShape:
         base = {"payload": Payload.DELTA, "members": (0, 1), "merge": Mean(), "moment": Moment.STEP}
         return kind_of(Exchange(**(base | rest)))  # type: ignore[arg-type]
 
-    assert kind() is Kind.RING
-    assert kind(quorum=1) is Kind.TOGETHER
-    assert kind(via=Via.SERVER) is Kind.TOGETHER
-    assert kind(via=Via.SERVER, merge=Add()) is Kind.APART
-    assert kind(moment=Moment.BACKGROUND, merge=Add()) is Kind.TELL
-    assert kind(moment=Moment.BACKGROUND) is Kind.RING
+    assert kind() is ExchangeShape.RING
+    assert kind(quorum=1) is ExchangeShape.TOGETHER
+    assert kind(via=Via.SERVER) is ExchangeShape.TOGETHER
+    assert kind(via=Via.SERVER, merge=Add()) is ExchangeShape.APART
+    assert kind(moment=Moment.BACKGROUND, merge=Add()) is ExchangeShape.TELL
+    assert kind(moment=Moment.BACKGROUND) is ExchangeShape.RING
 
 
 class Never(SyncPolicy):

@@ -16,7 +16,7 @@ from uneven.core.actions import Add, Exchange, Moment, Payload, StepPlan, Via
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.simulate.events import EventQueue
-from uneven.simulate.links import Load, Network, Route, fair_rates
+from uneven.simulate.links import LinkLoad, Network, Route, fair_rates
 from uneven.simulate.routes import Topology
 from uneven.simulate.stage import buckets
 from uneven.sync import SyncPolicy
@@ -33,7 +33,7 @@ class Transfers:
         self.ends_s: dict[str, float] = {}
 
     def start(self, name: str, at_s: float, size_bytes: float, parts: dict[int, float], latency_s: float = 0.0) -> None:
-        route = Route(Load(parts), latency_s)
+        route = Route(LinkLoad(parts), latency_s)
         self.queue.at(at_s, lambda: self.network.start(route, size_bytes, self._ended, name))
 
     def _ended(self, name: str) -> None:
@@ -98,7 +98,7 @@ def test_latency_comes_on_top_and_nothing_to_carry_takes_only_that() -> None:
 
 def test_a_transfer_that_is_broken_off_leaves_the_link_to_the_others() -> None:
     it = Transfers(steady(100 * BYTE_PER_S))
-    gone = it.network.start(Route(Load({0: 1.0}), 0.0), 1e6, it._ended, "gone")
+    gone = it.network.start(Route(LinkLoad({0: 1.0}), 0.0), 1e6, it._ended, "gone")
     it.start("stays", 0.0, 100.0, {0: 1.0})
     it.queue.at(1.0, it.network.cancel, gone)
     it.queue.run()
@@ -110,7 +110,7 @@ def test_max_min_fairness(data: st.DataObject) -> None:
     links = data.draw(st.integers(1, 6))
     capacities = np.array(data.draw(st.lists(st.floats(0.1, 1e9), min_size=links, max_size=links)))
     part = st.dictionaries(st.integers(0, links - 1), st.floats(0.001, 1.0), min_size=1)
-    loads = [Load(parts) for parts in data.draw(st.lists(part, min_size=1, max_size=8))]
+    loads = [LinkLoad(parts) for parts in data.draw(st.lists(part, min_size=1, max_size=8))]
     rates = fair_rates(loads, capacities)
     used = np.zeros(links)
     for load, rate in zip(loads, rates, strict=True):
@@ -124,7 +124,7 @@ def test_max_min_fairness(data: st.DataObject) -> None:
 
 
 def test_a_flow_without_a_limit_is_infinitely_fast() -> None:
-    assert fair_rates([Load({}), Load({0: 1.0})], np.array([5.0])) == [math.inf, 5.0]
+    assert fair_rates([LinkLoad({}), LinkLoad({0: 1.0})], np.array([5.0])) == [math.inf, 5.0]
 
 
 def at(megabit_per_s: float) -> dict[str, Trace]:
@@ -254,7 +254,7 @@ def test_a_cut_link_at_an_iteration_and_one_that_had_no_limit() -> None:
 def test_a_transfer_whose_last_bytes_are_under_way_can_be_broken_off() -> None:
     ended: list[int] = []
     transfers = Transfers(steady(10 * BYTE_PER_S))
-    flow = transfers.network.start(Route(Load({0: 1.0}), 5.0), 10.0, ended.append, 1)
+    flow = transfers.network.start(Route(LinkLoad({0: 1.0}), 5.0), 10.0, ended.append, 1)
     transfers.queue.at(3.0, lambda: transfers.network.cancel(flow))
     transfers.queue.run()
     assert not ended

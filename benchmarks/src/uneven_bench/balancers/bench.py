@@ -22,7 +22,7 @@ from uneven.balance import balancers
 from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView, Observation
 from uneven.predict import predictors
-from uneven_bench.balancers.devices import CASES, Case, Device, best_split, noisy_s, slowest_s
+from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, noisy_s, slowest_s
 
 ITERATIONS = 400
 SETTLED = 100
@@ -62,7 +62,7 @@ def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, A
     }
 
 
-def loop(case: Case, name: str, seed: int, told: Callable[[int, tuple[int, ...], str], None] | None = None
+def loop(case: DeviceCase, name: str, seed: int, told: Callable[[int, tuple[int, ...], str], None] | None = None
          ) -> tuple[float, float]:  # fmt: skip
     """One run; the share of the best over all of it, and over its end.
 

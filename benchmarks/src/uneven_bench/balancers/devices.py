@@ -56,7 +56,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class DeviceCase:
     """Workers, and what becomes of them.
 
     Attributes:
@@ -137,66 +137,66 @@ _LAUNCHES = (
 )
 
 CASES = (
-    Case(name="equal", about="four equal workers", devices=(_K80,) * 4, global_batch=512, noise=0.1),
-    Case(
+    DeviceCase(name="equal", about="four equal workers", devices=(_K80,) * 4, global_batch=512, noise=0.1),
+    DeviceCase(
         name="linear", about="time in proportion to the batch, speeds 1 : 2 : 4 : 8",
         devices=tuple(Device(per_sample_s=0.001 / speed) for speed in (1, 2, 4, 8)), global_batch=512, noise=0.05,
     ),
-    Case(
+    DeviceCase(
         name="linear, noisy", about="the same with 20 % noise",
         devices=tuple(Device(per_sample_s=0.001 / speed) for speed in (1, 2, 4, 8)), global_batch=512, noise=0.2,
     ),
-    Case(
+    DeviceCase(
         name="affine", about="0.6, 0.4, 0.2 and 0.1 of a core as measured, up to a half of the time constant",
         devices=_CORES, global_batch=256, noise=0.12,
     ),
-    Case(
+    DeviceCase(
         name="constant", about="nine tenths of the time of two workers are constant",
         devices=(
             Device(overhead_s=0.09, per_sample_s=0.0001), Device(overhead_s=0.05, per_sample_s=0.0001),
             Device(per_sample_s=0.0012), Device(per_sample_s=0.0006),
         ), global_batch=512, noise=0.05,
     ),
-    Case(
+    DeviceCase(
         name="saturating", about="small batches: two cards are below their saturation points",
         devices=_LAUNCHES, global_batch=256, noise=0.05,
     ),
-    Case(
+    DeviceCase(
         name="memory", about="the two fastest cards hold 150 and 90 samples",
         devices=(replace(_V100, most=150), replace(_M60, most=90), _K80, _K520), global_batch=512, noise=0.05,
     ),
-    Case(
+    DeviceCase(
         name="curved", about="time grows with the square of the batch, as where a cache is too small",
         devices=(
             Device(per_sample_s=0.0002, bend_s=2e-6), Device(per_sample_s=0.0001, overhead_s=0.02, bend_s=4e-6),
             Device(per_sample_s=0.0008), Device(per_sample_s=0.0001, bend_s=1e-5),
         ), global_batch=512, noise=0.03,
     ),
-    Case(
+    DeviceCase(
         name="tiles", about="the four cards compute tiles of 16 samples",
         devices=tuple(replace(card, tile=16) for card in _FOUR), global_batch=500, noise=0.02,
     ),
-    Case(name="16 cards", about="four of each card", devices=tuple(card for card in _FOUR for _ in range(4)),
+    DeviceCase(name="16 cards", about="four of each card", devices=tuple(card for card in _FOUR for _ in range(4)),
          global_batch=2048, noise=0.03),
-    Case(
+    DeviceCase(
         name="overlap", about="half of a long exchange is hidden by the backward pass",
         devices=tuple(replace(card, link_s=link, tail_s=0.004) for card, link in zip(_FOUR, (0.05, 0.02, 0.02, 0.03),
                                                                                     strict=True)),
         global_batch=512, noise=0.05,
     ),
-    Case(
+    DeviceCase(
         name="bandwidth cut", about="four cards; at iteration 150 the second one's link has half of its bandwidth left",
         devices=_LINKED, changes={150: _CUT}, global_batch=512, noise=0.03,
     ),
-    Case(
+    DeviceCase(
         name="cut, noisy", about="the same with 20 % noise",
         devices=_LINKED, changes={150: _CUT}, global_batch=512, noise=0.2,
     ),
-    Case(
+    DeviceCase(
         name="slow-down", about="four cards; at iteration 150 the fastest is halved",
         devices=_FOUR, changes={150: (_slower(_V100, 2.0), *_FOUR[1:])}, global_batch=512, noise=0.05,
     ),
-    Case(
+    DeviceCase(
         name="shared", about="the affine workers; every 40 iterations another one has half or all of its speed",
         devices=_CORES, global_batch=256, noise=0.08,
         changes={

@@ -20,8 +20,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import ConfigError
-from uneven_bench.faults.cases import Case, draw
-from uneven_bench.faults.play import Played, play
+from uneven_bench.faults.cases import FaultCase, draw
+from uneven_bench.faults.play import PlayedFault, play
 
 FAULTS, FEW = 200, 24
 SEED = 28
@@ -68,14 +68,14 @@ def run(quick: bool, progress: Progress, seed: int = SEED, only: int | None = No
     }
 
 
-def play_all(cases: Sequence[Case], progress: Progress) -> list[Played]:
+def play_all(cases: Sequence[FaultCase], progress: Progress) -> list[PlayedFault]:
     """Play these, as many side by side as keep the processors busy; in the order of the cases.
 
     Most of a case is waiting: for a time-out, or for a launcher that lets its workers end.
     """
     waiting = list(enumerate(cases))[::-1]
-    playing: dict[int, Generator[None, None, Played]] = {}
-    played: dict[int, Played] = {}
+    playing: dict[int, Generator[None, None, PlayedFault]] = {}
+    played: dict[int, PlayedFault] = {}
     with tempfile.TemporaryDirectory(prefix="uneven-faults-") as parent:
         try:
             while waiting or playing:

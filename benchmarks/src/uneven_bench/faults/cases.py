@@ -76,7 +76,7 @@ SHORT_S, SERVED_S, LONG_S = 8.0, 14.0, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class FaultCase:
     """One fault.
 
     Attributes:
@@ -142,7 +142,7 @@ class Expected:
     leftovers: tuple[str, ...] = ()
 
 
-def draw(seed: int, number: int) -> Case:
+def draw(seed: int, number: int) -> FaultCase:
     """The case with this number; it depends on no other one."""
     dice = Random(f"{seed}/{number}")
     kind = dice.choice(tuple(KINDS))
@@ -155,7 +155,7 @@ def draw(seed: int, number: int) -> Case:
     step = dice.randint(1, times)
     if kind == "break" and step == ITERATIONS:
         step += 1  # at the end of an epoch there is nothing to leave
-    return Case(
+    return FaultCase(
         seed=seed,
         number=number,
         sync=sync,
@@ -172,13 +172,13 @@ def draw(seed: int, number: int) -> Case:
     )
 
 
-def borne(case: Case) -> bool:
+def borne(case: FaultCase) -> bool:
     """Whether the others can do without the culprit when it dies: from the first batch to the end of the session."""
     begun = case.moment not in (*BEFORE, "closed") and (case.moment, case.step) != ("batch", 1)
     return case.sync in SERVED and begun and not _held(case)
 
 
-def expected(case: Case) -> Expected:
+def expected(case: FaultCase) -> Expected:
     """How the run has to end, if the fault has struck."""
     over = case.moment in AFTER
     if case.kind in HARMLESS:
@@ -209,10 +209,10 @@ def expected(case: Case) -> Expected:
                     leftovers=kept)  # fmt: skip
 
 
-def _held(case: Case) -> bool:
+def _held(case: FaultCase) -> bool:
     """Whether the parameter server is a thread of the culprit."""
     return case.sync in SERVED and case.rank == 0 and not case.servers
 
 
-def _kept(case: Case) -> tuple[str, ...]:
+def _kept(case: FaultCase) -> tuple[str, ...]:
     return ("uneven-copy-",) if _held(case) else ()

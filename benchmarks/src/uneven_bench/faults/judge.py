@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from uneven_bench.faults.cases import SAMPLES, Case, Expected, expected
+from uneven_bench.faults.cases import SAMPLES, Expected, FaultCase, expected
 
 Line = tuple[int, int, Sequence[int]]
 """Epoch, iteration of it from 1, samples: what one worker trained on."""
@@ -20,7 +20,7 @@ ENDS_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunEnd:
     """How a run ended.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outcome:
     files: tuple[str, ...] = ()
 
 
-def judge(case: Case, outcome: Outcome) -> list[str]:
+def judge(case: FaultCase, outcome: RunEnd) -> list[str]:
     """What is wrong with how the run ended; nothing if all is right."""
     want = expected(case) if outcome.struck else Expected(codes=(0,), named="", others=True)
     wrong = [f"left running: {one}" for one in outcome.processes]

@@ -19,8 +19,8 @@ import psutil
 import torch
 
 from uneven.testing.scripts import Script
-from uneven_bench.faults.cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, Case
-from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, Outcome, doubled, judge, once
+from uneven_bench.faults.cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, FaultCase
+from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, RunEnd, doubled, judge, once
 
 MARK = "UNEVEN_BENCH_FAULT"
 """In the environment of all processes of a run: its folder."""
@@ -37,7 +37,7 @@ Waiting = Generator[None, None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedFault:
     """One fault, played.
 
     Attributes:
@@ -47,7 +47,7 @@ class Played:
         said: what launchers and workers printed.
     """
 
-    case: Case
+    case: FaultCase
     struck: bool
     resumed: bool
     wrong: tuple[str, ...]
@@ -55,7 +55,7 @@ class Played:
     said: str
 
 
-def play(case: Case, folder: Path) -> Generator[None, None, Played]:
+def play(case: FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:
     """Play a fault in this empty folder. Advance it until it returns; between two yields others may be played."""
     life = _Life(case, folder, 1)
     outcome = yield from life.outcome()
@@ -78,7 +78,7 @@ def play(case: Case, folder: Path) -> Generator[None, None, Played]:
                 (epoch, samples) for epoch, _, samples in life.taken() if epoch < last
             ]  # fmt: skip
             wrong += once(held, second.taken(), second.epochs, lost=lost, anywhere=case.centred)
-    return Played(
+    return PlayedFault(
         case=case,
         struck=outcome.struck,
         resumed=newest.exists(),
@@ -98,7 +98,7 @@ def _held(seen: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
 class _Life:
     """One run: the first with the fault, the second resumed and without it."""
 
-    def __init__(self, case: Case, folder: Path, life: int, epochs: int = 0) -> None:
+    def __init__(self, case: FaultCase, folder: Path, life: int, epochs: int = 0) -> None:
         self._case, self._life = case, life
         self._notes, self._work, self._temporary = (folder / name for name in ("notes", f"work-{life}", f"tmp-{life}"))
         for one in (self._notes, self._work, self._temporary):
@@ -107,7 +107,7 @@ class _Life:
         self._workers = case.workers if life == 1 else case.resumed
         self.took_s = 0.0
 
-    def outcome(self) -> Generator[None, None, Outcome]:
+    def outcome(self) -> Generator[None, None, RunEnd]:
         """Run it to its end, or until it has had time enough; nothing of it runs then."""
         with self._started() as script:
             began_s = time.monotonic()
@@ -129,7 +129,7 @@ class _Life:
             said = script.printed()
         finished = (int(one.name.rpartition("-")[2]) for one in self._notes.glob(f"done-{self._life}-*"))
         places = (*self._temporary.iterdir(), *self._work.iterdir())
-        return Outcome(
+        return RunEnd(
             code=code,
             said=said,
             struck=self._struck_s() is not None,

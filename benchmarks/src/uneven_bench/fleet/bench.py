@@ -26,7 +26,7 @@ from uneven_bench.fleet import tune as fleet_tune
 from uneven_bench.fleet.baseline import baseline
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
 from uneven_bench.fleet_plan.optimal import best_rounds
-from uneven_bench.fleet_plan.simulate import Work, play
+from uneven_bench.fleet_plan.simulate import EnsembleWork, play
 
 SLOTS = 2
 METHODS = {
@@ -140,7 +140,7 @@ def methods_here() -> tuple[str, ...]:
 def plan_gap(rates: dict[str, list[float]], samples: int, epochs: int) -> float:
     """How much longer FLEET-G's rounds take than the best ones, as a share; waiting for data left out."""
     known = Rates({name: row[:SLOTS] for name, row in rates.items()})
-    work = Work(known, dict.fromkeys(rates, epochs), samples, (tuple(range(SLOTS)),))
+    work = EnsembleWork(known, dict.fromkeys(rates, epochs), samples, (tuple(range(SLOTS)),))
     planned = play(work, Planner(known, SLOTS, closeness=Options().closeness))
     return planned.wall_s / best_rounds(work).wall_s - 1.0
 

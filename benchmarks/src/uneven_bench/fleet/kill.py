@@ -26,7 +26,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import TrainingError
-from uneven.fleet.engine.options import Moment, Options
+from uneven.fleet.engine.options import Options, RunSnapshot
 from uneven.fleet.engine.run import run as train
 from uneven.fleet.engine.state import RunState, folders, load
 from uneven.fleet.member import checkpoint
@@ -152,7 +152,7 @@ class _Killer:
         self._kind = kind
         self._at_s = at_s
         self._draw = random.Random(seed)
-        self._newest: Moment | None = None
+        self._newest: RunSnapshot | None = None
         self._timer: threading.Timer | None = None
 
     def begin(self) -> None:
@@ -163,7 +163,7 @@ class _Killer:
         if self._timer is not None:
             self._timer.start()
 
-    def see(self, moment: Moment) -> None:
+    def see(self, moment: RunSnapshot) -> None:
         self._newest = moment
 
     def end(self) -> None:

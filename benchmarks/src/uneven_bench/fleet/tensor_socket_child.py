@@ -38,7 +38,7 @@ def loader_batches(samples: int, batch: int) -> tuple[int, int]:
     return arrive, arrive + 1
 
 
-class Order(Sampler[int]):
+class PaddedOrder(Sampler[int]):
     """A random order of the samples, then -1, a throw-away sample, up to ``length``; after ``epochs`` only those.
 
     The producer asks its loader for one epoch more than it sends.
@@ -73,7 +73,7 @@ def loader(ensemble: Ensemble, workers: int) -> DataLoader[Any]:
     """What the producer wraps."""
     data = Padded(ensemble)
     _, needed = loader_batches(len(data), BATCH)
-    order = Order(len(data), needed * BATCH, ensemble.max_epochs)
+    order = PaddedOrder(len(data), needed * BATCH, ensemble.max_epochs)
     return DataLoader(
         data, BATCH, sampler=order, num_workers=workers, persistent_workers=True, multiprocessing_context="fork",
     )  # fmt: skip
@@ -95,7 +95,7 @@ def unpack(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(part) for part in batch)
 
 
-class Epochs:
+class EpochBatches:
     """The batches of one epoch every time it is iterated over: as many samples as there are, no throw-away ones.
 
     Args:
@@ -181,7 +181,7 @@ def consume(connection: Connection, ensemble: Ensemble, name: str, ports: tuple[
             consumer.ack_socket.send_multipart([str(consumer.consumer_id).encode(), b"-1", b"0"])
             time.sleep(_HELLO_S)
         joined_s = time.perf_counter() - began_s
-        batches = Epochs(
+        batches = EpochBatches(
             consumer, len(ensemble.dataset), member.batch_size, lambda: connection.send(("ended", name))
         )
         worth, waited_s, took_s = fit(ensemble, member, batches)

@@ -16,7 +16,7 @@ from typing import Any
 
 from uneven.fleet.planning.allocate import Closeness, Flotilla
 from uneven.fleet.planning.assign import assign_devices
-from uneven.fleet.planning.base import Plans
+from uneven.fleet.planning.base import FlotillaPlanner
 from uneven.fleet.planning.profile import profiled_rates
 from uneven.fleet.planning.rates import Rates
 from uneven.fleet.planning.rounds import Paradigm, Planner, Rule
@@ -37,7 +37,7 @@ from uneven_bench.fleet_plan.optimal import best_rounds, least_wall_s
 from uneven_bench.fleet_plan.page import plan_page
 from uneven_bench.fleet_plan.page import tables as tables
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
-from uneven_bench.fleet_plan.simulate import Outcome, Work, play
+from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome, play
 
 SMALL_MEMBERS, SMALL_DEVICES = 6, 6
 LARGE = 1000
@@ -50,7 +50,7 @@ ERRORS = 0.0, 0.1, 0.3
 RELATIVE = 0.2
 """δ of ours, a share of the reference."""
 
-METHODS: dict[str, Callable[[Rates, int, int], Plans]] = {
+METHODS: dict[str, Callable[[Rates, int, int], FlotillaPlanner]] = {
     "baseline": lambda rates, devices, seed: OnePerDevice(seed),
     "homogeneous": lambda rates, devices, seed: Homogeneous(seed),
     "sequential": lambda rates, devices, seed: OneAfterAnother(rates, devices),
@@ -118,7 +118,7 @@ class Timed:
         took_s: processor seconds so far.
     """
 
-    def __init__(self, plans: Plans) -> None:
+    def __init__(self, plans: FlotillaPlanner) -> None:
         self.plans = plans
         self.shared = plans.shared
         self.took_s = 0.0
@@ -155,8 +155,8 @@ def _draw(kind: str, devices: int, seed: int) -> dict[str, dict[str, float]]:
     return rows
 
 
-def _row(work: Work, plans: Timed, bound_s: float) -> dict[str, float]:
-    found: Outcome = play(work, plans, plans.assign)
+def _row(work: EnsembleWork, plans: Timed, bound_s: float) -> dict[str, float]:
+    found: FleetOutcome = play(work, plans, plans.assign)
     return {
         "wall_s": found.wall_s,
         "rounds": found.rounds,
@@ -188,7 +188,7 @@ def _small_gaps(
     for seed in range(ensembles):
         progress("small ensembles", f"{seed + 1} of {ensembles}", seed / ensembles)
         drawn, rates = ensemble(KINDS["paper"], SMALL_DEVICES, seed, SMALL_MEMBERS)
-        work = Work(drawn.rates, drawn.epochs, drawn.samples, drawn.nodes)
+        work = EnsembleWork(drawn.rates, drawn.epochs, drawn.samples, drawn.nodes)
         best_s = best_rounds(work).wall_s
         for name, make in METHODS.items():
             gaps[name].append(play(work, make(rates, SMALL_DEVICES, seed)).wall_s / best_s - 1)

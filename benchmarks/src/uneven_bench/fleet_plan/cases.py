@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from uneven.fleet.planning.profile import most_profiled, profiled_rates
 from uneven.fleet.planning.rates import Rates
-from uneven_bench.fleet_plan.simulate import Work
+from uneven_bench.fleet_plan.simulate import EnsembleWork
 
 DEVICES = (20, 40, 60, 80, 100, 120, 140, 160)
 PER_NODE = 4
@@ -43,7 +43,7 @@ PAPER_ROUNDS = (44, 34, 29, 24, 23, 20, 20, 22)
 
 
 @dataclass(frozen=True)
-class Kind:
+class EnsembleKind:
     """A kind of ensemble.
 
     Attributes:
@@ -58,15 +58,15 @@ class Kind:
 
 
 KINDS = {
-    "paper": Kind("epochs as far as the paper's longest training on one device allows", longest_s=LONGEST_S),
-    "long": Kind("10 … 25 epochs for slow members too"),
-    "preprocessing": Kind(
+    "paper": EnsembleKind("epochs as far as the paper's longest training on one device allows", longest_s=LONGEST_S),
+    "long": EnsembleKind("10 … 25 epochs for slow members too"),
+    "preprocessing": EnsembleKind(
         "as the first, and a device's processors prepare 30 images/s", longest_s=LONGEST_S, prepared_per_s=30.0
     ),
 }
 
 
-def ensemble(kind: Kind, devices: int, seed: int, members: int = MEMBERS) -> tuple[Work, Rates]:
+def ensemble(kind: EnsembleKind, devices: int, seed: int, members: int = MEMBERS) -> tuple[EnsembleWork, Rates]:
     """What is trained, and what the planner believes of its rates after a profile.
 
     Args:
@@ -86,7 +86,7 @@ def ensemble(kind: Kind, devices: int, seed: int, members: int = MEMBERS) -> tup
         )
         epochs[name] = rng.randint(EPOCHS[0], most)
     nodes = [range(start, min(start + PER_NODE, devices)) for start in range(0, devices, PER_NODE)]
-    work = Work(Rates(true), epochs, SAMPLES, nodes, kind.prepared_per_s, CHECKPOINT_S)
+    work = EnsembleWork(Rates(true), epochs, SAMPLES, nodes, kind.prepared_per_s, CHECKPOINT_S)
     return work, believed(true, devices)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from uneven.core.exact import Floats
 from uneven.errors import ConfigError
 from uneven.fleet.planning.allocate import Flotilla
-from uneven_bench.fleet_plan.simulate import Work
+from uneven_bench.fleet_plan.simulate import EnsembleWork
 
 MOST_PLANS = 100_000
 """Flotillas that the exact search looks at; 8 members on 8 devices have 12 869."""
@@ -36,7 +36,7 @@ class BestRounds:
     flotillas: tuple[Flotilla, ...]
 
 
-def least_wall_s(work: Work) -> float:
+def least_wall_s(work: EnsembleWork) -> float:
     """A time that no plan can beat, seconds; any size of ensemble. O(n · M) for n members on M devices.
 
     Over a whole training of T seconds, a member of W samples moves at W / T on average, and for that it needs on
@@ -67,7 +67,7 @@ def least_wall_s(work: Work) -> float:
     return low
 
 
-def best_rounds(work: Work) -> BestRounds:
+def best_rounds(work: EnsembleWork) -> BestRounds:
     """The rounds that minimise Σ T(F_k | A_k), where a round ends when all its members have converged (Eq. 1–2).
 
     Exact: every flotilla of every subset, with every number of devices for each, then the best partition of the
@@ -95,7 +95,7 @@ def best_rounds(work: Work) -> BestRounds:
     return _partition(work, rounds)
 
 
-def round_s(work: Work, flotilla: Flotilla) -> float:
+def round_s(work: EnsembleWork, flotilla: Flotilla) -> float:
     """Seconds that a flotilla takes until all of its members have converged; infinite if one does not fit."""
     members = list(flotilla.members)
     subset = [work.rates.place(name) for name in members]
@@ -104,7 +104,11 @@ def round_s(work: Work, flotilla: Flotilla) -> float:
 
 
 def _round_s(
-    work: Work, table: Sequence[Sequence[float]], epochs: Sequence[int], subset: Sequence[int], counts: Sequence[int]
+    work: EnsembleWork,
+    table: Sequence[Sequence[float]],
+    epochs: Sequence[int],
+    subset: Sequence[int],
+    counts: Sequence[int],
 ) -> float:
     pool = work.devices * work.prepared_per_s
     total, pace = 0.0, math.inf
@@ -120,7 +124,7 @@ def _round_s(
     return total
 
 
-def _partition(work: Work, rounds: Mapping[int, tuple[float, Sequence[int], Sequence[int]]]) -> BestRounds:
+def _partition(work: EnsembleWork, rounds: Mapping[int, tuple[float, Sequence[int], Sequence[int]]]) -> BestRounds:
     """The cheapest way to cover all members with rounds, over all subsets, smallest first."""
     everybody = (1 << len(work.rates.members)) - 1
     cost, last = [0.0] + [math.inf] * everybody, [0] * (everybody + 1)

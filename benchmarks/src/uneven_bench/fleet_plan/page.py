@@ -11,7 +11,7 @@ from rich.table import Table
 from uneven.report.gantt import Span, gantt
 from uneven.report.page import Page
 from uneven_bench.fleet_plan.cases import DEVICES, PAPER, PAPER_ROUNDS
-from uneven_bench.fleet_plan.simulate import Outcome, Work
+from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome
 
 NAMES = {
     "baseline": "one pipeline per member (Baseline)",
@@ -40,7 +40,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     ]
 
 
-def plan_page(work: Work, outcomes: Mapping[str, Outcome]) -> str:
+def plan_page(work: EnsembleWork, outcomes: Mapping[str, FleetOutcome]) -> str:
     """Who had which devices when under each method, as one HTML file that needs no network.
 
     Args:

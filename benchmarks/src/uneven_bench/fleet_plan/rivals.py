@@ -1,7 +1,7 @@
 """What FLEET is compared with, as planners: one pipeline per member, homogeneous sharing, one after another. Pure.
 
 They answer the same two questions as :class:`uneven.fleet.planning.rounds.Planner`, so that whatever plays or carries
-out one of them carries out all: see :class:`uneven.fleet.planning.base.Plans`.
+out one of them carries out all: see :class:`uneven.fleet.planning.base.FlotillaPlanner`.
 """
 
 from __future__ import annotations

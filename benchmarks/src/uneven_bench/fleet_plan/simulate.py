@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from uneven.errors import ConfigError
 from uneven.fleet.planning.allocate import Flotilla
 from uneven.fleet.planning.assign import assign_devices, spread
-from uneven.fleet.planning.base import Plans
+from uneven.fleet.planning.base import FlotillaPlanner
 from uneven.fleet.planning.rates import Rates
 
 _DONE = 1e-9  # epochs; what rounding leaves of a finished member
@@ -23,7 +23,7 @@ _NEAR = 1e-6  # epochs; what rounding makes of an epoch's end
 
 
 @dataclass(frozen=True)
-class Work:
+class EnsembleWork:
     """An ensemble to train, and what it is trained on.
 
     Attributes:
@@ -80,7 +80,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FleetOutcome:
     """What became of it. The four shares are of all device-seconds, devices × ``wall_s``, and add up to 1.
 
     Attributes:
@@ -114,7 +114,9 @@ Told = Callable[[Mapping[str, tuple[int, float]]], None]
 """Is told when members have trained a first epoch since a start: member → its devices, and samples/s it computed."""
 
 
-def play(work: Work, plans: Plans, assign: Assign = assign_devices, told: Told | None = None) -> Outcome:
+def play(
+    work: EnsembleWork, plans: FlotillaPlanner, assign: Assign = assign_devices, told: Told | None = None
+) -> FleetOutcome:
     """Train the ensemble in virtual time.
 
     Args:
@@ -126,11 +128,11 @@ def play(work: Work, plans: Plans, assign: Assign = assign_devices, told: Told |
     Raises:
         ConfigError: a planner that starts nobody while somebody waits and nobody runs, or somebody who cannot run.
     """
-    return _Play(work, plans, assign, told).run()
+    return _FleetPlay(work, plans, assign, told).run()
 
 
-class _Play:
-    def __init__(self, work: Work, plans: Plans, assign: Assign, told: Told | None) -> None:
+class _FleetPlay:
+    def __init__(self, work: EnsembleWork, plans: FlotillaPlanner, assign: Assign, told: Told | None) -> None:
         self.work = work
         self.plans = plans
         self.assign = assign
@@ -146,7 +148,7 @@ class _Play:
         self.costs: list[float] = []
         self.bars: list[Bar] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> FleetOutcome:
         while self.waiting or self.running:
             self.start()
             self.advance()
@@ -154,7 +156,7 @@ class _Play:
             if self.plans.round_ends(busy):
                 self.stop()
         total_s = self.work.devices * self.now_s
-        return Outcome(
+        return FleetOutcome(
             wall_s=self.now_s,
             compute_share=self.busy_s / total_s,
             wait_share=(self.held_s - self.busy_s) / total_s,

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 import uneven
 from uneven.balance import Balancer
 from uneven.demo.training import FixedSampler, ReadyMark
-from uneven_bench.workloads.base import Workload, stretch
+from uneven_bench.workloads.base import TrainingWorkload, stretch
 
 _FILLERS, _FILLER_BYTES = 20, 1 << 20
 """Pieces of memory that are taken before a block, and how large they are at most."""
@@ -66,7 +66,7 @@ class Arm(ABC):
         block: iterations.
     """
 
-    def __init__(self, model: nn.Module, work: Workload, total: int, block: int) -> None:
+    def __init__(self, model: nn.Module, work: TrainingWorkload, total: int, block: int) -> None:
         self.model = model
         self.work = work
         self.total = total
@@ -151,7 +151,7 @@ class DDPArm(LoopArm):
     ``gradient_as_bucket_view`` is on, as it is in our carrier: it saves a copy, and DDP shall have it too.
     """
 
-    def __init__(self, model: nn.Module, work: Workload, shares: tuple[int, ...], block: int) -> None:
+    def __init__(self, model: nn.Module, work: TrainingWorkload, shares: tuple[int, ...], block: int) -> None:
         super().__init__(model, work, sum(shares), block)
         self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.optimizer = work.optimizer(model.parameters())
@@ -180,7 +180,14 @@ class SessionArm(LoopArm):
     """``uneven`` with a balancer, or the name of one."""
 
     def __init__(
-        self, model: nn.Module, work: Workload, total: int, block: int, *, balance: str | Balancer, journal: Path
+        self,
+        model: nn.Module,
+        work: TrainingWorkload,
+        total: int,
+        block: int,
+        *,
+        balance: str | Balancer,
+        journal: Path,
     ) -> None:
         super().__init__(model, work, total, block)
         self._balance = balance

@@ -24,7 +24,7 @@ from uneven.cluster.series import DATA_VARIABLE
 from uneven.core.records import StepRecord
 from uneven.emulate.probe import why_not_isolated
 from uneven.errors import UnknownNameError
-from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, Case, Table, cases, quick
+from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, LbBspCase, Table, cases, quick
 from uneven_bench.lb_bsp.page import tables
 from uneven_bench.lb_bsp.stage import play
 from uneven_bench.lb_bsp.table import Spread, ratios, summarize, wait_share, walls
@@ -87,8 +87,8 @@ def _jobs() -> Table | None:
 
 
 def _play(
-    directory: Path, some: Sequence[Case], data: str, progress: Progress
-) -> Iterator[tuple[Case, dict[str, Any]]]:
+    directory: Path, some: Sequence[LbBspCase], data: str, progress: Progress
+) -> Iterator[tuple[LbBspCase, dict[str, Any]]]:
     """Cases on the same nodes, in the same processes: starting them takes as long as a short case."""
     directory.mkdir(parents=True)
     write_task(directory, some, data)
@@ -122,7 +122,7 @@ def _weighted(result: dict[str, Any]) -> float:
     return sum(x * share for x, share in zip(batches, result["control"], strict=True)) / sum(batches)
 
 
-def steady_keys(case: Case, result: dict[str, Any]) -> dict[str, Any]:
+def steady_keys(case: LbBspCase, result: dict[str, Any]) -> dict[str, Any]:
     """The keys of the bench that come from the case of steady shares."""
     wall = walls(result)
     ratio = {name: ratios(wall["ddp"], seconds) for name, seconds in wall.items()}
@@ -153,7 +153,7 @@ def steady_keys(case: Case, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def pair_keys(_: Case, result: dict[str, Any]) -> dict[str, Any]:
+def pair_keys(_: LbBspCase, result: dict[str, Any]) -> dict[str, Any]:
     """The keys that come from ours beside DDP on equal workers."""
     wall = walls(result)
     both = {number: (seconds + wall[AGAIN][number]) / 2 for number, seconds in wall["ddp"].items()}

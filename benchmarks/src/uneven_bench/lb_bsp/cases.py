@@ -54,7 +54,7 @@ MOST = 1.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class LbBspCase:
     """One comparison.
 
     Attributes:
@@ -110,7 +110,7 @@ class Case:
         return self.mbit_per_s[min(max(number, 0), len(self.mbit_per_s) - 1)] if self.mbit_per_s else ()
 
 
-def cases(jobs: Table | None) -> dict[str, Case]:
+def cases(jobs: Table | None) -> dict[str, LbBspCase]:
     """All of them.
 
     Args:
@@ -121,52 +121,52 @@ def cases(jobs: Table | None) -> dict[str, Case]:
     wide = (150.0,) * 4
     narrow = (150.0, 40.0, 150.0, 150.0)
     found = (
-        Case(
+        LbBspCase(
             name="steady",
             about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core",
             shares=(SHARES,), arms={**BASE, **RULES, **INSIDE, **SINGLES, **OUR_ARMS, LIMIT: LIMIT},
             rare_every=3, seconds=240.0, catch_up=True,
         ),
-        Case(
+        LbBspCase(
             name="step",
             about="in the midst of the run the fastest of four falls from 0.55 of a core to 0.22",
             shares=step, block=10, settling=2, rounds=len(step), change=3, rare_every=2,
         ),
-        Case(
+        LbBspCase(
             name="traces",
             about="four workers slowed down as those of "
             + ("a recorded job on shared GPUs (Alibaba 2020, job 4)" if jobs is not None else "a made-up job"),
             shares=traced, block=10, settling=2, rounds=len(traced), rare_every=4, look=2,
         ),
-        Case(
+        LbBspCase(
             name="eight",
             about="eight workers with 0.4 to 0.08 of a core",
             workers=8, shares=(EIGHT,), global_batch=8 * PER_WORKER, rare_every=3, seconds=240.0, catch_up=True,
         ),
-        Case(
+        LbBspCase(
             name="equal",
             about="four workers that nobody slows down",
             arms={name: who for name, who in FULL.items() if name != LIMIT}, settling=3, seconds=120.0,
             profile_s=0.0, catch_up=True,
         ),
-        Case(
+        LbBspCase(
             name="pair",
             about="the workers of `equal` with DDP and ours alone, as often as it takes to tell them apart",
             arms=PAIR, global_batch=256, settling=3, rounds=400, seconds=240.0, profile_s=0.0, look=0,
         ),
-        Case(
+        LbBspCase(
             name="cut",
             about="four unequal workers on links of 150 Mbit/s; at iteration 150 the second one's falls to 40",
             shares=((0.5, 0.4, 0.25, 0.15),), mbit_per_s=(*(wide,) * 2, *(narrow,) * 5),
             block=10, settling=13, rounds=7, change=2, rare_every=2,
         ),
-        Case(
+        LbBspCase(
             name="svm",
             about="a small SVM on sparse URL data, on the workers of `steady`",
             workload="svm", shares=(SHARES,), global_batch=16_384, rare_every=2, seconds=120.0,
             catch_up=True,
         ),
-        Case(
+        LbBspCase(
             name="resnet",
             about="ResNet-32 on CIFAR-10, on the workers of `steady`",
             workload="resnet", shares=(SHARES,), global_batch=64, block=4, settling=3, seconds=220.0, rare_every=2,
@@ -176,13 +176,13 @@ def cases(jobs: Table | None) -> dict[str, Case]:
     return {case.name: case for case in found}
 
 
-def quick() -> tuple[Case, Case]:
+def quick() -> tuple[LbBspCase, LbBspCase]:
     """The steady case and ours beside DDP on equal workers within ninety seconds, without the rivals."""
-    steady = Case(
+    steady = LbBspCase(
         name="steady", about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core", shares=(SHARES,), arms=ARMS, block=4,
         settling=3, rounds=40, seconds=32.0, rare_every=3, profile_s=2.0, look=0, catch_up=True,
     )  # fmt: skip
-    pair = Case(
+    pair = LbBspCase(
         name="pair", about="four workers that nobody slows down", arms=PAIR, global_batch=256, settling=2,
         rounds=80, seconds=8.0, profile_s=0.0, look=0,
     )  # fmt: skip

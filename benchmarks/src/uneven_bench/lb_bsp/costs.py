@@ -12,14 +12,14 @@ from uneven.balance.rivals.cubic import Cubic
 from uneven.core.cost import Affine
 from uneven.demo.training import ReadyMark
 from uneven.run.measure.clock import HostClock
-from uneven_bench.workloads.base import Workload, stretch
+from uneven_bench.workloads.base import TrainingWorkload, stretch
 
 _EXCHANGES = 14
 _PROFILE_SHARE = 0.6
 """Part of the time that LBB's profile takes at most; it is longer than the oracle's two sizes."""
 
 
-def affine(work: Workload, total: int, seconds: float) -> Affine:
+def affine(work: TrainingWorkload, total: int, seconds: float) -> Affine:
     """This worker's own cost Γ(x) = a + b x, without any exchange: a line through the means at two batch sizes."""
     small, large = max(total // 32, 1), total // 6
     found = _timed(work, (small, large), seconds, least=3)
@@ -28,7 +28,7 @@ def affine(work: Workload, total: int, seconds: float) -> Affine:
     return Affine(overhead_s=max(low - per_sample_s * small, 0.0), per_sample_s=per_sample_s)
 
 
-def cubic(work: Workload, total: int, seconds: float) -> Cubic:
+def cubic(work: TrainingWorkload, total: int, seconds: float) -> Cubic:
     """LBB's profile of this worker: medians at seven sizes at most, each twice the one before, up to half of X."""
     largest = max(total // 2, 8)
     sizes = tuple(sorted({max(largest >> power, 1) for power in range(7)}))
@@ -36,7 +36,7 @@ def cubic(work: Workload, total: int, seconds: float) -> Cubic:
     return Cubic.fit(sizes, [statistics.median(found[size][1:]) for size in sizes])
 
 
-def _timed(work: Workload, sizes: tuple[int, ...], seconds: float, least: int) -> dict[int, list[float]]:
+def _timed(work: TrainingWorkload, sizes: tuple[int, ...], seconds: float, least: int) -> dict[int, list[float]]:
     """Seconds of a step at each size, the sizes by turns; the first of each warms up."""
     step = _step(work, sizes[-1])
     found: dict[int, list[float]] = {size: [] for size in sizes}
@@ -49,7 +49,7 @@ def _timed(work: Workload, sizes: tuple[int, ...], seconds: float, least: int) -
     return found
 
 
-def _step(work: Workload, most: int) -> Callable[[int], None]:
+def _step(work: TrainingWorkload, most: int) -> Callable[[int], None]:
     model = work.make()
     optimizer = work.optimizer(model.parameters())
     data, _ = stretch(work, most)
@@ -63,7 +63,7 @@ def _step(work: Workload, most: int) -> Callable[[int], None]:
     return step
 
 
-def transfer_s(work: Workload, total: int) -> float:
+def transfer_s(work: TrainingWorkload, total: int) -> float:
     """What this worker's own side of an exchange takes: the processor time that it used there, at its pace.
 
     Part of the oracle's costs: a worker with a tenth of a core that is given what it can compute in time would be

@@ -22,7 +22,7 @@ from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm
 from uneven_bench.peers.accumulate.carrier import AccumulateCarrier
 from uneven_bench.peers.backup.carrier import BackupCarrier
 from uneven_bench.peers.flexrr.carrier import FlexRRCarrier
-from uneven_bench.workloads.base import Workload
+from uneven_bench.workloads.base import TrainingWorkload
 
 _PATIENCE_S = 900.0
 """How long a carrier waits for a message: others' blocks and a profile lie between two of its own."""
@@ -41,7 +41,14 @@ class RuleArm(DDPArm):
     """
 
     def __init__(
-        self, model: nn.Module, work: Workload, shares: tuple[int, ...], block: int, *, rule: Balancer, every: int
+        self,
+        model: nn.Module,
+        work: TrainingWorkload,
+        shares: tuple[int, ...],
+        block: int,
+        *,
+        rule: Balancer,
+        every: int,
     ) -> None:
         super().__init__(model, work, shares, block)
         self._rule, self._every = rule, every
@@ -115,7 +122,9 @@ class FlexRRArm(_CarriedArm):
         grain: samples of a micro-batch.
     """
 
-    def __init__(self, model: nn.Module, work: Workload, shares: tuple[int, ...], block: int, *, grain: int) -> None:
+    def __init__(
+        self, model: nn.Module, work: TrainingWorkload, shares: tuple[int, ...], block: int, *, grain: int
+    ) -> None:
         super().__init__(model, work, sum(shares), block)
         self._shares = shares
         self._firsts = [sum(shares[:rank]) for rank in range(len(shares))]
@@ -146,7 +155,7 @@ class AccumulateArm(_CarriedArm):
         grain: samples of a micro-batch.
     """
 
-    def __init__(self, model: nn.Module, work: Workload, total: int, block: int, *, grain: int) -> None:
+    def __init__(self, model: nn.Module, work: TrainingWorkload, total: int, block: int, *, grain: int) -> None:
         super().__init__(model, work, total, block)
         self.carrier = AccumulateCarrier(model, grain=grain, timeout_s=_PATIENCE_S)
         self._optimizer = work.optimizer(model.parameters())
@@ -183,7 +192,7 @@ class BackupArm(_CarriedArm):
         spares: b.
     """
 
-    def __init__(self, model: nn.Module, work: Workload, total: int, block: int, *, spares: int) -> None:
+    def __init__(self, model: nn.Module, work: TrainingWorkload, total: int, block: int, *, spares: int) -> None:
         super().__init__(model, work, total, block)
         self.carrier = BackupCarrier(model, work.optimizer, spares=spares, timeout_s=_PATIENCE_S)
         self._each = self.carrier.samples_each(total)

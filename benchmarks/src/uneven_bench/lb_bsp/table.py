@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uneven_bench.lb_bsp.cases import OURS, RIVALS, Case
+from uneven_bench.lb_bsp.cases import OURS, RIVALS, LbBspCase
 
 TARGET = 0.98
 """Of DDP's best accuracy: what counts as trained."""
@@ -63,7 +63,7 @@ def wait_share(ranks: Sequence[Mapping[str, Mapping[str, Any]]]) -> float:
     return waited_s / total_s
 
 
-def of(above: Mapping[int, float], below: Mapping[int, float], case: Case, first: int = 0) -> float:
+def of(above: Mapping[int, float], below: Mapping[int, float], case: LbBspCase, first: int = 0) -> float:
     """How much longer one arm takes than another, over the rounds in which both took part.
 
     Where rounds are alike, the median of their ratios: a hiccup of the machine falls into one of them. Where shares
@@ -80,7 +80,7 @@ def of(above: Mapping[int, float], below: Mapping[int, float], case: Case, first
     return statistics.median(above[number] / below[number] for number in same)
 
 
-def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(case: LbBspCase, result: Mapping[str, Any]) -> dict[str, Any]:
     """One case.
 
     Returns:
@@ -135,7 +135,7 @@ def target_accuracy(curve: Mapping[str, float]) -> float | None:
 
 
 def reached(
-    case: Case,
+    case: LbBspCase,
     curve: Mapping[int, float],
     target: float | None,
     settled: Sequence[float],

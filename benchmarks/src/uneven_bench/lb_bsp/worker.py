@@ -24,11 +24,11 @@ from uneven.run.lines.transport import Transport
 from uneven.run.start.connect import connect
 from uneven.world import discover, report_failures
 from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, SessionArm
-from uneven_bench.lb_bsp.cases import LIMIT, SLOW, Case, corrected, oracle_costs
+from uneven_bench.lb_bsp.cases import LIMIT, SLOW, LbBspCase, corrected, oracle_costs
 from uneven_bench.lb_bsp.costs import affine, cubic, transfer_s
 from uneven_bench.lb_bsp.rival_arms import AccumulateArm, BackupArm, FlexRRArm, RuleArm
 from uneven_bench.lb_bsp.stage import OnStage
-from uneven_bench.workloads.base import Workload
+from uneven_bench.workloads.base import TrainingWorkload
 from uneven_bench.workloads.named import workload
 
 TASK = "task.json"
@@ -36,21 +36,21 @@ RESULTS = "results.json"
 _RIVAL = "rival:"
 
 
-def write_task(directory: Path, cases: Sequence[Case], data: str) -> None:
+def write_task(directory: Path, cases: Sequence[LbBspCase], data: str) -> None:
     """For the workers that will be given ``directory``: what of each case is kept goes into a folder of its name."""
     for case in cases:
         (directory / case.name).mkdir()
     (directory / TASK).write_text(json.dumps({"cases": [asdict(case) for case in cases], "data": data}))
 
 
-def read_task(directory: Path) -> tuple[list[Case], str]:
+def read_task(directory: Path) -> tuple[list[LbBspCase], str]:
     """Inverse of :func:`write_task`."""
     told = json.loads((directory / TASK).read_text())
     return [_case(one) for one in told["cases"]], told["data"]
 
 
-def _case(told: dict[str, Any]) -> Case:
-    return Case(**{**told, **{key: tuple(map(tuple, told[key])) for key in ("shares", "mbit_per_s")}})
+def _case(told: dict[str, Any]) -> LbBspCase:
+    return LbBspCase(**{**told, **{key: tuple(map(tuple, told[key])) for key in ("shares", "mbit_per_s")}})
 
 
 def main(directory: Path) -> None:
@@ -65,7 +65,7 @@ def main(directory: Path) -> None:
     connection = connect(world, timeout_s=300.0)
     for case in cases:
         stage.scene, place = case.name, directory / case.name
-        run = _Run(case, workload(case.workload, data), connection.transport, stage, place)
+        run = _LbBspRun(case, workload(case.workload, data), connection.transport, stage, place)
         result = run.play()
         if world.rank == 0:
             (place / RESULTS).write_text(json.dumps(result))
@@ -81,10 +81,12 @@ def print_into(path: Path) -> None:
         os.dup2(file, stream)
 
 
-class _Run:
+class _LbBspRun:
     """The arms of one case, and what comes of them."""
 
-    def __init__(self, case: Case, work: Workload, line: Transport, stage: OnStage, directory: Path) -> None:
+    def __init__(
+        self, case: LbBspCase, work: TrainingWorkload, line: Transport, stage: OnStage, directory: Path
+    ) -> None:
         self._case = case
         self._work = work
         self._line = line

@@ -41,7 +41,7 @@ MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Target:
+class MutationTarget:
     """One place at which inputs come in.
 
     Attributes:
@@ -229,15 +229,15 @@ _STARTS = (
     *("uneven.cli.doctor:gather", "uneven.cli.doctor:_clean"),
 )
 
-TARGETS: tuple[Target, ...] = (
-    Target("configuration", _documents(seeds.SETTINGS), _settings),
-    Target("run settings", _documents(seeds.RUN_SETTINGS), _run_settings),
-    Target("cluster", _documents(*seeds.CLUSTERS), _cluster),
-    Target("ensemble", _documents(seeds.ENSEMBLE), _ensemble),
-    Target("journal", _documents(seeds.JOURNAL, json=True), _journal),
-    Target("session state", _documents(seeds.SESSION, json=True), _session),
-    Target("fleet state", _documents(seeds.FLEET, json=True), _fleet_state),
-    Target("command line", _commands(seeds.COMMANDS), _command),
+TARGETS: tuple[MutationTarget, ...] = (
+    MutationTarget("configuration", _documents(seeds.SETTINGS), _settings),
+    MutationTarget("run settings", _documents(seeds.RUN_SETTINGS), _run_settings),
+    MutationTarget("cluster", _documents(*seeds.CLUSTERS), _cluster),
+    MutationTarget("ensemble", _documents(seeds.ENSEMBLE), _ensemble),
+    MutationTarget("journal", _documents(seeds.JOURNAL, json=True), _journal),
+    MutationTarget("session state", _documents(seeds.SESSION, json=True), _session),
+    MutationTarget("fleet state", _documents(seeds.FLEET, json=True), _fleet_state),
+    MutationTarget("command line", _commands(seeds.COMMANDS), _command),
 )
 
 
@@ -253,7 +253,7 @@ def limited(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def warm_up(target: Target, folder: Path) -> None:
+def warm_up(target: MutationTarget, folder: Path) -> None:
     """Have everything imported that a target needs, before anything is limited."""
     with idle():
         target.verdict(next(target.inputs(0)), folder)

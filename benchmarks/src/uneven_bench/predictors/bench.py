@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uneven.predict import predictors
-from uneven_bench.predictors.cases import ITERATIONS, Case, Floats, announced, synthetic
+from uneven_bench.predictors.cases import ITERATIONS, Floats, PredictorCase, announced, synthetic
 from uneven_bench.predictors.page import write_page
 from uneven_bench.predictors.play import (
     AHEAD,
@@ -34,7 +34,7 @@ from uneven_bench.predictors.play import (
 from uneven_bench.predictors.traces import real
 from uneven_bench.recorded import recording as recorded
 from uneven_bench.recorded import steps as recorded_steps
-from uneven_bench.recorded.recording import Recorded
+from uneven_bench.recorded.recording import RecordedRun
 
 SINGLES = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 MIXTURE = "auto"
@@ -72,7 +72,7 @@ def run(
 
 def _recorded(
     quick: bool, data: str, progress: Progress, record: Path | None, runs: Path | None
-) -> tuple[dict[str, Recorded], dict[str, str]]:
+) -> tuple[dict[str, RecordedRun], dict[str, str]]:
     """Recorded runs, and why some kind of case is left out."""
     if runs is not None:
         return recorded.load(runs), {}
@@ -87,7 +87,7 @@ def _recorded(
         return recorded.load(Path(folder)), {}
 
 
-def recorded_figures(kept: dict[str, Recorded], told: dict[str, dict[str, Floats]]) -> dict[str, Any]:
+def recorded_figures(kept: dict[str, RecordedRun], told: dict[str, dict[str, Floats]]) -> dict[str, Any]:
     """What is asked of recorded runs alone: their length, and how steps at known moments were followed."""
     stepped = {case: one for case, one in kept.items() if one.steps}
     responses = {
@@ -112,7 +112,7 @@ def recorded_figures(kept: dict[str, Recorded], told: dict[str, dict[str, Floats
 
 
 def score(
-    cases: dict[str, Case], names: tuple[str, ...], progress: Progress, *,
+    cases: dict[str, PredictorCase], names: tuple[str, ...], progress: Progress, *,
     spiked_in: int = SPIKED_ITERATIONS, stepped_in: int = ITERATIONS,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Floats]]]:  # fmt: skip
     """Play and score; also the predictions, predictor → case → ``(workers, iterations)``.
@@ -155,7 +155,7 @@ def score(
 
 
 def _best(
-    cases: dict[str, Case], errors: dict[str, dict[str, float]], times_s: dict[str, dict[str, float]]
+    cases: dict[str, PredictorCase], errors: dict[str, dict[str, float]], times_s: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
     """The best single predictor of each case by iteration time and by error, and how much worse the mixture is."""
     singles = [name for name in errors if name != MIXTURE]

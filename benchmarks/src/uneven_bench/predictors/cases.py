@@ -26,7 +26,7 @@ SPIKE = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Case:
+class PredictorCase:
     """Some workers, iteration by iteration.
 
     Attributes:
@@ -60,7 +60,7 @@ class Case:
         """How many, all together."""
         return int(self.speeds_per_s.shape[1])
 
-    def part(self, iterations: int, scored_from: int) -> Case:
+    def part(self, iterations: int, scored_from: int) -> PredictorCase:
         """The beginning of it."""
         speeds, cpu, memory = (one[:, :iterations] for one in (self.speeds_per_s, self.cpu, self.memory))
         levels = None if self.levels_per_s is None else self.levels_per_s[:, :iterations]
@@ -78,10 +78,10 @@ class Case:
 
 def case_of(
     name: str, kind: str, speeds_per_s: Floats, cpu: Floats | None = None, memory: Floats | None = None
-) -> Case:
+) -> PredictorCase:
     """A case of which the second half is scored."""
     unknown = np.full(speeds_per_s.shape, math.nan)
-    return Case(
+    return PredictorCase(
         name,
         kind,
         speeds_per_s,
@@ -91,7 +91,7 @@ def case_of(
     )
 
 
-def synthetic(iterations: int = ITERATIONS, seed: int = 0) -> dict[str, Case]:
+def synthetic(iterations: int = ITERATIONS, seed: int = 0) -> dict[str, PredictorCase]:
     """The four with a known answer."""
     return {
         case.name: case
@@ -104,12 +104,12 @@ def synthetic(iterations: int = ITERATIONS, seed: int = 0) -> dict[str, Case]:
     }
 
 
-def calm(iterations: int = ITERATIONS, seed: int = 0) -> Case:
+def calm(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:
     """Nothing but noise; others take a tenth of the processors all the time."""
     return _made("calm", np.ones((WORKERS, iterations)), np.full((WORKERS, iterations), 0.1), seed)
 
 
-def spikes(iterations: int = ITERATIONS, seed: int = 0, every: int = 40) -> Case:
+def spikes(iterations: int = ITERATIONS, seed: int = 0, every: int = 40) -> PredictorCase:
     """Lone slow iterations, one of 40, that nothing announces and that say nothing about the next one."""
     rng = np.random.default_rng([seed, 1])
     factors = np.ones((WORKERS, iterations))
@@ -119,18 +119,18 @@ def spikes(iterations: int = ITERATIONS, seed: int = 0, every: int = 40) -> Case
     return _made("spikes", factors, np.full((WORKERS, iterations), 0.1), seed)
 
 
-def steps(iterations: int = ITERATIONS, seed: int = 0) -> Case:
+def steps(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:
     """Lasting changes to other speeds, every 60 … 120 iterations, that nothing announces."""
     return _made("steps", _blocks(iterations, seed, (1.0, 0.7, 0.5, 0.35)), None, seed)
 
 
-def announced(iterations: int = ITERATIONS, seed: int = 0) -> Case:
+def announced(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:
     """Others come and go and take a part of the processors; the reading before the first slow iteration shows it."""
     free = _blocks(iterations + 1, seed, (1.0, 0.7, 0.5, 0.35))
     return _made("announced", free[:, :-1], 1.0 - free[:, 1:], seed)
 
 
-def drift(iterations: int = ITERATIONS, seed: int = 0) -> Case:
+def drift(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:
     """Slow waves, up and down by a quarter in some 300 iterations."""
     rng = np.random.default_rng([seed, 2])
     phase, period = rng.uniform(0.0, 2 * np.pi, (WORKERS, 1)), rng.uniform(250, 400, (WORKERS, 1))
@@ -150,7 +150,7 @@ def _blocks(iterations: int, seed: int, levels: tuple[float, ...]) -> Floats:
     return factors
 
 
-def _made(name: str, factors: Floats, use: Floats | None, seed: int) -> Case:
+def _made(name: str, factors: Floats, use: Floats | None, seed: int) -> PredictorCase:
     rng = np.random.default_rng([seed, 4])
     levels = factors * np.array(BASE_PER_S)[:, None]
     measured = levels * np.exp(rng.normal(0.0, NOISE, levels.shape))

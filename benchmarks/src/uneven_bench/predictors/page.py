@@ -7,7 +7,7 @@ from pathlib import Path
 from uneven.report.figures import Figure, colour
 from uneven.report.html import write
 from uneven.report.page import Page
-from uneven_bench.predictors.cases import Case, Floats
+from uneven_bench.predictors.cases import Floats, PredictorCase
 
 SHOWN = 160
 """Iterations in a picture."""
@@ -16,7 +16,7 @@ DRAWN = ("last", "ema", "narx", "auto")
 """Predictors in a picture; more would hide each other."""
 
 
-def write_page(path: Path, cases: dict[str, Case], told: dict[str, dict[str, Floats]]) -> None:
+def write_page(path: Path, cases: dict[str, PredictorCase], told: dict[str, dict[str, Floats]]) -> None:
     """One picture per case: the worker whose speed varied most in the first part that was scored.
 
     Raises:
@@ -28,7 +28,7 @@ def write_page(path: Path, cases: dict[str, Case], told: dict[str, dict[str, Flo
     write(page.html(), path)
 
 
-def snapshot(case: Case, told: dict[str, Floats]) -> Figure:
+def snapshot(case: PredictorCase, told: dict[str, Floats]) -> Figure:
     """The worker whose speed varies most, relative to its mean."""
     first, last = case.scored_from, min(case.iterations, case.scored_from + SHOWN)
     window = case.speeds_per_s[:, first:last]

@@ -9,7 +9,7 @@ import numpy as np
 
 from uneven.core.views import Observation
 from uneven.predict import Predictor, predictors, study
-from uneven_bench.predictors.cases import BASE_PER_S, SPIKE, Case, Floats, announced, calm
+from uneven_bench.predictors.cases import BASE_PER_S, SPIKE, Floats, PredictorCase, announced, calm
 
 AHEAD = 4
 """Iterations that the second kind of prediction looks ahead."""
@@ -22,7 +22,7 @@ SPIKED_ITERATIONS = 400
 _SPIKES_FROM, _SPIKES_EVERY = 200, 25
 
 
-def play(case: Case, make: Callable[[], Predictor], ahead: int = AHEAD) -> tuple[Floats, Floats]:
+def play(case: PredictorCase, make: Callable[[], Predictor], ahead: int = AHEAD) -> tuple[Floats, Floats]:
     """Each worker's predictor is shown its iterations and learns as soon as it may.
 
     Returns:
@@ -45,19 +45,19 @@ def play(case: Case, make: Callable[[], Predictor], ahead: int = AHEAD) -> tuple
     return next_one, later[:, : case.iterations]
 
 
-def rmse(case: Case, told: Floats) -> float:
+def rmse(case: PredictorCase, told: Floats) -> float:
     """Root mean square error of the normalized speed: each worker's in units of its mean speed in the scored part."""
     speeds, told = case.speeds_per_s[:, case.scored_from :], told[:, case.scored_from :]
     return float(np.sqrt(np.mean(((told - speeds) / speeds.mean(axis=1, keepdims=True)) ** 2)))
 
 
-def iteration_s(case: Case, told: Floats) -> float:
+def iteration_s(case: PredictorCase, told: Floats) -> float:
     """Mean time of a BSP iteration whose samples are split in proportion to the predictions: max_i x_i / v_i."""
     speeds, told = case.speeds_per_s[:, case.scored_from :], told[:, case.scored_from :]
     return float(np.mean((shares(told) * SAMPLES_PER_WORKER * case.workers / speeds).max(axis=0)))
 
 
-def limit_s(case: Case) -> float:
+def limit_s(case: PredictorCase) -> float:
     """The same for predictions that are right."""
     return iteration_s(case, case.speeds_per_s)
 
@@ -82,7 +82,7 @@ def spike_followed(spec: str, iterations: int = SPIKED_ITERATIONS) -> float:
     return float(np.abs(after / before - 1.0).max())
 
 
-def step_delays(spec: str, told: Floats | None = None, case: Case | None = None) -> list[int]:
+def step_delays(spec: str, told: Floats | None = None, case: PredictorCase | None = None) -> list[int]:
     """Of every scored step of :func:`~uneven_bench.predictors.cases.announced`, iterations until nine tenths of it
     are predicted: 0 if before its first iteration, at most the length of the new level."""
     case = case or announced()

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.predict import predictors
-from uneven_bench.predictors.cases import Case, synthetic
+from uneven_bench.predictors.cases import PredictorCase, synthetic
 from uneven_bench.predictors.play import iteration_s, limit_s, play, rmse
 from uneven_bench.predictors.traces import real
 
@@ -67,13 +67,15 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
     return sweep(windows(quick), GRID, progress)
 
 
-def windows(quick: bool) -> list[Case]:
+def windows(quick: bool) -> list[PredictorCase]:
     """What is played."""
     found = [case.part(case.scored_from, case.scored_from // 2) for case in real(quick).values()]
     return found + [case.part(400, 200) for case in synthetic(400, seed=1).values()]
 
 
-def sweep(cases: list[Case], grid: dict[str, dict[str, tuple[str, ...]]], progress: Progress) -> dict[str, Any]:
+def sweep(
+    cases: list[PredictorCase], grid: dict[str, dict[str, tuple[str, ...]]], progress: Progress
+) -> dict[str, Any]:
     """See :func:`run`."""
     reference = {case.name: _figures(case, "ema") for case in cases}
     result: dict[str, dict[str, float]] = {"rmse": {}, "iteration_s": {}, "over_limit": {}}
@@ -99,7 +101,7 @@ def specifications(grid: dict[str, dict[str, tuple[str, ...]]]) -> list[str]:
     return found
 
 
-def _figures(case: Case, spec: str) -> tuple[float, float]:
+def _figures(case: PredictorCase, spec: str) -> tuple[float, float]:
     told, _ = play(case, lambda: predictors.resolve(spec))
     return rmse(case, told), iteration_s(case, told)
 

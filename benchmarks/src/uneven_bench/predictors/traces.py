@@ -16,7 +16,7 @@ from uneven import journal
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.core.records import LoadRecord, Record, StepRecord
 from uneven.errors import ConfigError, JournalError
-from uneven_bench.predictors.cases import BASE_PER_S, READING_NOISE, WORKERS, Case, Floats, case_of
+from uneven_bench.predictors.cases import BASE_PER_S, READING_NOISE, WORKERS, Floats, PredictorCase, case_of
 
 STRETCH = 4.3
 """Iterations that one sample of a trace of processor use lasts; no whole number, so changes fall into iterations."""
@@ -28,7 +28,7 @@ _LEAST_ITERATIONS = 20
 _FALLBACK = "fallback.csv"
 
 
-def real(quick: bool = False) -> dict[str, Case]:
+def real(quick: bool = False) -> dict[str, PredictorCase]:
     """What ``UNEVEN_DATA`` holds of mini-batch times and processor use, or a small shipped trace of the latter.
 
     Raises:
@@ -67,7 +67,7 @@ def _shipped() -> Floats:
     return use
 
 
-def of_use(name: str, use: Floats, memory: Floats | None = None, seed: int = 0) -> Case:
+def of_use(name: str, use: Floats, memory: Floats | None = None, seed: int = 0) -> PredictorCase:
     """Workers on nodes of which others take a part: v = v₀ (1 − use in the iteration), and noise.
 
     Args:
@@ -87,7 +87,7 @@ def of_use(name: str, use: Floats, memory: Floats | None = None, seed: int = 0) 
     return case_of(name, "real", speeds, read, held)
 
 
-def _alibaba(traces: Path, jobs: int) -> dict[str, Case]:
+def _alibaba(traces: Path, jobs: int) -> dict[str, PredictorCase]:
     """Mini-batch times of the workers of four jobs on shared GPUs; nothing is known of their nodes."""
     with _open(traces / "alibaba2020_minibatch_time.npz") as file:
         cases = {}
@@ -99,7 +99,7 @@ def _alibaba(traces: Path, jobs: int) -> dict[str, Case]:
         return cases
 
 
-def _planetlab(traces: Path) -> dict[str, Case]:
+def _planetlab(traces: Path) -> dict[str, PredictorCase]:
     return {"planetlab": of_use("planetlab", _planetlab_use(traces))}
 
 
@@ -109,7 +109,7 @@ def _planetlab_use(traces: Path) -> Floats:
     return use[_lively(use)]
 
 
-def _google(traces: Path) -> dict[str, Case]:
+def _google(traces: Path) -> dict[str, PredictorCase]:
     return {"google": of_use("google", *_google_use(traces))}
 
 
@@ -134,7 +134,7 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
     return loaded
 
 
-def recorded(run: Path, cores: int | None = None, name: str | None = None) -> Case:
+def recorded(run: Path, cores: int | None = None, name: str | None = None) -> PredictorCase:
     """A run's journal as a case: the iterations that all ranks recorded.
 
     The readings are those that the workers' own predictors were shown, where the journal has them.

@@ -18,11 +18,11 @@ from uneven.cluster.files import load as load_cluster
 from uneven.cluster.spec import ClusterSpec
 from uneven.emulate.probe import why_not_isolated
 from uneven.errors import ConfigError, access
-from uneven_bench.predictors.cases import Case, Floats
+from uneven_bench.predictors.cases import Floats, PredictorCase
 from uneven_bench.predictors.traces import common_steps, recorded, use_traces
 from uneven_bench.recorded import cases
 from uneven_bench.recorded.runs import DESCRIPTION, RUN, emulate
-from uneven_bench.recorded.steps import Step, find
+from uneven_bench.recorded.steps import SpeedChange, find
 
 BALANCER = "lb-bsp:predictor=narx"
 """Under which runs are recorded: the default but for the predictor, which has the machine read on every step."""
@@ -30,7 +30,7 @@ BALANCER = "lb-bsp:predictor=narx"
 Progress = Callable[[str, str, float], None]
 
 
-class Recorded(NamedTuple):
+class RecordedRun(NamedTuple):
     """A kept run.
 
     Attributes:
@@ -40,8 +40,8 @@ class Recorded(NamedTuple):
         lasted_s: from the start of the training to its end.
     """
 
-    case: Case
-    steps: list[Step]
+    case: PredictorCase
+    steps: list[SpeedChange]
     iteration_s: float
     lasted_s: float
 
@@ -78,7 +78,7 @@ def record(folder: Path, data: str, progress: Progress, iterations: int = cases.
     progress("recording", "", 1.0)
 
 
-def load(folder: Path) -> dict[str, Recorded]:
+def load(folder: Path) -> dict[str, RecordedRun]:
     """The runs that :func:`record` has kept.
 
     Raises:
@@ -98,13 +98,13 @@ def load(folder: Path) -> dict[str, Recorded]:
     return found
 
 
-def _read(name: str, place: Path) -> Recorded:
+def _read(name: str, place: Path) -> RecordedRun:
     case = recorded(place / RUN, name=name)
     begins_s, ends_s = _times(place / RUN)
     spec = load_cluster(place / DESCRIPTION)
     steps = find(case.speeds_per_s, ends_s - begins_s, [node.load for node in spec.nodes])
     known = name == cases.ANNOUNCED
-    return Recorded(
+    return RecordedRun(
         case,
         [one for one in steps if one.first >= case.scored_from] if known else [],
         statistics.median(np.diff(ends_s).tolist()),

@@ -25,7 +25,7 @@ _LEAST_STEP = 0.2  # of the larger level; smaller ones cannot be told from noise
 _LEAST_ITERATIONS = 6  # of a level
 
 
-class Step(NamedTuple):
+class SpeedChange(NamedTuple):
     """One change of a worker's speed.
 
     Attributes:
@@ -42,7 +42,7 @@ class Step(NamedTuple):
     after_per_s: float
 
 
-def find(speeds_per_s: Floats, ends_s: Floats, loads: Sequence[Trace]) -> list[Step]:
+def find(speeds_per_s: Floats, ends_s: Floats, loads: Sequence[Trace]) -> list[SpeedChange]:
     """The steps of a run whose nodes had these loads.
 
     Args:
@@ -58,11 +58,11 @@ def find(speeds_per_s: Floats, ends_s: Floats, loads: Sequence[Trace]) -> list[S
             if abs(after - before) > _LEAST_STEP * max(after, before):  # false where one of them is not known
                 felt = (speeds[start : start + _FELT_WITHIN + 1] - before) / (after - before) >= _FELT
                 first = start + int(felt.argmax()) if felt.any() else start + 1
-                found.append(Step(worker, first, end, before, after))
+                found.append(SpeedChange(worker, first, end, before, after))
     return found
 
 
-def response(told_per_s: Floats, steps: Sequence[Step]) -> list[float]:
+def response(told_per_s: Floats, steps: Sequence[SpeedChange]) -> list[float]:
     """The part of a step that is predicted for its first iteration, its second, and so on: medians over the steps.
 
     A single iteration of a real run is noise, and so is what is predicted for it; what the steps have in common is not.

@@ -22,9 +22,9 @@ from rich.text import Text
 from uneven.balance import balancers
 from uneven.balance.rivals import RIVALS, Lbb
 from uneven.cluster.series import DATA_VARIABLE
-from uneven_bench.rivals.cases import ITERATIONS, SETTLING, Case, Table, cases
+from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
-from uneven_bench.rivals.loops import Outcome, foreseen, oracle, ours, profiles, rival
+from uneven_bench.rivals.loops import RivalOutcome, foreseen, oracle, ours, profiles, rival
 
 OURS = "lb-bsp"
 """The arm that is meant by "ours": the default."""
@@ -84,9 +84,9 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
     }
 
 
-def methods() -> dict[str, Callable[[Case, int], Outcome]]:
+def methods() -> dict[str, Callable[[RivalCase, int], RivalOutcome]]:
     """Name → what plays it on a case."""
-    found: dict[str, Callable[[Case, int], Outcome]] = {
+    found: dict[str, Callable[[RivalCase, int], RivalOutcome]] = {
         "even": lambda case, _: ours(case, balancers.resolve("even")),
         "static": lambda case, _: ours(case, balancers.resolve("static")),
     }
@@ -102,7 +102,7 @@ def methods() -> dict[str, Callable[[Case, int], Outcome]]:
     return found
 
 
-def summary(outcomes: list[Outcome], limits: list[Outcome]) -> dict[str, Any]:
+def summary(outcomes: list[RivalOutcome], limits: list[RivalOutcome]) -> dict[str, Any]:
     """Means over the seeds."""
     of_limit = [limit.batch_s / outcome.batch_s for limit, outcome in zip(limits, outcomes, strict=True)]
     rows = [asdict(outcome) for outcome in outcomes]

@@ -32,7 +32,7 @@ GOOGLE_HELD = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class RivalCase:
     """One cluster over all iterations. A batch of x samples takes worker i, in iteration k, by itself,
 
     slow[k, i] · (step_s[i] + launch_s[i] + per_sample_s[i] · x) + transfer_s[k, i]   seconds.
@@ -72,7 +72,7 @@ class Case:
         return float(self.slow[k, i]) * self.step_s[i]
 
 
-def cases(recorded: Callable[[str], Table | None], seed: int) -> tuple[Case, ...]:
+def cases(recorded: Callable[[str], Table | None], seed: int) -> tuple[RivalCase, ...]:
     """The clusters, with other noise for each seed.
 
     Args:
@@ -94,8 +94,10 @@ def cases(recorded: Callable[[str], Table | None], seed: int) -> tuple[Case, ...
     cut[CHANGE:, 1] = 0.04
     jobs, use = recorded("jobs"), recorded("use")
 
-    def case(name: str, each: int, costs: _Described, level: Table, noise: Table, moved_s: Table | None = None) -> Case:
-        return Case(
+    def case(
+        name: str, each: int, costs: _Described, level: Table, noise: Table, moved_s: Table | None = None
+    ) -> RivalCase:
+        return RivalCase(
             name=name, global_batch=each * level.shape[1], step_s=costs[0], launch_s=costs[1], per_sample_s=costs[2],
             slow=level * noise, level=level, transfer_s=np.full(level.shape, 0.001) if moved_s is None else moved_s,
         )  # fmt: skip

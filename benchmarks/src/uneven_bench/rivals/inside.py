@@ -14,8 +14,8 @@ from uneven_bench.peers.backup.quorum import play as play_backup
 from uneven_bench.peers.backup.quorum import samples_each
 from uneven_bench.peers.flexrr.messages import helper_groups, pieces
 from uneven_bench.peers.flexrr.virtual_time import play as play_flexrr
-from uneven_bench.rivals.cases import ITERATIONS, SETTLING, Case
-from uneven_bench.rivals.loops import Outcome, Totals
+from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
+from uneven_bench.rivals.loops import RivalOutcome, SettledTotals
 
 MESSAGE_S = 0.0005
 """From one worker to another in one rack, Python on both ends included; ours."""
@@ -24,35 +24,35 @@ PIECES = (4, 8, 16)
 """Micro-batches that an even share is cut into."""
 
 
-def best(outcomes: Iterable[Outcome]) -> Outcome:
+def best(outcomes: Iterable[RivalOutcome]) -> RivalOutcome:
     """The one that needs least time for X samples."""
     return min(outcomes, key=lambda outcome: outcome.batch_s)
 
 
-def flexrr(case: Case) -> Outcome:
+def flexrr(case: RivalCase) -> RivalOutcome:
     """Even shares, work stealing by micro-batches; everybody may help everybody."""
     return best(_flexrr(case, grain, attentive) for grain in _grains(case) for attentive in (False, True))
 
 
-def accumulating(case: Case) -> Outcome:
+def accumulating(case: RivalCase) -> RivalOutcome:
     """hivemind-style: micro-batches until X samples are in."""
     return best(_accumulating(case, grain) for grain in _grains(case))
 
 
-def backup(case: Case) -> Outcome:
+def backup(case: RivalCase) -> RivalOutcome:
     """Redundant execution, one to n / 4 spares."""
     return best(_backup(case, spares) for spares in range(1, max(1, case.workers // 4) + 1))
 
 
-def _grains(case: Case) -> list[int]:
+def _grains(case: RivalCase) -> list[int]:
     share = case.global_batch // case.workers
     return sorted({-(-share // count) for count in PIECES})
 
 
-def _flexrr(case: Case, grain: int, attentive: bool) -> Outcome:
+def _flexrr(case: RivalCase, grain: int, attentive: bool) -> RivalOutcome:
     n = case.workers
     cut = pieces(case.global_batch // n, grain)
-    groups, totals = helper_groups(n), Totals(n)
+    groups, totals = helper_groups(n), SettledTotals(n)
     for k in range(ITERATIONS):
         by_rank = [{size: case.micro_s(k, i, size) for size in set(cut)} for i in range(n)]
         played = play_flexrr(
@@ -71,8 +71,8 @@ def _seconds(by_rank: list[dict[int, float]], cut: tuple[int, ...]) -> Callable[
     return lambda rank, owner, piece: by_rank[rank][cut[piece]]
 
 
-def _accumulating(case: Case, grain: int) -> Outcome:
-    n, totals = case.workers, Totals(case.workers)
+def _accumulating(case: RivalCase, grain: int) -> RivalOutcome:
+    n, totals = case.workers, SettledTotals(case.workers)
     for k in range(ITERATIONS):
         micro_s = [case.micro_s(k, i, grain) for i in range(n)]
         one = accumulate(micro_s, grain, case.global_batch, notice_s=MESSAGE_S)
@@ -83,7 +83,7 @@ def _accumulating(case: Case, grain: int) -> Outcome:
     return totals.outcome(f"grain {grain}")
 
 
-def _backup(case: Case, spares: int) -> Outcome:
+def _backup(case: RivalCase, spares: int) -> RivalOutcome:
     each = samples_each(case.global_batch, case.workers, spares)
 
     def seconds(version: int, rank: int) -> float:
@@ -95,7 +95,7 @@ def _backup(case: Case, spares: int) -> Outcome:
     total_s = took_s * case.workers
     counted_s = math.fsum(whole.counted_s) - math.fsum(settling.counted_s)
     waiting = (math.fsum(whole.waited_s) - math.fsum(settling.waited_s)) / total_s
-    return Outcome(
+    return RivalOutcome(
         iteration_s=took_s / (ITERATIONS - SETTLING),
         waiting=waiting,
         lost=max(0.0, 1.0 - waiting - counted_s / total_s),

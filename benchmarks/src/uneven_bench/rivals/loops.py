@@ -14,7 +14,7 @@ from uneven.control import Controller, Decider, Forecaster, Loopback
 from uneven.core.apportion import fastest_finish
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.predict import predictors
-from uneven_bench.rivals.cases import ITERATIONS, SETTLING, Case
+from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.cases import Table as Factors
 
 REPORT_S = 0.0003
@@ -24,7 +24,7 @@ BUDGET = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RivalOutcome:
     """Of the iterations that count.
 
     Attributes:
@@ -47,7 +47,7 @@ class Outcome:
         return self.iteration_s / self.samples
 
 
-class Totals:
+class SettledTotals:
     """Adds up iterations after settling."""
 
     def __init__(self, workers: int) -> None:
@@ -65,27 +65,27 @@ class Totals:
             self._lost_s.append(lost_s)
             self._samples.append(samples)
 
-    def outcome(self, best: str = "") -> Outcome:
+    def outcome(self, best: str = "") -> RivalOutcome:
         """Of what was added."""
         count, took_s = len(self._took_s), math.fsum(self._took_s)
         total_s = took_s * self._workers
         lost_s = math.fsum(self._lost_s)
         waiting = 1.0 - (math.fsum(self._busy_s) + lost_s) / total_s
-        return Outcome(took_s / count, waiting, lost_s / total_s, math.fsum(self._samples) / count, best)
+        return RivalOutcome(took_s / count, waiting, lost_s / total_s, math.fsum(self._samples) / count, best)
 
 
-def oracle(case: Case) -> Outcome:
+def oracle(case: RivalCase) -> RivalOutcome:
     """Knows each iteration's costs before it starts: the limit of what a split can do."""
     return _knowing(case, case.slow)
 
 
-def foreseen(case: Case) -> Outcome:
+def foreseen(case: RivalCase) -> RivalOutcome:
     """Knows what can be foreseen and nothing of the noise: the limit of what a predictor can do."""
     return _knowing(case, case.level)
 
 
-def _knowing(case: Case, slow: Factors) -> Outcome:
-    totals, limits = Totals(case.workers), Limits.uniform(case.workers, case.global_batch)
+def _knowing(case: RivalCase, slow: Factors) -> RivalOutcome:
+    totals, limits = SettledTotals(case.workers), Limits.uniform(case.workers, case.global_batch)
     for k in range(ITERATIONS):
         factors = slow[k].tolist()
         fixed_s = [
@@ -99,7 +99,7 @@ def _knowing(case: Case, slow: Factors) -> Outcome:
     return totals.outcome()
 
 
-def rival(case: Case, name: str, seed: int) -> Outcome:
+def rival(case: RivalCase, name: str, seed: int) -> RivalOutcome:
     """A rival balancer: it sees every iteration of every worker, and its answer counts in the next one."""
     balancer: Balancer = Lbb(profile=profiles(case, seed)) if name == "lbb" else balancers.resolve(name)
     n = case.workers
@@ -108,7 +108,7 @@ def rival(case: Case, name: str, seed: int) -> Outcome:
         iteration=0, global_batch=case.global_batch, members=tuple(range(n)), shares=shares, observed=(None,) * n,
         predicted_per_s=(math.nan,) * n, limits=Limits.uniform(n, case.global_batch),
     )  # fmt: skip
-    totals, shares = Totals(n), balancer.split(view).shares
+    totals, shares = SettledTotals(n), balancer.split(view).shares
     for k in range(ITERATIONS):
         seen = _iteration(case, k, shares, totals)
         view = BalanceView(
@@ -119,7 +119,7 @@ def rival(case: Case, name: str, seed: int) -> Outcome:
     return totals.outcome()
 
 
-def profiles(case: Case, seed: int) -> list[Cubic]:
+def profiles(case: RivalCase, seed: int) -> list[Cubic]:
     """LBB's: before the training, batches of 2, 4, 8 … samples, the median of nine with 5 % noise."""
     rng = random.Random(seed)
     sizes = [2**power for power in range(1, 9)]
@@ -132,14 +132,14 @@ def profiles(case: Case, seed: int) -> list[Cubic]:
     return found
 
 
-def ours(case: Case, balancer: Balancer) -> Outcome:
+def ours(case: RivalCase, balancer: Balancer) -> RivalOutcome:
     """A balancer under ``uneven``: forecasts in every worker, reports as the budget allows, in force two later."""
     n, total = case.workers, case.global_batch
     decider = Decider(
         balancer, tuple(range(n)), Limits.uniform(n, total), global_batch=total, lookahead=0, budget=BUDGET
     )
     run = Loopback(Controller(decider, lambda: Forecaster(predictors.resolve(balancer.predictor))))
-    totals = Totals(n)
+    totals = SettledTotals(n)
     for k in range(ITERATIONS):
         for rank, seen in enumerate(_iteration(case, k, run.controller.shares(k), totals)):
             run.measured(rank, seen)
@@ -148,7 +148,7 @@ def ours(case: Case, balancer: Balancer) -> Outcome:
     return totals.outcome()
 
 
-def _iteration(case: Case, k: int, shares: tuple[int, ...], totals: Totals) -> tuple[Observation, ...]:
+def _iteration(case: RivalCase, k: int, shares: tuple[int, ...], totals: SettledTotals) -> tuple[Observation, ...]:
     """Play one BSP iteration; what each worker measures in it."""
     local_s = [case.local_s(k, i, x) for i, x in enumerate(shares)]
     moved_s = case.transfer_s[k].tolist()

@@ -25,7 +25,7 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TrainingStretch:
     """What one worker did in a stretch of training.
 
     Attributes:
@@ -39,7 +39,7 @@ class Block:
     sent_bytes: int
 
     @classmethod
-    def of(cls, turns: Sequence[Block]) -> Block:
+    def of(cls, turns: Sequence[TrainingStretch]) -> TrainingStretch:
         """Several stretches, taken for one."""
         columns = zip(*map(astuple, turns), strict=True)
         return cls(*(sum(column) for column in columns))
@@ -77,7 +77,7 @@ class SyncArm(ABC):
         """Ask for the next batch, before which what is due after a step is done."""
         self._hand = next(self.batches)
 
-    def train(self, *, seconds: float, steps: int, through: bool = False) -> Block:
+    def train(self, *, seconds: float, steps: int, through: bool = False) -> TrainingStretch:
         """A stretch of training: for so long at one's own pace, else for so many steps. All begin together.
 
         Args:
@@ -102,7 +102,7 @@ class SyncArm(ABC):
             self.leave()
         dist.barrier()
         del held
-        return Block(took_s, taken, samples, sent_bytes() - sent)
+        return TrainingStretch(took_s, taken, samples, sent_bytes() - sent)
 
     def _goes_on(self, until_s: float, missing: int) -> bool:
         return time.perf_counter() < until_s if self.own_pace else missing > 0

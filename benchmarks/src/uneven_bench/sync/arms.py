@@ -78,7 +78,7 @@ def mlp(inputs: int, classes: int, seed: int = 0) -> nn.Module:
     )  # fmt: skip
 
 
-class Alone(SyncArm):
+class NoExchange(SyncArm):
     """Exchanges nothing at all."""
 
     own_pace = True
@@ -92,7 +92,7 @@ class Alone(SyncArm):
         return nullcontext()
 
 
-class Bare(Alone):
+class Bare(NoExchange):
     """Beside it gloo sums up as many zeros as the model has parameters, back to back, of which nothing is used.
 
     So much is what any exchange beside the training costs at least, where it is made of gloo's all-reduces.
@@ -180,7 +180,7 @@ def make(who: str, model: nn.Module, data: TensorDataset, batch: int, journal: P
         return Ours(model, data, batch, seed, balance=balance, sync=sync, journal=journal)
     name, options = parse_spec(who)
     if name in ("none", "bare"):
-        return (Alone if name == "none" else Bare)(model, data, batch, seed)
+        return (NoExchange if name == "none" else Bare)(model, data, batch, seed)
     batches, every = loader_of(data, batch, seed), options.get("every", 1)
     assert isinstance(every, int)
     if name.startswith(TORCHFT):

@@ -24,7 +24,7 @@ from uneven.journal.exchanges import Exchanged
 from uneven.journal.paths import rank_paths
 from uneven.sync import carried
 from uneven_bench.lb_bsp.stage import play
-from uneven_bench.sync.cases import EVERY, TORCHFT, Case, cases, quick, short
+from uneven_bench.sync.cases import EVERY, TORCHFT, SyncCase, cases, quick, short
 from uneven_bench.sync.page import tables
 from uneven_bench.sync.table import overall, summarize
 from uneven_bench.sync.worker import RESULTS, write_task
@@ -67,7 +67,7 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
     return {"cases": found, **overall(found)}
 
 
-def _play(directory: Path, case: Case, data: str, progress: Progress) -> dict[str, Any]:
+def _play(directory: Path, case: SyncCase, data: str, progress: Progress) -> dict[str, Any]:
     directory.mkdir(parents=True)
     arms, left_out = _able(case)
     case = replace(case, arms=arms)
@@ -79,7 +79,7 @@ def _play(directory: Path, case: Case, data: str, progress: Progress) -> dict[st
     return summarize(case, result)
 
 
-def _able(case: Case) -> tuple[dict[str, str], dict[str, str]]:
+def _able(case: SyncCase) -> tuple[dict[str, str], dict[str, str]]:
     """The arms that can take part, and why others cannot."""
     arms, left_out = {}, {}
     for name, who in case.arms.items():

@@ -51,7 +51,7 @@ _WARM_UP_STEPS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SyncCase:
     """One comparison.
 
     Attributes:
@@ -141,7 +141,7 @@ def arms(workers: int, straggler: bool) -> dict[str, str]:
     return found | {AGAIN: "none"}
 
 
-def cases() -> dict[str, Case]:
+def cases() -> dict[str, SyncCase]:
     """All of them, by name: ``fast-2`` … ``both-8``; each with its shadows alone, ``fast-2-shadows`` and so on; and
     ``twins-4``, whose losses are of several seeds."""
     found = {}
@@ -149,13 +149,13 @@ def cases() -> dict[str, Case]:
         even, slow = _even(workers), _one_slow(workers)
         for net, mbit in NETS.items():
             speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
-            found[f"{net}-{workers}"] = Case(
+            found[f"{net}-{workers}"] = SyncCase(
                 name=f"{net}-{workers}", about=f"{workers} equal workers on {speed}", shares=even, mbit_per_s=mbit,
                 arms=arms(workers, straggler=False),
             )  # fmt: skip
         for name, mbit in (("straggler", math.inf), ("both", NETS["100mbit"])):
             speed = "links that nobody limits" if math.isinf(mbit) else f"links of {mbit:g} Mbit/s"
-            found[f"{name}-{workers}"] = Case(
+            found[f"{name}-{workers}"] = SyncCase(
                 name=f"{name}-{workers}", about=f"{workers} workers, one of them {SLOW} times slower, on {speed}",
                 shares=slow, mbit_per_s=mbit, arms=arms(workers, straggler=True),
             )  # fmt: skip
@@ -167,7 +167,7 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def quick() -> dict[str, Case]:
+def quick() -> dict[str, SyncCase]:
     """Two cases within five minutes."""
     all_of = arms(4, straggler=False)
     names = (YARDSTICK, BARE, DDP, "local", *SHADOWS, AGAIN)
@@ -185,7 +185,7 @@ _LEFT = (
 """Out of the short form of a case."""
 
 
-def short() -> dict[str, Case]:
+def short() -> dict[str, SyncCase]:
     """Every case in a form of four to six minutes, with fewer arms and rounds."""
     found = {}
     for name, case in cases().items():
@@ -215,7 +215,7 @@ the standard error of a share is 0.02, which tells little of the 0.03 that a sha
 _SHADOWS_ROUNDS_S = (3.0,) * 20
 
 
-def _shadows_alone(case: Case) -> Case:
+def _shadows_alone(case: SyncCase) -> SyncCase:
     """As a user has it, without the threads and the memory of twenty others in the process."""
     few = {name: case.arms[name] for name in (YARDSTICK, *SHADOWS, AGAIN)}
     name, about = f"{case.name}-shadows", f"{case.about}: shadows alone"
@@ -229,7 +229,7 @@ def _turns(rounds_s: tuple[float, ...]) -> int:
     return round(rounds_s[0] / _TURN_S)
 
 
-def _short(case: Case) -> Case:
+def _short(case: SyncCase) -> SyncCase:
     return replace(case, rounds_s=_SHORT_ROUNDS_S, turns=_turns(_SHORT_ROUNDS_S), settling_s=0.7, equal_steps=360)
 
 

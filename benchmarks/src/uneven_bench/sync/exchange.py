@@ -26,7 +26,7 @@ _TURNS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
+class ExchangeTimes:
     """One way to exchange.
 
     Attributes:
@@ -47,7 +47,7 @@ class Exchanged:
         return statistics.median(self.seconds)
 
 
-def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, Exchanged]:
+def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, ExchangeTimes]:
     """Measure every way, in turns. All ranks call it at once.
 
     Raises:
@@ -75,7 +75,7 @@ def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, Exchan
     carrier.close()
     told = [json.loads(text) for text in line.gather_text(json.dumps(took))]
     return {
-        name: Exchanged(
+        name: ExchangeTimes(
             seconds=tuple(max(rank[name][repeat][0] for rank in told) for repeat in range(_REPEATS)),
             sent_bytes=statistics.mean(rank[name][repeat][1] for rank in told for repeat in range(_REPEATS)),
             messages=statistics.mean(2 * (len(group) - 1) for group in groups),

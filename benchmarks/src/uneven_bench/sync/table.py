@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from uneven_bench.lb_bsp.table import Spread
-from uneven_bench.sync.cases import AGAIN, BARE, DDP, SHADOWS, TWINS, YARDSTICK, Case, seed_of, seeded
+from uneven_bench.sync.cases import AGAIN, BARE, DDP, SHADOWS, TWINS, YARDSTICK, SyncCase, seed_of, seeded
 
 OURS_NOT = (
     YARDSTICK, AGAIN, BARE, DDP, "ddp-fp16", "ddp-powersgd", "post-local", "torchft-local", "torchft-diloco",
@@ -17,7 +17,7 @@ OURS_NOT = (
 """Arms that are not a policy of ours."""
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """Where an arm was after a stretch of training: seconds of training, samples of everybody, held-out loss."""
 
     seconds: float
@@ -32,23 +32,23 @@ def rate(ranks: Sequence[Mapping[str, Any]], *, own_pace: bool) -> float:
     return float(sum(one["samples"] for one in ranks) / max(one["seconds"] for one in ranks))
 
 
-def curve(arm: Mapping[str, Any]) -> list[Point]:
+def curve(arm: Mapping[str, Any]) -> list[CurvePoint]:
     """From before the first step on; seconds count while the limits held, and stand still afterwards."""
-    points, seconds, samples = [Point(0.0, 0.0, arm["losses"][0])], 0.0, 0.0
+    points, seconds, samples = [CurvePoint(0.0, 0.0, arm["losses"][0])], 0.0, 0.0
     for number, (ranks, loss) in enumerate(zip(arm["blocks"], arm["losses"][1:], strict=True)):
         if number < arm["limited"]:
             seconds += max(one["seconds"] for one in ranks)
         samples += sum(one["samples"] for one in ranks)
-        points.append(Point(seconds, samples, loss))
+        points.append(CurvePoint(seconds, samples, loss))
     return points
 
 
-def limited(arm: Mapping[str, Any]) -> list[Point]:
+def limited(arm: Mapping[str, Any]) -> list[CurvePoint]:
     """The part of its curve under the limits."""
     return curve(arm)[: arm["limited"] + 1]
 
 
-def loss_at(points: Sequence[Point], axis: str, where: float) -> float:
+def loss_at(points: Sequence[CurvePoint], axis: str, where: float) -> float:
     """The loss at so many ``seconds`` or ``samples``; NaN beyond the last point.
 
     Between points it falls as a power does: a loss falls steeply at first, and a straight line would lie above it.
@@ -61,7 +61,7 @@ def loss_at(points: Sequence[Point], axis: str, where: float) -> float:
     return math.nan
 
 
-def reached_s(points: Sequence[Point], target: float) -> float | None:
+def reached_s(points: Sequence[CurvePoint], target: float) -> float | None:
     """Seconds until the loss was down to ``target`` for the first time, on straight lines; None if it never was."""
     for before, after in pairwise(points):
         if before.loss > target >= after.loss:
@@ -70,7 +70,7 @@ def reached_s(points: Sequence[Point], target: float) -> float | None:
     return None
 
 
-def summarize(case: Case, result: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(case: SyncCase, result: Mapping[str, Any]) -> dict[str, Any]:
     """One case: its arms, what the twins cost, DS-Sync's exchange against the ring.
 
     Losses at equal samples are compared after as many samples as the arm with the fewest has used; at equal time, after

@@ -20,10 +20,10 @@ from uneven.run.start.connect import Connection, connect
 from uneven.world import SITE_VARIABLE, discover, report_failures
 from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.lb_bsp.worker import print_into
-from uneven_bench.sync.arm import Block, SyncArm
+from uneven_bench.sync.arm import SyncArm, TrainingStretch
 from uneven_bench.sync.arms import make, mlp
-from uneven_bench.sync.cases import EVERY, GAUGE, Case, seed_of
-from uneven_bench.sync.exchange import EVERYBODY, Exchanged, sweep
+from uneven_bench.sync.cases import EVERY, GAUGE, SyncCase, seed_of
+from uneven_bench.sync.exchange import EVERYBODY, ExchangeTimes, sweep
 
 TASK = "task.json"
 RESULTS = "results.json"
@@ -35,16 +35,16 @@ _FIRST_STEPS = 2
 """By which an arm in which all wait for all finds out how many steps fit a round."""
 
 
-def write_task(directory: Path, case: Case, data: str) -> None:
+def write_task(directory: Path, case: SyncCase, data: str) -> None:
     """For the workers that will be given ``directory``."""
     (directory / TASK).write_text(json.dumps({"case": asdict(case), "data": data}))
 
 
-def read_task(directory: Path) -> tuple[Case, str]:
+def read_task(directory: Path) -> tuple[SyncCase, str]:
     """Inverse of :func:`write_task`."""
     told = json.loads((directory / TASK).read_text())
     rows = {key: tuple(told["case"][key]) for key in ("shares", "rounds_s")}
-    return Case(**{**told["case"], **rows}), told["data"]
+    return SyncCase(**{**told["case"], **rows}), told["data"]
 
 
 def main(directory: Path) -> None:
@@ -59,7 +59,7 @@ def main(directory: Path) -> None:
     stage = OnStage(directory, rank, case.name)
     stage.say("starting", 0.0)
     connection = connect(discover(), _TIMEOUT_S)
-    run = _Run(case, data, connection, stage, directory)
+    run = _SyncRun(case, data, connection, stage, directory)
     result = run.play()
     if rank == 0:
         (directory / RESULTS).write_text(json.dumps(result))
@@ -78,10 +78,10 @@ def _count_tiny_numbers_as_zero() -> None:
         sys.stderr.write("this processor keeps numbers below 1.2e-38: arms that come to have such ones are slower\n")
 
 
-class _Run:
+class _SyncRun:
     """The arms of one case, and what comes of them."""
 
-    def __init__(self, case: Case, data: str, connection: Connection, stage: OnStage, directory: Path) -> None:
+    def __init__(self, case: SyncCase, data: str, connection: Connection, stage: OnStage, directory: Path) -> None:
         self._case = case
         self._stage = stage
         self._directory = directory
@@ -91,7 +91,7 @@ class _Run:
         self._train, self._test = found.train, tuple(one[:_LOOKED_AT] for one in found.test.tensors)
         self._inputs, self._classes = math.prod(found.train.tensors[0].shape[1:]), found.classes
         self._arms: dict[str, SyncArm] = {}
-        self._blocks: dict[str, list[list[Block]]] = {name: [] for name in case.arms}  # of all ranks
+        self._blocks: dict[str, list[list[TrainingStretch]]] = {name: [] for name in case.arms}  # of all ranks
         self._losses: dict[str, list[float]] = {name: [] for name in case.arms}
         self._orders = np.random.default_rng(0)  # the same on all ranks
         self._done = 0.0
@@ -133,7 +133,7 @@ class _Run:
             },
         }
 
-    def _settle(self, everybody: Exchanged) -> int:
+    def _settle(self, everybody: ExchangeTimes) -> int:
         """A round that does not count; before it the gauge is asked, so that the twins can be made."""
         case, every = self._case, 1
         if any(EVERY in who for who in case.arms.values()):
@@ -152,7 +152,7 @@ class _Run:
         """Bytes that a worker of the gauge sends in a step, by one that takes no further part."""
         gauge = self._arm(GAUGE, self._case.arms[GAUGE], self._directory / "gauge")
         block = gauge.train(seconds=self._case.gauge_s, steps=0)
-        told = [Block(**one) for one in self._gather(asdict(block))]
+        told = [TrainingStretch(**one) for one in self._gather(asdict(block))]
         self._free()
         gauge.close()
         self._limit()
@@ -180,7 +180,7 @@ class _Run:
     def _by_turns(self, names: list[str], seconds: float, done: float, part: float) -> None:
         """A round in short stretches, so that these arms find the same machine, then a look at their models."""
         turns = self._case.turns if names else 0
-        blocks: dict[str, list[Block]] = {name: [] for name in names}
+        blocks: dict[str, list[TrainingStretch]] = {name: [] for name in names}
         for turn in range(turns):
             self._say("the arms by turns", done + part * turn / turns)
             for place in self._orders.permutation(len(names)):
@@ -188,15 +188,17 @@ class _Run:
                 steps = self._steps(name, seconds / turns)
                 blocks[name].append(self._arms[name].train(seconds=seconds / turns, steps=steps, through=True))
         for name in names:
-            self._blocks[name].append([Block(**told) for told in self._gather(asdict(Block.of(blocks[name])))])
+            self._blocks[name].append(
+                [TrainingStretch(**told) for told in self._gather(asdict(TrainingStretch.of(blocks[name])))]
+            )
         if names:
             self._free()
             for name in names:
                 self._losses[name].append(self._loss(name))
             self._limit()
 
-    def _note(self, name: str, block: Block) -> None:
-        self._blocks[name].append([Block(**told) for told in self._gather(asdict(block))])
+    def _note(self, name: str, block: TrainingStretch) -> None:
+        self._blocks[name].append([TrainingStretch(**told) for told in self._gather(asdict(block))])
         self._free()
         self._losses[name].append(self._loss(name))
         self._limit()
@@ -222,7 +224,7 @@ class _Run:
             missing = wanted - sum(ranks[0].steps for ranks in self._blocks[name])
             if not arm.own_pace and missing > 0:
                 block = arm.train(seconds=0.0, steps=-(-missing // arm.every) * arm.every)
-                self._blocks[name].append([Block(**told) for told in self._gather(asdict(block))])
+                self._blocks[name].append([TrainingStretch(**told) for told in self._gather(asdict(block))])
                 self._losses[name].append(self._loss(name))
 
     # ---------------------------------------------------------------- parts of it

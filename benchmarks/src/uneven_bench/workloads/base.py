@@ -22,7 +22,7 @@ def first(dataset: TensorDataset, samples: int) -> Subset[tuple[torch.Tensor, ..
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class TrainingWorkload:
     """A model and what it is trained on.
 
     Attributes:
@@ -97,7 +97,7 @@ def whole(batch: Any) -> Any:
     return batch
 
 
-def stretch(work: Workload, samples: int) -> tuple[Stretch, dict[str, Any]]:
+def stretch(work: TrainingWorkload, samples: int) -> tuple[Stretch, dict[str, Any]]:
     """The data of one arm, and the arguments that its loader needs."""
     if work.whole:
         return WholeStretch(work.train, samples), {"collate_fn": whole}

@@ -7,7 +7,7 @@ from functools import lru_cache
 from uneven.data.datasets import images
 from uneven.demo.training import network
 from uneven.errors import UnknownNameError
-from uneven_bench.workloads.base import Workload
+from uneven_bench.workloads.base import TrainingWorkload
 from uneven_bench.workloads.resnet import resnet
 from uneven_bench.workloads.svm import svm
 
@@ -16,7 +16,7 @@ WIDTH = 64
 
 
 @lru_cache(maxsize=1)
-def workload(name: str, data: str = "digits") -> Workload:
+def workload(name: str, data: str = "digits") -> TrainingWorkload:
     """"images" (the network on ``data``), "svm" (sparse URLs) or "resnet" (CIFAR-10).
 
     Raises:
@@ -29,9 +29,9 @@ def workload(name: str, data: str = "digits") -> Workload:
     return makers[name]()
 
 
-def _convolutional(data: str) -> Workload:
+def _convolutional(data: str) -> TrainingWorkload:
     found = images(data)
-    return Workload(
+    return TrainingWorkload(
         about=f"a convolutional network of width {WIDTH} on {data}",
         train=found.train, test=found.test, make=lambda: network(found, WIDTH),
     )  # fmt: skip

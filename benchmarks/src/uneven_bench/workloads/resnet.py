@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.data.datasets import digits
 from uneven.errors import DataError
-from uneven_bench.workloads.base import Workload
+from uneven_bench.workloads.base import TrainingWorkload
 
 _FILE = Path("cifar10") / "cifar10_10k2k_delta.npz"
 _KEYS = ("x_train_delta", "y_train", "x_test_delta", "y_test")
@@ -62,7 +62,7 @@ def resnet32(classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
-def resnet() -> Workload:
+def resnet() -> TrainingWorkload:
     """The workload; real images where they are.
 
     Raises:
@@ -75,7 +75,7 @@ def resnet() -> Workload:
     else:
         train, test = _enlarged()
         about = f"ResNet-32 on enlarged digits, for {DATA_VARIABLE} has no {_FILE}"
-    return Workload(about=about, train=train, test=test, make=resnet32, rate=0.05)
+    return TrainingWorkload(about=about, train=train, test=test, make=resnet32, rate=0.05)
 
 
 def _cifar(path: Path) -> tuple[TensorDataset, TensorDataset]:

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.errors import DataError
-from uneven_bench.workloads.base import Workload
+from uneven_bench.workloads.base import TrainingWorkload
 
 FEATURES = 128
 """Features that are kept of a row; most rows have fewer."""
@@ -61,7 +61,7 @@ def same_sign(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
     return found
 
 
-def svm() -> Workload:
+def svm() -> TrainingWorkload:
     """The workload; real URLs where they are.
 
     Raises:
@@ -74,7 +74,7 @@ def svm() -> Workload:
     else:
         rows, labels, held_out, features = _made_up()
         about = f"a linear SVM on made-up sparse rows, for {DATA_VARIABLE} has no {_FILE}"
-    return Workload(
+    return TrainingWorkload(
         about=about,
         train=_tensors(rows[~held_out], labels[~held_out]),
         test=_tensors(rows[held_out], labels[held_out]),

@@ -27,7 +27,7 @@ from uneven.errors import LaunchError
 from uneven.simulate import Scenario, simulate
 from uneven.sync import BSP
 from uneven_bench.recorded.runs import emulate
-from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, Case, calibration, cases
+from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
 from uneven_bench.worlds.compare import (
     BALANCERS,
     Compared,
@@ -117,7 +117,7 @@ def measured(spec: ClusterSpec, split: str, place: Path, data: str, iterations: 
 
 
 def compare(
-    played: Mapping[str, Case], place: Path, data: str, effort: Effort, progress: Progress
+    played: Mapping[str, WorldCase], place: Path, data: str, effort: Effort, progress: Progress
 ) -> tuple[Compared, dict[str, list[Race]]]:
     """Case → balancer → what both worlds said, and case → the races between the balancers.
 

@@ -29,7 +29,7 @@ _LOADS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class WorldCase:
     """One description.
 
     Attributes:
@@ -40,11 +40,11 @@ class Case:
     needs_root: bool = False
 
 
-def cases(workload: Workload) -> dict[str, Case]:
+def cases(workload: Workload) -> dict[str, WorldCase]:
     """All of them, with the costs that were measured."""
 
-    def case(name: str, nodes: tuple[Node, ...], *events: Event, root: bool = False) -> Case:
-        return Case(ClusterSpec(name=name, nodes=nodes, events=events, workload=workload), root)
+    def case(name: str, nodes: tuple[Node, ...], *events: Event, root: bool = False) -> WorldCase:
+        return WorldCase(ClusterSpec(name=name, nodes=nodes, events=events, workload=workload), root)
 
     narrow = tuple(
         replace(node, up_bit_per_s=_mbit(50), down_bit_per_s=_mbit(50))

@@ -29,7 +29,7 @@ class Passed:
         return self.samples / self.local_s
 
 
-class _State(TypedDict):
+class _EpochsState(TypedDict):
     end: Several
     sums: dict[str, tuple[int, Count, Amount, Count]]
 
@@ -74,7 +74,7 @@ class Epochs:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        saved = read(_State, state)
+        saved = read(_EpochsState, state)
         for rank, row in saved["sums"].items():
             if len({number > 0 for number in row[1:]}) > 1:
                 raise Misfit(row, "samples, seconds and iterations that are all above 0, or none", f"sums.{rank}")

@@ -63,7 +63,7 @@ def refit(
     return fastest_finish(fixed_s, slopes_s, total, limits)
 
 
-class _State(TypedDict):
+class _LbbState(TypedDict):
     started: bool
     newest: int
     refitted: int
@@ -169,5 +169,5 @@ class Lbb(Balancer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        saved = read(_State, state)
+        saved = read(_LbbState, state)
         self._started, self._newest, self._refitted = saved["started"], saved["newest"], saved["refitted"]

@@ -71,7 +71,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RunSnapshot:
     """What a face may show: the state, who trains on how many devices now, and the book of the shared buffer.
 
     Attributes:
@@ -88,4 +88,4 @@ class Moment:
     quiet: Mapping[str, Silence] = field(default_factory=dict)
 
 
-Show = Callable[[Moment], None]
+Show = Callable[[RunSnapshot], None]

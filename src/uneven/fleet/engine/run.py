@@ -25,7 +25,7 @@ import psutil
 
 from uneven.errors import ConfigError, TrainingError
 from uneven.fleet.engine.hosts import Host, Hosts
-from uneven.fleet.engine.options import Moment, Options, Show
+from uneven.fleet.engine.options import Options, RunSnapshot, Show
 from uneven.fleet.engine.profile import Profiler, take_given
 from uneven.fleet.engine.state import MemberState, RunState, folders, load, locked, save, tidy
 from uneven.fleet.ensemble import Ensemble
@@ -35,7 +35,7 @@ from uneven.fleet.place.base import Place, Process, place_for
 from uneven.fleet.place.devices import Devices, cores
 from uneven.fleet.planning.allocate import Flotilla
 from uneven.fleet.planning.assign import assign_devices
-from uneven.fleet.planning.base import Plans
+from uneven.fleet.planning.base import FlotillaPlanner
 from uneven.fleet.planning.rates import Rates
 from uneven.fleet.planning.rounds import Planner
 from uneven.fleet.planning.together import LEAST_GAIN, Together, places_for, takes_turns
@@ -163,13 +163,13 @@ class _Run:
             self._feed.close()
 
     def _look_at_first(self, process: Process) -> None:
-        moment = Moment(self._state, {}, Ledger(slots=1), 1, self._ensemble.max_epochs)
+        moment = RunSnapshot(self._state, {}, Ledger(slots=1), 1, self._ensemble.max_epochs)
         self._show(replace(moment, processes={"": (process.pid,)}, quiet={process.name: process.silence}))
 
     def _tell(self, reader: str, message: Any) -> None:
         self._hosts.tell(reader, message)
 
-    def _planner(self) -> Plans:
+    def _planner(self) -> FlotillaPlanner:
         """FLEET's, or where members take turns ours; what it has to know of the members is measured first."""
         self._slots = self._left()
         options, state, slots = self._options, self._state, self._slots
@@ -194,7 +194,7 @@ class _Run:
         alone = [self._profiler.rates().per_s(name, 1) for name in names]
         return bool(alone) and len(self._ensemble.dataset) / min(alone) > LONG_EPOCH_S
 
-    def _rounds(self, stream: Stream, planner: Plans) -> None:
+    def _rounds(self, stream: Stream, planner: FlotillaPlanner) -> None:
         self._start(self._interrupted())
         while True:
             planner = self._replanned(planner)
@@ -219,11 +219,11 @@ class _Run:
         self._save()
         self._look()
 
-    def _replanned(self, planner: Plans) -> Plans:
+    def _replanned(self, planner: FlotillaPlanner) -> FlotillaPlanner:
         """The same, or one for what is left, where devices were lost since it was made."""
         return planner if self._left() == self._slots else self._planner()
 
-    def _ends(self, planner: Plans) -> bool:
+    def _ends(self, planner: FlotillaPlanner) -> bool:
         if self._together and not self._worth_profiling([*self._running, *self._waiting()]):
             return False  # another plan would be the same one
         return planner.round_ends(sum(self._running.values()))
@@ -389,7 +389,7 @@ class _Run:
         feed, most = self._feed, self._ensemble.max_epochs
         processes = {**self._hosts.processes, "": feed.processes}
         quiet = {**{maker.name: maker.silence for maker in feed.busy}, **self._hosts.quiet}
-        self._show(Moment(self._state, dict(self._running), feed.ledger, feed.wanted, most, processes, quiet))
+        self._show(RunSnapshot(self._state, dict(self._running), feed.ledger, feed.wanted, most, processes, quiet))
 
     def _job(self, name: str, places: tuple[int, ...]) -> Job:
         epochs = len(self._state.members[name].epochs)

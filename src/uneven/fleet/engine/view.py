@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uneven.fleet.engine.hosts import member_of
-from uneven.fleet.engine.options import Moment, Show
+from uneven.fleet.engine.options import RunSnapshot, Show
 from uneven.report.console import Console
 
 SILENT_S = 10.0
@@ -32,13 +32,13 @@ def live(metric: str, console: Console | None = None) -> Iterator[Show]:
     """
     console = console or Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines(metric, console)
+        yield _LogLines(metric, console)
         return
     with Live(console=console, auto_refresh=False, transient=True) as screen:
         yield lambda moment: screen.update(page(moment, metric), refresh=True)
 
 
-class _Lines:
+class _LogLines:
     """What goes on, in lines: for a log file."""
 
     def __init__(self, metric: str, console: Console) -> None:
@@ -47,7 +47,7 @@ class _Lines:
         self._failed: set[str] = set()
         self._silent: dict[str, float] = {}
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: RunSnapshot) -> None:
         members = moment.state.members
         known = self._epochs if self._epochs is not None else {name: len(one.epochs) for name, one in members.items()}
         for name, member in members.items():
@@ -68,7 +68,7 @@ class _Lines:
         self._console.print(Text(text), soft_wrap=True)
 
 
-def page(moment: Moment, metric: str) -> Group:
+def page(moment: RunSnapshot, metric: str) -> Group:
     """Every member with what it does now; the buffer, and for whom the others wait."""
     state = moment.state
     held = {member_of(reader) for reader in moment.ledger.holding()}

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from uneven.errors import ConfigError
 from uneven.fleet.place.devices import Devices, devices_of_cluster
 from uneven.fleet.place.pulse import Awake, Watched
-from uneven.fleet.place.ray_actor import BEGUN, ENDED, GROUPS, ChunksHandle, Told, Worker
+from uneven.fleet.place.ray_actor import BEGUN, ENDED, GROUPS, ActorProcess, ChunksHandle, Told
 from uneven.fleet.stream.layout import Layout
 
 PATIENCE_S = 60.0
@@ -72,7 +72,7 @@ class Cluster:
         self._calls: dict[Any, Actor] = {}
         self._sent: dict[int, tuple[Any, Any]] = {}
         remote: Any = ray.remote  # its types do not know of groups
-        self._actor = remote(concurrency_groups=GROUPS, max_restarts=0, max_task_retries=0)(Worker)
+        self._actor = remote(concurrency_groups=GROUPS, max_restarts=0, max_task_retries=0)(ActorProcess)
         self.profiled, self.turns = count, False
         self.preprocessors = max(1, int(ray.cluster_resources().get("CPU", 1)))
         several = len(set(self._names.values())) > 1

@@ -38,7 +38,7 @@ class Parcel:
     fields: list[npt.NDArray[Any]]
 
 
-class Line:
+class ActorConnection:
     """A process's end of its line, as if it were a :class:`multiprocessing.connection.Connection`."""
 
     def __init__(self) -> None:
@@ -61,11 +61,11 @@ class Line:
         threading.Event().wait(timeout)
 
 
-class Worker:
+class ActorProcess:
     """A process, as an actor."""
 
     def __init__(self) -> None:
-        self._line = Line()
+        self._line = ActorConnection()
 
     @ray.method(concurrency_group="work")
     def work(self, what: list[Any]) -> None:
@@ -100,7 +100,7 @@ class ChunksHandle:
     slots: int
     chunk: int
 
-    def open(self, line: Line) -> Chunks:
+    def open(self, line: ActorConnection) -> Chunks:
         """A process's end of the store."""
         return Chunks(self, line)
 
@@ -111,7 +111,7 @@ class Chunks:
     A batch is always a copy: memory of Ray's object store can be written to, and others read it too.
     """
 
-    def __init__(self, handle: ChunksHandle, line: Line) -> None:
+    def __init__(self, handle: ChunksHandle, line: ActorConnection) -> None:
         self.layout = handle.layout
         self.slots = handle.slots
         self.chunk = handle.chunk

@@ -8,7 +8,7 @@ from typing import Protocol
 from uneven.fleet.planning.allocate import Flotilla
 
 
-class Plans(Protocol):
+class FlotillaPlanner(Protocol):
     """Who starts when devices are free, and when all who run are stopped and planned anew."""
 
     @property

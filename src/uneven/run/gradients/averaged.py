@@ -12,8 +12,9 @@ from uneven.control.reports import Report
 from uneven.core.turn import Turn
 from uneven.data.hands import Hands
 from uneven.run.context import Context
-from uneven.run.gradients.carrier import ExchangeObserver, GradientCarrier
+from uneven.run.gradients.carrier import GradientCarrier
 from uneven.run.gradients.piggyback import Piggyback
+from uneven.run.observer import ExchangeObserver
 from uneven.run.start.connect import gradient_group
 from uneven.sync import Outlook
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ from uneven.run.lines.groups import begin_sum, sum_now, take_from_first
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.model.check import refuse_sparse_on_accelerator, unused_parameters
 from uneven.run.model.hooks import ModelHook
+from uneven.run.observer import ExchangeObserver
 
 _TINY = 2.0**-40
 """Stands for weight zero while gradients of earlier passes wait in ``.grad``: a power of two, so that scaling
@@ -53,13 +54,6 @@ _NO_BROADCAST: dict[str, Any] = {
 }
 """No broadcast of rank 0's buffers before each forward pass: rank 0 may be the one that saw least. Batch-norm
 statistics are averaged instead, see :mod:`uneven.run.gradients.statistics`. The option was renamed in torch 2.13."""
-
-
-class ExchangeObserver(Protocol):
-    """Who is told when compute ends and when the exchange is over (the meter)."""
-
-    def ready(self) -> None: ...
-    def done(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -13,27 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from uneven.run.model.hooks import ModelHook
-
-
-class Observer(Protocol):
-    """Who is told when the training waits for an exchange, and when it goes on (the meter)."""
-
-    def ready(self) -> None: ...
-    def done(self) -> None: ...
+from uneven.run.observer import ExchangeObserver
 
 
 class _LeaveLayer(torch.autograd.Function):
     """Its backward pass follows the layer's."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: float, observer: Observer) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, factor: float, observer: ExchangeObserver) -> torch.Tensor:
         ctx.factor, ctx.observer = factor, observer
         return x.view_as(x)
 
@@ -46,7 +40,7 @@ class _LeaveLayer(torch.autograd.Function):
 class _Layer:
     """Weighs and times the passes of one layer."""
 
-    def __init__(self, relative_weight: Callable[[], float], observer: Observer) -> None:
+    def __init__(self, relative_weight: Callable[[], float], observer: ExchangeObserver) -> None:
         self._relative_weight, self._observer = relative_weight, observer
         self._last = False  # whether the backward pass ends here, as nothing below needs a gradient
 
@@ -81,7 +75,7 @@ class _Layer:
 def weigh_sync_batch_norm(
     model: nn.Module,
     relative_weight: Callable[[], float],
-    observer: Observer,
+    observer: ExchangeObserver,
     kind: type[nn.Module] = nn.SyncBatchNorm,
 ) -> list[RemovableHandle]:
     """Install on every ``SyncBatchNorm`` layer of ``model``; returns what takes it off again.

@@ -48,7 +48,7 @@ class Turns:
         return Turn(part.iteration, part.epoch, own or self.least, own / max(1, whole), group is not None)
 
 
-class Follower:
+class PassFollower:
     """Follows the passes of a model whose parameters are exchanged when the next batch is asked for.
 
     A batch's step has to be over by then: what the exchange takes along would else be that of the batch before, with

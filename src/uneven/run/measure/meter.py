@@ -36,7 +36,7 @@ _KNOWN_EVERY = 8
 with a hundred threads the kernel takes as long for the answer as all other measuring does."""
 
 
-class Timing(NamedTuple):
+class MeterReading(NamedTuple):
     """Where the time of one iteration went, in seconds; a tuple, as one is made on every step.
 
     ``transfer_s`` is the part of ``exchange_s`` that this worker's own side of the exchange takes: the processor
@@ -181,7 +181,7 @@ class Meter:
         self._spread += _NEWEST * (min(off, 2.0 * usual) - self._spread)
         return off > usual or (off > low and abs(before) > low and before * self._apart > 0.0)
 
-    def timings(self) -> list[Timing]:
+    def timings(self) -> list[MeterReading]:
         """Every iteration that ended since the last call and whose marks have passed, oldest first."""
         found = []
         while self._closed and self._clock.passed(self._closed[0].end):
@@ -190,7 +190,7 @@ class Meter:
         self._since = self._closed[0].begin if self._closed else None
         return found
 
-    def _read(self, marks: _Marks) -> Timing:
+    def _read(self, marks: _Marks) -> MeterReading:
         between = self._clock.between
         exchange_s = moved_s = 0.0
         for ready, done in marks.exchanges:
@@ -208,4 +208,4 @@ class Meter:
             self._pace = used_s / went_on_s if went_on_s > 0.0 else 0.0
         if math.isnan(local_cpu_s):
             local_cpu_s = self._pace * local_s
-        return Timing(marks.iteration, data_s, compute_s, exchange_s, transfer_s, local_cpu_s, moved_s)
+        return MeterReading(marks.iteration, data_s, compute_s, exchange_s, transfer_s, local_cpu_s, moved_s)

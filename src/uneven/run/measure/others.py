@@ -20,7 +20,7 @@ _LIMITS_EVERY_S = 1.0
 """Between two looks at how large the node is."""
 
 
-class _File:
+class _KernelFile:
     """A small file of the kernel's that stays open: opening it anew would cost more than reading it."""
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class _File:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SharedNode:
     """What is shared with the others.
 
     Attributes:
@@ -58,7 +58,7 @@ class Others:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[SharedNode],
         own_s: Callable[[], float] = time.process_time,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +66,7 @@ class Others:
         self._own_s = own_s
         self._now_s = now_s
         self._part = math.nan
-        self._node: Node | None = None
+        self._node: SharedNode | None = None
         self._cores = math.nan
         self._last = now_s(), 0.0
         self._looked_s = -math.inf
@@ -103,12 +103,12 @@ class Others:
         return True
 
 
-def find(own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> tuple[Node, ...]:
+def find(own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> tuple[SharedNode, ...]:
     """The group that this process is in, whose quota may come and go, and the machine; what there is of them."""
     return tuple(node for node in (_group(own, tree), _machine()) if node is not None)
 
 
-def _group(own: Path, tree: Path) -> Node | None:
+def _group(own: Path, tree: Path) -> SharedNode | None:
     paths: dict[str, str] = {}
     for line in own.read_text().splitlines() if own.is_file() else []:
         _, controllers, path = line.split(":", 2)
@@ -117,12 +117,12 @@ def _group(own: Path, tree: Path) -> Node | None:
         group, accounts = tree / "cpu" / paths["cpu"], tree / "cpuacct" / paths.get("cpuacct", "")
         same = paths.get("cpuacct") == paths["cpu"]  # a count of another group says nothing about this one
         if same and (group / "cpu.cfs_quota_us").is_file() and (accounts / "cpuacct.usage").is_file():
-            quota, period = _File(group / "cpu.cfs_quota_us"), _File(group / "cpu.cfs_period_us")
-            usage = _File(accounts / "cpuacct.usage")
-            return Node(lambda: _part(quota.text(), period.text()), lambda: int(usage.text()) / 1e9)
+            quota, period = _KernelFile(group / "cpu.cfs_quota_us"), _KernelFile(group / "cpu.cfs_period_us")
+            usage = _KernelFile(accounts / "cpuacct.usage")
+            return SharedNode(lambda: _part(quota.text(), period.text()), lambda: int(usage.text()) / 1e9)
     elif "" in paths and (tree / paths[""] / "cpu.max").is_file():  # version 2
-        limit, stat = _File(tree / paths[""] / "cpu.max"), _File(tree / paths[""] / "cpu.stat")
-        return Node(lambda: _part(*limit.text().split()), lambda: _usage_usec(stat.text()) / 1e6)
+        limit, stat = _KernelFile(tree / paths[""] / "cpu.max"), _KernelFile(tree / paths[""] / "cpu.stat")
+        return SharedNode(lambda: _part(*limit.text().split()), lambda: _usage_usec(stat.text()) / 1e6)
     return None
 
 
@@ -134,12 +134,12 @@ def _usage_usec(stat: str) -> int:
     return next(int(line.split()[1]) for line in stat.splitlines() if line.startswith("usage_usec"))
 
 
-def _machine() -> Node | None:
+def _machine() -> SharedNode | None:
     path, cores = Path("/proc/stat"), os.cpu_count()
     if cores is None or not path.is_file():
         return None
-    stat, ticks_per_s = _File(path), os.sysconf("SC_CLK_TCK")
-    return Node(lambda: cores, lambda: _busy_ticks(stat.text()) / ticks_per_s)
+    stat, ticks_per_s = _KernelFile(path), os.sysconf("SC_CLK_TCK")
+    return SharedNode(lambda: cores, lambda: _busy_ticks(stat.text()) / ticks_per_s)
 
 
 def _busy_ticks(stat: str) -> int:

@@ -30,10 +30,11 @@ from uneven.core.plain import Count, Misfit, loading, read
 from uneven.core.records import ExchangeRecord
 from uneven.data.order import Portion, Portions
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+from uneven.run.observer import ExchangeObserver
 from uneven.run.parameter_server.copy import SharedCopy, Values
 from uneven.run.parameter_server.handout import StoredHandOut
 from uneven.run.parameter_server.home import Home
-from uneven.run.parameters.exchanges import Observer, Order
+from uneven.run.parameters.exchanges import Order
 from uneven.run.parameters.plans import Plans
 from uneven.run.parameters.replica import Replica
 from uneven.run.parameters.saved import same_policy, taken
@@ -41,7 +42,7 @@ from uneven.run.parameters.shadow import ShadowThread
 from uneven.sync import SyncPolicy, refused
 
 
-class _Numbers(TypedDict):
+class _ServedNumbers(TypedDict):
     own: dict[str, Any]
     clock: Count
     gap: Count
@@ -73,7 +74,7 @@ class Served:
         home: Home,
         hand_out: StoredHandOut,
         timeout_s: float,
-        observer: Observer,
+        observer: ExchangeObserver,
         on_record: Callable[[ExchangeRecord], None],
         on_lost: Callable[[int], None],
         on_nonfinite: Callable[[], None],
@@ -381,7 +382,7 @@ class Served:
         if not same_policy(self._policy, numbers) or not vectors:
             return
         with loading("the agreement"):
-            read(_Numbers, numbers)
+            read(_ServedNumbers, numbers)
             if set(vectors) != {"centre"}:
                 raise Misfit(sorted(vectors), "centre or nothing", "vectors")
         centre, flat = vectors["centre"], self._replica.flat

@@ -19,7 +19,7 @@ from uneven.core.plain import Amount, Count, loading, read
 from uneven.data.order import Cursor, Portion, Portions
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.run.parameter_server.handout import StoredHandOut
-from uneven.run.parameters.exchanges import Exchanges, Order, Place
+from uneven.run.parameters.exchanges import Exchanges, Order, StepPosition
 from uneven.run.parameters.plans import Plans
 from uneven.run.parameters.replica import Replica
 from uneven.run.parameters.saved import same_policy, taken
@@ -29,7 +29,7 @@ _AHEAD = 4096
 """Steps within which a policy that exchanges in the background is taken to plan an exchange."""
 
 
-class _Numbers(TypedDict):
+class _AgreementNumbers(TypedDict):
     own: dict[str, Any]
     clock: Count
     gap: Count
@@ -247,9 +247,9 @@ class Agreement:
         self._since = None
         return order
 
-    def _place(self, shows: bool = False) -> Place | None:
+    def _place(self, shows: bool = False) -> StepPosition | None:
         """None where workers take samples at their own pace."""
-        return Place(self._counted, self._iteration, self.clock, shows) if self._hand_out is None else None
+        return StepPosition(self._counted, self._iteration, self.clock, shows) if self._hand_out is None else None
 
     # ---------------------------------------------------------------- the model that counts
     @contextmanager
@@ -357,7 +357,7 @@ class Agreement:
         if not same_policy(self._policy, numbers):
             return
         with loading("the agreement"):
-            read(_Numbers, numbers)
+            read(_AgreementNumbers, numbers)
             self._replica.check(vectors, numbers.get("kept", {}))
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:

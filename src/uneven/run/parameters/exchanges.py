@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,19 +20,13 @@ from uneven.core.records import ExchangeRecord
 from uneven.run.gradients.instep import mark, out_of_step
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.vectors import VectorCarrier
+from uneven.run.observer import ExchangeObserver
 from uneven.run.parameters.overhead import PATIENCE_S
 from uneven.run.parameters.replica import Met, Replica
 from uneven.run.parameters.shadow import ShadowThread
 
 
-class Observer(Protocol):
-    """Who is told when the training waits for an exchange, and when it goes on (the meter)."""
-
-    def ready(self) -> None: ...
-    def done(self) -> None: ...
-
-
-class Place(NamedTuple):
+class StepPosition(NamedTuple):
     """Where a worker is in the loop that all are in.
 
     Attributes:
@@ -72,7 +66,7 @@ class Order:
     weight: float
     dropped: int = 0
     threads: int = 1
-    place: Place | None = None
+    place: StepPosition | None = None
 
 
 class Exchanges:
@@ -95,7 +89,7 @@ class Exchanges:
         roll: RollCall | None,
         timeout_s: float,
         shadowed: bool,
-        observer: Observer,
+        observer: ExchangeObserver,
         clock: Callable[[], int],
         on_record: Callable[[ExchangeRecord], None],
         on_nonfinite: Callable[[], None],
@@ -172,7 +166,7 @@ class Exchanges:
         self._shadow.rest(order)
         self.write_down()
 
-    def mean(self, everybody: Exchange, place: Place | None) -> Tensor:
+    def mean(self, everybody: Exchange, place: StepPosition | None) -> Tensor:
         """The plain mean of all replicas.
 
         Raises:
@@ -211,7 +205,7 @@ class Exchanges:
             order.weight = 0.0  # what it had to say is said
         return met.resting == len(order.exchange.members)
 
-    def _in_step(self, place: Place | None, vector: Tensor, exchange: Exchange) -> int:
+    def _in_step(self, place: StepPosition | None, vector: Tensor, exchange: Exchange) -> int:
         """In the foreground nobody rests, so the number for that holds a mark of where everybody is."""
         ranks = exchange.members
         if place is None or self._line is None or exchange.parties or len(ranks) == 1:

@@ -17,7 +17,7 @@ from uneven.core.records import StepRecord
 from uneven.data.order import Portion
 from uneven.run.measure.clock import clock_for
 from uneven.run.measure.load import LoadMeter, nvml_uuid
-from uneven.run.measure.meter import Meter, Timing
+from uneven.run.measure.meter import Meter, MeterReading
 from uneven.run.measure.others import LEAST_S, Others, find
 from uneven.run.reports.scribe import Scribe
 from uneven.run.reports.slow import SlowLoop
@@ -72,7 +72,7 @@ class Books:
                 self._scribe.write(partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use))
             self.control_s = 0.0
 
-    def _trained_s(self, timings: list[Timing]) -> float:
+    def _trained_s(self, timings: list[MeterReading]) -> float:
         shortest_s = min((timing.whole_s for timing in timings), default=self._shortest_s)
         most_s = _LONGEST * min(shortest_s, self._shortest_s)
         self._shortest_s = shortest_s
@@ -93,7 +93,7 @@ class Books:
 
 
 def step_record(
-    rank: int, part: Portion, timing: Timing, control_s: float, ended_at_s: float, use: Load | None = None,
+    rank: int, part: Portion, timing: MeterReading, control_s: float, ended_at_s: float, use: Load | None = None,
     thread: int = 0, threads: int = 1,
 ) -> StepRecord:  # fmt: skip
     """What the journal keeps of one iteration; see :class:`StepRecord`."""

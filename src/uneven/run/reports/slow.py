@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from uneven.control import Complaint, Controller, Decider, Forecaster, Load, Report, Table
+from uneven.control import Complaint, Controller, Decider, Forecaster, Load, Report, ReportTable
 from uneven.control.controller import Instruction
 from uneven.core.records import ForecastRecord, SplitRecord
 from uneven.core.views import Observation
 from uneven.run.gradients.piggyback import Heard
 from uneven.run.lines.transport import Pending
-from uneven.run.measure.meter import Timing
+from uneven.run.measure.meter import MeterReading
 from uneven.run.reports.trainer import BackgroundTrainer
 
 
@@ -87,7 +87,7 @@ class SlowLoop:
         """Whether the next iteration cannot wait to be read: it will tell if this worker's speed has changed."""
         return self._reporter.forecaster.wary
 
-    def measured(self, timing: Timing, samples: int, control_s: float, load: Load) -> None:
+    def measured(self, timing: MeterReading, samples: int, control_s: float, load: Load) -> None:
         """One iteration's timing has become readable.
 
         Args:
@@ -148,7 +148,7 @@ class SlowLoop:
             if rows is None:
                 return False
             self._pending = None
-            self._controller.gathered(Table(rows))
+            self._controller.gathered(ReportTable(rows))
         if heard is not None and heard.called:
             self._controller.called(iteration, {rank: Report(*row) for rank, row in heard.rows.items()})
         self._carry_out(self._controller.ended(self._rank, iteration, load, cost_s, deaf=heard is None))

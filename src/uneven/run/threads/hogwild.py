@@ -22,7 +22,7 @@ from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
 from uneven.run.loop import StepLoop
 from uneven.run.measure.clock import ThreadClock
-from uneven.run.measure.meter import Meter, Timing
+from uneven.run.measure.meter import Meter, MeterReading
 from uneven.run.parameters.agree import Agreement
 from uneven.run.reports.books import step_record
 from uneven.run.reports.scribe import Scribe
@@ -205,7 +205,7 @@ class Hogwild:
                 self._record(seat, part, timing)
         seat.control_s = time.thread_time() - entered_s
 
-    def _record(self, seat: _Seat, part: Portion, timing: Timing) -> None:
+    def _record(self, seat: _Seat, part: Portion, timing: MeterReading) -> None:
         """Write steps down in the order in which they were handed out: one when it and all before it are over."""
         with self._writing:
             self._unwritten[part.iteration] = step_record(

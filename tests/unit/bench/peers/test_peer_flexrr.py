@@ -12,9 +12,9 @@ from uneven.errors import ConfigError, TrainingError
 from uneven_bench.peers.flexrr.messages import (
     Compute,
     Drop,
+    FlexRRKind,
+    FlexRRMessage,
     Keep,
-    Kind,
-    Message,
     Rules,
     Send,
     Through,
@@ -25,18 +25,18 @@ from uneven_bench.peers.flexrr.rule import FlexRR
 from uneven_bench.peers.flexrr.virtual_time import play
 
 
-def message(kind: Kind, number: int = 0, first: int = 0, count: int = 0) -> Message:
-    return Message(kind, 0, number, first, count)
+def message(kind: FlexRRKind, number: int = 0, first: int = 0, count: int = 0) -> FlexRRMessage:
+    return FlexRRMessage(kind, 0, number, first, count)
 
 
-READY = message(Kind.PROGRESS, 0, 39, 40)
+READY = message(FlexRRKind.PROGRESS, 0, 39, 40)
 
 
 def test_who_is_far_behind_offers_a_small_share_from_the_end() -> None:
     slow = FlexRR(0, (1,), 40)
     assert slow.begin() == [Compute(0, 0)]
-    assert slow.heard(1, READY) == [Send(1, message(Kind.OFFER, 1, 39, 1))]  # 2.5 % of 40
-    assert slow.heard(1, message(Kind.START, 1)) == [Send(1, message(Kind.OFFER, 2, 37, 2))]  # then 5 %
+    assert slow.heard(1, READY) == [Send(1, message(FlexRRKind.OFFER, 1, 39, 1))]  # 2.5 % of 40
+    assert slow.heard(1, message(FlexRRKind.START, 1)) == [Send(1, message(FlexRRKind.OFFER, 2, 37, 2))]  # then 5 %
     assert slow.computed() == [Compute(0, 1)]
 
 
@@ -46,52 +46,52 @@ def test_who_is_not_far_behind_offers_nothing() -> None:
         worker.begin()
         for _ in range(done):
             worker.computed()
-        assert len(worker.heard(1, message(Kind.PROGRESS, 0, 40, 40))) == offers
+        assert len(worker.heard(1, message(FlexRRKind.PROGRESS, 0, 40, 40))) == offers
 
 
 def test_who_is_nearly_through_says_so_then_finishes_and_helps() -> None:
     fast = FlexRR(1, (0,), 2)
     assert fast.begin() == [Compute(1, 0)]
-    assert fast.computed() == [Compute(1, 1), Send(0, message(Kind.PROGRESS, 0, 1, 2))]
-    assert fast.heard(0, message(Kind.OFFER, 1, 8, 2)) == []  # not before its own are done
+    assert fast.computed() == [Compute(1, 1), Send(0, message(FlexRRKind.PROGRESS, 0, 1, 2))]
+    assert fast.heard(0, message(FlexRRKind.OFFER, 1, 8, 2)) == []  # not before its own are done
     assert fast.computed() == [
-        Send(0, message(Kind.FINISHED)), Send(0, message(Kind.START, 1)), Compute(0, 8, 1),
+        Send(0, message(FlexRRKind.FINISHED)), Send(0, message(FlexRRKind.START, 1)), Compute(0, 8, 1),
     ]  # fmt: skip
     assert fast.computed() == [Compute(0, 9, 1)]
-    assert fast.heard(0, message(Kind.OFFER, 2, 6, 2)) == [Keep(0, 1)], "who offers more has heard of the start"
-    assert fast.computed() == [Send(0, message(Kind.START, 2)), Compute(0, 6, 2)]
+    assert fast.heard(0, message(FlexRRKind.OFFER, 2, 6, 2)) == [Keep(0, 1)], "who offers more has heard of the start"
+    assert fast.computed() == [Send(0, message(FlexRRKind.START, 2)), Compute(0, 6, 2)]
     fast.computed()
     assert fast.computed() == []
-    assert fast.heard(0, message(Kind.FINISHED)) == [Keep(0, 2), Through()]
+    assert fast.heard(0, message(FlexRRKind.FINISHED)) == [Keep(0, 2), Through()]
 
 
 def test_who_reaches_an_offered_share_first_cancels_it() -> None:
     slow = FlexRR(0, (1,), 2, rules=Rules(early=0))
     slow.begin()
-    assert slow.heard(1, message(Kind.PROGRESS, 0, 2, 2)) == [Send(1, message(Kind.OFFER, 1, 1, 1))]
-    assert slow.computed() == [Send(1, message(Kind.CANCEL, 1)), Compute(0, 1)]
-    assert slow.heard(1, message(Kind.START, 1)) == [], "too late: its owner is at it"
-    assert slow.computed() == [Send(1, message(Kind.FINISHED))]
+    assert slow.heard(1, message(FlexRRKind.PROGRESS, 0, 2, 2)) == [Send(1, message(FlexRRKind.OFFER, 1, 1, 1))]
+    assert slow.computed() == [Send(1, message(FlexRRKind.CANCEL, 1)), Compute(0, 1)]
+    assert slow.heard(1, message(FlexRRKind.START, 1)) == [], "too late: its owner is at it"
+    assert slow.computed() == [Send(1, message(FlexRRKind.FINISHED))]
 
 
 def test_what_was_given_away_is_not_done_again() -> None:
     slow = FlexRR(0, (1,), 3)
     slow.begin()
-    slow.heard(1, message(Kind.PROGRESS, 0, 2, 3))
-    slow.heard(1, message(Kind.START, 1))
-    assert Send(1, message(Kind.CANCEL, 2)) in slow.computed(), "the second offer is reached, the first is gone"
-    assert slow.computed() == [Send(1, message(Kind.FINISHED))]
+    slow.heard(1, message(FlexRRKind.PROGRESS, 0, 2, 3))
+    slow.heard(1, message(FlexRRKind.START, 1))
+    assert Send(1, message(FlexRRKind.CANCEL, 2)) in slow.computed(), "the second offer is reached, the first is gone"
+    assert slow.computed() == [Send(1, message(FlexRRKind.FINISHED))]
 
 
 @pytest.mark.parametrize("when", ["queued", "computing", "computed"])
 def test_help_that_is_cancelled_does_not_count(when: str) -> None:
     fast = FlexRR(1, (0,), 1)
     fast.begin()
-    fast.heard(0, message(Kind.OFFER, 1, 8, 1))
-    cancel = message(Kind.CANCEL, 1)
+    fast.heard(0, message(FlexRRKind.OFFER, 1, 8, 1))
+    cancel = message(FlexRRKind.CANCEL, 1)
     if when == "queued":
         assert fast.heard(0, cancel) == []
-        assert fast.computed() == [Send(0, message(Kind.FINISHED))]
+        assert fast.computed() == [Send(0, message(FlexRRKind.FINISHED))]
         return
     assert fast.computed()[-1] == Compute(0, 8, 1)
     if when == "computing":
@@ -100,15 +100,15 @@ def test_help_that_is_cancelled_does_not_count(when: str) -> None:
     else:
         assert fast.computed() == []
         assert fast.heard(0, cancel) == [Drop(0, 1)]
-    assert fast.heard(0, message(Kind.FINISHED)) == [Through()]
+    assert fast.heard(0, message(FlexRRKind.FINISHED)) == [Through()]
 
 
 def test_old_messages_are_passed_over_and_future_ones_refused() -> None:
     worker = FlexRR(0, (1,), 4, iteration=3)
     worker.begin()
-    assert worker.heard(1, Message(Kind.START, 2, 1)) == []
+    assert worker.heard(1, FlexRRMessage(FlexRRKind.START, 2, 1)) == []
     with pytest.raises(TrainingError, match="iteration 3 and rank 1 in 4"):
-        worker.heard(1, Message(Kind.PROGRESS, 4, 0, 1, 2))
+        worker.heard(1, FlexRRMessage(FlexRRKind.PROGRESS, 4, 0, 1, 2))
 
 
 def test_computed_without_anything_to_compute_is_a_fault() -> None:
@@ -120,8 +120,8 @@ def test_computed_without_anything_to_compute_is_a_fault() -> None:
 
 
 def test_messages_travel_as_five_numbers() -> None:
-    one = Message(Kind.OFFER, 7, 3, 12, 2)
-    assert Message.of(one.numbers()) == one
+    one = FlexRRMessage(FlexRRKind.OFFER, 7, 3, 12, 2)
+    assert FlexRRMessage.of(one.numbers()) == one
 
 
 def test_groups_are_mutual() -> None:

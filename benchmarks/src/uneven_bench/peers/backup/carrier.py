@@ -28,7 +28,7 @@ MeanLoss = Callable[[int], torch.Tensor]
 """version → the *mean* loss over this rank's samples of that version; all ranks take equally many."""
 
 
-class _Server:
+class _QuorumServer:
     """Answers pushes until it is told to end."""
 
     def __init__(
@@ -122,9 +122,9 @@ class BackupCarrier:
         self._to_server = Mailbox(numbers=2, timeout_s=timeout_s, **vector)  # type: ignore[arg-type]
         self._to_workers = Mailbox(numbers=1, timeout_s=timeout_s, **vector)  # type: ignore[arg-type]
         self._quorum = quorum
-        self._server: _Server | None = None
+        self._server: _QuorumServer | None = None
         if dist.get_rank() == SERVER:
-            self._server = _Server(self._parameters, make_optimizer, quorum, self._to_server, self._to_workers)
+            self._server = _QuorumServer(self._parameters, make_optimizer, quorum, self._to_server, self._to_workers)
         self.version = 0
         self.exposed_s: list[float] = []
 

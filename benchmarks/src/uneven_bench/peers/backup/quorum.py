@@ -29,7 +29,7 @@ def samples_each(total: int, workers: int, spares: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GradientVerdict:
     """What becomes of a gradient.
 
     Attributes:
@@ -63,7 +63,7 @@ class Quorum:
         self.dropped = [0] * workers
         self._arrived: list[int] = []
 
-    def arrive(self, rank: int, version: int) -> Verdict:
+    def arrive(self, rank: int, version: int) -> GradientVerdict:
         """A gradient has come.
 
         Raises:
@@ -73,13 +73,13 @@ class Quorum:
             raise ConfigError(f"backup: rank {rank} sends version {version} while version {self.version} is at work")
         if version < self.version:
             self.dropped[rank] += 1
-            return Verdict(counts=False)
+            return GradientVerdict(counts=False)
         self._arrived.append(rank)
         if len(self._arrived) < self.wanted:
-            return Verdict(counts=True)
+            return GradientVerdict(counts=True)
         complete, self._arrived = tuple(self._arrived), []
         self.version += 1
-        return Verdict(counts=True, complete=complete)
+        return GradientVerdict(counts=True, complete=complete)
 
 
 @dataclass(frozen=True, slots=True)

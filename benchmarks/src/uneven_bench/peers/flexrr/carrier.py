@@ -20,8 +20,8 @@ from uneven_bench.peers.flexrr.messages import (
     Action,
     Compute,
     Drop,
+    FlexRRMessage,
     Keep,
-    Message,
     Rules,
     Send,
     Through,
@@ -36,7 +36,7 @@ SumLoss = Callable[[int, int, int], torch.Tensor]
 
 
 @dataclass(slots=True)
-class Tally:
+class RankTally:
     """What one rank did, over all iterations.
 
     Attributes:
@@ -95,7 +95,7 @@ class FlexRRCarrier:
         self._group = helper_groups(self._size, helpers)[self._rank]
         self._grain, self._rules = grain, rules
         self._iteration = 0
-        self.tally = Tally()
+        self.tally = RankTally()
         self.ready_s = 0.0
         self.mailbox = Mailbox(numbers=5, timeout_s=timeout_s)
 
@@ -135,7 +135,7 @@ class FlexRRCarrier:
         self.mailbox.close()
 
     def _hear(self, worker: FlexRR, letter: Letter, state: _Iteration) -> Compute | Through | None:
-        return self._act(worker.heard(letter.sender, Message.of(letter.numbers)), state)
+        return self._act(worker.heard(letter.sender, FlexRRMessage.of(letter.numbers)), state)
 
     def _act(self, actions: list[Action], state: _Iteration) -> Compute | Through | None:
         """Do all but computing; what is to be computed, or that the worker is through."""

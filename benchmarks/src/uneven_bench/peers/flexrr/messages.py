@@ -8,7 +8,7 @@ from enum import IntEnum
 from uneven.errors import ConfigError
 
 
-class Kind(IntEnum):
+class FlexRRKind(IntEnum):
     """Of a message. One word on each: what the receiver may conclude."""
 
     PROGRESS = 1  # the sender is nearly through and could help: ``first`` of ``count`` pieces done
@@ -19,7 +19,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class FlexRRMessage:
     """Five whole numbers on the wire.
 
     Attributes:
@@ -29,7 +29,7 @@ class Message:
         count: how many pieces.
     """
 
-    kind: Kind
+    kind: FlexRRKind
     iteration: int
     number: int = 0
     first: int = 0
@@ -40,9 +40,9 @@ class Message:
         return (int(self.kind), self.iteration, self.number, self.first, self.count)
 
     @classmethod
-    def of(cls, numbers: tuple[int, ...]) -> Message:
+    def of(cls, numbers: tuple[int, ...]) -> FlexRRMessage:
         """Inverse of :meth:`numbers`."""
-        return cls(Kind(numbers[0]), *numbers[1:])
+        return cls(FlexRRKind(numbers[0]), *numbers[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Send:
     """Tell another worker something; messages between two workers keep their order."""
 
     to: int
-    message: Message
+    message: FlexRRMessage
 
 
 @dataclass(frozen=True, slots=True)

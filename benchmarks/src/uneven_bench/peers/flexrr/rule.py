@@ -20,7 +20,17 @@ from collections import deque
 from dataclasses import dataclass
 
 from uneven.errors import TrainingError
-from uneven_bench.peers.flexrr.messages import Action, Compute, Drop, Keep, Kind, Message, Rules, Send, Through
+from uneven_bench.peers.flexrr.messages import (
+    Action,
+    Compute,
+    Drop,
+    FlexRRKind,
+    FlexRRMessage,
+    Keep,
+    Rules,
+    Send,
+    Through,
+)
 
 
 @dataclass(slots=True)
@@ -88,7 +98,7 @@ class FlexRR:
             self._begun = None
         return self._go_on(actions)
 
-    def heard(self, sender: int, message: Message) -> list[Action]:
+    def heard(self, sender: int, message: FlexRRMessage) -> list[Action]:
         """A message has come.
 
         Raises:
@@ -102,20 +112,20 @@ class FlexRR:
             return []  # a START that crossed its cancellation
         actions: list[Action] = []
         match message.kind:
-            case Kind.PROGRESS:
+            case FlexRRKind.PROGRESS:
                 if message.first / message.count - self._progress() > self._rules.behind:
                     self._offer(sender, self._rules.first, actions)
-            case Kind.OFFER:
+            case FlexRRKind.OFFER:
                 self._sure_of(sender, actions)
                 wanted = deque(range(message.first, message.first + message.count))
                 self._help.append(_Help(sender, message.number, wanted))
-            case Kind.START:
+            case FlexRRKind.START:
                 if message.number in self._offers:
                     self._offers[message.number].started = True
                     self._offer(sender, self._rules.more, actions)
-            case Kind.CANCEL:
+            case FlexRRKind.CANCEL:
                 self._cancelled(sender, message.number, actions)
-            case Kind.FINISHED:
+            case FlexRRKind.FINISHED:
                 self._others_finished.add(sender)
                 self._sure_of(sender, actions)
         return actions if self._computing else self._go_on(actions)
@@ -132,11 +142,11 @@ class FlexRR:
             return actions
         if not self._finished:
             self._finished = True
-            actions += [Send(to, self._message(Kind.FINISHED)) for to in self._group]
+            actions += [Send(to, self._message(FlexRRKind.FINISHED)) for to in self._group]
         if self._begun is None and self._help:
             self._begun = self._help.popleft()
             self._unsure[self._begun.owner] = self._begun.number
-            actions.append(Send(self._begun.owner, self._message(Kind.START, self._begun.number)))
+            actions.append(Send(self._begun.owner, self._message(FlexRRKind.START, self._begun.number)))
         if self._begun is not None:
             self._compute(Compute(self._begun.owner, self._begun.pieces.popleft(), self._begun.number), actions)
         elif not self._through and self._others_finished.issuperset(self._group):
@@ -158,7 +168,7 @@ class FlexRR:
     def _announce(self, actions: list[Action]) -> None:
         if not self._announced:
             self._announced = True
-            ahead = self._message(Kind.PROGRESS, first=self._pieces - self._left(), count=self._pieces)
+            ahead = self._message(FlexRRKind.PROGRESS, first=self._pieces - self._left(), count=self._pieces)
             actions += [Send(to, ahead) for to in self._group]
 
     def _offer(self, to: int, part: float, actions: list[Action]) -> None:
@@ -167,7 +177,7 @@ class FlexRR:
             self._end -= count
             self._offered += 1
             self._offers[self._offered] = _Offer(to, self._end, count)
-            actions.append(Send(to, self._message(Kind.OFFER, self._offered, self._end, count)))
+            actions.append(Send(to, self._message(FlexRRKind.OFFER, self._offered, self._end, count)))
 
     def _take_back(self, actions: list[Action]) -> None:
         """The newest offer that nobody has begun is reached: this worker does it itself."""
@@ -176,7 +186,7 @@ class FlexRR:
             if not offer.started:
                 del self._offers[number]
                 self._next, self._end = offer.first, offer.first + offer.count
-                actions.append(Send(offer.to, self._message(Kind.CANCEL, number)))
+                actions.append(Send(offer.to, self._message(FlexRRKind.CANCEL, number)))
                 return
 
     def _cancelled(self, owner: int, number: int, actions: list[Action]) -> None:
@@ -196,5 +206,5 @@ class FlexRR:
         if owner in self._unsure:
             actions.append(Keep(owner, self._unsure.pop(owner)))
 
-    def _message(self, kind: Kind, number: int = 0, first: int = 0, count: int = 0) -> Message:
-        return Message(kind, self.iteration, number, first, count)
+    def _message(self, kind: FlexRRKind, number: int = 0, first: int = 0, count: int = 0) -> FlexRRMessage:
+        return FlexRRMessage(kind, self.iteration, number, first, count)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from uneven.errors import TrainingError
-from uneven_bench.peers.flexrr.messages import Action, Compute, Drop, Message, Rules, Send, Through
+from uneven_bench.peers.flexrr.messages import Action, Compute, Drop, FlexRRMessage, Rules, Send, Through
 from uneven_bench.peers.flexrr.rule import FlexRR
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedIteration:
     """What came of one iteration.
 
     Attributes:
@@ -35,7 +35,7 @@ class Played:
         return sum(rank != owner for owner, row in enumerate(self.done_by) for rank in row)
 
 
-class _Play:
+class _IterationPlay:
     """The events of one iteration."""
 
     def __init__(
@@ -49,10 +49,10 @@ class _Play:
         self._seconds = seconds
         self._message_s = message_s
         self._attentive = attentive
-        self._events: list[tuple[float, int, int, tuple[int, Message] | None]] = []
+        self._events: list[tuple[float, int, int, tuple[int, FlexRRMessage] | None]] = []
         self._count = 0
         self._computing: list[Compute | None] = [None] * len(workers)
-        self._letters: list[list[tuple[int, Message]]] = [[] for _ in workers]
+        self._letters: list[list[tuple[int, FlexRRMessage]]] = [[] for _ in workers]
         self._done: list[dict[tuple[int, int], list[int]]] = [{} for _ in workers]
         self._through = [False] * len(workers)
         self.ends_s, self.busy_s = [0.0] * len(workers), [0.0] * len(workers)
@@ -98,7 +98,7 @@ class _Play:
                 case Through():
                     self._through[rank] = True
 
-    def _at(self, when_s: float, rank: int, letter: tuple[int, Message] | None) -> None:
+    def _at(self, when_s: float, rank: int, letter: tuple[int, FlexRRMessage] | None) -> None:
         self._count += 1
         heapq.heappush(self._events, (when_s, self._count, rank, letter))
 
@@ -124,7 +124,7 @@ def play(
     message_s: float,
     attentive: bool = False,
     rules: Rules | None = None,
-) -> Played:
+) -> PlayedIteration:
     """One iteration.
 
     Args:
@@ -139,7 +139,7 @@ def play(
         TrainingError: the rules let a piece be done twice or never; a fault of theirs.
     """
     workers = [FlexRR(rank, groups[rank], count, rules=rules) for rank, count in enumerate(pieces)]
-    events = _Play(workers, seconds, message_s, attentive)
+    events = _IterationPlay(workers, seconds, message_s, attentive)
     events.run()
     done_by = events.done_by(pieces)
-    return Played(tuple(events.ends_s), tuple(events.busy_s), done_by, events.dropped, events.messages)
+    return PlayedIteration(tuple(events.ends_s), tuple(events.busy_s), done_by, events.dropped, events.messages)

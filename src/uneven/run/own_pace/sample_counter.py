@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 
 from uneven.data.paced import PacedSampler
-from uneven.data.supply import EPOCHS, Answer, Interval
+from uneven.data.supply import EPOCHS, Interval, PendingCount
 from uneven.errors import PeerError
 
 _Task = tuple["_Answer", Callable[[], int]]
@@ -56,7 +56,7 @@ class StoredHandOut:
         number = store.add(f"uneven/hand-outs/{rank}", 1)  # tells apart the sessions that use one store
         self._store = c10d.PrefixStore(f"uneven/hand-out/{number}", store)
 
-    def take(self, epoch: int, samples: int) -> Answer:
+    def take(self, epoch: int, samples: int) -> PendingCount:
         """Move the counter of an epoch on by so many; where it was before. The answer may be a PeerError."""
         life = self._lives
         answer = _Answer(self.rank, self._timeout_s)

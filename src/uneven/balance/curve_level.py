@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from uneven.balance.curves import Curves
-from uneven.balance.intake import Reports
+from uneven.balance.intake import ReportColumns
 from uneven.core.exact import Floats, column
 from uneven.core.plain import PerMember, read
 
@@ -25,7 +25,7 @@ _SHAPE = 1.0
 """How wrong a curve may be at a size that is so far from any that was measured, both relative. Ours."""
 
 
-class PaceState(TypedDict):
+class CurveLevelState(TypedDict):
     """What a checkpoint holds of it."""
 
     members: list[int]
@@ -36,7 +36,7 @@ class PaceState(TypedDict):
     stale: PerMember
 
 
-class Pace:
+class CurveLevel:
     """The predictor's word, held against the curves.
 
     Attributes:
@@ -57,7 +57,7 @@ class Pace:
             self._members, self.level = members, np.ones(len(members))
             self._size, self._formed, self._there, self._stale = np.zeros((4, len(members)))
 
-    def listen(self, reports: Reports, curves: Curves, foretold_s: Floats, doubts: tuple[float, ...]) -> Floats:
+    def listen(self, reports: ReportColumns, curves: Curves, foretold_s: Floats, doubts: tuple[float, ...]) -> Floats:
         """Take in one look.
 
         A prediction is believed as far as it is further off than it doubts itself, and than the curve is to be doubted
@@ -86,7 +86,7 @@ class Pace:
         self.level = np.where(use, self.level + off * square / (square + doubt * doubt), self.level)
         return np.where(fresh & (foretold_s > 0.0), foretold_s, 0.0)
 
-    def _age(self, reports: Reports, curves: Curves) -> None:
+    def _age(self, reports: ReportColumns, curves: Curves) -> None:
         """How far off a prediction may be for having been formed at another size, relative.
 
         Samples per second at one size are not those at another where part of the time is constant. A mean over m
@@ -116,7 +116,7 @@ class Pace:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
-        saved = read(PaceState, state)
+        saved = read(CurveLevelState, state)
         self._members = tuple(saved["members"])
         self.level, self._size = np.array(saved["level"], np.float64), np.array(saved["size"], np.float64)
         self._formed, self._there = np.array(saved["formed"], np.float64), np.array(saved["there"], np.float64)
