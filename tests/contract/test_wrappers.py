@@ -61,7 +61,7 @@ class Peculiar(Balancer):
 
     predictor = "last"
     adapts = False
-    amends = True
+    partial_updates = True
     made_for = 2
     seen: Any = None
 
@@ -82,7 +82,7 @@ class Peculiar(Balancer):
 def test_a_wrapped_balancer_is_seen_through_the_wrapper(wrap: type[WrappingBalancer]) -> None:
     inner = Peculiar()
     outer = wrap(inner)
-    for name in ("predictor", "adapts", "amends", "made_for"):
+    for name in ("predictor", "adapts", "partial_updates", "made_for"):
         assert getattr(outer, name) == getattr(inner, name) != getattr(Balancer, name)
     inner.adapts = True  # some settle, some start to move
     assert outer.adapts

@@ -136,7 +136,7 @@ def _reports(decider: Decider, speeds: list[float], number: int, rng: random.Ran
             predicted_per_s=speed,
             doubt=0.01,
             urgent=0.0,
-            deaf=0.0,
+            no_early_reports=0.0,
             split=decider.fingerprint(),
         )
         for share, speed in zip(decider.newest, now, strict=True)

@@ -27,15 +27,20 @@ class Balancer(ABC):
     Attributes:
         predictor: name of the predictor that fills ``view.predicted_per_s`` ("light", "ema", "last", …).
         adapts: False if the split never changes once it is made; then nothing needs to be gathered.
-        amends: True if it may also be asked when only those have reported whose speed has suddenly changed, and what
-            the others told last stands; False if it reckons with reports of everybody.
+        partial_updates: True if it may also be asked when only workers whose speed has suddenly changed have reported,
+            and the last reports of the others stand; False if it needs a new report of every worker.
         made_for: the number of workers that it is for; None if it is for any.
     """
 
     predictor: str = "light"
     adapts: bool = True
-    amends: bool = False
+    partial_updates: bool = False
     made_for: int | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "amends" in vars(cls):
+            raise ConfigError(f"{cls.__name__}.amends has another name: call it partial_updates")
 
     @abstractmethod
     def split(self, view: BalanceView) -> Split:
@@ -103,7 +108,7 @@ class WrappingBalancer(Balancer):
 
     predictor: str = forwarded()
     adapts: bool = forwarded()
-    amends: bool = forwarded()
+    partial_updates: bool = forwarded()
     made_for: int | None = forwarded()
 
     def __init__(self, inner: str | Balancer) -> None:

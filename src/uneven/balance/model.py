@@ -89,7 +89,7 @@ class Model(Balancer):
         ConfigError: an option out of range.
     """
 
-    amends = True
+    partial_updates = True
 
     def __init__(
         self,

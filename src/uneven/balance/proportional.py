@@ -21,7 +21,7 @@ class Proportional(Balancer):
         UnknownNameError: no such predictor.
     """
 
-    amends = True
+    partial_updates = True
 
     def __init__(self, *, predictor: str = "light") -> None:
         self.predictor = check_predictor(predictor)

@@ -6,7 +6,7 @@ A :class:`~uneven.control.controller.Controller` is the whole of it as a state m
 """
 
 from uneven.control.controller import CallForReports, Controller, GiveReport, Instruction
-from uneven.control.decider import Amendment, Decider, Decision
+from uneven.control.decider import Decider, Decision, PartialUpdate
 from uneven.control.forecast import Forecast, Forecaster
 from uneven.control.loopback import Loopback
 from uneven.control.referee import Complaint, Referee
@@ -16,6 +16,6 @@ from uneven.control.spacing import Spacing
 from uneven.control.table import ReportTable
 
 __all__ = [
-    "Amendment", "CallForReports", "Complaint", "Controller", "Decider", "Decision", "Forecast", "Forecaster",
-    "GiveReport", "Instruction", "Load", "Loopback", "Referee", "Report", "ReportTable", "Reporter", "Spacing",
+    "CallForReports", "Complaint", "Controller", "Decider", "Decision", "Forecast", "Forecaster", "GiveReport",
+    "Instruction", "Load", "Loopback", "PartialUpdate", "Referee", "Report", "ReportTable", "Reporter", "Spacing",
 ]  # fmt: skip

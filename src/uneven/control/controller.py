@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypedDict
 
-from uneven.control.decider import Amendment, Decider, Decision
+from uneven.control.decider import Decider, Decision, PartialUpdate
 from uneven.control.forecast import Forecaster
 from uneven.control.referee import Complaint
 from uneven.control.reporter import Load, Reporter
@@ -182,10 +182,10 @@ class Controller:
         reporter = self.reporter(rank)
         if not reporter.forecaster.calls(iteration, era.soonest, era.far) or not self.adapts:
             return None
-        if not era.decider.amends:
+        if not era.decider.partial_updates:
             return CallForReports(rank, iteration, None)
         reporter.called = True
-        report = reporter.report(load, cost_s, control_s, deaf=False, split=era.decider.fingerprint())
+        report = reporter.report(load, cost_s, control_s, no_early_reports=False, split=era.decider.fingerprint())
         return CallForReports(rank, iteration, report)
 
     def called(self, iteration: int, reports: Mapping[int, Report]) -> None:
@@ -200,14 +200,14 @@ class Controller:
         era.heard = max(era.heard, iteration)
 
     def ended(
-        self, rank: int, iteration: int, load: Load, cost_s: float, control_s: float = 0.0, *, deaf: bool = False,
-        newest: int = -1,
+        self, rank: int, iteration: int, load: Load, cost_s: float, control_s: float = 0.0, *,
+        no_early_reports: bool = False, newest: int = -1,
     ) -> list[Instruction]:  # fmt: skip
         """A worker has ended ``iteration``.
 
         Args:
             cost_s, control_s: see :meth:`Reporter.report`.
-            deaf: whether calls are not carried.
+            no_early_reports: whether calls are not carried.
             newest: the furthest iteration that anybody has begun, where workers do not keep step.
 
         Raises:
@@ -219,10 +219,11 @@ class Controller:
         era.ended = max(era.ended, iteration)
         if era.due is None:  # the first iteration warms up
             era.soonest = era.far = era.due = iteration + 1
-        told = [*self._amend(era, newest), *self._decide(era, newest)]
+        told = [*self._partial_update(era, newest), *self._decide(era, newest)]
         if iteration >= era.due and rank not in era.given:
             reporter = self.reporter(rank)
-            report = reporter.report(load, cost_s, control_s, deaf=deaf, split=era.decider.fingerprint())
+            fingerprint = era.decider.fingerprint()
+            report = reporter.report(load, cost_s, control_s, no_early_reports=no_early_reports, split=fingerprint)
             reporter.called = False
             era.given.add(rank)
             era.launched = max(era.launched, iteration)
@@ -271,12 +272,12 @@ class Controller:
         made.forecaster.hidden_s = self._era.decider.hidden_s
         return made
 
-    def _amend(self, era: _Era, newest: int) -> list[Instruction]:
+    def _partial_update(self, era: _Era, newest: int) -> list[Instruction]:
         if not era.calls or era.ended < era.heard:
             return []
         calls, era.calls = era.calls, {}
         by_place = {era.places[rank]: report for rank, report in calls.items()}
-        return _told(era, era.decider.amend(max(era.ended, newest), by_place))
+        return _told(era, era.decider.partial_update(max(era.ended, newest), by_place))
 
     def _decide(self, era: _Era, newest: int) -> list[Instruction]:
         if era.table is None or era.ended <= era.launched:
@@ -352,7 +353,7 @@ class Controller:
         return forecaster
 
 
-def _told(era: _Era, outcome: Decision | Amendment) -> list[Instruction]:
+def _told(era: _Era, outcome: Decision | PartialUpdate) -> list[Instruction]:
     told: list[Instruction] = [*outcome.complaints]
     if outcome.split is not None:
         told.append(_by_rank(outcome.split, era.decider.members))

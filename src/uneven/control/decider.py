@@ -71,7 +71,7 @@ class Decision:
     next: int
 
 
-class Amendment(NamedTuple):
+class PartialUpdate(NamedTuple):
     """What came of the reports of some; see :class:`Decision`."""
 
     split: SplitRecord | None
@@ -152,9 +152,9 @@ class Decider:
         return self._balancer.adapts and len(self._members) > 1
 
     @property
-    def amends(self) -> bool:
-        """Whether reports of some can change anything; see :meth:`amend`."""
-        return self._balancer.amends
+    def partial_updates(self) -> bool:
+        """Whether reports of some can change anything; see :meth:`partial_update`."""
+        return self._balancer.partial_updates
 
     @property
     def hidden_s(self) -> float:
@@ -201,22 +201,22 @@ class Decider:
         gap = self._spacing.gap(table, changed=self.newest is not shares, sudden=sudden)
         return Decision(split, complaints, launched + gap.least, launched + gap.far, launched + gap.most)
 
-    def amend(self, iteration: int, cries: Mapping[int, Report]) -> Amendment:
-        """Take in what only those told whose speed has left what they had foretold. The word of the others stands, and
-        when the next reports of everybody are due does not change.
+    def partial_update(self, iteration: int, early: Mapping[int, Report]) -> PartialUpdate:
+        """Take in early reports: of those workers alone whose speed has left their forecast. The last reports of the
+        others stand, and the time at which the next reports of all workers are due does not change.
 
         Args:
             iteration: the one that has just ended.
-            cries: position of a member → its report.
+            early: position of a member → its report.
 
         Raises:
             ConflictError: another rank has decided another split before.
         """
         table = self._referee.standing(self._members)
         table.column("split")[:] = self.fingerprint()
-        table.rows[list(cries)] = ReportTable(list(cries.values())).without(self.hidden_s).rows
+        table.rows[list(early)] = ReportTable(list(early.values())).without(self.hidden_s).rows
         self._compare(table.column("split"))
-        return Amendment(*self._take_in(iteration, table))
+        return PartialUpdate(*self._take_in(iteration, table))
 
     def _take_in(self, iteration: int, table: ReportTable) -> tuple[SplitRecord | None, tuple[Complaint, ...]]:
         verdict = self._referee.judge(self._members, table, iteration=iteration)
@@ -326,7 +326,7 @@ class Decider:
         trial = copy.deepcopy(self)
         if not trial.load_state_dict(state):
             return False
-        trial.amend(0, {})
+        trial.partial_update(0, {})
         shares = trial.newest
         if len(shares) != len(self._members) or sum(shares) != self._global_batch or min(shares) < 0:
             raise ValueError(f"the balancer makes {shares} of it, which is no split of {self._global_batch}")

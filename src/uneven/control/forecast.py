@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from uneven.control.alarm import Alarm
+from uneven.control.change import ChangeDetector
 from uneven.core.views import Observation
 from uneven.predict.base import Lesson, Predictor, study
 
@@ -41,7 +41,7 @@ class Forecaster:
     def __init__(self, predictor: Predictor) -> None:
         self.hidden_s = self._spare_s = 0.0
         self._predictor = predictor
-        self._alarm = Alarm()
+        self._detector = ChangeDetector()
 
     @property
     def watches(self) -> bool:
@@ -51,12 +51,12 @@ class Forecaster:
     @property
     def urgent(self) -> bool:
         """Whether its speed has left what it last told the others, so that they had better hear soon."""
-        return self._alarm.on
+        return self._detector.changed
 
     @property
-    def wary(self) -> bool:
+    def suspects_change(self) -> bool:
         """Whether the next iteration will tell if its speed has changed."""
-        return self._alarm.wary
+        return self._detector.suspects_change
 
     def calls(self, iteration: int, soonest: int, far: int) -> bool:
         """Whether to call for reports in an iteration.
@@ -65,7 +65,7 @@ class Forecaster:
             soonest: from which on one may, when what the last ones cost is paid for.
             far: the same for who is far off, and does not wait for that where reports are cheap.
         """
-        return (self._alarm.loud and iteration >= far) or (self._alarm.on and iteration >= soonest)
+        return (self._detector.changed_much and iteration >= far) or (self._detector.changed and iteration >= soonest)
 
     def observe(self, seen: Observation) -> None:
         """One iteration, or several at once."""
@@ -75,12 +75,12 @@ class Forecaster:
             self._spare_s -= hidden_s
             seen = seen._replace(transfer_s=seen.transfer_s - hidden_s)
         self._predictor.observe(seen)
-        self._alarm.hear(seen.speed_per_s)
+        self._detector.hear(seen.speed_per_s)
 
     def tell(self) -> Forecast:
         """The forecast that goes into a report; from now on its speed is held against it."""
         forecast = Forecast(self._predictor.predict(), self._predictor.doubt())
-        self._alarm.expect(forecast.predicted_per_s)
+        self._detector.expect(forecast.predicted_per_s)
         return forecast
 
     def lesson(self) -> Lesson | None:

@@ -72,13 +72,13 @@ class Reporter:
         window.control_s += control_s
         self.forecaster.observe(seen._replace(samples=0) if late else seen)
 
-    def report(self, load: Load, cost_s: float, control_s: float, *, deaf: bool, split: float) -> Report:
+    def report(self, load: Load, cost_s: float, control_s: float, *, no_early_reports: bool, split: float) -> Report:
         """The report on the iterations since the last one; the next begins afresh.
 
         Args:
             cost_s: what the last exchange of reports cost, from giving a report to deciding.
             control_s: what measuring and deciding have cost beyond what came with each measurement.
-            deaf: whether nobody can call for reports.
+            no_early_reports: whether nobody can call for reports.
             split: fingerprint of the newest split.
         """
         window, self._window = self._window, _Window()
@@ -98,7 +98,7 @@ class Reporter:
             predicted_per_s=forecast.predicted_per_s,
             doubt=forecast.doubt,
             urgent=float(urgent),
-            deaf=float(deaf),
+            no_early_reports=float(no_early_reports),
             split=split,
         )
 

@@ -28,7 +28,7 @@ class Report(NamedTuple):
     predicted_per_s: float  # its own word on its next iteration; NaN if it has none yet
     doubt: float
     urgent: float  # 1 if its speed has left what it last foretold
-    deaf: float  # 1 where nobody can call for a gather
+    no_early_reports: float  # 1 where nobody can call for a gather
     split: float  # fingerprint of the newest split, which must be the same everywhere
 
     @property
@@ -62,7 +62,7 @@ class Report(NamedTuple):
 
 SILENT = Report(
     iteration=0, iterations=0, samples=0, local_s=0, exchange_s=0, transfer_s=0, control_s=0, cost_s=0, cpu=math.nan,
-    memory=math.nan, predicted_per_s=math.nan, doubt=math.nan, urgent=0, deaf=0, split=math.nan,
+    memory=math.nan, predicted_per_s=math.nan, doubt=math.nan, urgent=0, no_early_reports=0, split=math.nan,
 )  # fmt: skip
 """Of who says nothing: what was believed of it before stands."""
 

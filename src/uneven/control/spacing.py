@@ -23,7 +23,7 @@ _CHEAP = 0.05
 _IDLE_GAP = 32
 """While nothing changes, reports are up to so many times rarer than the budget would allow …"""
 
-_DEAF_GAP = 8
+_GAP_WITHOUT_EARLY_REPORTS = 8
 """… or so many times where nobody can call for one, and a change is only heard of at the next."""
 
 _AIM = 0.6
@@ -89,11 +89,11 @@ class Spacing:
             sudden: whether some speed is quite another one than before.
         """
         self._reports += 1
-        deaf, urgent = (bool((table.column(name) > 0.0).any()) for name in ("deaf", "urgent"))
-        if changed or (urgent and deaf):
+        no_early, urgent = (bool((table.column(name) > 0.0).any()) for name in ("no_early_reports", "urgent"))
+        if changed or (urgent and no_early):
             self._still = 1
         elif not urgent:  # who called and was heard to no effect will call again if need be
-            self._still = min(2 * self._still, _DEAF_GAP if deaf else _IDLE_GAP)
+            self._still = min(2 * self._still, _GAP_WITHOUT_EARLY_REPORTS if no_early else _IDLE_GAP)
         told = np.flatnonzero(table.believable() & (table.column("iterations") > 0))
         heard = table if len(told) == len(table.rows) else ReportTable(table.rows[told])
         before_s, costs_s = self._cost_s[told], heard.column("cost_s")

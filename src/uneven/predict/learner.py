@@ -135,7 +135,7 @@ class Learner(Predictor):
             self._usual = max(_LEAST_MISS, self._usual + _USUAL_WEIGHT * (usual - self._usual))
         self._calm = 0 if odd else self._calm + 1
         if self._held is not None and self._no_spike(self._held, speed):
-            self._past.amend(self._held)
+            self._past.correct(self._held)
             odd = False
         kept = expected * math.exp(_redescended(missed, self._hold * usual_before)) if odd else speed
         self._past.append(kept, seen.cpu, seen.memory)

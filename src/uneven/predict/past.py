@@ -67,7 +67,7 @@ class Past:
         self._end += 1
         self.seen += 1
 
-    def amend(self, speed_per_s: float) -> None:
+    def correct(self, speed_per_s: float) -> None:
         """The newest row's speed was another one."""
         _, _, cpu, memory, *_ = self._buffer[self._end - 1].tolist()
         self._end -= 1

@@ -7,81 +7,82 @@ import random
 
 import pytest
 
-from uneven.control.alarm import Alarm
+from uneven.control.change import ChangeDetector
 from uneven.control.forecast import Forecaster
 from uneven.core.views import Observation
 from uneven.predict import EMA
 
 
-def expecting(speed_per_s: float = 100.0, noise: float = 0.0, seed: int = 1) -> Alarm:
-    """An alarm that has heard some iterations about this speed."""
-    alarm, rng = Alarm(), random.Random(seed)
-    alarm.expect(speed_per_s)
+def expecting(speed_per_s: float = 100.0, noise: float = 0.0, seed: int = 1) -> ChangeDetector:
+    """A detector that has heard some iterations about this speed."""
+    detector, rng = ChangeDetector(), random.Random(seed)
+    detector.expect(speed_per_s)
     for _ in range(200):
-        alarm.hear(speed_per_s * (1.0 + noise * rng.gauss(0.0, 1.0)))
-    alarm.expect(speed_per_s)
-    return alarm
+        detector.hear(speed_per_s * (1.0 + noise * rng.gauss(0.0, 1.0)))
+    detector.expect(speed_per_s)
+    return detector
 
 
 @pytest.mark.parametrize("factor", [0.01, 0.5, 0.8])
 def test_a_lone_spike_is_not_worth_a_word_and_two_in_a_row_are(factor: float) -> None:
-    alarm = expecting()
+    detector = expecting()
     for _ in range(5):
-        alarm.hear(100.0 * factor)
-        assert not alarm.on
+        detector.hear(100.0 * factor)
+        assert not detector.changed
         for _ in range(5):
-            alarm.hear(100.0)
-    alarm.hear(100.0 * factor)
-    alarm.hear(100.0 * factor)
-    assert alarm.on
+            detector.hear(100.0)
+    detector.hear(100.0 * factor)
+    detector.hear(100.0 * factor)
+    assert detector.changed
 
 
 def test_who_gets_faster_is_heard_too() -> None:
-    alarm = expecting()
-    alarm.hear(200.0)
-    alarm.hear(200.0)
-    assert alarm.on
+    detector = expecting()
+    detector.hear(200.0)
+    detector.hear(200.0)
+    assert detector.changed
 
 
 def test_noise_alone_seldom_calls() -> None:
-    alarm, rng, calls = expecting(noise=0.1), random.Random(2), 0
+    detector, rng, calls = expecting(noise=0.1), random.Random(2), 0
     for _ in range(10_000):
-        alarm.hear(100.0 * (1.0 + 0.1 * rng.gauss(0.0, 1.0)))
-        calls += alarm.on
-        if alarm.on:
-            alarm.expect(100.0)
+        detector.hear(100.0 * (1.0 + 0.1 * rng.gauss(0.0, 1.0)))
+        calls += detector.changed
+        if detector.changed:
+            detector.expect(100.0)
     assert 0 < calls < 60
 
 
 def test_a_small_lasting_change_is_noticed_in_noise() -> None:
-    alarm, rng = expecting(noise=0.1), random.Random(3)
+    detector, rng = expecting(noise=0.1), random.Random(3)
     for _ in range(30):
-        alarm.hear(85.0 * (1.0 + 0.1 * rng.gauss(0.0, 1.0)))
-    assert alarm.on
+        detector.hear(85.0 * (1.0 + 0.1 * rng.gauss(0.0, 1.0)))
+    assert detector.changed
 
 
 def test_who_is_far_off_twice_in_a_row_is_loud_and_wary_in_between() -> None:
-    alarm = expecting(1.0)
-    for speed, wary, loud in ((1.0, False, False), (0.7, True, False), (1.4, True, False), (1.4, False, True)):
-        alarm.hear(speed)
-        assert (alarm.wary, alarm.loud) == (wary, loud)
-    alarm.expect(1.4)
-    assert (alarm.wary, alarm.loud) == (False, False)
-    alarm.expect(1.0)  # what was told does not follow what was seen: the next iteration will tell
-    assert alarm.wary
-    alarm.hear(1.4)
-    assert alarm.loud
+    detector = expecting(1.0)
+    seen = ((1.0, False, False), (0.7, True, False), (1.4, True, False), (1.4, False, True))
+    for speed, suspects_change, changed_much in seen:
+        detector.hear(speed)
+        assert (detector.suspects_change, detector.changed_much) == (suspects_change, changed_much)
+    detector.expect(1.4)
+    assert (detector.suspects_change, detector.changed_much) == (False, False)
+    detector.expect(1.0)  # what was told does not follow what was seen: the next iteration will tell
+    assert detector.suspects_change
+    detector.hear(1.4)
+    assert detector.changed_much
 
 
 def test_noise_that_is_usual_is_not_loud() -> None:
-    alarm, rng = expecting(1.0, noise=0.3), random.Random(3)
-    loud = 0
+    detector, rng = expecting(1.0, noise=0.3), random.Random(3)
+    changed_much = 0
     for _ in range(4_000):
-        alarm.hear(1.0 / max(0.1, rng.gauss(1.0, 0.3)))
-        loud += alarm.loud
-        if alarm.loud:
-            alarm.expect(1.0)
-    assert loud < 60
+        detector.hear(1.0 / max(0.1, rng.gauss(1.0, 0.3)))
+        changed_much += detector.changed_much
+        if detector.changed_much:
+            detector.expect(1.0)
+    assert changed_much < 60
 
 
 def test_what_reports_cost_is_no_reason_for_silence_where_shares_are_far_off() -> None:
@@ -97,14 +98,14 @@ def test_what_reports_cost_is_no_reason_for_silence_where_shares_are_far_off() -
 
 @pytest.mark.parametrize("nothing", [math.nan, 0.0, -1.0, math.inf])
 def test_what_is_no_speed_says_nothing(nothing: float) -> None:
-    alarm = expecting()
+    detector = expecting()
     for _ in range(10):
-        alarm.hear(nothing)
-    assert not alarm.on
-    alarm.expect(nothing)  # nothing foretold, nothing to be held against
+        detector.hear(nothing)
+    assert not detector.changed
+    detector.expect(nothing)  # nothing foretold, nothing to be held against
     for _ in range(10):
-        alarm.hear(1.0)
-    assert not alarm.on
+        detector.hear(1.0)
+    assert not detector.changed
 
 
 def test_a_forecast_that_was_told_is_what_later_speeds_are_held_against() -> None:

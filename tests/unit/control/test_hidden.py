@@ -39,7 +39,7 @@ def told(
             Report(
                 iteration=iteration, iterations=2, samples=2 * share, local_s=2 * local, exchange_s=2 * waited,
                 transfer_s=2 * own, control_s=0.0, cost_s=0.0, cpu=math.nan, memory=math.nan,
-                predicted_per_s=forecast.predicted_per_s, doubt=0.0, urgent=0.0, deaf=0.0,
+                predicted_per_s=forecast.predicted_per_s, doubt=0.0, urgent=0.0, no_early_reports=0.0,
                 split=decider.fingerprint(),
             )
         )  # fmt: skip

@@ -29,7 +29,8 @@ def reports(of: Decider, speeds: tuple[float, float], memory: tuple[float, float
     rows = [
         Report(
             iteration=iteration, iterations=1, samples=share, local_s=share / speed, exchange_s=0.01, transfer_s=0.0,
-            control_s=0.0, cost_s=0.0, cpu=0.5, memory=full, predicted_per_s=speed, doubt=0.01, urgent=0.0, deaf=0.0,
+            control_s=0.0, cost_s=0.0, cpu=0.5, memory=full, predicted_per_s=speed, doubt=0.01, urgent=0.0,
+            no_early_reports=0.0,
             split=of.fingerprint(),
         )
         for share, speed, full in zip(of.newest, speeds, memory, strict=True)

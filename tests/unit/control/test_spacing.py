@@ -19,7 +19,7 @@ def report(iterations: int, samples: int, control_s: float, cost_s: float) -> Re
     return Report(
         iteration=0, iterations=iterations, samples=iterations * samples, local_s=iterations * ITERATION_S,
         exchange_s=0.0, transfer_s=0.0, control_s=control_s, cost_s=cost_s, cpu=0.0, memory=0.0,
-        predicted_per_s=1.0, doubt=0.0, urgent=0.0, deaf=0.0, split=0.0,
+        predicted_per_s=1.0, doubt=0.0, urgent=0.0, no_early_reports=0.0, split=0.0,
     )  # fmt: skip
 
 
@@ -85,16 +85,16 @@ def idle(spacing: Spacing, gathers: int = 1, **values: float) -> int:
     return gap.most // gap.least
 
 
-@pytest.mark.parametrize(("deaf", "times"), [(0.0, 32), (1.0, 8)])
-def test_while_nothing_changes_gathers_are_rarer_where_somebody_could_call(deaf: float, times: int) -> None:
-    assert idle(Spacing(3, 0.005), 20, deaf=deaf) == times
+@pytest.mark.parametrize(("no_early_reports", "times"), [(0.0, 32), (1.0, 8)])
+def test_while_nothing_changes_gathers_are_rarer_where_somebody_could_call(no_early_reports: float, times: int) -> None:
+    assert idle(Spacing(3, 0.005), 20, no_early_reports=no_early_reports) == times
 
 
 def test_a_call_to_no_effect_does_not_bring_more_gathers_but_where_none_can_be_heard_it_does() -> None:
     spacing = Spacing(3, 0.005)
     before = idle(spacing, 8)
     assert idle(spacing, urgent=1.0) == before
-    assert idle(spacing, urgent=1.0, deaf=1.0) == 1
+    assert idle(spacing, urgent=1.0, no_early_reports=1.0) == 1
 
 
 def after(spacing: Spacing, cost_s: float, *changes: bool) -> list[Gap]:

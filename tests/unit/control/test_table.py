@@ -74,7 +74,7 @@ def test_so_are_the_gap_to_the_next_and_what_is_hidden(rounds: list[list[list[fl
 def test_plain_is_what_is_measured_and_sound() -> None:
     good = Report(
         iteration=4, iterations=2, samples=64, local_s=0.1, exchange_s=0.0, transfer_s=0.0, control_s=0.0, cost_s=0.0,
-        cpu=math.nan, memory=math.nan, predicted_per_s=math.nan, doubt=math.nan, urgent=0, deaf=0, split=3,
+        cpu=math.nan, memory=math.nan, predicted_per_s=math.nan, doubt=math.nan, urgent=0, no_early_reports=0, split=3,
     )  # fmt: skip
     assert ReportTable([good, good]).plain
     assert not ReportTable([]).plain

@@ -86,9 +86,9 @@ class Crew:
             times = [share / speed for share, speed in zip(now, self.speeds, strict=True)]
             reported = []
             spent_s = self.cost_s if self.gathers[-1:] == [self.iteration - 1] else 0.0
-            cries = [loop.cry(self.iteration, Load(), self.cost_s) for loop in self.loops]
-            called = any(cry is not None for cry in cries)  # as the gradients carry it
-            heard = Heard(called, {rank: list(cry) for rank, cry in enumerate(cries) if cry})
+            early = [loop.early_report(self.iteration, Load(), self.cost_s) for loop in self.loops]
+            called = any(one is not None for one in early)  # as the gradients carry it
+            heard = Heard(called, {rank: list(one) for rank, one in enumerate(early) if one})
             if called:
                 self.calls.append(self.iteration)
             for loop, share, time_s in zip(self.loops, now, times, strict=True):

@@ -176,7 +176,7 @@ class Reports:
     def call(self, iteration: int) -> None:
         """Gradients of all are about to be averaged: call for reports in that exchange, if speed has changed here."""
         if self.piggyback is not None and self._slow is not None:
-            row = self._slow.cry(iteration, self.books.use, self._cost_s)
+            row = self._slow.early_report(iteration, self.books.use, self._cost_s)
             if row is not None:
                 self.piggyback.call(row)
 
@@ -195,7 +195,7 @@ class Reports:
         self.books.end(part)
         adapts = slow.adapts
         due = adapts and slow.due(part.iteration, heard)
-        if due or leaving or (adapts and (slow.watches or slow.wary)) or self.books.meter.ripe(adapts):
+        if due or leaving or (adapts and (slow.watches or slow.suspects_change)) or self.books.meter.ripe(adapts):
             self.read()
         if due and not leaving:
             entered_s = time.perf_counter()

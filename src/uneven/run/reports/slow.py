@@ -83,9 +83,9 @@ class SlowLoop:
         return self._reporter.forecaster.watches
 
     @property
-    def wary(self) -> bool:
+    def suspects_change(self) -> bool:
         """Whether the next iteration cannot wait to be read: it will tell if this worker's speed has changed."""
-        return self._reporter.forecaster.wary
+        return self._reporter.forecaster.suspects_change
 
     def measured(self, timing: MeterReading, samples: int, control_s: float, load: Load) -> None:
         """One iteration's timing has become readable.
@@ -107,9 +107,9 @@ class SlowLoop:
         self._controller.measured(self._rank, seen, control_s)
         self._trainer.turn(self._reporter.forecaster)
 
-    def cry(self, iteration: int, load: Load, cost_s: float) -> Report | tuple[()] | None:
-        """What this rank has to say with the exchange of ``iteration``, which is about to begin, if its speed has left
-        what it last told; else None. The others decide by it as soon as they have heard it, and report themselves.
+    def early_report(self, iteration: int, load: Load, cost_s: float) -> Report | tuple[()] | None:
+        """This rank's report, ahead of time, if its speed has left its last forecast; else None. It goes with the
+        exchange of ``iteration``, which is about to begin; all ranks decide by it at once, and then report.
 
         Args:
             cost_s: see :meth:`tick`.
@@ -151,7 +151,7 @@ class SlowLoop:
             self._controller.gathered(ReportTable(rows))
         if heard is not None and heard.called:
             self._controller.called(iteration, {rank: Report(*row) for rank, row in heard.rows.items()})
-        self._carry_out(self._controller.ended(self._rank, iteration, load, cost_s, deaf=heard is None))
+        self._carry_out(self._controller.ended(self._rank, iteration, load, cost_s, no_early_reports=heard is None))
         return self._pending is not None
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:

@@ -6,7 +6,7 @@ import math
 
 _CLIP = 3.0  # standard deviations; a lone spike counts as this much and no more
 _SLACK = 0.5  # standard deviations that an iteration may be off without counting as a sign of change
-_ALARM = 4.9  # sum of signs that is a change: two clipped iterations in a row, 2 · (3 − 0.5) > 4.9, but not one
+_CHANGE = 4.9  # sum of signs that is a change: two clipped iterations in a row, 2 · (3 − 0.5) > 4.9, but not one
 _WEIGHT = 0.05  # of the newest iteration in the usual deviation
 _FIRST_SPREAD = 0.1  # relative; assumed before anything is known
 _LEAST_SPREAD = 0.02  # relative; less than this is not worth a word to the others
@@ -15,7 +15,7 @@ _FAR_SPREADS = 2.0  # … where it is no noise: twice in a row to the same side,
 _NORMAL = 1.2533  # standard deviation over mean absolute deviation, of a normal distribution
 
 
-class Alarm:
+class ChangeDetector:
     """A two-sided CUSUM test (Page, 1954) over how far each iteration's time is from what was foretold (ours).
 
     A lone spike, however large, does not set it off; two in a row do, and so does a lasting change of the size of the
@@ -23,8 +23,8 @@ class Alarm:
     costs a report.
 
     Attributes:
-        on: whether it has changed.
-        loud: whether by a quarter at least: twice in a row to the same side, beyond the usual noise.
+        changed: whether the speed has.
+        changed_much: whether by a quarter at least: twice in a row to the same side, beyond the usual noise.
     """
 
     def __init__(self) -> None:
@@ -34,18 +34,18 @@ class Alarm:
         self._faster = 0.0
         self._newest_s = math.nan  # seconds per sample
         self._far = 0  # iterations in a row that were far off, below zero if they were fast
-        self.on = self.loud = False
+        self.changed = self.changed_much = False
 
     @property
-    def wary(self) -> bool:
+    def suspects_change(self) -> bool:
         """Whether it was far off once, so that the next iteration will tell."""
-        return self._far != 0 and not self.loud
+        return self._far != 0 and not self.changed_much
 
     def expect(self, speed_per_s: float) -> None:
         """This speed was foretold to the others; what follows is held against it, from a fresh start."""
         self._expected_s = 1.0 / speed_per_s if 0.0 < speed_per_s < math.inf else math.nan
         self._slower = self._faster = 0.0
-        self.on = self.loud = False
+        self.changed = self.changed_much = False
         self._far = 0 if math.isnan(self._expected_s) else self._side(self._newest_s / self._expected_s - 1.0)
 
     def hear(self, speed_per_s: float) -> None:
@@ -55,15 +55,15 @@ class Alarm:
         self._newest_s = 1.0 / speed_per_s
         strayed = self._newest_s / self._expected_s - 1.0
         sign = max(-_CLIP, min(_CLIP, strayed / self._spread))
-        if not self.on:  # a change is no noise
+        if not self.changed:  # a change is no noise
             usual = _NORMAL * abs(sign) * self._spread
             self._spread = max(_LEAST_SPREAD, self._spread + _WEIGHT * (usual - self._spread))
         self._slower = max(0.0, self._slower + sign - _SLACK)
         self._faster = max(0.0, self._faster - sign - _SLACK)
-        self.on = self.on or max(self._slower, self._faster) > _ALARM
+        self.changed = self.changed or max(self._slower, self._faster) > _CHANGE
         side = self._side(strayed)
         self._far = side + self._far * (side * self._far > 0)
-        self.loud = self.loud or abs(self._far) >= 2
+        self.changed_much = self.changed_much or abs(self._far) >= 2
 
     def _side(self, strayed: float) -> int:
         """1 if an iteration was far too slow, -1 if it was far too fast, else 0."""
