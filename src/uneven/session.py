@@ -20,14 +20,14 @@ from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
 from uneven.errors import ConfigError
 from uneven.run.drawing import drawn_step, drawn_steps
-from uneven.run.factory import counters_of
+from uneven.run.factory import counter_of
+from uneven.run.join import join
 from uneven.run.loop import StepLoop
 from uneven.run.model.hooks import Undo
 from uneven.run.part import Part
 from uneven.run.parts import Parts
 from uneven.run.reports.profiling import steps_on
 from uneven.run.start.connect import joined
-from uneven.run.start.start import start
 from uneven.run.start.state import pack, unpack
 from uneven.run.threads.threads import ThreadedTraining, Threads
 from uneven.rundir import mark_ready
@@ -95,7 +95,7 @@ class Session(ThreadedTraining):
         report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
                  "nonfinite": nonfinite, "threads": threads, "keep_freed_memory": keep_freed_memory}  # fmt: skip
-        context, self._balancer = start(self.world, given, journal, parts)
+        context, self._balancer = join(self.world, given, journal, parts)
         self.config: RunConfig = context.config
         self._scribe = context.scribe
         self._loop = StepLoop(context, Parts(parts))
@@ -224,7 +224,7 @@ class Session(ThreadedTraining):
             dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
             seed=self.config.seed, split_for=self._loop.reports.shares, shuffle=shuffle, drop_last=drop_last,
             lower=min_batch, begin=self._begin, end=self._loop.end, over=self._loop.over, hands=self._loop.hands,
-            hand_out=counters_of(dataset, self._loop.context, self._loop.hand_out),
+            sample_counter=counter_of(dataset, self._loop.context, self._loop.own_pace),
             settled=self._loop.reports.settled, **dataloader,
         )  # fmt: skip
         self._loop.reports.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)

@@ -1,4 +1,4 @@
-"""The counter in the store, on real processes: what is handed out, what all know at a meeting, and who is missing."""
+"""The counter and the barrier in the store, on real processes: what is taken, what all know, and who is missing."""
 
 from __future__ import annotations
 
@@ -13,68 +13,69 @@ from torch.utils.data import TensorDataset
 
 from uneven.data.loader import BalancedLoader
 from uneven.errors import PeerError
-from uneven.run.parameter_server.handout import StoredHandOut, _Answer
+from uneven.run.own_pace.sample_counter import _AskedCount
+from uneven.run.own_pace.shared import OwnPace, make_own_pace
 from uneven.testing.ranks import RankContext, ranks
 
 
-def loader(hand_out: StoredHandOut, length: int) -> BalancedLoader:
+def loader(me: RankContext, own: OwnPace, length: int) -> BalancedLoader:
     found = BalancedLoader(
-        dataset=TensorDataset(torch.arange(length)), batch_size=3 * hand_out.size, rank=hand_out.rank,
-        world_size=hand_out.size, seed=0, split_for=lambda iteration: (3,) * hand_out.size, hand_out=hand_out,
+        dataset=TensorDataset(torch.arange(length)), batch_size=3 * me.size, rank=me.rank, world_size=me.size, seed=0,
+        split_for=lambda iteration: (3,) * me.size, sample_counter=own.counter,
     )  # fmt: skip
-    hand_out.sampler = found.paced
+    own.counter.sampler = found.paced
     return found
 
 
 @pytest.mark.parametrize("ahead", [True, False])
 @ranks(3)
 def test_what_is_left_is_known_to_all_at_every_meeting(me: RankContext, ahead: bool) -> None:
-    hand_out = StoredHandOut(me.rank, me.size, 30.0, ahead=ahead)
-    batches = loader(hand_out, 400)
+    own = make_own_pace(me.rank, me.size, 30.0, ahead=ahead)
+    batches = loader(me, own, 400)
     seen: list[int] = []
     stream = iter(batches)
     for meeting in range(1, 4):
         for _ in range(me.rank + meeting):
             seen += next(stream)[0].tolist()
-        left = met(hand_out, batches, meeting)
+        left = met(own, batches)
         assert len(set(left)) == len(left) == 400 - len(all_of(seen))
-    hand_out.stop()
+    own.counter.stop()
 
 
-def met(hand_out: StoredHandOut, batches: BalancedLoader, meeting: int) -> list[int]:
-    assert hand_out.told(0) is None
-    hand_out.come(meeting)
-    hand_out.wait_for_words(meeting)
-    assert hand_out.meet(meeting) == []
+def met(own: OwnPace, batches: BalancedLoader) -> list[int]:
+    assert own.counter.known(0) is None
+    own.barrier.arrive()
+    own.barrier.wait()
+    assert own.barrier.meet() == []
     state = batches.state_dict()
     dist.barrier()
-    hand_out.part()
+    own.barrier.leave()
     return [place for first, last in state["left"] for place in range(first, last)]
 
 
 @ranks(2)
 def test_words_of_meetings_that_are_over_are_not_kept_and_not_mistaken(me: RankContext) -> None:
-    hand_out = StoredHandOut(me.rank, me.size, 0.5, ahead=True)
-    batches = loader(hand_out, 100)
+    own = make_own_pace(me.rank, me.size, 0.5, ahead=True)
+    batches = loader(me, own, 100)
     next(iter(batches))
-    for meeting in range(1, 6):
-        met(hand_out, batches, meeting)
-    assert not hand_out._here([f"word/3/{me.rank}"])
-    assert hand_out._here([f"word/4/{me.rank}"])
+    for _ in range(5):
+        met(own, batches)
+    assert not own.barrier._store.has(f"word/3/{me.rank}")
+    assert own.barrier._store.has(f"word/4/{me.rank}")
     dist.barrier()
     if me.rank == 0:
-        hand_out.come(6)
+        own.barrier.arrive()
         with pytest.raises(PeerError, match=r"rank 1 did not come to it within 0.5 s: every worker has to enter it"):
-            hand_out.wait_for_words(6)
-        assert hand_out.meet(6) == [1]
+            own.barrier.wait()
+        assert own.barrier.meet() == [1]
     dist.barrier()
-    hand_out.stop()
+    own.counter.stop()
 
 
 @ranks(2)
 def test_who_is_through_with_an_epoch_knows_what_the_other_one_holds_of_it(me: RankContext) -> None:
-    hand_out = StoredHandOut(me.rank, me.size, 30.0, ahead=True)
-    batches = loader(hand_out, 100)
+    own = make_own_pace(me.rank, me.size, 30.0, ahead=True)
+    batches = loader(me, own, 100)
     seen: list[int] = []
     for (x,) in batches:
         seen += x.tolist()
@@ -84,22 +85,22 @@ def test_who_is_through_with_an_epoch_knows_what_the_other_one_holds_of_it(me: R
             dist.barrier()  # the other one has what it will have
     if me.rank == 0:
         dist.barrier()
-    left = met(hand_out, batches, 1)
+    left = met(own, batches)
     assert len(set(left)) == len(left) == 100 - len(all_of(seen))
     assert batches.state_dict()["epoch"] == (0 if me.rank == 0 else 1), "it is itself in the next one"
-    hand_out.stop()
+    own.counter.stop()
 
 
 @ranks(2)
 def test_the_thread_that_asks_ends_with_the_session_or_when_it_is_forgotten(me: RankContext) -> None:
     for stopping in (True, False):
-        hand_out = StoredHandOut(me.rank, me.size, 30.0, ahead=True)
-        assert hand_out.take(0, 4).result() % 4 == 0
-        (thread,) = [one for one in threading.enumerate() if one.name == "uneven-hand-out"]
+        own = make_own_pace(me.rank, me.size, 30.0, ahead=True)
+        assert own.counter.take(0, 4).result() % 4 == 0
+        (thread,) = [one for one in threading.enumerate() if one.name == "uneven-sample-counter"]
         if stopping:
-            hand_out.stop()
-            assert hand_out.take(0, 0).result() > 0, "asked in place"
-        del hand_out
+            own.counter.stop()
+            assert own.counter.take(0, 0).result() > 0, "asked in place"
+        del own
         gc.collect()
         thread.join(10.0)
         assert not thread.is_alive()
@@ -107,4 +108,4 @@ def test_the_thread_that_asks_ends_with_the_session_or_when_it_is_forgotten(me: 
 
 def test_an_answer_that_does_not_come_in_time_is_an_error() -> None:
     with pytest.raises(PeerError, match=r"rank 3: the store .* has not answered for 0.01 s: .* hangs"):
-        _Answer(3, 0.01).result()
+        _AskedCount(3, 0.01).result()

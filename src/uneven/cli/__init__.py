@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import typer
 
 import uneven
-from uneven.cli.commands import COMMANDS, EXAMPLES, Command, found
+from uneven.cli.commands import COMMANDS, EXAMPLES, CliCommand, found
 from uneven.cli.names import Naming
 from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError
 
@@ -72,7 +72,7 @@ def application(typed: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _add(app: typer.Typer, command: Command, *, real: bool) -> None:
+def _add(app: typer.Typer, command: CliCommand, *, real: bool) -> None:
     what = _load(command) if real else _absent
     if isinstance(what, typer.Typer):
         app.add_typer(what, name=command.name, short_help=command.short)
@@ -86,7 +86,7 @@ def _add(app: typer.Typer, command: Command, *, real: bool) -> None:
     )(what)
 
 
-def _load(command: Command) -> Callable[..., Any] | typer.Typer:
+def _load(command: CliCommand) -> Callable[..., Any] | typer.Typer:
     if command.where is None:
         raise ConfigError(
             f"uneven {command.name} is not installed: pip install {command.package}, or, in a copy of uneven's "

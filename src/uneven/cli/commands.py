@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CliCommand:
     """One line of ``uneven --help``.
 
     Attributes:
@@ -25,19 +25,19 @@ class Command:
     package: str | None = None
 
 
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, CliCommand] = {
     command.name: command
     for command in (
-        Command("run", "uneven.cli.run:run", "Train a script on several workers.", passes_on=True),
-        Command("emulate", "uneven.cli.emulate:command", "Train a script on a described cluster, on this machine."),
-        Command("simulate", "uneven.cli.simulate:command", "Play a described cluster in virtual time."),
-        Command("plan", "uneven.cli.plan:command", "Say which balancer and policy fit a cluster, and why."),
-        Command("fleet", "uneven.cli.fleet:command", "Train many models at once on shared data."),
-        Command("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
-        Command("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
-        Command("demo", "uneven.cli.demo:demo", "See it work on four unequal workers, against DDP."),
-        Command("bench", None, "Measure a claim on this machine.", package="uneven-bench"),
-        Command("doctor", "uneven.cli.doctor:doctor", "Say what this machine can and cannot do."),
+        CliCommand("run", "uneven.cli.run:run", "Train a script on several workers.", passes_on=True),
+        CliCommand("emulate", "uneven.cli.emulate:command", "Train a script on a described cluster, on this machine."),
+        CliCommand("simulate", "uneven.cli.simulate:command", "Play a described cluster in virtual time."),
+        CliCommand("plan", "uneven.cli.plan:command", "Say which balancer and policy fit a cluster, and why."),
+        CliCommand("fleet", "uneven.cli.fleet:command", "Train many models at once on shared data."),
+        CliCommand("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
+        CliCommand("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
+        CliCommand("demo", "uneven.cli.demo:demo", "See it work on four unequal workers, against DDP."),
+        CliCommand("bench", None, "Measure a claim on this machine.", package="uneven-bench"),
+        CliCommand("doctor", "uneven.cli.doctor:doctor", "Say what this machine can and cannot do."),
     )
 }
 
@@ -45,14 +45,14 @@ GROUP = "uneven.commands"
 """The entry points with which other packages add commands."""
 
 
-def found() -> dict[str, Command]:
+def found() -> dict[str, CliCommand]:
     """Uneven's commands, and those of other packages; none of these takes the place of one of uneven's own."""
     commands = dict(COMMANDS)
     for entry in entry_points(group=GROUP):
         own = commands.get(entry.name)
         if own is None:
             package = entry.dist.name if entry.dist else None
-            commands[entry.name] = Command(entry.name, entry.value, f"Comes with {package}.", package=package)
+            commands[entry.name] = CliCommand(entry.name, entry.value, f"Comes with {package}.", package=package)
         elif own.package is not None:
             commands[entry.name] = replace(own, where=entry.value)
     return commands

@@ -8,7 +8,7 @@ from uneven.errors import ConfigError
 from uneven.report.text import count, percent, seconds, span
 
 if TYPE_CHECKING:
-    from uneven.virtual import Goal, Learnt, Point, Task
+    from uneven.virtual import Goal, LearningTask, Learnt, Point
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
@@ -17,7 +17,7 @@ _WIDTH = 40
 class LearningGoal(NamedTuple):
     """What is to be learnt; nothing without a task."""
 
-    task: Task | None
+    task: LearningTask | None
     goal: Goal | None
 
 

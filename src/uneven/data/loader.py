@@ -18,7 +18,7 @@ from uneven.data.order import Cursor, EpochPlan, Portion, SplitSource, epoch_ord
 from uneven.data.paced import PacedSampler
 from uneven.data.state import read_left, read_reached, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
-from uneven.data.supply import HandOut
+from uneven.data.supply import SampleCounter
 from uneven.errors import CheckpointError, DataError, UnknownNameError
 
 # What the loader decides itself. Batches out of order could not be told from one another.
@@ -48,7 +48,7 @@ class BalancedLoader:
     Iterations that were drawn but never handed out (the loop was left early) are drawn again, and asked for
     again, in the next epoch.
 
-    **At one's own pace.** With ``hand_out`` each rank takes its batches, as large as its share, from one counter
+    **At one's own pace.** With ``sample_counter`` each rank takes its batches, as large as its share, from one counter
     when it asks for them: still every sample once an epoch, but as many iterations as a rank comes to.
 
     **Streams** (an ``IterableDataset``, or an object with ``__iter__`` that has no index and length): every
@@ -67,7 +67,7 @@ class BalancedLoader:
             the loop is left. Each ``begin`` gets exactly one ``end``.
         over: called when the epoch has no more batches.
         hands: told of each batch that is handed out; it knows which of them are in the model.
-        hand_out: the counter of all ranks, where each streams at its own pace.
+        sample_counter: the counter of all ranks, where each streams at its own pace.
         settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
         stream_sharded: see above.
         dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
@@ -84,7 +84,7 @@ class BalancedLoader:
         shuffle: bool = True, drop_last: bool = False, lower: int = 1,
         begin: Callable[[Portion], None] | None = None, end: Callable[[], None] | None = None,
         over: Callable[[], None] | None = None, hands: Hands | None = None,
-        hand_out: HandOut | None = None, settled: Callable[[], bool] = never,
+        sample_counter: SampleCounter | None = None, settled: Callable[[], bool] = never,
         stream_sharded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
         _check_keywords(dataloader)
@@ -111,7 +111,7 @@ class BalancedLoader:
         self.paced: PacedSampler | None = None
         if is_stream(dataset):
             self._length = None
-            if hand_out is not None:
+            if sample_counter is not None:
                 raise DataError(
                     "a stream has no index by which workers could each take samples at their own pace: give a data set "
                     "with __len__ and __getitem__, or a policy under which workers wait for each other"
@@ -123,11 +123,11 @@ class BalancedLoader:
             self._length = _checked_length(dataset, batch_size, drop_last)
             order_of = partial(epoch_order, length=self._length, seed=seed, shuffle=shuffle)
             sampler: Sampler = PlannedSampler(plan=plan, rank=rank, order_of=order_of, length=self._length)
-            if hand_out is not None:
+            if sample_counter is not None:
                 usable = self._length - self._length % batch_size if drop_last else self._length
                 sampler = self.paced = PacedSampler(
-                    rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower, hand_out=hand_out,
-                    workers=world_size, now=time.perf_counter, unused=self._hands.unused,
+                    rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower,
+                    counter=sample_counter, workers=world_size, now=time.perf_counter, unused=self._hands.unused,
                 )  # fmt: skip
             self._source = IndexedSource(dataset, sampler=sampler, options=dataloader)
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.data.order import Cursor, Portion, SplitSource
-from uneven.data.supply import HandOut, Interval, Supply
+from uneven.data.supply import Interval, SampleCounter, Supply
 
 _AT_ONCE = 8
 """Batches made at once, at most."""
@@ -99,7 +99,7 @@ class PacedSampler:
         order_of: Callable[..., Positions],
         usable: int,
         lower: int,
-        hand_out: HandOut,
+        counter: SampleCounter,
         workers: int,
         now: Callable[[], float],
         unused: Callable[[], Sequence[Portion]],
@@ -109,8 +109,8 @@ class PacedSampler:
         self._rank = rank
         self._shares_for = shares_for
         self._order_of = order_of
-        self.usable, self._hand_out = usable, hand_out
-        self._supply = Supply(hand_out, workers, lower, self._length, now)
+        self.usable, self._counter = usable, counter
+        self._supply = Supply(counter, workers, lower, self._length, now)
         self._cursor = Cursor()
         self._left: tuple[int, Positions] | None = None  # epoch, and what is left of it
         self._cut: deque[Portion] = deque()  # made into batches, and not drawn yet
@@ -169,14 +169,14 @@ class PacedSampler:
         ones will be again. Outside of a meeting it is what this worker knows: the others may have some in hand, or have
         begun already.
         """
-        if (least := self._hand_out.least) is not None:
+        if (least := self._counter.least) is not None:
             epoch = min(epoch, least)
-        told = self._hand_out.told(epoch)
-        if told is not None:
-            counter, undone = told
+        known = self._counter.known(epoch)
+        if known is not None:
+            counter, undone = known
         elif self._begun is not None and self._begun >= epoch:
             undone = self.undone(epoch)
-            counter = self._hand_out.take(epoch, 0).result()
+            counter = self._counter.take(epoch, 0).result()
         else:
             counter, undone = 0, []
         order = self._left_of(epoch)
@@ -186,8 +186,8 @@ class PacedSampler:
 
     def resume(self, epoch: int, left: Iterable[Sequence[int]]) -> None:
         """The epoch has only these positions left, or none."""
-        self._hand_out.anew()
-        self._supply.anew()
+        self._counter.restart()
+        self._supply.restart()
         self.drawn.clear()
         self._cut.clear()
         positions = positions_of(left)
@@ -221,7 +221,7 @@ class PacedSampler:
         if length - size < lower:
             size = length
         count = 1
-        if self._hand_out.ahead and size == share:
+        if self._counter.ahead and size == share:
             count = max(1, min(_AT_ONCE, (length - lower) // size))
         own = shares if size == share else (*shares[: self._rank], size, *shares[self._rank + 1 :])
         for number in range(count):

@@ -58,7 +58,7 @@ class PendingCount(Protocol):
         ...
 
 
-class HandOut(Protocol):
+class SampleCounter(Protocol):
     """The counters that all workers share, one for each epoch, and what they have told each other of the rest.
 
     Attributes:
@@ -75,11 +75,11 @@ class HandOut(Protocol):
         """Move the counter of an epoch on by so many; where it was before, as soon as that is known."""
         ...
 
-    def anew(self) -> None:
+    def restart(self) -> None:
         """Count from 0 again; every worker says so, after it has loaded a state."""
         ...
 
-    def told(self, epoch: int) -> tuple[int, list[Interval]] | None:
+    def known(self, epoch: int) -> tuple[int, list[Interval]] | None:
         """Where the counter of an epoch is, and what has been handed out by it and not been trained on.
 
         None where nothing is known of the others, as outside of a meeting of all.
@@ -105,10 +105,10 @@ class Supply:
     """
 
     def __init__(
-        self, hand_out: HandOut, workers: int, lower: int, length_of: Callable[[int], int],
+        self, counter: SampleCounter, workers: int, lower: int, length_of: Callable[[int], int],
         now: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._hand_out = hand_out
+        self._counter = counter
         self._workers = workers
         self.lower = lower
         self._length_of = length_of
@@ -130,7 +130,7 @@ class Supply:
         if self._through < epoch:
             self._to(epoch)
 
-    def anew(self) -> None:
+    def restart(self) -> None:
         """Nothing is taken; the counters begin at 0."""
         self._runs.clear()
         self._question = None
@@ -180,7 +180,7 @@ class Supply:
         return [run for of, run in self._runs if of == epoch]
 
     def _wants(self, epoch: int, share: int, kept: int) -> bool:
-        if not self._hand_out.ahead or self._question is not None or self._through > epoch + EPOCHS:
+        if not self._counter.ahead or self._question is not None or self._through > epoch + EPOCHS:
             return False
         return self._held(share) + kept <= min(self._lasts(_IN_A_ROW), self._equal_part(epoch, share))
 
@@ -220,11 +220,11 @@ class Supply:
             self._to(epoch)
         rounds = (self._length_of(epoch) - self._reached) // (_ROUNDS * self._workers * share)
         wanted = 1
-        if self._hand_out.ahead:  # and one more answer, while this one comes
+        if self._counter.ahead:  # and one more answer, while this one comes
             held = self._held(share) + kept
             wanted = min(self._lasts(_IN_A_ROW + 1), self._equal_part(epoch, share)) - held
         samples = share * max(1, wanted, min(_AT_ONCE, rounds))
-        self._question = _Question(epoch, samples, self._hand_out.take(epoch, samples))
+        self._question = _Question(epoch, samples, self._counter.take(epoch, samples))
 
     def _take_in(self) -> None:
         question, self._question = self._question, None

@@ -23,7 +23,7 @@ from uneven.config import RunConfig
 from uneven.core.records import StepRecord
 from uneven.data.datasets import ImageData, images
 from uneven.demo.training import FixedSampler, ReadyMark, accuracy, loss_of, make_optimizer, network
-from uneven.run.reports.scribe import Scribe
+from uneven.run.scribe import Scribe
 from uneven.run.start.connect import versions
 from uneven.run.start.heap import keep_freed_memory
 from uneven.world import discover

@@ -17,7 +17,7 @@ from uneven.run.gradients.averaged import Averaged
 from uneven.run.model.check import check_model, describe_model
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
-from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.own_pace.shared import OwnPace
 from uneven.run.parameters.together import Alike, Exchanging
 from uneven.run.part import Run
 from uneven.run.parts import Parts
@@ -52,7 +52,7 @@ def attach(
     reports: Reports,
     gradients: Averaged,
     hands: Hands,
-    hand_out: StoredHandOut | None,
+    own_pace: OwnPace | None,
     parts: Parts,
     find_unused_parameters: bool,
     bucket_cap_mb: float | None,
@@ -74,7 +74,7 @@ def attach(
     heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
     reports.measure_on(device)
     meter, out = reports.books.meter, outlook(context.policy, context.members, context.sites)
-    agreement = exchanging(context, model, out, hand_out, meter)
+    agreement = exchanging(context, model, out, own_pace, meter)
     alike = isinstance(agreement, Alike)
     follower = None if alike else follow(context, model, hands, agreement, out)
     if not by_copy(context):
@@ -83,8 +83,8 @@ def attach(
     if not alike:
         before_step.append(agreement.still)
     reports.piggyback, reports.piggybacks = gradients.piggyback, alike
-    own_pace = hand_out is not None and len(context.members) > 1
-    lines = context.connection.lines(meter, apart(context.policy) if own_pace else "")
+    in_step = own_pace is None or len(context.members) == 1
+    lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
     parts.attach(
         Run(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,
             log=context.scribe.scalar)

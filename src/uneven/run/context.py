@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from uneven.config import RunConfig
-from uneven.run.reports.scribe import Scribe, tell_nonfinite
+from uneven.run.scribe import Scribe, tell_nonfinite
 from uneven.run.start.connect import Connection
 from uneven.sync import SyncPolicy
 from uneven.world import World

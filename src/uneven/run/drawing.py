@@ -78,7 +78,7 @@ def drawn_step(
 
 def _made(loop: StepLoop, balancer: Balancer, batch_size: int | None, samples: int | None) -> DrawnSteps:
     context = loop.context
-    if loop.hand_out is not None:
+    if loop.own_pace is not None:
         raise ConfigError(
             f"session.step under sync = {describe(context.policy)}: workers take samples at their own pace there, "
             f"from a counter that only session.loader has; use a loader, or a policy whose workers step together"

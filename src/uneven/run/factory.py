@@ -13,7 +13,8 @@ from uneven.registry import describe
 from uneven.run.context import Context
 from uneven.run.gradients.turns import PassFollower
 from uneven.run.observer import ExchangeObserver
-from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.own_pace.sample_counter import StoredSampleCounter
+from uneven.run.own_pace.shared import OwnPace, make_own_pace
 from uneven.run.parameter_server.home import find_home
 from uneven.run.parameter_server.served import Served
 from uneven.run.parameters.agree import Agreement
@@ -28,22 +29,22 @@ def by_copy(context: Context) -> bool:
     return any(served(plan) for plan in first_plans(context.policy, context.members, context.sites))
 
 
-def counters(context: Context) -> StoredHandOut | None:
-    """The counters of the samples, where workers take them at their own pace; None where all take the same steps."""
+def shared(context: Context) -> OwnPace | None:
+    """What workers share that take samples at their own pace; None where all take the same steps."""
     facts, copied = context.policy.facts, by_copy(context)
     own = facts is not None and facts.pace is Pace.OWN
     if not (copied or own):
         return None
-    return StoredHandOut(context.rank, len(context.members), context.config.timeout_s, ahead=own)
+    return make_own_pace(context.rank, len(context.members), context.config.timeout_s, ahead=own)
 
 
-def counters_of(dataset: Any, context: Context, hand_out: StoredHandOut | None) -> StoredHandOut | None:
-    """Those for this data set; a stream's samples can be taken in equal parts where there is no parameter server."""
-    return None if is_stream(dataset) and not by_copy(context) else hand_out
+def counter_of(dataset: Any, context: Context, own_pace: OwnPace | None) -> StoredSampleCounter | None:
+    """The one for this data set; a stream's samples can be taken in equal parts where there is no parameter server."""
+    return None if own_pace is None or (is_stream(dataset) and not by_copy(context)) else own_pace.counter
 
 
 def exchanging(
-    context: Context, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None, observer: ExchangeObserver
+    context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
 ) -> Exchanging:
     """What is exchanged beside gradients; every rank calls it at the same time.
 
@@ -54,18 +55,18 @@ def exchanging(
     Raises:
         ConfigError: the model has layers that meet everybody; or no shard can be reached.
     """
-    if hand_out is not None and by_copy(context):
-        return _serve(context, model, hand_out, observer)
+    if own_pace is not None and by_copy(context):
+        return _serve(context, model, own_pace, observer)
     if not out.gradients_of_all(context.members):
-        return _agree(context, model, out, hand_out, observer)
+        return _agree(context, model, out, own_pace, observer)
     return Alike(Plans(context.policy, context.rank, context.members, context.sites))
 
 
 def _agree(
-    context: Context, model: nn.Module, out: Outlook, hand_out: StoredHandOut | None, observer: ExchangeObserver
+    context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
 ) -> Agreement:
-    replica = _replica(context, model)
-    agreement = Agreement(context.policy, context.rank, context.members, context.sites, replica, hand_out)
+    replica, barrier = _replica(context, model), None if own_pace is None else own_pace.barrier
+    agreement = Agreement(context.policy, context.rank, context.members, context.sites, replica, barrier)
     agreement.carry_by(
         roll=context.connection.roll,
         timeout_s=context.config.timeout_s,
@@ -78,7 +79,7 @@ def _agree(
     return agreement
 
 
-def _serve(context: Context, model: nn.Module, hand_out: StoredHandOut, observer: ExchangeObserver) -> Served:
+def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: ExchangeObserver) -> Served:
     scribe, timeout_s = context.scribe, context.config.timeout_s
 
     def lost(rank: int) -> None:
@@ -94,7 +95,7 @@ def _serve(context: Context, model: nn.Module, hand_out: StoredHandOut, observer
         context.sites,
         replica,
         home=home,
-        hand_out=hand_out,
+        own_pace=own_pace,
         timeout_s=timeout_s,
         observer=observer,
         on_record=scribe.write,

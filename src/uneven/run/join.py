@@ -1,4 +1,4 @@
-"""Starts a session: what was asked for, what of it makes sense, the way to the others, and the journal."""
+"""Joins a run: what was asked for, what of it makes sense, the way to the others, and the journal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from uneven.errors import ConfigError
 from uneven.run.checks import check_carried
 from uneven.run.context import Context
 from uneven.run.part import Part
-from uneven.run.reports.scribe import Scribe
+from uneven.run.scribe import Scribe
 from uneven.run.start.connect import compare, connect, identity, versions
 from uneven.run.start.settings import ALONE, CODE, decide_settings
 from uneven.sync import compatible, policies, threaded, unheeded
 from uneven.world import World
 
 
-def start(
+def join(
     world: World, given: dict[str, Any], journal: str | Path | None, parts: Sequence[Part]
 ) -> tuple[Context, Balancer]:
     """Join the others with the same settings; every rank calls it at the same time.

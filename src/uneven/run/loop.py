@@ -37,7 +37,7 @@ from uneven.data.order import Portion
 from uneven.run.attach import attach
 from uneven.run.checks import check_alone, check_attached
 from uneven.run.context import Context
-from uneven.run.factory import counters
+from uneven.run.factory import shared
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.turns import Turns
 from uneven.run.model.watch import ModelWatch, Unwatched
@@ -56,7 +56,7 @@ class StepLoop:
     Attributes:
         part: the batch in the user's hands.
         hands: those that were handed out and that no optimizer step has taken in.
-        hand_out: counters of the samples, where workers take them at their own pace.
+        own_pace: what workers share that take samples at their own pace, where they do.
         agreement: what is exchanged beside gradients.
         attached, closed: whether a model is; whether the session is.
         watch: looks after it.
@@ -65,11 +65,11 @@ class StepLoop:
     def __init__(self, context: Context, parts: Parts) -> None:
         self.context, self.parts = context, parts
         self._rank, self._members = context.rank, context.members
-        self.hand_out = counters(context)
+        self.own_pace = shared(context)
         self.turns = Turns(self._rank, self._members)
-        self.reports, self.gradients = Reports(context, self.turns, self.hand_out), Averaged()
+        self.reports, self.gradients = Reports(context, self.turns, self.own_pace), Averaged()
         self.agreement: Exchanging = Alike(Plans(context.policy, context.rank, context.members, context.sites))
-        self._streams = Streams(context.connection.transport, together=self.hand_out is None)
+        self._streams = Streams(context.connection.transport, together=self.own_pace is None)
         self.hands = Hands(self.turns.of)
         self.part: Portion | None = None
         self.epoch = -1
@@ -82,7 +82,7 @@ class StepLoop:
         """Take up the model; see :func:`uneven.run.attach.attach`, which takes ``how``."""
         made = attach(
             self.context, model, optimizers, reports=self.reports, gradients=self.gradients, hands=self.hands,
-            hand_out=self.hand_out, parts=self.parts, **how,
+            own_pace=self.own_pace, parts=self.parts, **how,
         )  # fmt: skip
         self.agreement, self.watch, self._detach = made.agreement, made.watch, made.detach
         self.attached = True

@@ -5,8 +5,8 @@
 
 from uneven.virtual.board import Goal, Point
 from uneven.virtual.run import Learnt, train
-from uneven.virtual.task import Task
+from uneven.virtual.task import LearningTask
 from uneven.virtual.tasks import tasks
 from uneven.virtual.training import Training
 
-__all__ = ["Goal", "Learnt", "Point", "Task", "Training", "tasks", "train"]
+__all__ = ["Goal", "LearningTask", "Learnt", "Point", "Training", "tasks", "train"]

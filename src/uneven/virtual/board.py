@@ -11,7 +11,7 @@ from torch import Tensor
 from uneven.core.records import EventRecord, Record, ScalarRecord
 from uneven.errors import ConfigError
 from uneven.virtual.replicas import Losses
-from uneven.virtual.task import Task
+from uneven.virtual.task import LearningTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Board:
         diverged: whether the model has lost its way: a parameter that is no finite number.
     """
 
-    task: Task
+    task: LearningTask
     sink: Callable[[Record], None]
     every: int
     goal: Goal | None = None

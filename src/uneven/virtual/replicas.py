@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uneven.data.order import epoch_order
 from uneven.merge import Kept, Merge
-from uneven.virtual.task import Gradient, Task
+from uneven.virtual.task import Gradient, LearningTask
 
 _EPOCHS_KEPT = 8
 _STEPS_KEPT = 256
@@ -119,7 +119,7 @@ class Losses:
 class Sgd:
     """Computes gradients and takes steps; the same step of the same state is taken once."""
 
-    task: Task
+    task: LearningTask
     order: SampleOrder
     losses: Losses = field(default_factory=Losses)
     _taken: OrderedDict[tuple[int, int], tuple[ModelState, Tensor, ModelState]] = field(default_factory=OrderedDict)

@@ -12,7 +12,7 @@ from uneven.core.records import Record
 from uneven.simulate import Outcome, Scenario, simulate, streamed
 from uneven.virtual.board import Board, Goal, Point
 from uneven.virtual.replicas import SampleOrder, Sgd
-from uneven.virtual.task import Task
+from uneven.virtual.task import LearningTask
 from uneven.virtual.training import Training
 
 
@@ -38,7 +38,7 @@ class Learnt:
         return self.points[-1].accuracy if self.points else float("nan")
 
 
-def prepared(scenario: Scenario, task: Task) -> Scenario:
+def prepared(scenario: Scenario, task: LearningTask) -> Scenario:
     """The scenario with the epochs of a task, and with as many samples under every policy."""
     workload = replace(scenario.spec.workload, epoch_samples=task.samples)
     return streamed(replace(scenario, spec=replace(scenario.spec, workload=workload)))
@@ -46,7 +46,7 @@ def prepared(scenario: Scenario, task: Task) -> Scenario:
 
 def train(
     scenario: Scenario,
-    task: Task,
+    task: LearningTask,
     sink: Callable[[Record], None] | None = None,
     *,
     goal: Goal | None = None,

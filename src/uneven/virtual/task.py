@@ -17,7 +17,7 @@ class Gradient(NamedTuple):
     loss: float
 
 
-class Task(ABC):
+class LearningTask(ABC):
     """A loss that is the mean over samples, and a score on held-out ones.
 
     The optimizer is SGD, v = momentum · v + g, x −= learning_rate · v, as torch defines it.
@@ -44,7 +44,7 @@ class Task(ABC):
         """Share of held-out samples that are right, 0 … 1, or another score of which more is better."""
 
 
-class Classification(Task):
+class Classification(LearningTask):
     """Cross-entropy of a module on images. The module must treat each sample by itself: no batch statistics.
 
     Args:

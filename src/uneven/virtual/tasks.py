@@ -8,30 +8,30 @@ from torch import nn
 from uneven.data.datasets import ImageData, digits, fashion_mnist
 from uneven.errors import ConfigError
 from uneven.registry import Registry
-from uneven.virtual.task import Classification, Task
+from uneven.virtual.task import Classification, LearningTask
 
 _WIDEST = 100_000
 """Hidden units; more are no task for virtual time, where every node's model lies in one memory."""
 
-tasks: Registry[Task] = Registry("training task", Task)  # type: ignore[type-abstract]
+tasks: Registry[LearningTask] = Registry("training task", LearningTask)  # type: ignore[type-abstract]
 """Training tasks by name."""
 
 
-def _digits(*, hidden: int = 32, learning_rate: float = 0.5, momentum: float = 0.0, seed: int = 0) -> Task:
+def _digits(*, hidden: int = 32, learning_rate: float = 0.5, momentum: float = 0.0, seed: int = 0) -> LearningTask:
     """The 1,442 digits that ship with scikit-learn; a perceptron of one hidden layer, or none if ``hidden`` is 0."""
     return _perceptron(digits(), 1_442, hidden, learning_rate, momentum, seed)
 
 
 def _fashion(
     *, samples: int = 10_000, hidden: int = 32, learning_rate: float = 0.1, momentum: float = 0.0, seed: int = 0
-) -> Task:
+) -> LearningTask:
     """The first so many images of Fashion-MNIST to train, the first 2,000 of its test part to evaluate."""
     return _perceptron(fashion_mnist(), samples, hidden, learning_rate, momentum, seed)
 
 
 def _perceptron(
     data: ImageData, samples: int, hidden: int, learning_rate: float, momentum: float, seed: int
-) -> Task:
+) -> LearningTask:
     bounds = (("samples", samples, 1, 2**63), ("hidden", hidden, 0, _WIDEST), ("seed", seed, 0, 2**63 - 1))
     for key, value, least, most in bounds:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from uneven.cli import main
-from uneven.cli.commands import COMMANDS, EXAMPLES, Command, found
+from uneven.cli.commands import COMMANDS, EXAMPLES, CliCommand, found
 from uneven.errors import ConfigError, LaunchError, UnevenError
 from uneven.testing.scripts import run_script
 
@@ -51,7 +51,7 @@ def test_help_loads_no_torch(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", found().values(), ids=found())
-def test_every_command_has_its_own_help(command: Command) -> None:
+def test_every_command_has_its_own_help(command: CliCommand) -> None:
     assert command.where is not None
     module, _, name = command.where.partition(":")
     done = uneven(command.name, "--help")

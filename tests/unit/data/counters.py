@@ -50,10 +50,10 @@ class Counters:
         self.counts[self.lives, epoch] += samples
         return Known(self.counts[self.lives, epoch] - samples)
 
-    def anew(self) -> None:
+    def restart(self) -> None:
         self.lives += 1
 
-    def told(self, epoch: int) -> tuple[int, list[Interval]] | None:
+    def known(self, epoch: int) -> tuple[int, list[Interval]] | None:
         held = [run for one in self.samplers for run in one.undone(epoch)]
         return (self.counts[self.lives, epoch], held) if self.meeting else None
 
@@ -63,7 +63,7 @@ def loaders(length: int, shares: tuple[int, ...], counters: Counters, **options:
     found = [
         BalancedLoader(
             dataset=data, batch_size=sum(shares), rank=rank, world_size=len(shares), seed=3,
-            split_for=lambda iteration: shares, hand_out=counters, **options,
+            split_for=lambda iteration: shares, sample_counter=counters, **options,
         )
         for rank in range(len(shares))
     ]  # fmt: skip

@@ -146,4 +146,4 @@ def test_a_stream_has_no_index_to_take() -> None:
 
     make = partial(BalancedLoader, batch_size=2, rank=0, world_size=1, seed=0, split_for=lambda _: (2,))
     with pytest.raises(DataError, match="a stream has no index by which workers could each take samples"):
-        make(dataset=Stream(), hand_out=Counters())
+        make(dataset=Stream(), sample_counter=Counters())

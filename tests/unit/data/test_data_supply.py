@@ -240,7 +240,7 @@ def test_an_epoch_whose_first_batch_could_not_be_read_is_whole_after_all(readers
     data = Failing(40)
     one = BalancedLoader(
         dataset=data, batch_size=4, rank=0, world_size=1, seed=3, split_for=lambda iteration: (4,),
-        hand_out=Counters(), num_workers=readers,
+        sample_counter=Counters(), num_workers=readers,
     )  # fmt: skip
     with pytest.raises(OSError, match="not there"):
         next(iter(one))

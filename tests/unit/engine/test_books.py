@@ -8,7 +8,7 @@ import torch
 from uneven.config import RunConfig
 from uneven.run.measure.meter import MeterReading
 from uneven.run.reports.books import Books
-from uneven.run.reports.scribe import Scribe
+from uneven.run.scribe import Scribe
 from uneven.world import discover
 
 

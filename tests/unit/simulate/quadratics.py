@@ -15,11 +15,11 @@ from uneven.sync import SyncPolicy, policies
 from uneven.virtual.board import Board
 from uneven.virtual.replicas import SampleOrder, Sgd
 from uneven.virtual.run import prepared
-from uneven.virtual.task import Gradient, Task
+from uneven.virtual.task import Gradient, LearningTask
 from uneven.virtual.training import Training
 
 
-class Quadratic(Task):
+class Quadratic(LearningTask):
     """Sample k has the loss ½ (x − a_k)ᵀ diag(c_k) (x − a_k), in double precision; notes which samples it was given."""
 
     def __init__(self, curves: Tensor, targets: Tensor, *, learning_rate: float, momentum: float = 0.0) -> None:
@@ -75,7 +75,7 @@ class Trained:
     def __init__(
         self,
         spec: ClusterSpec,
-        task: Task,
+        task: LearningTask,
         policy: str | SyncPolicy = "bsp",
         *,
         balance: str = "even",
@@ -107,7 +107,7 @@ class Trained:
         return torch.stack([self.training.parameters(worker.rank) for worker in self.outcome.workers])
 
 
-def by_hand(task: Task, order: SampleOrder, batches: list[list[range]]) -> Tensor:
+def by_hand(task: LearningTask, order: SampleOrder, batches: list[list[range]]) -> Tensor:
     """Plain SGD in one process, torch's own, each step on the union of some ranges of positions."""
     weights = torch.nn.Parameter(task.initial().clone())
     optimizer = torch.optim.SGD([weights], lr=task.learning_rate, momentum=task.momentum)

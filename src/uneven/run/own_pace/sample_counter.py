@@ -1,84 +1,69 @@
-"""The counters from which workers take their samples, and what they tell each other beside the parameter server.
+"""The counters from which workers take their samples.
 
-They lie in the store that the ranks met at, which the launcher keeps (or rank 0 where there is none). Adding to a
-number there is one question and one answer. A shard that is started again so has nothing of this to lose.
+They lie in the store that the ranks met at: to add to a number there is one question and one answer. So a shard of the
+parameter server that is started again has nothing of this to lose.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from queue import SimpleQueue
 from typing import Any
 
-from torch._C._distributed_c10d import HashStore
-from torch.distributed import distributed_c10d as c10d
-
 from uneven.data.paced import PacedSampler
 from uneven.data.supply import EPOCHS, Interval, PendingCount
 from uneven.errors import PeerError
+from uneven.run.own_pace.store import SessionStore
 
-_Task = tuple["_Answer", Callable[[], int]]
-_Word = dict[str, Any]
-
-_LOOK_S = 0.02
+_Task = tuple["_AskedCount", Callable[[], int]]
 
 
-class StoredHandOut:
-    """See :class:`uneven.data.supply.HandOut`.
+class StoredSampleCounter:
+    """See :class:`uneven.data.supply.SampleCounter`.
 
     Args:
-        rank, size: this worker, and how many there are; with one, the store is in this process.
-        timeout_s: how long the others may keep this worker waiting for their word.
+        timeout_s: how long an answer may take.
 
     Attributes:
         ahead: see there.
         sampler: of this worker's loader, once there is one.
+        least: see there.
     """
 
-    def __init__(self, rank: int, size: int, timeout_s: float, *, ahead: bool) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, store: SessionStore, timeout_s: float, *, ahead: bool) -> None:
         self.ahead = ahead
-        self._timeout_s = timeout_s
         self.sampler: PacedSampler | None = None
+        self.least: int | None = None
+        self._store = store
+        self._timeout_s = timeout_s
         self._lives = 0  # states loaded so far, alike on every worker
-        self._told: dict[int, tuple[int, list[Interval]]] = {}  # epoch → counter, and what is undone of it
-        self._least: int | None = None
+        self._known: dict[int, tuple[int, list[Interval]]] = {}  # epoch → counter, and what is undone of it
         self._stopped = False
         self._errands: SimpleQueue[_Task | None] | None = None
-        store: c10d.Store = c10d._get_default_store() if size > 1 else HashStore()
-        number = store.add(f"uneven/hand-outs/{rank}", 1)  # tells apart the sessions that use one store
-        self._store = c10d.PrefixStore(f"uneven/hand-out/{number}", store)
 
     def take(self, epoch: int, samples: int) -> PendingCount:
         """Move the counter of an epoch on by so many; where it was before. The answer may be a PeerError."""
         life = self._lives
-        answer = _Answer(self.rank, self._timeout_s)
+        answer = _AskedCount(self._store.rank, self._timeout_s)
         task = answer, lambda: self._add(life, epoch, samples) - samples
-        if self.size == 1 or self._stopped:
+        if self._store.size == 1 or self._stopped:
             _do(task)
         else:
             self._errand().put(task)
         return answer
 
-    def anew(self) -> None:
+    def restart(self) -> None:
         """Count from 0 again; every worker says so, after it has loaded a state."""
         self._lives += 1
 
-    def told(self, epoch: int) -> tuple[int, list[Interval]] | None:
-        """As of the meeting that all workers are in; None outside of one."""
-        return self._told.get(epoch)
-
-    @property
-    def least(self) -> int | None:
-        """In a meeting, the first epoch that a worker is in."""
-        return self._least
+    def known(self, epoch: int) -> tuple[int, list[Interval]] | None:
+        """See :class:`uneven.data.supply.SampleCounter`."""
+        return self._known.get(epoch)
 
     def begin(self, sampler: PacedSampler | None, lower: int) -> None:
         """There is a loader; no batch of anybody is to be smaller than ``lower``."""
@@ -86,8 +71,9 @@ class StoredHandOut:
         if sampler is not None:
             sampler.at_least(lower)
 
-    def come(self, meeting: int) -> None:
-        """Before a meeting, at which this worker takes nothing more until it has parted: leave word for the others.
+    # ---------------------------------------------------------------- at a barrier of all
+    def held(self) -> dict[str, Any]:
+        """What this worker knows of the counters, and has taken and not trained on, as plain JSON-able data.
 
         Raises:
             PeerError: the store does not answer.
@@ -100,51 +86,21 @@ class StoredHandOut:
             for one in range(max(0, epoch - 1), epoch + 1 + EPOCHS):
                 undone = sampler.undone(one)  # first, as it may wait for what moves the counter on
                 of[str(one)] = self._add(self._lives, one, 0), undone
-        word = {"epoch": epoch, "of": of}
-        self._ask(lambda: self._store.set(_word(self.rank, meeting), json.dumps(word)))
-        if meeting > 2:  # all were at the one before, so all have read the words of that before it
-            self._ask(lambda: self._store.delete_key(_word(self.rank, meeting - 2)))
+        return {"epoch": epoch, "of": of}
 
-    def meet(self, meeting: int) -> list[int]:
-        """At the meeting: read the words of all. The last counter that anybody has read is that of now.
-
-        Returns:
-            Ranks that have left none: they are gone.
-
-        Raises:
-            PeerError: the store does not answer.
-        """
-        found = self._found(meeting)
-        words = [word for word in found if word is not None]
-        self._least = min(word["epoch"] for word in words)
+    def learn(self, words: Sequence[dict[str, Any]]) -> None:
+        """What all workers hold, who take nothing meanwhile: the last counter that anybody has read is that of now."""
+        self.least = min(word["epoch"] for word in words)
         for epoch in set().union(*(word["of"] for word in words)):
             said = [word["of"][epoch] for word in words if epoch in word["of"]]
             undone = [(first, last) for _, runs in said for first, last in runs]
-            self._told[int(epoch)] = max(counter for counter, _ in said), undone
-        return [rank for rank, word in enumerate(found) if word is None]
+            self._known[int(epoch)] = max(counter for counter, _ in said), undone
 
-    def part(self) -> None:
-        """The meeting is over; others go on to take."""
-        self._told, self._least = {}, None
+    def forget(self) -> None:
+        """Others take again, so what was learnt no longer holds."""
+        self._known, self.least = {}, None
 
-    def wait_for_words(self, meeting: int) -> None:
-        """Wait until everybody has left word, where nobody may be gone.
-
-        Raises:
-            PeerError: somebody has not in time; or the store does not answer.
-        """
-        keys = [_word(rank, meeting) for rank in range(self.size)]
-        limit_s = time.monotonic() + self._timeout_s
-        while not self._here(keys):  # not the store's own wait, which Ctrl-C does not end
-            if time.monotonic() > limit_s:
-                missing = [rank for rank, word in enumerate(self._found(meeting)) if word is None]
-                raise PeerError(
-                    f"session.evaluated() on rank {self.rank}: rank {', '.join(map(str, missing))} did not come to it "
-                    f"within {self._timeout_s:g} s: every worker has to enter it as often, before it closes its "
-                    f"session. At their own pace workers take different numbers of steps: enter it at the end of epochs"
-                )
-            time.sleep(_LOOK_S)
-
+    # ---------------------------------------------------------------- the end
     def stop(self) -> None:
         """Nothing more will be taken, but for a look at a counter."""
         self._stopped = True
@@ -152,57 +108,20 @@ class StoredHandOut:
             self._errands.put(None)
             self._errands = None
 
-    def close(self) -> None:
-        """This worker needs nothing more of anybody.
-
-        Raises:
-            PeerError: the store does not answer.
-        """
-        self._ask(lambda: self._store.set(f"closed/{self.rank}", ""))
-
-    def closed(self, rank: int) -> bool:
-        """Whether a worker has said so.
-
-        Raises:
-            PeerError: the store does not answer.
-        """
-        return self._here([f"closed/{rank}"])
-
-    def _found(self, meeting: int) -> list[_Word | None]:
-        """The word that each rank has left for a meeting. Two questions where all have, also with many ranks."""
-        keys = [_word(rank, meeting) for rank in range(self.size)]
-        here = [True] * self.size if self._here(keys) else [self._here([key]) for key in keys]
-        there = [key for key, word in zip(keys, here, strict=True) if word]
-        texts = iter(self._ask(lambda: self._store.multi_get(there)))
-        return [json.loads(next(texts)) if word else None for word in here]
-
-    def _here(self, keys: list[str]) -> bool:
-        return bool(self._ask(lambda: self._store.check(keys)))
-
     def _add(self, life: int, epoch: int, samples: int) -> int:
-        return int(self._ask(lambda: self._store.add(f"taken/{life}/{epoch}", samples)))
+        return self._store.add(f"taken/{life}/{epoch}", samples)
 
     def _errand(self) -> SimpleQueue[_Task | None]:
         """To the thread that asks; made when there is a first question."""
         if self._errands is None:
             self._errands = SimpleQueue()
             # Left behind where the store hangs; a pool's would keep the process from ending.
-            threading.Thread(target=_run, args=(self._errands,), name="uneven-hand-out", daemon=True).start()
+            threading.Thread(target=_run, args=(self._errands,), name="uneven-sample-counter", daemon=True).start()
             weakref.finalize(self, self._errands.put, None)
         return self._errands
 
-    def _ask(self, question: Any) -> Any:
-        try:
-            return question()
-        except RuntimeError as error:
-            raise PeerError(
-                f"rank {self.rank}: the store that the ranks met at, which hands out the samples, does not answer: the "
-                f"process that keeps it (the launcher, or rank 0 without one) has ended "
-                f"({str(error).strip().splitlines()[0]})"
-            ) from error
 
-
-class _Answer(Future[int]):
+class _AskedCount(Future[int]):
     """Waited for no longer than others are."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
@@ -227,10 +146,6 @@ class _Answer(Future[int]):
                 f"rank {self._rank}: the store that the ranks met at, which hands out the samples, has not answered "
                 f"for {self._timeout_s:g} s: the process that keeps it (the launcher, or rank 0 without one) hangs"
             ) from None
-
-
-def _word(rank: int, meeting: int) -> str:
-    return f"word/{meeting}/{rank}"
 
 
 def _run(tasks: SimpleQueue[_Task | None]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from uneven.errors import ConfigError
 from uneven.folder import SHARD_FOLDER, TemporaryFolder
 from uneven.run.lines.transport import Transport
-from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.own_pace.shutdown import ShutdownHandshake
 from uneven.run.start.connect import compare
 from uneven.rundir import GIVES_UP_WITHIN_S, Expendable, mark_expendable
 from uneven.server import Patience, ShardHost, ZmqLine, make_keys
@@ -62,7 +62,7 @@ class Home:
         """A new line to the shards."""
         return ZmqLine(self.directory, self.shards, local=self.local)
 
-    def close(self, hand_out: StoredHandOut, timeout_s: float, *, failed: bool) -> None:
+    def close(self, shutdown: ShutdownHandshake, timeout_s: float, *, failed: bool) -> None:
         """Need the shards no more; where one is here and nothing has failed, wait for who still needs it.
 
         After a failure what :meth:`begun` has told stands: the death that follows is one in training.
@@ -72,9 +72,9 @@ class Home:
         """
         try:
             if not failed:
-                hand_out.close()
+                shutdown.done()
             if self.host is not None and not failed:
-                _wait(self.host, hand_out, timeout_s)
+                _wait(self.host, shutdown, timeout_s)
         finally:
             self.leave()
 
@@ -94,12 +94,12 @@ class Home:
                 own.remove()
 
 
-def _wait(host: ShardHost, hand_out: StoredHandOut, timeout_s: float) -> None:
+def _wait(host: ShardHost, shutdown: ShutdownHandshake, timeout_s: float) -> None:
     """Until every other worker has closed its session or fallen silent; who has not come at all is given up in time."""
     limit_s = time.monotonic() + timeout_s
-    others = [rank for rank in range(hand_out.size) if rank != hand_out.rank]
+    others = shutdown.others
     while others:
-        others = [rank for rank in others if not hand_out.closed(rank) and host.here(rank) is not False]
+        others = [rank for rank in others if not shutdown.is_done(rank) and host.here(rank) is not False]
         if not any(host.here(rank) for rank in others) and time.monotonic() > limit_s:
             return
         time.sleep(_LOOK_S if others else 0.0)

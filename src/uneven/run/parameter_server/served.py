@@ -31,8 +31,8 @@ from uneven.core.records import ExchangeRecord
 from uneven.data.order import Portion, Portions
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
 from uneven.run.observer import ExchangeObserver
+from uneven.run.own_pace.shared import OwnPace
 from uneven.run.parameter_server.copy import SharedCopy, Values
-from uneven.run.parameter_server.handout import StoredHandOut
 from uneven.run.parameter_server.home import Home
 from uneven.run.parameters.exchanges import Order
 from uneven.run.parameters.plans import Plans
@@ -55,7 +55,7 @@ class Served:
     Args:
         policy: whose plans are carried out.
         home: where the shards are; it ends with this part.
-        hand_out: of the samples.
+        own_pace: what the workers share beside the server's parameters.
         on_record: told of every exchange.
         on_lost: told once of each rank that has not come to a meeting.
         on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
@@ -72,7 +72,7 @@ class Served:
         replica: Replica,
         *,
         home: Home,
-        hand_out: StoredHandOut,
+        own_pace: OwnPace,
         timeout_s: float,
         observer: ExchangeObserver,
         on_record: Callable[[ExchangeRecord], None],
@@ -82,11 +82,11 @@ class Served:
         self._policy = policy
         self._members = members
         self._replica = replica
-        self._plans = Plans(policy, hand_out.rank, members, sites)
+        self._plans = Plans(policy, own_pace.rank, members, sites)
         self._home = home
-        self._hand_out = hand_out
+        self._own_pace = own_pace
         self._timeout_s = timeout_s
-        self._rank = hand_out.rank
+        self._rank = own_pace.rank
         self.copy = SharedCopy(replica, self._rank, home, timeout_s)
         self._observer = observer
         self._on_record = on_record
@@ -98,7 +98,7 @@ class Served:
         self._loaded: Values | None = None  # the copy to begin with
         self.clock = 0  # steps taken
         self._epoch = -1
-        self._iteration = self._gap = self._samples = self._dropped = self._meetings = 0
+        self._iteration = self._gap = self._samples = self._dropped = 0
         self._plan = StepPlan()
         self._in_step: tuple[Exchange, ...] = ()  # the plan's, after the step
         self._background: tuple[Exchange, ...] = ()  # and in the background
@@ -191,7 +191,7 @@ class Served:
             self._owed, self._following = True, False
             self._through(part.epoch + 1)
             return False
-        sampler = self._hand_out.sampler
+        sampler = self._own_pace.counter.sampler
         more = sampler is not None and sampler.more()  # taken now, so that whoever waits below has its samples
         self._carry(self._due() if self._in_step else 0)
         if not more:
@@ -325,16 +325,16 @@ class Served:
             yield
         finally:
             self._shown = None
-            self._hand_out.part()
+            self._own_pace.barrier.leave()
             self._replica.flat.write(own)
 
     def _met(self) -> Values:
         """The copy, when all who are left have come here with all that they had to give."""
-        self._meetings += 1
-        self._hand_out.come(self._meetings)
+        barrier = self._own_pace.barrier
+        barrier.arrive()
         values = self.copy.read()
-        self.copy.client.meet(self._meetings).into([values])
-        for rank in self._hand_out.meet(self._meetings):
+        self.copy.client.meet(barrier.number).into([values])
+        for rank in barrier.meet():
             if rank not in self._lost:
                 self._lost.add(rank)
                 self._on_lost(rank)
@@ -420,7 +420,7 @@ class Served:
                 self.copy.client.close(leave=not failed)
         finally:
             self._shadow.close()
-            self._home.close(self._hand_out, self._timeout_s, failed=failed)
+            self._home.close(self._own_pace.shutdown, self._timeout_s, failed=failed)
 
 
 def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:

@@ -18,7 +18,7 @@ from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.plain import Amount, Count, loading, read
 from uneven.data.order import Cursor, Portion, Portions
 from uneven.errors import ConfigError, PeerError, TrainingError
-from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.own_pace.barrier import EvaluationBarrier
 from uneven.run.parameters.exchanges import Exchanges, Order, StepPosition
 from uneven.run.parameters.plans import Plans
 from uneven.run.parameters.replica import Replica
@@ -45,7 +45,7 @@ class Agreement:
     Args:
         policy: whose plans are carried out; also names the model to evaluate.
         sites: where each rank is.
-        hand_out: of the samples, where each worker takes them at its own pace.
+        barrier: before evaluations, where each worker takes samples at its own pace.
 
     Attributes:
         clock: steps taken.
@@ -60,10 +60,9 @@ class Agreement:
         members: tuple[int, ...],
         sites: dict[int, str],
         replica: Replica,
-        hand_out: StoredHandOut | None = None,
+        barrier: EvaluationBarrier | None = None,
     ) -> None:
-        self._hand_out = hand_out
-        self._meetings = 0
+        self._barrier = barrier
         self._met_all = True
         self._policy = policy
         self._rank = rank
@@ -249,7 +248,7 @@ class Agreement:
 
     def _place(self, shows: bool = False) -> StepPosition | None:
         """None where workers take samples at their own pace."""
-        return StepPosition(self._counted, self._iteration, self.clock, shows) if self._hand_out is None else None
+        return StepPosition(self._counted, self._iteration, self.clock, shows) if self._barrier is None else None
 
     # ---------------------------------------------------------------- the model that counts
     @contextmanager
@@ -275,30 +274,29 @@ class Agreement:
     @contextmanager
     def _met(self) -> Iterator[None]:
         """Inside, nothing is under way beside the training, and all know what is left of the samples."""
-        hand_out = self._hand_out
-        if hand_out is None:
+        barrier = self._barrier
+        if barrier is None:
             self._settle()
             yield
             return
-        self._meetings += 1
         self._met_all = False
-        hand_out.come(self._meetings)
+        barrier.arrive()
         self._settle()
-        hand_out.wait_for_words(self._meetings)
-        hand_out.meet(self._meetings)
+        barrier.wait()
+        barrier.meet()
         self._met_all = self._showing = True
         try:
             yield
         finally:
             self._showing = False
-            hand_out.part()
+            barrier.leave()
 
     def _shown(self) -> Tensor | None:
         """None where the replica is the one."""
         if self._policy.evaluated is Evaluated.CENTRE:
             return self._replica.centre
         # At their own pace others may have taken steps where this worker has not.
-        equal = self._equal and self._hand_out is None
+        equal = self._equal and self._barrier is None
         if self._policy.evaluated is Evaluated.REPLICA or equal or len(self._members) == 1:
             return None
         everybody = Exchange(payload=Payload.PARAMETERS, members=self._members, merge=Mean(), moment=Moment.STEP)
@@ -342,7 +340,7 @@ class Agreement:
             "kept": kept,
             "owed": bool(owed),
         }
-        if self._showing and self._policy.evaluated is Evaluated.CENTRE and self._hand_out is None:
+        if self._showing and self._policy.evaluated is Evaluated.CENTRE and self._barrier is None:
             # The centre is as the last exchange has left it; steps since then are in no model that others would save.
             as_then = {"clock": self.clock - self._gap, "gap": 0, "fresh": [0] * len(fresh), "owed": False}
             numbers |= as_then | {"since": None, "lacking": since}

@@ -19,8 +19,8 @@ from uneven.run.measure.clock import clock_for
 from uneven.run.measure.load import LoadMeter, nvml_uuid
 from uneven.run.measure.meter import Meter, MeterReading
 from uneven.run.measure.others import LEAST_S, Others, find
-from uneven.run.reports.scribe import Scribe
 from uneven.run.reports.slow import SlowLoop
+from uneven.run.scribe import Scribe
 
 _LONGEST = 10.0
 """An iteration counts as so many times the shortest of late at most: its loop may have been paused with it in hand, and

@@ -26,7 +26,7 @@ from uneven.run.gradients.turns import Turns
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.load import nvml_uuid
 from uneven.run.model.check import check_model
-from uneven.run.parameter_server.handout import StoredHandOut
+from uneven.run.own_pace.shared import OwnPace
 from uneven.run.reports.books import Books
 from uneven.run.reports.profiling import profile_record, profile_together
 from uneven.run.reports.slow import SlowLoop
@@ -47,7 +47,7 @@ class Reports:
     """Measures steps, and keeps the slow loop, which exists from when there is a loader.
 
     Args:
-        turns, hand_out: are told the limits of the batches when there is a loader.
+        turns, own_pace: are told the limits of the batches when there is a loader.
 
     Attributes:
         books: of this worker's iterations.
@@ -55,10 +55,10 @@ class Reports:
         piggybacks: whether every step averages the gradients of all ranks, so that reports can be piggybacked on them.
     """
 
-    def __init__(self, context: Context, turns: Turns, hand_out: StoredHandOut | None) -> None:
+    def __init__(self, context: Context, turns: Turns, own_pace: OwnPace | None) -> None:
         self._context = context
         self._turns = turns
-        self._hand_out = hand_out
+        self._own_pace = own_pace
         self.books = Books(context.rank, context.scribe, torch.device("cpu"))
         self.piggyback: Piggyback | None = None
         self.piggybacks = False
@@ -105,8 +105,8 @@ class Reports:
         self._agreed = _Agreed(balancer, limits, loader.batch_size, max(one["_lookahead"] for one in said))
         self._slow = self._slow_loop(self._agreed, {})
         self._turns.least = limits.lower[self._context.rank]
-        if self._hand_out is not None:
-            self._hand_out.begin(loader.paced, max(limits.lower))
+        if self._own_pace is not None:
+            self._own_pace.counter.begin(loader.paced, max(limits.lower))
 
     def _slow_loop(self, agreed: _Agreed, profiles: dict[int, Profile]) -> SlowLoop:
         scribe = self._context.scribe
@@ -246,5 +246,5 @@ class Reports:
         if self._slow is not None:
             self._slow.close()
         self.books.close()
-        if self._hand_out is not None:
-            self._hand_out.stop()
+        if self._own_pace is not None:
+            self._own_pace.counter.stop()

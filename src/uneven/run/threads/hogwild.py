@@ -25,7 +25,7 @@ from uneven.run.measure.clock import ThreadClock
 from uneven.run.measure.meter import Meter, MeterReading
 from uneven.run.parameters.agree import Agreement
 from uneven.run.reports.books import step_record
-from uneven.run.reports.scribe import Scribe
+from uneven.run.scribe import Scribe
 from uneven.run.threads.batch_queue import BatchQueue, Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
 

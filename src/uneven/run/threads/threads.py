@@ -15,7 +15,7 @@ from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.run.loop import StepLoop
-from uneven.run.reports.scribe import Scribe
+from uneven.run.scribe import Scribe
 from uneven.run.threads.hogwild import Hogwild, Loop
 
 
