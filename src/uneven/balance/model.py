@@ -107,7 +107,7 @@ class Model(Balancer):
         self._intake = Intake()
         self._curves = Curves()
         self._overlap = Overlap()
-        self._pace = CurveLevel()
+        self._level = CurveLevel()
         self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, for n may be large
         self._way, self._part = np.zeros(0), 1.0  # samples of the last move, and the part of the way that was gone
         self._alike = 0  # looks in a row at which the workers were so
@@ -134,12 +134,12 @@ class Model(Balancer):
 
     def _learn(self, view: BalanceView) -> None:
         reports = self._intake.take(view)
-        for part in (self._curves, self._overlap, self._pace):
+        for part in (self._curves, self._overlap, self._level):
             part.meet(view.members)
         self._curves.points = self._overlap.learn(reports, self._curves.points)
         foretold_s = reports.newest_size / column(view.predicted_per_s) - self._overlap.seconds(reports.local_s)
-        foretold_s = self._pace.listen(reports, self._curves, foretold_s, view.doubts)
-        self._curves.learn(reports, self._pace.level, foretold_s)
+        foretold_s = self._level.listen(reports, self._curves, foretold_s, view.doubts)
+        self._curves.learn(reports, self._level.level, foretold_s)
 
     def _costs(self, view: BalanceView) -> Costs:
         """Seconds of an iteration as a function of the share, as far as is known."""
@@ -150,7 +150,7 @@ class Model(Balancer):
             np.where(known, curve.overhead_s, 0.0),
             np.where(known, curve.per_sample_s, 1.0 / predicted),
         )
-        floor_s, a, b = (self._pace.level * part for part in curve)
+        floor_s, a, b = (self._level.level * part for part in curve)
         hidden, late_s, least_s = self._overlap.hidden, self._overlap.level_s, self._overlap.least_s
         shown = 1.0 - hidden
         lines = (
@@ -219,7 +219,7 @@ class Model(Balancer):
             "intake": self._intake.state_dict(),
             "curves": self._curves.state_dict(),
             "overlap": self._overlap.state_dict(),
-            "pace": self._pace.state_dict(),
+            "pace": self._level.state_dict(),
             "alike": self._alike,
             "way": self._way.tolist(),
             "part": self._part,
@@ -232,7 +232,7 @@ class Model(Balancer):
             self._curves.load_state_dict(state["curves"])
         self._intake.load_state_dict(state["intake"])
         self._overlap.load_state_dict(state["overlap"])
-        self._pace.load_state_dict(state["pace"])
+        self._level.load_state_dict(state["pace"])
         self._alike = saved["alike"]
         self._way, self._part = np.array(saved["way"], np.float64), saved["part"]
 

@@ -105,7 +105,7 @@ class Learner(Predictor):
         self._hold = float(hold)
         self._past = Past(memory)
         self._doubt = Doubt()
-        self._pace = 1  # iterations per row
+        self._per_row = 1  # iterations per row
         self._since = 0
         self._lessons = 0
         self._learnt = 0
@@ -122,7 +122,7 @@ class Learner(Predictor):
         expected = self.predict()
         self._doubt.compare(expected, speed)
         self._take(speed, expected, seen)
-        self._pace = seen.iterations
+        self._per_row = seen.iterations
         self._since += 1
         self._next = None
 
@@ -148,11 +148,11 @@ class Learner(Predictor):
 
     def predict(self, ahead: int = 1) -> float:
         """The model's word within the sane range, or the moving average."""
-        if ahead <= self._pace:
+        if ahead <= self._per_row:
             if self._next is None:
                 self._next = self._forecast(1)
             return self._next
-        return self._forecast(round(ahead / self._pace))
+        return self._forecast(round(ahead / self._per_row))
 
     def _forecast(self, steps: int) -> float:
         if not self._past.seen:
@@ -192,7 +192,7 @@ class Learner(Predictor):
             "past": self._past.state_dict(),
             "model": self._model.state() if self._learnt else None,
             "doubt": self._doubt.state_dict(),
-            "counts": [self._pace, self._since, self._lessons, self._learnt, self._calm],
+            "counts": [self._per_row, self._since, self._lessons, self._learnt, self._calm],
             "held": self._held,
             "usual": self._usual,
         }
@@ -209,7 +209,7 @@ class Learner(Predictor):
         with inside("past"):
             self._past.load_state_dict(state["past"])
         self._doubt.load_state_dict(state["doubt"])
-        self._pace, self._since, self._lessons, self._learnt, self._calm = saved["counts"]
+        self._per_row, self._since, self._lessons, self._learnt, self._calm = saved["counts"]
         self._held, self._usual, self._next = saved["held"], saved["usual"], None
 
 

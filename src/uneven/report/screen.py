@@ -34,7 +34,7 @@ def live(state: RunProgress, name: str, width: int, height: int) -> RenderableTy
     lines = bool(state.scalars) + bool(state.exchanged.count) + bool(state.threads)
     rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - lines)
     said = (*_exchanged(state), *_threads(state), *_scalars(state))
-    parts = (_title(state, name, width), _progress(state, width), _pace(now), *said)
+    parts = (_title(state, name, width), _progress(state, width), _speed(now), *said)
     return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
 
 
@@ -82,7 +82,7 @@ def _progress(state: RunProgress, width: int) -> Text:
     return Text.assemble(before, ("━" * full, "green"), ("─" * (room - full), "dim"), after)
 
 
-def _pace(now: Summary) -> Text:
+def _speed(now: Summary) -> Text:
     parts = (
         (count(now.samples_per_s), " samples/s"),
         (seconds(now.iteration_s), " per iteration"),

@@ -156,7 +156,7 @@ class VirtualExchanges:
 
     def _counted(self, meeting: Round) -> int | None:
         """Samples of everybody whose gradients went into a step; None if that was not a step of all members."""
-        everybody = self._stage.seats.at(meeting.clock).members
+        everybody = self._stage.history.at(meeting.clock).members
         if len(meeting.group.members) < len(everybody):
             return None
         return sum(worker.batch for worker in meeting.arrived.values())

@@ -47,7 +47,7 @@ class Faults:
         self._told = tell
         self._starting: int | None = None  # the iteration that is being started
         self._ranks = {node.name: rank for rank, node in enumerate(spec.nodes)}
-        self._members = set(stage.seats.newest.members)
+        self._members = set(stage.history.newest.members)
         self._active = len(self._members)
         self._ended = False  # everybody who was left has taken all steps
         self._coming: dict[int, Worker] = {}
@@ -191,7 +191,7 @@ class Faults:
         if with_ is not None:
             self._members.add(with_)
         if self._members:
-            self._shares.change(self._stage.seats.change(first, self._members))
+            self._shares.change(self._stage.history.change(first, self._members))
 
 
 def _left(event: Event) -> str:

@@ -42,7 +42,7 @@ class ByMembers(Generic[T]):
         return found
 
 
-class Membership(NamedTuple):
+class MembersSince(NamedTuple):
     """Who takes part from a clock on.
 
     Attributes:
@@ -56,7 +56,7 @@ class Membership(NamedTuple):
     places: dict[int, int]
 
 
-class Seats:
+class MemberHistory:
     """The members over the clocks.
 
     Changes hold from a clock that nobody has started yet, so that all who are asked for a plan at one clock see the
@@ -64,31 +64,31 @@ class Seats:
     """
 
     def __init__(self, members: Iterable[int]) -> None:
-        self._seats = [_seat(0, Members(members), 0)]
+        self._history = [_since(0, Members(members), 0)]
 
     @property
-    def newest(self) -> Membership:
+    def newest(self) -> MembersSince:
         """The last of them."""
-        return self._seats[-1]
+        return self._history[-1]
 
-    def at(self, clock: int) -> Membership:
+    def at(self, clock: int) -> MembersSince:
         """Who takes part in the step that is taken at this clock."""
-        newest = self._seats[-1]
+        newest = self._history[-1]
         if newest.first <= clock:
             return newest
-        return next(seat for seat in reversed(self._seats) if seat.first <= clock)
+        return next(present for present in reversed(self._history) if present.first <= clock)
 
-    def change(self, first: int, members: Iterable[int]) -> Membership:
+    def change(self, first: int, members: Iterable[int]) -> MembersSince:
         """Other members, from a clock on that is not before that of the last change."""
-        old = self._seats[-1]
+        old = self._history[-1]
         if old.first == first:
-            self._seats.pop()
-        self._seats.append(_seat(first, Members(members), old.generation + 1))
-        return self._seats[-1]
+            self._history.pop()
+        self._history.append(_since(first, Members(members), old.generation + 1))
+        return self._history[-1]
 
 
-def _seat(first: int, members: Members, generation: int) -> Membership:
-    return Membership(first, members, generation, {rank: place for place, rank in enumerate(members)})
+def _since(first: int, members: Members, generation: int) -> MembersSince:
+    return MembersSince(first, members, generation, {rank: place for place, rank in enumerate(members)})
 
 
 class _Watch:

@@ -18,7 +18,7 @@ from uneven.control import Complaint, Controller, Decider, Forecaster, Loopback
 from uneven.core.records import ForecastRecord, SplitRecord, StepRecord
 from uneven.core.views import Limits, Observation
 from uneven.predict.base import predictors
-from uneven.simulate.members import Membership
+from uneven.simulate.members import MembersSince
 from uneven.simulate.worker import Worker
 
 
@@ -44,7 +44,7 @@ class BatchSlice(NamedTuple):
 class _Cuts:
     """Iteration → shares and firsts, while these members take part."""
 
-    seat: Membership
+    present: MembersSince
     made: dict[int, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)
 
 
@@ -53,7 +53,7 @@ class Shares:
 
     Args:
         terms: of the run.
-        seat: who takes part from the start.
+        present: who takes part from the start.
         on_split: told about every change of the split.
         on_complaint: told about every report that was not believed: rank, iteration, text.
         on_forecast: told what a worker foretells with its report; None where nobody wants to know.
@@ -62,7 +62,7 @@ class Shares:
     def __init__(
         self,
         terms: Terms,
-        seat: Membership,
+        present: MembersSince,
         *,
         on_split: Callable[[SplitRecord], None],
         on_complaint: Callable[[int, int, str], None],
@@ -72,12 +72,12 @@ class Shares:
         self._on_split = on_split
         self._on_complaint = on_complaint
         self._on_forecast = on_forecast
-        self._cuts = [_Cuts(seat)]
+        self._cuts = [_Cuts(present)]
         unborn = predictors.resolve(terms.balancer.predictor)  # to read its name 10,000 times takes seconds
         decider = Decider(
             terms.balancer,
-            seat.members,
-            self._limits(seat),
+            present.members,
+            self._limits(present),
             global_batch=terms.global_batch,
             lookahead=terms.lookahead,
             budget=terms.budget,
@@ -88,9 +88,9 @@ class Shares:
     def part(self, rank: int, iteration: int) -> BatchSlice:
         """What a worker takes in an iteration."""
         cuts = self._cuts[-1]
-        if cuts.seat.first > iteration:
-            cuts = next(cuts for cuts in reversed(self._cuts) if cuts.seat.first <= iteration)
-        place = cuts.seat.places[rank]
+        if cuts.present.first > iteration:
+            cuts = next(cuts for cuts in reversed(self._cuts) if cuts.present.first <= iteration)
+        place = cuts.present.places[rank]
         cut = cuts.made.get(iteration)
         if cut is None:
             shares = self._controller.shares(iteration)
@@ -131,18 +131,18 @@ class Shares:
             elif self._on_forecast is not None:
                 self._on_forecast(told)
 
-    def change(self, seat: Membership) -> None:
+    def change(self, present: MembersSince) -> None:
         """Others take part from an iteration that nobody has begun; what was learnt about those who stay is kept."""
-        if self._cuts[-1].seat.first == seat.first:
+        if self._cuts[-1].present.first == present.first:
             self._cuts.pop()
-        self._cuts.append(_Cuts(seat))
-        self._controller.members_changed(seat.first, seat.members, self._limits(seat))
+        self._cuts.append(_Cuts(present))
+        self._controller.members_changed(present.first, present.members, self._limits(present))
 
-    def _limits(self, seat: Membership) -> Limits:
+    def _limits(self, present: MembersSince) -> Limits:
         total = self._terms.global_batch
-        most = (self._terms.most(rank) for rank in seat.members)
+        most = (self._terms.most(rank) for rank in present.members)
         upper = tuple(total if held is None else min(held, total) for held in most)
-        return Limits(lower=(1,) * len(seat.members), upper=upper)
+        return Limits(lower=(1,) * len(present.members), upper=upper)
 
 
 def _firsts(cuts: _Cuts, shares: tuple[int, ...]) -> list[int]:

@@ -10,7 +10,7 @@ from uneven.core.actions import Exchange
 from uneven.simulate.arithmetic import Arithmetic
 from uneven.simulate.events import Action, EventQueue
 from uneven.simulate.links import Network
-from uneven.simulate.members import Clocks, Seats
+from uneven.simulate.members import Clocks, MemberHistory
 from uneven.simulate.rounds import Group, Groups
 from uneven.simulate.routes import Topology
 from uneven.simulate.worker import Machine, Worker
@@ -31,7 +31,7 @@ class Stage:
     network: Network
     topology: Topology
     workload: Workload
-    seats: Seats
+    history: MemberHistory
     arithmetic: Arithmetic
     go_on: Callable[[Worker], None]
     clocks: Clocks = field(default_factory=Clocks)
@@ -47,7 +47,7 @@ class Stage:
 
     def group(self, worker: Worker, members: tuple[int, ...]) -> Group:
         """The members of an exchange of this worker's present step."""
-        return self.groups.of(self.seats.at(worker.clock).generation, members)
+        return self.groups.of(self.history.at(worker.clock).generation, members)
 
     @property
     def whole_bytes(self) -> float:

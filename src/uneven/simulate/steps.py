@@ -71,15 +71,15 @@ class Steps:
             self._over(worker)
         if worker.gone:
             return
-        seat = stage.seats.at(clock)
+        present = stage.history.at(clock)
         worker.began_s = stage.queue.now_s
         worker.todo = 0
         worker.plan = self._policy.plan(
             SyncView(
                 rank=worker.rank,
                 clock=clock,
-                members=seat.members,
-                generation=seat.generation,
+                members=present.members,
+                generation=present.generation,
                 sites=self._sites,
             )
         )

@@ -17,7 +17,7 @@ from uneven.simulate.events import LAST_S, EventQueue
 from uneven.simulate.exchanges import VirtualExchanges
 from uneven.simulate.faults import Faults
 from uneven.simulate.links import Network
-from uneven.simulate.members import Seats
+from uneven.simulate.members import MemberHistory
 from uneven.simulate.routes import Topology
 from uneven.simulate.shares import Shares, Terms
 from uneven.simulate.stage import Stage
@@ -110,13 +110,13 @@ class _World:
         self._tally = Tally(tuple(node.name for node in spec.nodes))
         queue, topology = EventQueue(), Topology(spec)
         first = set(spec.initial_members)
-        seats = Seats(rank for rank, node in enumerate(spec.nodes) if node.name in first)
+        history = MemberHistory(rank for rank, node in enumerate(spec.nodes) if node.name in first)
         self._stage = stage = Stage(
             queue=queue,
             network=Network(queue, topology.capacities),
             topology=topology,
             workload=spec.workload,
-            seats=seats,
+            history=history,
             arithmetic=arithmetic,
             go_on=lambda worker: self._steps.go_on(worker),
             machines=[_machine(scenario, rank) for rank in range(len(spec.nodes))],
@@ -129,7 +129,7 @@ class _World:
             most=lambda rank: spec.nodes[rank].memory_samples,
         )
         told = self._sink if len(spec.nodes) <= _FORETOLD_UP_TO else None
-        shares = Shares(terms, seats.newest, on_split=self._split, on_complaint=self._complain, on_forecast=told)
+        shares = Shares(terms, history.newest, on_split=self._split, on_complaint=self._complain, on_forecast=told)
         exchanges = VirtualExchanges(stage)
         self._steps = Steps(
             stage,
@@ -149,9 +149,9 @@ class _World:
     def play(self) -> Outcome:
         """From the first step to the last."""
         stage = self._stage
-        for rank in stage.seats.newest.members:
+        for rank in stage.history.newest.members:
             self._introduce(rank)
-        for rank in stage.seats.newest.members:
+        for rank in stage.history.newest.members:
             stage.queue.at(0.0, self._steps.begin, self._hire(rank, 0))
             stage.arithmetic.enters(rank, None)
         stage.queue.run()
@@ -213,7 +213,7 @@ class _World:
                 versions=dict(scenario.versions),
             )
         )
-        if rank == self._stage.seats.newest.members[0]:
+        if rank == self._stage.history.newest.members[0]:
             self._tell(rank, 0, PLAN, plan_message(scenario.iterations))
 
     def _record(self, step: StepRecord) -> None:

@@ -12,7 +12,7 @@ from uneven.core.views import SyncView
 from uneven.errors import TrainingError
 from uneven.simulate import Arithmetic
 from uneven.simulate.exchanges import ExchangeShape, kind_of
-from uneven.simulate.members import ByMembers, Clocks, Members, Seats
+from uneven.simulate.members import ByMembers, Clocks, MemberHistory, Members
 from uneven.sync import SyncPolicy
 
 UNEVEN = tuple(node(f"n{rank}", step_s) for rank, step_s in enumerate((1.0, 1.0, 1.0, 4.0)))
@@ -304,11 +304,11 @@ def test_members_reckon_their_hash_once_and_are_a_tuple() -> None:
 
 
 def test_members_hold_from_a_clock_on() -> None:
-    seats = Seats((0, 1, 2))
-    seats.change(5, (0, 2))
-    seats.change(5, (0, 2, 4))
-    assert [seats.at(clock).members for clock in (4, 5)] == [(0, 1, 2), (0, 2, 4)]
-    assert [seats.at(clock).generation for clock in (4, 5)] == [0, 2]
+    history = MemberHistory((0, 1, 2))
+    history.change(5, (0, 2))
+    history.change(5, (0, 2, 4))
+    assert [history.at(clock).members for clock in (4, 5)] == [(0, 1, 2), (0, 2, 4)]
+    assert [history.at(clock).generation for clock in (4, 5)] == [0, 2]
 
 
 def test_clocks_wake_those_who_wait_for_the_least() -> None:

@@ -90,7 +90,7 @@ class Meter:
         self._usual_s = math.nan
         self._spread = 0.0  # mean difference from it
         self._apart = 0.0  # of the newest iteration
-        self._pace = 0.0  # processor time in a second of training without exchanges, where it was measured last
+        self._cores = 0.0  # processor time in a second of training without exchanges, where it was measured last
         self._worked: Mark = None  # where the processor time was asked for last, with no pause since
         self._unknown = _KNOWN_EVERY  # iterations since then; so many as if, before the first one
         self._exchanges = False  # whether the training has ever waited for an exchange
@@ -205,7 +205,7 @@ class Meter:
         local_cpu_s = between(marks.asked, marks.end)[1] - moved_s
         if marks.worked is not None and not marks.exchanges:
             went_on_s, used_s = between(marks.worked, marks.end)
-            self._pace = used_s / went_on_s if went_on_s > 0.0 else 0.0
+            self._cores = used_s / went_on_s if went_on_s > 0.0 else 0.0
         if math.isnan(local_cpu_s):
-            local_cpu_s = self._pace * local_s
+            local_cpu_s = self._cores * local_s
         return MeterReading(marks.iteration, data_s, compute_s, exchange_s, transfer_s, local_cpu_s, moved_s)
