@@ -6,6 +6,7 @@ generous, for other work may hold a machine up.
 
 from __future__ import annotations
 
+import json
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -128,6 +129,72 @@ def test_a_token_bucket_in_each_direction(tmp_path: Path, limited: str) -> None:
     assert done.returncode == 0, done.stderr
     seconds = float(str(said(tmp_path / "run", 2)[0]["seconds"]))
     assert 0.9 < seconds < 2.5  # 2.5 MB at 20 Mbit/s: 1 s and headers; a few ms without a limit
+
+
+BETWEEN = """
+import socket
+def answers(port):
+    with socket.create_server(("", port)) as server:
+        meet(f"listening-{port}")
+        peers = [server.accept()[0] for _ in range(2)]
+        for peer in peers:
+            peer.sendall(peer.recv(1))  # a round trip
+        got = {peer: 0 for peer in peers}
+        while min(got.values()) < 1_250_000:
+            for peer in peers:
+                got[peer] += len(peer.recv(1 << 16, socket.MSG_DONTWAIT)) if poll(peer) else 0
+        for peer in peers:
+            peer.sendall(b"x")
+def poll(peer):
+    import select
+    return select.select([peer], [], [], 0.001)[0]
+def asks(port):
+    meet(f"listening-{port}")
+    with socket.create_connection((os.environ["MASTER_ADDR"], port)) as peer:
+        begun = time.monotonic()
+        peer.sendall(b"x")
+        peer.recv(1)
+        trip = time.monotonic() - begun
+        peer.sendall(bytes(1_250_000))
+        peer.recv(1)
+        say(trip=trip, seconds=time.monotonic() - begun - trip)
+ready()
+answers(7000) if rank == 0 else asks(7000)
+"""
+
+
+@pytest.mark.alone
+def test_a_line_between_sites_is_shared_by_their_nodes_and_takes_its_time(tmp_path: Path) -> None:
+    text = """
+[defaults]
+cores = 0.5
+up_bit_per_s = 1e9
+latency_s = 0.01
+[[nodes]]
+name = "here"
+site = "x"
+[[nodes]]
+name = "there"
+count = 2
+site = "y"
+[[links]]
+between = ["x", "y"]
+bit_per_s = 1e9
+back_bit_per_s = 2e7
+latency_s = 0.05
+[[events]]
+do = "stop"
+node = "there0"
+at_s = 0.0
+for_s = 1.0
+"""
+    done = emulate(tmp_path, cluster(tmp_path, text), "--", str(script(tmp_path, BETWEEN)))
+    assert done.returncode == 0, done.stderr
+    assert "there0: stopped for 1 s" in done.stderr
+    for rank in (1, 2):
+        one = json.loads((tmp_path / "run" / f"said-{rank}.json").read_text())
+        assert one["trip"] >= 0.14  # twice what the line and the nodes' own links add up to
+        assert 0.9 < one["seconds"] < 4.0  # 2.5 MB together at 20 Mbit/s: 1 s and headers, and TCP's start
 
 
 RING = """
@@ -276,7 +343,7 @@ def test_a_worker_that_is_through_goes_on_freely(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
-    nodes = '[[nodes]]\nname = "a"\nlatency_s = 0.01\n[[events]]\ndo = "leave"\nnode = "a"\nat_s = 3\n'
+    nodes = '[[nodes]]\nname = "a"\n[[events]]\ndo = "leave"\nnode = "a"\nat_s = 3\n'
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--", str(script(tmp_path, "")))
     assert done.returncode == 2
     assert "event leave of node a: real workers cannot yet go" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -29,14 +30,27 @@ from emulation import (
     until,
 )
 
-from uneven.emulate import cgroup, names, probe
+from uneven.cluster.spec import Node, SiteLink, steady
+from uneven.emulate import cgroup, names, probe, state
+from uneven.emulate.netns import EmulatedNetwork
+from uneven.emulate.wiring import Wiring
+from uneven.errors import LaunchError
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, needs_root]  # one removes what another has left
 
 NODES = """
+[[links]]
+between = ["x", "y"]
+bit_per_s = 1e8
+latency_s = 0.001
+[[nodes]]
+name = "far"
+site = "y"
+cores = 0.2
 [[nodes]]
 name = "n"
-count = 3
+site = "x"
+count = 2
 cores = 0.2
 load = 1
 memory_bytes = 1073741824
@@ -75,6 +89,7 @@ def test_killed_at_any_moment_it_leaves_nothing_that_the_next_one_does_not_remov
     nodes, worker = cluster(tmp_path, NODES), script(tmp_path, WITH_CHILD)
     runs: list[str] = []
     namespaces: set[str] = set()
+    relays: list[psutil.Process] = []
     for number, moment in enumerate(MOMENTS):
         run = tmp_path / f"killed-{number}"
         with started(tmp_path, nodes, "--", str(worker), run=run.name) as emulator:
@@ -85,9 +100,12 @@ def test_killed_at_any_moment_it_leaves_nothing_that_the_next_one_does_not_remov
             time.sleep(moments.uniform(0, LONGEST_S[moment]))
             runs += owned_by(emulator.pid)
             namespaces |= namespaces_of(emulator.pid)
+            relays += relays_of(emulator.pid)
             emulator.kill()
             emulator.wait()
     assert len(set(runs)) >= 4  # one that was ending may have been just over
+    assert relays
+    assert until(lambda: not any(map(still_runs, relays)), 10.0)
     done = emulate(tmp_path, nodes, "--", str(worker), run="after")
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "after").glob("done-*"))) == 3
@@ -137,6 +155,23 @@ def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
     assert until(lambda: left_of([left, lives], set(), (str(tmp_path), CHILD)) == set(), 10.0)
 
 
+def relays_of(emulator: int) -> list[psutil.Process]:
+    """The processes that delay packets for it."""
+    found = []
+    for child in psutil.Process(emulator).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "uneven.emulate.relay" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def still_runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture
 def heeds_hangups() -> Iterator[None]:
     """Who started the tests may ignore SIGHUP (nohup does), and an emulator inherits and respects that."""
@@ -153,11 +188,13 @@ def test_asked_to_stop_it_ends_everybody_and_cleans_up(tmp_path: Path, number: s
     with started(tmp_path, cluster(tmp_path, NODES), "--", str(stays(tmp_path))) as emulator:
         assert until(lambda: all_there(tmp_path / "run", "trains"))
         (run,), namespaces = owned_by(emulator.pid), namespaces_of(emulator.pid)
-        assert len(namespaces) == 4
+        assert len(namespaces) == 5  # of three nodes and two sites
+        (relay,) = relays_of(emulator.pid)
         emulator.send_signal(number)
         _, err = emulator.communicate(timeout=60)
     assert emulator.returncode == 128 + number
     assert f"stopped by {number.name}; all workers have ended" in err
+    assert not still_runs(relay)
     assert until(lambda: left_of([run], namespaces, (str(tmp_path), CHILD)) == set(), 10.0)
     assert own_links() == links
 
@@ -178,6 +215,32 @@ def test_asked_twice_it_waits_for_nobody(tmp_path: Path) -> None:
     assert time.monotonic() - begun_s < 9  # ten seconds are given to those who are asked once
     assert emulator.returncode == 128 + signal.SIGINT
     assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set(), 10.0)
+
+
+def test_who_delays_packets_is_missed_when_it_dies(tmp_path: Path) -> None:
+    with started(tmp_path, cluster(tmp_path, NODES), "--", str(stays(tmp_path))) as emulator:
+        assert until(lambda: all_there(tmp_path / "run", "trains"))
+        (run,), namespaces = owned_by(emulator.pid), namespaces_of(emulator.pid)
+        (relay,) = relays_of(emulator.pid)
+        relay.kill()
+        _, err = emulator.communicate(timeout=60)
+    assert emulator.returncode == 1
+    assert "the process that delays packets has ended with -9" in err
+    assert until(lambda: left_of([run], namespaces, (str(tmp_path), CHILD)) == set(), 10.0)
+
+
+def test_a_network_that_cannot_be_laid_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nsenter = shutil.which("nsenter")
+    assert nsenter is not None
+    (tmp_path / "nsenter").symlink_to(nsenter)
+    monkeypatch.setenv("PATH", str(tmp_path))  # `ip` is nowhere
+    before = namespaces_of(os.getpid())
+    line = SiteLink(between=("x", "y"), bit_per_s=steady(1e6), latency_s=0.01)
+    wiring = Wiring((Node(name="a", site="x"), Node(name="b", site="y")), (line,))
+    with pytest.raises(LaunchError, match="`ip` refuses"):
+        EmulatedNetwork(wiring, netem=False)
+    assert namespaces_of(os.getpid()) == before
+    assert relays_of(os.getpid()) == []
 
 
 def test_an_error_in_the_middle_of_making_a_network_leaves_nothing(tmp_path: Path) -> None:
@@ -202,7 +265,7 @@ def test_a_group_of_version_2_goes_with_everything_in_it() -> None:
     """The kernel's own files for killing and removing, which need no controller."""
     top = unified()
     assert top is not None
-    group = top / names.group(names.new_id())
+    group = top / names.group(state.new_id())
     (group / "node0").mkdir(parents=True)
     sleepers = [subprocess.Popen(["sleep", "3217"]) for _ in range(2)]
     for sleeper in sleepers:

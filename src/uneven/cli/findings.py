@@ -101,6 +101,7 @@ class MachineFacts:
     isolation_error: str  # "" if `uneven emulate` can give nodes namespaces and control groups
     bandwidth_error: str  # "" if it can limit bandwidth
     latency_error: str  # "" if it can delay packets
+    netem_error: str  # "" if the kernel does that
     packages: dict[str, str]  # optional package → version, "" if not installed
 
 
@@ -257,7 +258,8 @@ def _emulator(facts: MachineFacts) -> Iterator[Finding]:
         cure = "`uneven emulate` refuses latency_s; --leave-out latency_s, or use `uneven simulate`"
         yield Finding("latency", NOTE, facts.latency_error, cure)
     else:
-        yield Finding("latency", GOOD, "netem", "`uneven emulate` carries latency_s")
+        means = "a process, as this kernel has no netem" if facts.netem_error else "netem"
+        yield Finding("latency", GOOD, means, "`uneven emulate` carries latency_s, of nodes and of lines between sites")
 
 
 def _data(folder: DataFolder | None) -> Finding:

@@ -66,6 +66,7 @@ def gather(environment: Mapping[str, str] = os.environ) -> MachineFacts:
         isolation_error=isolation_error,
         bandwidth_error=able.links,
         latency_error=able.latency,
+        netem_error="" if isolation_error else probe.why_no_netem(),
         packages={name: installed_version(name) for name in OPTIONAL},
     )
 

@@ -1,4 +1,4 @@
-"""What happens to the nodes of a cluster. Pure."""
+"""What happens to the nodes of a cluster, and to the lines between its sites. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from uneven.errors import ConfigError
 
 
 class Do(Enum):
-    """What can happen to a node."""
+    """What can happen to a node; a link can also be cut where it is a line between two sites."""
 
     SLOW = "slow"  # its share of processor time is multiplied by ``factor``
     CUT_LINK = "cut_link"  # its bandwidth, both ways, is multiplied by ``factor`` or becomes ``bit_per_s``
+    STOP = "stop"  # its worker stands still for a while, and does not know of it
     KILL = "kill"  # its worker dies without a word
     LEAVE = "leave"  # its worker goes, and says so
     JOIN = "join"  # a worker starts there; a node whose first such event is a join is not a member before it
@@ -27,20 +28,23 @@ COMINGS_AND_GOINGS = frozenset({Do.KILL, Do.LEAVE, Do.JOIN})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happens to one node, at a time or when an iteration starts.
+    """Something that happens to one node or one line, at a time or when an iteration starts.
 
     Attributes:
+        node: its name; "" for a line.
+        between: the sites that the line joins, in any order; None for a node.
         at_s, at_iteration: one of them.
-        factor: for ``slow`` and ``cut_link``: what is left, above 0 and at most 1.
+        factor: for ``slow`` and ``cut_link``: what is left, at most 1; above 0, but for a link that is cut for a while.
         bit_per_s: for ``cut_link``: what is left, instead of a factor.
-        for_s: how long a slow-down or a cut lasts; infinite is for good.
+        for_s: how long a slow-down, a cut or a stop lasts; infinite is for good.
 
     Raises:
         ConfigError: values that do not go together.
     """
 
     do: Do
-    node: str
+    node: str = ""
+    between: tuple[str, str] | None = None
     at_s: float | None = None
     at_iteration: int | None = None
     factor: float | None = None
@@ -48,7 +52,11 @@ class Event:
     for_s: float = math.inf
 
     def __post_init__(self) -> None:
-        where = f"event {self.do.value!r} of node {self.node!r}"
+        where = f"event {self.do.value!r} of {self.where}"
+        if bool(self.node) == (self.between is not None):
+            raise ConfigError(f"event {self.do.value!r} needs a node, or two sites in between, and not both")
+        if self.between is not None and self.do is not Do.CUT_LINK:
+            raise ConfigError(f"{where}: a line between sites can only be cut (cut_link); say which node is meant")
         if (self.at_s is None) == (self.at_iteration is None):
             what = "neither at_s nor at_iteration" if self.at_s is None else "both at_s and at_iteration"
             raise ConfigError(f"{where} has {what}: say one, as at_s = 30 or at_iteration = 150")
@@ -57,19 +65,40 @@ class Event:
         given = {key for key in ("factor", "bit_per_s") if getattr(self, key) is not None}
         if math.isfinite(self.for_s):
             given.add("for_s")
-        fits = {Do.SLOW: {"factor", "for_s"}, Do.CUT_LINK: {"factor", "bit_per_s", "for_s"}}.get(self.do, set())
+        fits = {
+            Do.SLOW: {"factor", "for_s"}, Do.CUT_LINK: {"factor", "bit_per_s", "for_s"}, Do.STOP: {"for_s"},
+        }.get(self.do, set())  # fmt: skip
         if given - fits:
             raise ConfigError(f"{where}: {', '.join(sorted(given - fits))} does not go with it: leave it out")
-        if fits and len(given - {"for_s"}) != 1:
+        if self.do is Do.STOP and "for_s" not in given:
+            raise ConfigError(f"{where} needs for_s: how long it stands still; for good, use 'kill'")
+        if "factor" in fits and len(given - {"for_s"}) != 1:
             raise ConfigError(
                 f"{where} needs {' or '.join(sorted(fits - {'for_s'}))}: how much is left, as factor = 0.5"
             )
-        if self.factor is not None and not LEAST <= self.factor <= 1:
-            raise ConfigError(f"{where}: factor = {self.factor!r}: it is what is left, above 0 and at most 1")
+        for_a_while = self.do is Do.CUT_LINK and math.isfinite(self.for_s)
+        if self.factor is not None and not LEAST <= self.factor <= 1 and not (self.factor == 0 and for_a_while):
+            hint = "; a link can be cut to 0 with for_s, for a while" if self.factor == 0 else ""
+            raise ConfigError(f"{where}: factor = {self.factor!r}: it is what is left, above 0 and at most 1{hint}")
         if self.bit_per_s is not None:
             positive(where, "bit_per_s", self.bit_per_s)
         if self.for_s != math.inf:
             positive(where, "for_s", self.for_s)
+
+    @property
+    def of(self) -> str | frozenset[str]:
+        """The node, or the sites that the line joins."""
+        return self.node if self.between is None else frozenset(self.between)
+
+    @property
+    def where(self) -> str:
+        """The same in words."""
+        return f"node {self.node!r}" if self.between is None else f"the line between {' and '.join(self.between)}"
+
+    @property
+    def left(self) -> float:
+        """The factor, which is 1 where there is none."""
+        return 1.0 if self.factor is None else self.factor
 
 
 def disorder(events: list[Event]) -> Iterator[str]:

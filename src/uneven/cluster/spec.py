@@ -109,10 +109,17 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteLink:
-    """The line between two sites, shared by all of their nodes; the same capacity each way."""
+    """The line between two sites, shared by all of their nodes.
+
+    Attributes:
+        bit_per_s: from the first site to the second, over time.
+        back_bit_per_s: from the second to the first; None is the same.
+        latency_s: one way.
+    """
 
     between: tuple[str, str]
     bit_per_s: Trace
+    back_bit_per_s: Trace | None = None
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -120,7 +127,19 @@ class SiteLink:
         if self.between[0] == self.between[1]:
             raise ConfigError(f"{where}: it must join two different sites; inside a site the nodes' own links count")
         positive(where, "bit_per_s", max(self.bit_per_s.values))
+        if self.back_bit_per_s is not None:
+            positive(where, "back_bit_per_s", max(self.back_bit_per_s.values))
         not_negative(where, "latency_s", self.latency_s)
+
+    @property
+    def ends(self) -> frozenset[str]:
+        """Its sites, in no order."""
+        return frozenset(self.between)
+
+    def toward(self, site: str) -> Trace:
+        """Its capacity on the way to one of its sites."""
+        back = self.back_bit_per_s if site == self.between[0] else None
+        return self.bit_per_s if back is None else back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +257,13 @@ class ClusterSpec:
 
     def _check_events(self) -> None:
         nodes = {node.name: node for node in self.nodes}
+        lines = {link.ends: " and ".join(link.between) for link in self.links}
         changes: dict[str, list[Event]] = {}
         for event in self.events:
+            if event.between is not None:
+                if event.of not in lines:
+                    raise UnknownNameError("line in event 'cut_link':", " and ".join(event.between), lines.values())
+                continue
             if event.node not in nodes:
                 raise UnknownNameError(f"node in event {event.do.value!r}:", event.node, nodes)
             node = nodes[event.node]

@@ -28,8 +28,8 @@ class Able:
     Attributes:
         load: competing processes inside a node, which need a control group.
         memory: a limit on a node's memory.
-        links: bandwidth of a node's link.
-        latency: delay of a node's link.
+        links: bandwidth of a node's link, or of a line between sites.
+        latency: delay of either.
     """
 
     load: str = ""
@@ -44,24 +44,28 @@ def check(spec: ClusterSpec, able: Able) -> None:
     Raises:
         ConfigError: naming each node and key that cannot, why, and what to do instead.
     """
-    wrong = [*_nodes(spec, able), *_events(spec, able), *_sites(spec)]
+    wrong = [*_nodes(spec, able), *_events(spec, able), *_lines(spec, able)]
     if wrong:
         raise ConfigError(f"cluster {spec.name!r} cannot be emulated here:\n  " + "\n  ".join(wrong))
 
 
 def without(spec: ClusterSpec, keys: Iterable[str]) -> ClusterSpec:
-    """The same cluster with a key of every node left out, or with its ``links`` or ``events``.
+    """The same cluster with a key of every node (and line) left out, or with its ``links`` or ``events``.
+
+    Events that cut a line go with the lines.
 
     Raises:
         UnknownNameError: a key that cannot be left out.
     """
     for key in keys:
         if key == "links":
-            spec = replace(spec, links=())
+            spec = replace(spec, links=(), events=tuple(event for event in spec.events if event.between is None))
         elif key == "events":
             spec = replace(spec, events=())
         elif key in _LEFT_OUT:
             spec = replace(spec, nodes=tuple(replace(node, **{key: _LEFT_OUT[key]}) for node in spec.nodes))
+            if key == "latency_s":
+                spec = replace(spec, links=tuple(replace(link, latency_s=0.0) for link in spec.links))
         else:
             raise UnknownNameError("key to leave out:", key, {*_LEFT_OUT, "links", "events"})
     return spec
@@ -79,10 +83,6 @@ def _nodes(spec: ClusterSpec, able: Able) -> Iterator[str]:
         given = [f"{name} ({value:g})" for name, value in values.items() if value is not None]
         if given and why_not:
             yield f"{key} of node {_some(given)}: {why_not}; --leave-out {key}, or {SIMULATE}"
-    for node in spec.nodes:
-        for key, trace in (("up_bit_per_s", node.up_bit_per_s), ("down_bit_per_s", node.down_bit_per_s)):
-            if trace is not None and min(trace.values) <= 0:
-                yield f"{key} of node {node.name} reaches 0, which stops the run for good; give it at least 1000"
 
 
 def _most(trace: Trace | None) -> float | None:
@@ -100,17 +100,18 @@ def _events(spec: ClusterSpec, able: Able) -> Iterator[str]:
         Do.CUT_LINK: able.links,
     }
     for do, why_not in reasons.items():
-        nodes = list(dict.fromkeys(event.node for event in spec.events if event.do is do))
+        nodes = list(dict.fromkeys(event.node for event in spec.events if event.do is do and event.node))
         if nodes and why_not:
             yield f"event {do.value} of node {_some(nodes)}: {why_not}; --leave-out events, or {SIMULATE}"
 
 
-def _sites(spec: ClusterSpec) -> Iterator[str]:
-    for link in spec.links:
-        yield (
-            f"link between sites {' and '.join(link.between)}: every node here has a link of its own and no other; "
-            f"limit up_bit_per_s and down_bit_per_s of the nodes and --leave-out links, or {SIMULATE}"
-        )
+def _lines(spec: ClusterSpec, able: Able) -> Iterator[str]:
+    lines = [" and ".join(link.between) for link in spec.links]
+    if lines and able.links:
+        yield f"line between {_some(lines)}: {able.links}; --leave-out links, or {SIMULATE}"
+    slow = [" and ".join(link.between) for link in spec.links if link.latency_s]
+    if slow and able.latency:
+        yield f"latency_s of the line between {_some(slow)}: {able.latency}; --leave-out latency_s, or {SIMULATE}"
 
 
 def notes(spec: ClusterSpec, cores: int) -> list[str]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 
-from uneven.cluster.spec import Node
+from uneven.cluster.spec import ClusterSpec
 from uneven.emulate import names, state
 from uneven.emulate.cgroup import ControlGroups, Trees
 from uneven.emulate.enter import Task, command
 from uneven.emulate.load import Rivals
+from uneven.emulate.machines import stop
 from uneven.emulate.netns import EmulatedNetwork
-from uneven.emulate.replay import Quantity, Setting
+from uneven.emulate.replay import Direction, Quantity, Setting
+from uneven.emulate.wiring import Wiring
 
 MASTER_PORT = 29500  # torchrun's; free in a network of one's own
 
@@ -24,15 +26,17 @@ class Isolated:
     """See :class:`uneven.emulate.machines.Machines`.
 
     Args:
-        nodes: of the description.
+        spec: the description.
         trees: the machine's control groups.
+        netem: whether the kernel can delay packets.
 
     Raises:
         LaunchError: the kernel or a tool refuses; nothing is left then.
     """
 
-    def __init__(self, nodes: Sequence[Node], trees: Trees) -> None:
-        self.id = names.new_id()
+    def __init__(self, spec: ClusterSpec, trees: Trees, *, netem: bool) -> None:
+        nodes = spec.nodes
+        self.id = state.new_id()
         self.how = f"network namespaces and control groups of version {trees.version} (emulation {self.id})"
         self.network = {
             "MASTER_ADDR": names.address(0),
@@ -44,6 +48,7 @@ class Isolated:
         lines = [f"{form}{names.address(i)} {node.name}" for i, node in enumerate(nodes) for form in ("", "::ffff:")]
         self._hosts = "\n".join(["127.0.0.1 localhost", *lines, ""])
         memory = any(node.memory_bytes is not None for node in nodes)
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._stack = ExitStack()
         with ExitStack() as undo:
             owner = state.begin(self.id, trees.groups(self.id, memory=memory))
@@ -52,7 +57,8 @@ class Isolated:
             for index, node in enumerate(nodes):
                 if node.memory_bytes is not None:
                     self._groups.limit_memory(index, node.memory_bytes)
-            self._network = EmulatedNetwork([node.latency_s for node in nodes])
+            self._wiring = Wiring(nodes, spec.links)
+            self._network = EmulatedNetwork(self._wiring, netem=netem)
             undo.callback(self._network.close)
             self._rivals = [Rivals(partial(self._start_rival, i), node.threads) for i, node in enumerate(nodes)]
             self._stack = undo.pop_all()
@@ -61,27 +67,45 @@ class Isolated:
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start a worker inside a node."""
-        network = self._network.namespace(index)
-        return subprocess.Popen(
+        network = self._network.namespace(self._wiring.node(index))
+        worker = subprocess.Popen(
             command(self._task(index, program, network)),
             env=dict(env),
             stdin=subprocess.DEVNULL,
             pass_fds=[network],
             start_new_session=True,  # Ctrl-C is for the emulator, which ends it
         )
+        self._workers[index] = worker
+        return worker
 
     def apply(self, index: int, setting: Setting) -> None:
-        """Let a setting hold from now on."""
+        """Let a setting of a node hold from now on."""
         match setting.quantity:
             case Quantity.CORES:
                 self._groups.limit_cores(index, setting.value)
             case Quantity.LOAD:
                 self._rivals[index].set(setting.value)
-            case Quantity.UP | Quantity.DOWN:
-                self._network.limit(index, up=setting.quantity is Quantity.UP, bit_per_s=setting.value)
+            case Quantity.UP:
+                self._network.limit(self._wiring.up(index), setting.value)
+            case Quantity.DOWN:
+                self._network.limit(self._wiring.down(index), setting.value)
+            case Quantity.LATENCY:
+                for device in (self._wiring.up(index), self._wiring.down(index)):
+                    self._network.delay(device, setting.value)
+            case Quantity.STOPPED:
+                stop(self._workers[index], setting.value > 0)
+
+    def apply_between(self, direction: Direction, setting: Setting) -> None:
+        """Let a setting of a line hold from now on."""
+        line = self._wiring.line(*direction)
+        if setting.quantity is Quantity.ALONG:
+            self._network.limit(line, setting.value)
+        else:
+            self._network.delay(line, setting.value)
 
     def lift(self, index: int) -> None:
         """Let a node's worker use what it can get of the processor."""
+        stop(self._workers[index], False)
         self._groups.limit_cores(index, None)
         self._rivals[index].set(0.0)
 
@@ -92,6 +116,10 @@ class Isolated:
     def why_killed(self, index: int) -> str:
         """Why a worker was killed, where the kernel says so."""
         return "it needed more memory than its node's memory_bytes" if self._groups.killed_for_memory(index) else ""
+
+    def broken(self) -> str:
+        """Why nobody can go on; "" while they can."""
+        return self._network.broken()
 
     def close(self) -> None:
         """Kill what is left, remove the groups, let go of the network."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from typing import Protocol
 
-from uneven.emulate.replay import Setting
+from uneven.emulate.replay import Direction, Setting
 
 
 class Machines(Protocol):
@@ -27,7 +29,11 @@ class Machines(Protocol):
         ...
 
     def apply(self, index: int, setting: Setting) -> None:
-        """Let a setting hold from now on."""
+        """Let a setting of a node hold from now on."""
+        ...
+
+    def apply_between(self, direction: Direction, setting: Setting) -> None:
+        """Let a setting of one direction of a line between sites hold from now on."""
         ...
 
     def lift(self, index: int) -> None:
@@ -42,6 +48,16 @@ class Machines(Protocol):
         """Why a worker was killed, where the machine knows; else ""."""
         ...
 
+    def broken(self) -> str:
+        """Why the machines carry nobody any more; "" while they do."""
+        ...
+
     def close(self) -> None:
         """End and remove everything. Twice is fine."""
         ...
+
+
+def stop(worker: subprocess.Popen[bytes], stopped: bool) -> None:
+    """Stop a worker and its descendants, or let them go on; one that has ended is no matter."""
+    if worker.poll() is None:
+        os.killpg(worker.pid, signal.SIGSTOP if stopped else signal.SIGCONT)

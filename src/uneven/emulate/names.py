@@ -1,27 +1,25 @@
-"""Names and addresses of what an emulation makes."""
+"""Names and addresses of what an emulation makes. Pure."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-import secrets
 
 PREFIX = "uneven-"
 INTERFACE = "eth0"
 """A node's link, as the node sees it."""
 
+SWITCH = "switch"
+"""The bridge on which the nodes of a site hang."""
+
 _FIRST = ipaddress.IPv4Address("10.77.0.0")
+_LAST = ipaddress.IPv4Address("10.77.255.255")
 PREFIX_LENGTH = 16
 _ID = re.compile(r"[0-9a-f]{8}")
 
 
-def new_id() -> str:
-    """A name for one emulation that no other one has."""
-    return secrets.token_hex(4)
-
-
 def is_id(text: str) -> bool:
-    """Whether :func:`new_id` could have made it."""
+    """Whether it can be the name of an emulation."""
     return _ID.fullmatch(text) is not None
 
 
@@ -40,6 +38,16 @@ def port(index: int) -> str:
     return f"port{index}"
 
 
+def line(site: int) -> str:
+    """A switch's end of the line to another site."""
+    return f"line{site}"
+
+
 def address(index: int) -> str:
     """A node's address. Every emulation has a network of its own, so all of them use the same ones."""
     return str(_FIRST + index + 1)
+
+
+def gateway(site: int) -> str:
+    """A site's switch, where packets for other sites go."""
+    return str(_LAST - 1 - site)

@@ -1,10 +1,14 @@
-"""A network of its own for every emulation: one namespace for each node, and one with the switch between them.
+"""A network of its own for every emulation: a namespace for each node and each switch, and cables between them.
 
 ::
 
     node 0                  switch                   node 1
     eth0 ══════════ port0 ──bridge── port1 ══════════ eth0
      └ token bucket: up    └ token bucket: down
+
+A cable is a pair of devices of the kernel (veth), with netem behind the buckets where it has a latency. Where the
+kernel has no netem, a cable with a latency is two devices of a process of ours, which hands frames on after that time
+(:mod:`uneven.emulate.relay`); the buckets are the same. :mod:`uneven.emulate.wiring` says what there is.
 
 No namespace has a name. This process holds them by descriptors, so that the kernel removes them, links and all,
 when this process and the workers have ended, in whatever way. Nothing appears among the machine's own interfaces
@@ -17,12 +21,19 @@ import math
 import os
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
-from uneven.emulate import kernel, names, shape
+from uneven.emulate import kernel, names, relay, shape
+from uneven.emulate.tap import open_tap
+from uneven.emulate.wiring import CableEnd, Wiring
 from uneven.errors import LaunchError
 
-_BRIDGE = "switch"
+_ROUTER = {"ip_forward": "1", "conf/all/rp_filter": "0", "conf/default/rp_filter": "0"}
+
+_Found = TypeVar("_Found")
 
 
 def new_namespace() -> int:
@@ -31,96 +42,167 @@ def new_namespace() -> int:
     Raises:
         OSError: the kernel refuses, as it does for an ordinary user.
     """
-    made: list[int | OSError] = []
 
-    def make() -> None:  # in a thread that ends right after, for it never comes back from there
+    def make() -> int:
+        kernel.unshare(kernel.NEW_NETWORK)
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    return _elsewhere(make)
+
+
+def inside(namespace: int, action: Callable[[], _Found]) -> _Found:
+    """What ``action`` finds inside a network namespace.
+
+    Raises:
+        OSError: the kernel refuses, or ``action`` raises it.
+    """
+
+    def enter() -> _Found:
+        kernel.enter(namespace, kernel.NEW_NETWORK)
+        return action()
+
+    return _elsewhere(enter)
+
+
+def _elsewhere(action: Callable[[], _Found]) -> _Found:
+    """In a thread that ends right after, for it never comes back from where it has gone."""
+    found: list[_Found] = []
+    refused: list[OSError] = []
+
+    def go() -> None:
         try:
-            kernel.unshare(kernel.NEW_NETWORK)
-            made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+            found.append(action())
         except OSError as error:
-            made.append(error)
+            refused.append(error)
 
-    thread = threading.Thread(target=make, name="uneven-namespace")
+    thread = threading.Thread(target=go, name="uneven-namespace")
     thread.start()
     thread.join()
-    if isinstance(made[0], OSError):
-        raise made[0]
-    return made[0]
+    if refused:
+        raise refused[0]
+    return found[0]
 
 
 class EmulatedNetwork:
-    """Namespaces, switch and links of one emulation.
+    """Namespaces, switches and cables of one emulation.
 
     Args:
-        latencies_s: of each node's link, one way; needs netem where it is not 0.
+        wiring: what there is.
+        netem: whether the kernel can delay packets.
 
     Raises:
         LaunchError: ``ip`` refuses, with what it said.
-        OSError: no namespace can be made.
+        OSError: no namespace or no device can be made.
     """
 
-    def __init__(self, latencies_s: Sequence[float]) -> None:
-        self._latencies_s = tuple(latencies_s)
+    def __init__(self, wiring: Wiring, *, netem: bool) -> None:
+        self._wiring = wiring
         self._held: list[int] = []
-        self._bits: dict[tuple[int, str], float] = {}
+        self._set: dict[CableEnd, tuple[float, float]] = {}  # bandwidth, latency
+        self._delayed: dict[CableEnd, int] = {}  # number of its direction in the relay
+        self._relay: subprocess.Popen[bytes] | None = None
         try:
-            for _ in range(len(latencies_s) + 1):
+            for _ in wiring.places:
                 self._held.append(new_namespace())
-            self._connect()
-            for index, latency_s in enumerate(latencies_s):
-                if latency_s > 0:
-                    self._shape(index, up=True, bit_per_s=math.inf)
-                    self._shape(index, up=False, bit_per_s=math.inf)
+            for place in wiring.routers:
+                inside(self._held[place], _become_router)
+            if not netem:
+                self._start_relay(wiring)
+            for place in wiring.places:
+                run("ip", self._held[place], wiring.set_up(place, self._held, self._delayed.keys()), self._held)
         except (LaunchError, OSError):
             self.close()
             raise
 
-    def namespace(self, index: int) -> int:
-        """Descriptor of a node's namespace."""
-        return self._held[index + 1]
+    def namespace(self, place: int) -> int:
+        """Descriptor of a namespace."""
+        return self._held[place]
 
-    def limit(self, index: int, *, up: bool, bit_per_s: float) -> None:
-        """Set a node's bandwidth in one direction; infinite is not limited.
+    def limit(self, device: CableEnd, bit_per_s: float) -> None:
+        """Let so much leave through a device from now on; infinite is not limited, zero is nothing at all.
 
         Raises:
             LaunchError: ``tc`` refuses, with what it said.
         """
-        self._shape(index, up=up, bit_per_s=bit_per_s)
+        before_bit_per_s, latency_s = self._set.get(device, (math.inf, 0.0))
+        self._shape(device, bit_per_s, latency_s, before_bit_per_s)
+
+    def delay(self, device: CableEnd, latency_s: float) -> None:
+        """Let what leaves through a device arrive so much later from now on.
+
+        Raises:
+            LaunchError: ``tc`` refuses, with what it said; or the process that delays packets has ended.
+        """
+        number = self._delayed.get(device)
+        if number is None:
+            bit_per_s, _ = self._set.get(device, (math.inf, 0.0))
+            self._shape(device, bit_per_s, latency_s, bit_per_s)
+            return
+        assert self._relay is not None
+        assert self._relay.stdin is not None
+        try:
+            self._relay.stdin.write(f"{number} {latency_s!r}\n".encode())
+        except BrokenPipeError:
+            raise LaunchError(self.broken()) from None
+
+    def broken(self) -> str:
+        """Why the network carries nothing any more; "" while it does."""
+        if self._relay is None or self._relay.poll() is None:
+            return ""
+        return f"the process that delays packets has ended with {self._relay.returncode}; nothing reaches the nodes"
 
     def close(self) -> None:
         """Let go of the namespaces. Twice is fine."""
+        if self._relay is not None:
+            assert self._relay.stdin is not None
+            self._relay.stdin.close()
+            self._relay.kill()
+            self._relay.wait()
+            self._relay = None
         while self._held:
             os.close(self._held.pop())
 
-    @property
-    def _switch(self) -> int:
-        return self._held[0]
+    def _start_relay(self, wiring: Wiring) -> None:
+        delayed = [cable for cable in wiring.cables if cable.latency_s > 0]
+        if not delayed:
+            return
+        taps: list[int] = []
+        try:
+            for cable in delayed:
+                for device in cable.ends:
+                    self._delayed[device] = len(taps)
+                    taps.append(inside(self._held[device.place], partial(open_tap, device.name)))
+            self._relay = subprocess.Popen(
+                relay.command(list(zip(taps[::2], taps[1::2], strict=True))),
+                stdin=subprocess.PIPE,
+                pass_fds=taps,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C is for this process, which cleans up
+            )
+        finally:
+            for descriptor in taps:  # the relay's alone: the devices go with it
+                os.close(descriptor)
 
-    def _connect(self) -> None:
-        nodes = range(len(self._latencies_s))
-        lines = ["link set lo up", f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up"]
-        for index in nodes:
-            there = f"netns /proc/self/fd/{self.namespace(index)}"
-            lines.append(f"link add {names.port(index)} type veth peer name {names.INTERFACE} {there}")
-            lines.append(f"link set {names.port(index)} master {_BRIDGE} up")
-        run("ip", self._switch, lines, self._held)
-        for index in nodes:
-            link = names.INTERFACE
-            address = f"addr add {names.address(index)}/{names.PREFIX_LENGTH} dev {link}"
-            # No IPv6 address: a library that takes an interface's first address is to find the one that is routed.
-            lines = ["link set lo up", f"link set {link} addrgenmode none", address, f"link set {link} up"]
-            run("ip", self.namespace(index), lines)
-
-    def _shape(self, index: int, *, up: bool, bit_per_s: float) -> None:
-        device = names.INTERFACE if up else names.port(index)
-        before = self._bits.get((index, device), math.inf)
-        lines = shape.commands(device, bit_per_s, self._latencies_s[index], before_bit_per_s=before)
+    def _shape(self, device: CableEnd, bit_per_s: float, latency_s: float, before_bit_per_s: float) -> None:
+        namespace = self._held[device.place]
+        lines = shape.commands(device.name, bit_per_s, latency_s, before_bit_per_s=before_bit_per_s)
         if lines:
-            run("tc", self.namespace(index) if up else self._switch, lines)
-        if lines and up:  # connections keep what they once heard of a link until they have to look again
-            at_once = f"link set {device} gso_max_size {shape.at_once_bytes(bit_per_s)}"
-            run("ip", self.namespace(index), [at_once, "route flush cache"])
-        self._bits[index, device] = bit_per_s
+            run("tc", namespace, lines)
+        if lines and bit_per_s > 0 and device.name == names.INTERFACE:
+            # connections keep what they once heard of a link until they have to look again
+            at_once = f"link set {device.name} gso_max_size {self._at_once_bytes(device, bit_per_s)}"
+            run("ip", namespace, [at_once, "route flush cache"])
+        self._set[device] = bit_per_s, latency_s
+
+    def _at_once_bytes(self, device: CableEnd, bit_per_s: float) -> int:
+        """What a node hands over at once: so little that its site's fastest line need not cut it into packets."""
+        lines = [self._set.get(line, (math.inf, 0.0))[0] for line in self._wiring.lines_of(device)]
+        return shape.at_once_bytes(min(bit_per_s, max(lines, default=math.inf)))
+
+
+def _become_router() -> None:
+    for name, value in _ROUTER.items():
+        Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
 def run(tool: str, namespace: int, lines: Sequence[str], others: Sequence[int] = ()) -> None:

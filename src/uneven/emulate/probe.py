@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from functools import partial
 
-from uneven.emulate import cgroup, netns
+from uneven.emulate import cgroup, names, netns
 from uneven.emulate.cgroup import Trees
 from uneven.emulate.checks import Able
+from uneven.emulate.tap import DOOR, open_tap
 from uneven.errors import LaunchError
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
@@ -61,10 +63,28 @@ def why_no_discipline(line: str) -> str:
     return ""
 
 
-def why_no_latency() -> str:
-    """Why packets cannot be delayed here, as ``uneven doctor`` says it; "" if they can."""
+def why_no_netem() -> str:
+    """Why the kernel cannot delay packets; "" if it can."""
     problem = why_no_discipline(_NETEM)
     return f"this kernel has no netem, which delays packets ({problem})" if problem else ""
+
+
+def why_no_latency() -> str:
+    """Why packets cannot be delayed here, neither by the kernel nor by a process; "" if they can."""
+    no_netem = why_no_netem()
+    if not no_netem:
+        return ""
+    try:
+        namespace = netns.new_namespace()
+    except OSError as error:
+        return f"no network namespace can be made ({error.strerror})"
+    try:
+        os.close(netns.inside(namespace, partial(open_tap, names.INTERFACE)))
+    except OSError as error:
+        return f"{no_netem}, and no process can do it instead ({DOOR}: {error.strerror})"
+    finally:
+        os.close(namespace)
+    return ""
 
 
 def why_no_bandwidth() -> str:

@@ -1,4 +1,4 @@
-"""What happens to the nodes of a cluster, and when: from the description to settings in time. Pure.
+"""What happens to nodes and lines of a cluster, and when: from the description to settings in time. Pure.
 
 Whoever carries the settings out asks :meth:`Replay.advance` for what is new at a time, and may sleep until
 :meth:`Replay.next_s`.
@@ -8,26 +8,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 
-from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace
+from uneven.cluster.spec import ClusterSpec, Do, Event, Node, SiteLink, Trace
 
 
 class Quantity(Enum):
-    """What can be set on a node; the values are the units."""
+    """What can be set on a node, or on one direction of a line between sites; the values are the units."""
 
     CORES = "cores"
     LOAD = "busy processes"
     UP = "bit/s up"
     DOWN = "bit/s down"
+    LATENCY = "s one way"
+    STOPPED = "1 while stopped"
+    ALONG = "bit/s along a line"
+
+
+Direction = tuple[str, str]
+"""From one site to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A node's quantity has this value from now on; an infinite bandwidth is not limited."""
+    """A quantity has this value from now on; an infinite bandwidth is not limited, and one of 0 carries nothing.
 
-    node: str
+    Attributes:
+        of: a node, by its name, or a direction of a line.
+    """
+
+    of: str | Direction
     quantity: Quantity
     value: float
 
@@ -53,26 +64,26 @@ class Replay:
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
         self._begun_s: dict[int, float] = {}
-        self._settings: dict[tuple[str, Quantity], float] = {}
+        self._settings: dict[tuple[str | Direction, Quantity], float] = {}
 
     def advance(self, time_s: float, finished: Mapping[str, int]) -> list[Change]:
-        """What has changed since the last call; at the first call, everything. Events come first.
+        """What has changed since the last call; at the first call, everything. Events come first, then lines.
 
         Args:
             time_s: not before that of the last call.
             finished: node → iterations that its worker has finished; iteration k starts when k are finished.
         """
         changes: list[Change] = list(self._begin(time_s, finished))
-        for node in self._spec.nodes:
-            for quantity, value in self._values(node, time_s):
-                if self._settings.get((node.name, quantity)) != value:
-                    self._settings[node.name, quantity] = value
-                    changes.append(Setting(node.name, quantity, value))
+        for setting in self._all(time_s):
+            if self._settings.get((setting.of, setting.quantity)) != setting.value:
+                self._settings[setting.of, setting.quantity] = setting.value
+                changes.append(setting)
         return changes
 
     def next_s(self, time_s: float) -> float:
         """First time after ``time_s`` at which something changes by the clock; infinite if nothing will."""
-        times = [trace.next_change_s(time_s) for node in self._spec.nodes for trace in _traces(node)]
+        parts: tuple[Node | SiteLink, ...] = (*self._spec.nodes, *self._spec.links)
+        times = [trace.next_change_s(time_s) for part in parts for trace in _traces(part)]
         for index, event in enumerate(self._spec.events):
             if index in self._begun_s:
                 times.append(self._begun_s[index] + event.for_s)
@@ -95,49 +106,70 @@ class Replay:
                 continue
             if event.at_s is not None and event.at_s <= time_s:
                 self._begun_s[index] = event.at_s
-            elif event.at_iteration is not None and event.at_iteration <= finished.get(event.node, 0):
+            elif event.at_iteration is not None and event.at_iteration <= self._finished(event, finished):
                 self._begun_s[index] = time_s
             else:
                 continue
             yield Happening(event, time_s)
 
-    def _values(self, node: Node, time_s: float) -> Iterator[tuple[Quantity, float]]:
-        active = [
+    @staticmethod
+    def _finished(event: Event, finished: Mapping[str, int]) -> int:
+        """Iterations that the node of an event has finished; for a line, the node that has finished most."""
+        return finished.get(event.node, 0) if event.node else max(finished.values(), default=0)
+
+    def _all(self, time_s: float) -> Iterator[Setting]:
+        for link in self._spec.links:
+            active = self._active(time_s, link.ends)
+            for direction in (link.between, link.between[::-1]):
+                yield Setting(direction, Quantity.ALONG, _left(link.toward(direction[1]), time_s, active))
+                yield Setting(direction, Quantity.LATENCY, link.latency_s)
+        for node in self._spec.nodes:
+            for quantity, value in _values(node, time_s, self._active(time_s, node.name)):
+                yield Setting(node.name, quantity, value)
+
+    def _active(self, time_s: float, of: str | frozenset[str]) -> list[Event]:
+        """Events of a node or of a line that have begun and are not over."""
+        return [
             event
             for index, event in enumerate(self._spec.events)
-            if event.node == node.name
-            and index in self._begun_s
-            and time_s < self._begun_s[index] + event.for_s
+            if event.of == of and index in self._begun_s and time_s < self._begun_s[index] + event.for_s
         ]
-        slowed = math.prod(_factor(event) for event in active if event.do is Do.SLOW)
-        yield Quantity.CORES, node.cores * node.share.at(time_s) * slowed
-        yield Quantity.LOAD, node.load.at(time_s)
-        for quantity, trace in ((Quantity.UP, node.up_bit_per_s), (Quantity.DOWN, node.down_bit_per_s)):
-            bandwidth = math.inf if trace is None else trace.at(time_s)
-            for event in active:
-                if event.do is Do.CUT_LINK:
-                    bandwidth = event.bit_per_s if event.bit_per_s is not None else bandwidth * _factor(event)
-            yield quantity, bandwidth
 
 
-def _factor(event: Event) -> float:
-    return 1.0 if event.factor is None else event.factor
+def _values(node: Node, time_s: float, active: list[Event]) -> Iterator[tuple[Quantity, float]]:
+    slowed = math.prod(event.left for event in active if event.do is Do.SLOW)
+    yield Quantity.CORES, node.cores * node.share.at(time_s) * slowed
+    yield Quantity.LOAD, node.load.at(time_s)
+    yield Quantity.UP, _left(node.up_bit_per_s, time_s, active)
+    yield Quantity.DOWN, _left(node.down_bit_per_s, time_s, active)
+    yield Quantity.LATENCY, node.latency_s
+    yield Quantity.STOPPED, float(any(event.do is Do.STOP for event in active))
 
 
-def _traces(node: Node) -> Iterator[Trace]:
-    yield from (node.share, node.load)
-    yield from (trace for trace in (node.up_bit_per_s, node.down_bit_per_s) if trace is not None)
+def _left(trace: Trace | None, time_s: float, active: list[Event]) -> float:
+    """What cuts leave of a bandwidth."""
+    bandwidth = math.inf if trace is None else trace.at(time_s)
+    for event in active:
+        if event.do is Do.CUT_LINK:
+            rest = bandwidth * event.left if event.left else 0.0  # of an infinite one nothing is nothing, too
+            bandwidth = rest if event.bit_per_s is None else event.bit_per_s
+    return bandwidth
+
+
+def _traces(part: Node | SiteLink) -> Iterator[Trace]:
+    values = (getattr(part, one.name) for one in fields(part))
+    return (value for value in values if isinstance(value, Trace))
 
 
 def in_words(event: Event) -> str:
     """An event for the terminal and the journal: "node3: link cut to 10 Mbit/s for 5 s"."""
+    left = "nothing" if not event.left else f"{event.left:g} of its bandwidth"
     how = {
-        Do.SLOW: f"slowed down to {_factor(event):g} of its processor time",
-        Do.CUT_LINK: f"link cut to {_factor(event):g} of its bandwidth"
-        if event.bit_per_s is None
-        else f"link cut to {event.bit_per_s / 1e6:g} Mbit/s",
+        Do.SLOW: f"slowed down to {event.left:g} of its processor time",
+        Do.CUT_LINK: f"link cut to {left if event.bit_per_s is None else f'{event.bit_per_s / 1e6:g} Mbit/s'}",
+        Do.STOP: "stopped",
         Do.KILL: "killed",
         Do.LEAVE: "leaves",
         Do.JOIN: "joins",
     }[event.do]
-    return f"{event.node}: {how}" + (f" for {event.for_s:g} s" if math.isfinite(event.for_s) else "")
+    return f"{event.node or event.where}: {how}" + (f" for {event.for_s:g} s" if math.isfinite(event.for_s) else "")

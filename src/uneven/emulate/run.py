@@ -85,7 +85,7 @@ def _machines(spec: ClusterSpec, isolated: str) -> Machines:
         return Throttled()
     for removed in state.clean():
         say(f"removed what was left of {removed}")
-    return Isolated(spec.nodes, probe.trees())
+    return Isolated(spec, probe.trees(), netem=not probe.why_no_netem())
 
 
 class Emulation:
@@ -148,6 +148,9 @@ class Emulation:
                 self._workers.end(lambda: stop.requests > 1)
                 name = Signals(stop.number).name
                 raise LaunchError(f"stopped by {name}; all workers have ended", 128 + stop.number)
+            if why := self._machines.broken():
+                self._workers.end(lambda: stop.requests > 0)
+                raise LaunchError(why)
             if self._workers.failed:
                 self._workers.end(lambda: stop.requests > 0)
                 raise self._workers.failure()
@@ -163,13 +166,15 @@ class Emulation:
             match change:
                 case Happening(event):
                     self._happen(event, now_s)
-                case Setting():
-                    rank = self._places[change.node]
+                case Setting(of=(here, there)):
+                    self._machines.apply_between((here, there), change)
+                case Setting(of=str(name)):
+                    rank = self._places[name]
                     if rank not in self._through and self._workers.running(rank):
                         self._machines.apply(rank, change)
 
     def _happen(self, event: Event, now_s: float) -> None:
-        rank = self._places[event.node]
+        rank = self._places.get(event.node, 0)
         words = in_words(event)
         say(f"{now_s:.1f} s: {words}")
         self._record(rank, event.do.value, words)

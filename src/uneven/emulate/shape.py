@@ -52,14 +52,17 @@ def commands(device: str, bit_per_s: float, latency_s: float, *, before_bit_per_
     """Lines for ``tc -batch`` that set what leaves through ``device`` from now on.
 
     Args:
-        bit_per_s: infinite is not limited.
+        bit_per_s: infinite is not limited; 0 drops everything.
         latency_s: added to every packet; needs netem.
         before_bit_per_s: what was set there before. A smaller bucket takes the place of an empty queue: what is already
             queued was let in for holding the larger bucket's largest packet, the smaller one never has enough for
             that, and the link would stand still for ever. TCP sends again what is lost with the queue.
     """
+    if bit_per_s == 0:
+        return [f"qdisc replace dev {device} root handle 2: pfifo limit 0"]
     shrinks = math.isinf(bit_per_s) or burst_bytes(bit_per_s) < burst_bytes(min(before_bit_per_s, _ANY_BIT_PER_S))
-    lines = [f"qdisc del dev {device} root"] if math.isfinite(before_bit_per_s) and shrinks else []
+    dropped = before_bit_per_s == 0
+    lines = [f"qdisc del dev {device} root"] if math.isfinite(before_bit_per_s) and (shrinks or dropped) else []
     place = "root"
     if math.isfinite(bit_per_s):
         rate, burst, queue = max(1, round(bit_per_s)), burst_bytes(bit_per_s), queue_bytes(bit_per_s)

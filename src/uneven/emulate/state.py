@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +56,11 @@ class Removed:
 
     def __str__(self) -> str:
         return f"emulation {self.id}: {self.groups} control groups and {self.processes} processes"
+
+
+def new_id() -> str:
+    """A name for one emulation that no other one has."""
+    return secrets.token_hex(4)
 
 
 def started_ticks(pid: int) -> int | None:

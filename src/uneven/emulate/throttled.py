@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from uneven.cluster.throttle import Throttle
 from uneven.emulate.enter import Task, command
+from uneven.emulate.machines import stop
 from uneven.emulate.ports import quiet_ports
-from uneven.emulate.replay import Quantity, Setting
+from uneven.emulate.replay import Direction, Quantity, Setting
 from uneven.errors import ConfigError
 
 LEAST_CORES = 0.01
@@ -35,6 +36,8 @@ class Throttled:
         }
         self._throttle = Throttle(period_s=0.01)
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._cores: dict[int, float] = {}
+        self._stopped: dict[int, bool] = {}
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start a worker."""
@@ -44,19 +47,35 @@ class Throttled:
         return worker
 
     def apply(self, index: int, setting: Setting) -> None:
-        """Let a share hold from now on. Other settings were refused before the start unless they change nothing."""
+        """Let a share or a stop hold from now on. Other settings were refused before unless they change nothing."""
         worker = self._workers[index]
-        if setting.quantity is not Quantity.CORES or worker.poll() is not None:
+        if worker.poll() is not None:
+            return
+        if setting.quantity is Quantity.STOPPED:
+            self._stopped[index] = setting.value > 0
+        elif setting.quantity is Quantity.CORES:
+            self._cores[index] = setting.value
+        else:
             return
         try:
-            self._throttle.limit(worker.pid, max(setting.value, LEAST_CORES))
+            if self._stopped.get(index):  # the throttle would let it go on again and again
+                self._throttle.release(worker.pid)
+                stop(worker, True)
+            else:
+                stop(worker, False)
+                self._throttle.limit(worker.pid, max(self._cores[index], LEAST_CORES))
         except ConfigError:
             if worker.poll() is None:
                 raise
 
+    def apply_between(self, direction: Direction, setting: Setting) -> None:
+        """Lines between sites were refused before the start."""
+        raise AssertionError(f"{setting} of the line {direction} has reached a machine without lines")
+
     def lift(self, index: int) -> None:
         """Let a worker use what it can get."""
         self._throttle.release(self._workers[index].pid)
+        stop(self._workers[index], False)
 
     def kill(self, index: int) -> None:
         """Kill a worker and its descendants."""
@@ -68,6 +87,10 @@ class Throttled:
 
     def why_killed(self, index: int) -> str:
         """Nobody knows."""
+        return ""
+
+    def broken(self) -> str:
+        """Nothing carries the workers but this machine."""
         return ""
 
     def close(self) -> None:

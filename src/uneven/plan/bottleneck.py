@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from uneven.cluster.spec import ClusterSpec, Do, Node, Trace
+from uneven.cluster.spec import ClusterSpec, Do, Node, SiteLink, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,17 @@ def _parts(spec: ClusterSpec) -> Iterator[Bottleneck]:
         least = min(rates.values())
         names = [name for name, rate in rates.items() if rate <= 1.05 * least]
         yield Bottleneck(f"{_whose(names, size)} ({bits(least)})", moved_bits / least)
+    lines: dict[str | frozenset[str], float] = {link.ends: _line_rate(link) for link in spec.links}
     for link in spec.links:
-        rate = fmean(link.bit_per_s.values)
+        rate = lines[link.ends]
         yield Bottleneck(f"the line between {' and '.join(link.between)} ({bits(rate)})", moved_bits / rate)
     for event in spec.events:
         if event.do is Do.CUT_LINK:
-            full = rates.get(event.node)
+            full = lines.get(event.of) if event.between else rates.get(event.node)
             left = event.bit_per_s or (full * event.factor if full and event.factor else None)
             if left:
-                yield Bottleneck(f"the link of {event.node}, cut to {bits(left)},", moved_bits / left)
+                what = event.where if event.between else f"the link of {event.node}"
+                yield Bottleneck(f"{what}, cut to {bits(left)},", moved_bits / left)
     latency_s, where = _latency(spec)
     if latency_s:
         yield Bottleneck(f"the latency of {latency_s * 1e3:.3g} ms{where}", 2 * (size - 1) * latency_s)
@@ -54,6 +56,10 @@ def _parts(spec: ClusterSpec) -> Iterator[Bottleneck]:
 def _rate(node: Node) -> float | None:
     both = [fmean(trace.values) for trace in (node.up_bit_per_s, node.down_bit_per_s) if isinstance(trace, Trace)]
     return min(both, default=None)
+
+
+def _line_rate(link: SiteLink) -> float:
+    return min(fmean(link.toward(site).values) for site in link.between)
 
 
 def _whose(names: Sequence[str], size: int) -> str:

@@ -69,16 +69,19 @@ def _happenings(spec: ClusterSpec) -> list[str]:
     told = []
     for do, what in (
         (Do.JOIN, "come"), (Do.LEAVE, "leave"), (Do.KILL, "die"), (Do.SLOW, "are slowed down"),
-        (Do.CUT_LINK, "have their links cut"),
+        (Do.STOP, "stand still for a while"), (Do.CUT_LINK, "have their links cut"),
     ):  # fmt: skip
-        nodes = {event.node for event in spec.events if event.do is do}
+        nodes = {event.node for event in spec.events if event.do is do and event.node}
         if nodes:
             told.append(f"{len(nodes)} {what}" if len(nodes) > 1 else f"{next(iter(nodes))} {_one(what)}")
+    lines = {event.of: event.where for event in spec.events if event.between is not None}
+    told += [f"{where} is cut" for where in lines.values()]
     return ["On the way, " + ", ".join(told)] if told else []
 
 
 def _one(what: str) -> str:
-    singular = {"come": "comes", "leave": "leaves", "die": "dies", "are slowed down": "is slowed down"}
+    singular = {"come": "comes", "leave": "leaves", "die": "dies", "are slowed down": "is slowed down",
+                "stand still for a while": "stands still for a while"}  # fmt: skip
     return singular.get(what, "has its link cut")
 
 

@@ -35,6 +35,11 @@ class Processor:
         self._steady = node.available(0.0) if node.share.constant and node.load.constant else None
         self._factors: list[float] = []
         self._factor = 1.0
+        self._still_until_s = -math.inf
+
+    def stop(self, until_s: float) -> None:
+        """It stands still from now on until this time."""
+        self._still_until_s = max(self._still_until_s, until_s)
 
     def slow(self, factor: float) -> None:
         """From now on ``factor`` of the speed is left, on top of other slow-downs."""
@@ -52,6 +57,7 @@ class Processor:
         Raises:
             ConfigError: too much changes until then.
         """
+        start_s = max(start_s, self._still_until_s) if work_s > 0.0 else start_s
         if self._steady is not None:
             rate = self._steady * self._factor
             return start_s + work_s / rate if rate > 0.0 else math.inf if work_s > 0.0 else start_s
@@ -111,6 +117,7 @@ class Processor:
 
     def work_s(self, start_s: float, end_s: float) -> float:
         """How much work is done between two times; the inverse of :meth:`end_s`."""
+        start_s = min(max(start_s, self._still_until_s), end_s)
         if self._steady is not None:
             return (end_s - start_s) * self._steady * self._factor
         time_s, done_s = start_s, 0.0

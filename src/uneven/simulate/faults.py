@@ -81,13 +81,16 @@ class Faults:
         self._fill_up()
 
     def _happen(self, event: Event) -> None:
-        rank = self._ranks[event.node]
         if self._ended:
             return
+        if event.do is Do.CUT_LINK:
+            self._cut(event)
+            return
+        rank = self._ranks[event.node]
         if event.do is Do.SLOW:
             self._slow(event, rank)
-        elif event.do is Do.CUT_LINK:
-            self._cut(event, rank)
+        elif event.do is Do.STOP:
+            self._stop(event, rank)
         elif event.do is Do.JOIN:
             self._join(rank)
         elif rank in self._coming:
@@ -103,7 +106,7 @@ class Faults:
         self._exchanges.leave(worker)
 
     def _slow(self, event: Event, rank: int) -> None:
-        factor = event.factor or 1.0
+        factor = event.left
         self._tell(rank, "slow", f"{event.node} goes on at {factor:.3g} of its speed")
         self._speed(rank, lambda: self._stage.machines[rank].processor.slow(factor))
         if math.isfinite(event.for_s):
@@ -113,6 +116,12 @@ class Faults:
         self._tell(rank, "slow", f"{event.node} is no longer slowed down to {factor:.3g}")
         self._speed(rank, lambda: self._stage.machines[rank].processor.recover(factor))
 
+    def _stop(self, event: Event, rank: int) -> None:
+        until_s = self._stage.queue.now_s + event.for_s
+        self._tell(rank, "stop", f"{event.node} stands still for {event.for_s:g} s")
+        self._speed(rank, lambda: self._stage.machines[rank].processor.stop(until_s))
+        self._stage.queue.at(until_s, self._tell, rank, "stop", f"{event.node} goes on again")
+
     def _speed(self, rank: int, change: Callable[[], None]) -> None:
         worker = self._stage.workers.get(rank)
         computing = worker is not None and not worker.gone and worker.keep(self._stage.queue.now_s)
@@ -121,17 +130,18 @@ class Faults:
             worker.go_on()
             self._exchanges.hasten(worker)
 
-    def _cut(self, event: Event, rank: int) -> None:
-        left = cut_of(event)
-        self._tell(rank, "cut_link", f"{event.node} has {_left(event)} left")
-        for link in self._stage.topology.links_of(rank):
-            self._stage.network.cut(link, *left)
+    def _cut(self, event: Event) -> None:
+        rank, topology = self._ranks.get(event.node, 0), self._stage.topology
+        links = topology.links_of(rank) if event.between is None else topology.links_between(*event.between)
+        self._tell(rank, "cut_link", f"{_whose(event)} has {_left(event)} left")
+        for link in links:
+            self._stage.network.cut(link, *cut_of(event))
         if math.isfinite(event.for_s):
-            self._stage.queue.at(self._stage.queue.now_s + event.for_s, self._mend, event, rank)
+            self._stage.queue.at(self._stage.queue.now_s + event.for_s, self._mend, event, rank, links)
 
-    def _mend(self, event: Event, rank: int) -> None:
-        self._tell(rank, "cut_link", f"the cut of {event.node} to {_left(event)} is over")
-        for link in self._stage.topology.links_of(rank):
+    def _mend(self, event: Event, rank: int, links: tuple[int, ...]) -> None:
+        self._tell(rank, "cut_link", f"the cut of {_whose(event)} to {_left(event)} is over")
+        for link in links:
             self._stage.network.mend(link, *cut_of(event))
 
     def _go(self, rank: int, *, dies: bool) -> None:
@@ -194,5 +204,11 @@ class Faults:
             self._shares.change(self._stage.history.change(first, self._members))
 
 
+def _whose(event: Event) -> str:
+    return event.node or event.where
+
+
 def _left(event: Event) -> str:
-    return f"{event.factor:.3g} of its bandwidth" if event.bit_per_s is None else f"{event.bit_per_s / 1e6:.4g} Mbit/s"
+    if event.bit_per_s is not None:
+        return f"{event.bit_per_s / 1e6:.4g} Mbit/s"
+    return f"{event.left:.3g} of its bandwidth" if event.left else "nothing"

@@ -29,7 +29,7 @@ class Topology:
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
-        cut = {event.node for event in spec.events if event.do is Do.CUT_LINK and event.bit_per_s is not None}
+        cut = {event.node for event in spec.events if event.do is Do.CUT_LINK and not event.factor}
         self.capacities: list[Trace] = []
         self.sites = [node.site for node in spec.nodes]
         self._latency_s = [node.latency_s for node in spec.nodes]
@@ -40,7 +40,7 @@ class Topology:
         for line in spec.links:
             here, there = line.between
             for ends in ((here, there), (there, here)):
-                link = self._link(line.bit_per_s)
+                link = self._link(line.toward(ends[1]))
                 assert link is not None
                 self._lines[ends] = link
                 self._line_latency_s[ends] = line.latency_s
@@ -55,6 +55,10 @@ class Topology:
     def links_of(self, rank: int) -> tuple[int, ...]:
         """Links up and down of a node, as far as it has limits."""
         return tuple(link for link in (self._up[rank], self._down[rank]) if link is not None)
+
+    def links_between(self, here: str, there: str) -> tuple[int, int]:
+        """Both directions of the line between two sites."""
+        return self._lines[here, there], self._lines[there, here]
 
     def ring(self, members: Sequence[int]) -> Route:
         """An all-reduce over a ring in the order of ``members``, all of whom send at once.
@@ -127,8 +131,7 @@ class Topology:
 
 def cut_of(event: Event) -> tuple[float, float]:
     """What an event leaves of a link: a factor and a ceiling in bit/s."""
-    factor = 1.0 if event.factor is None else event.factor
-    return factor, _UNLIMITED_BIT_PER_S if event.bit_per_s is None else event.bit_per_s
+    return event.left, _UNLIMITED_BIT_PER_S if event.bit_per_s is None else event.bit_per_s
 
 
 def _limit(node: Node, limit: Trace | None, cut: set[str]) -> Trace | None:

@@ -26,7 +26,7 @@ GOOD = MachineFacts(
     memory_bytes=16 * GIB, available_bytes=12 * GIB, memory_limit_bytes=None, shared_memory_bytes=8 * GIB,
     gpus=(), gpu_error="NVML: no driver", torch=TORCH,
     interface=Interface(name="eth0", address="192.0.2.7", forced=False), lookup_s=0.001, data=None, root=False,
-    throttle_error="", isolation_error="", bandwidth_error="", latency_error="",
+    throttle_error="", isolation_error="", bandwidth_error="", latency_error="", netem_error="",
     packages={"ray": "2.60.0", "tensorboard": ""},
 )  # fmt: skip
 
@@ -64,6 +64,12 @@ def test_what_the_main_job_needs_is_missing(facts: MachineFacts, topic: str) -> 
 
 def test_the_reason_for_a_failed_trial_is_shown() -> None:
     assert find(replace(GOOD, torch=replace(TORCH, gloo=False, error="refused")), "gloo").found == "refused"
+
+
+def test_a_process_delays_packets_where_the_kernel_does_not() -> None:
+    assert find(GOOD, "latency").found == "netem"
+    found = find(replace(GOOD, netem_error="no netem"), "latency")
+    assert (found.level, found.found) == (Level.GOOD, "a process, as this kernel has no netem")
 
 
 @pytest.mark.parametrize(

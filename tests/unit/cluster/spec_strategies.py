@@ -70,18 +70,24 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
     events = [
         Event(do=Do.SLOW, node=names[0], factor=draw(st.floats(0.01, 1)), for_s=draw(positive), **times),
         Event(do=Do.CUT_LINK, node=names[-1], bit_per_s=draw(positive), **times),
+        Event(do=Do.CUT_LINK, node=names[-1], factor=0.0, for_s=draw(positive), **times),
+        Event(do=Do.STOP, node=names[0], for_s=draw(positive), **times),
         Event(do=draw(st.sampled_from([Do.KILL, Do.LEAVE])), node=names[0], **times),
     ]
+    links = tuple(
+        SiteLink(
+            between=pair, bit_per_s=draw(traces()), back_bit_per_s=draw(st.none() | traces()), latency_s=draw(small)
+        )
+        for pair in places
+        if draw(st.booleans())
+    )
+    events += [Event(do=Do.CUT_LINK, between=link.between[::-1], factor=0.5, **times) for link in links]
     return ClusterSpec(
         name=draw(st.text(min_size=1, max_size=12)),
         about=draw(st.text(max_size=30)),
         assumptions=tuple(draw(st.lists(st.text(max_size=12), max_size=2))),
         nodes=nodes,
         events=tuple(event for event in events if draw(st.booleans())),
-        links=tuple(
-            SiteLink(between=pair, bit_per_s=draw(traces()), latency_s=draw(small))
-            for pair in places
-            if draw(st.booleans())
-        ),
+        links=links,
         workload=draw(st.builds(Workload, global_batch=counts, per_sample_core_s=small, exchange_core_s=small)),
     )

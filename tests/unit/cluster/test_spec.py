@@ -68,6 +68,13 @@ def test_a_link_or_a_share_may_be_gone_for_a_while() -> None:
         ({"do": Do.CUT_LINK, "at_s": 1.0}, "needs bit_per_s or factor"),
         ({"do": Do.CUT_LINK, "at_s": 1.0, "factor": 0.5, "bit_per_s": 1e6}, "needs bit_per_s or factor"),
         ({"do": Do.CUT_LINK, "at_s": 1.0, "bit_per_s": 0.0}, r"bit_per_s = 0\.0"),
+        ({"do": Do.CUT_LINK, "at_s": 1.0, "factor": 0.0}, "a link can be cut to 0 with for_s"),
+        ({"do": Do.SLOW, "at_s": 1.0, "factor": 0.0, "for_s": 1.0}, r"factor = 0\.0: it is what is left"),
+        ({"do": Do.STOP, "at_s": 1.0}, "'stop' of node 'a' needs for_s: .* for good, use 'kill'"),
+        ({"do": Do.STOP, "at_s": 1.0, "for_s": 1.0, "factor": 0.5}, "factor does not go with it"),
+        ({"node": "", "at_s": 1.0}, "event 'kill' needs a node, or two sites in between"),
+        ({"between": ("eu", "us"), "at_s": 1.0}, "and not both"),
+        ({"node": "", "between": ("eu", "us"), "at_s": 1.0}, "the line between eu and us: .* can only be cut"),
     ],
 )
 def test_events_that_cannot_be(values: dict[str, Any], complaint: str) -> None:
@@ -104,6 +111,22 @@ def test_unknown_names_get_the_nearest_one() -> None:
         cluster(events=(event(node="aa", at_s=1.0),))
     with pytest.raises(UnknownNameError, match=r"site in a link: 'uss'; did you mean 'us'"):
         cluster(links=(SiteLink(between=("eu", "uss"), bit_per_s=steady(1e6)),))
+
+
+def test_a_line_that_is_cut_must_be_there() -> None:
+    line = SiteLink(between=("eu", "us"), bit_per_s=steady(1e6))
+    cut = Event(do=Do.CUT_LINK, between=("us", "eu"), at_s=1.0, factor=0.0, for_s=2.0)
+    assert cluster(links=(line,), events=(cut,)).events == (cut,)
+    with pytest.raises(UnknownNameError, match="line in event 'cut_link': 'us and eu'"):
+        cluster(events=(cut,))
+
+
+def test_a_line_has_a_capacity_each_way() -> None:
+    line = SiteLink(between=("eu", "us"), bit_per_s=steady(1e6), back_bit_per_s=steady(2e6))
+    assert [line.toward(site).at(0.0) for site in ("us", "eu")] == [1e6, 2e6]
+    assert replace(line, back_bit_per_s=None).toward("eu").at(0.0) == 1e6
+    with pytest.raises(ConfigError, match=r"back_bit_per_s = 0\.0"):
+        replace(line, back_bit_per_s=steady(0.0))
 
 
 def test_links_join_two_sites_once() -> None:

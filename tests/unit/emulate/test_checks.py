@@ -48,21 +48,27 @@ def test_shares_and_their_traces_need_nothing() -> None:
     check(ClusterSpec(name="x", nodes=(node,), events=(slow,)), nothing)
 
 
-def test_comings_goings_and_lines_between_sites_are_the_simulators() -> None:
-    nodes = (Node(name="a", site="x"), Node(name="b", site="y"), Node(name="c", site="y"))
+def test_comings_and_goings_are_the_simulators() -> None:
+    nodes = (Node(name="a"), Node(name="b"), Node(name="c"))
     events = (Event(do=Do.LEAVE, node="a", at_s=1), Event(do=Do.JOIN, node="b", at_s=1))
-    links = (SiteLink(between=("x", "y"), bit_per_s=steady(1e7)),)
-    spec = ClusterSpec(name="wide", nodes=nodes, events=events, links=links)
-    complaint = r"(?s)join of node b.*leave of node a.*sites x and y.*--leave-out links.*simulate"
-    with pytest.raises(ConfigError, match=complaint):
+    spec = ClusterSpec(name="spot", nodes=nodes, events=events)
+    with pytest.raises(ConfigError, match=r"(?s)join of node b.*leave of node a.*--leave-out events.*simulate"):
         check(spec, Able())
-    check(without(spec, ["events", "links"]), Able())
+    check(without(spec, ["events"]), Able())
 
 
-def test_a_link_that_stands_still_is_refused() -> None:
-    spec = ClusterSpec(name="x", nodes=(Node(name="a", up_bit_per_s=Trace(values=(1e6, 0), step_s=1)),))
-    with pytest.raises(ConfigError, match="up_bit_per_s of node a reaches 0"):
-        check(spec, Able())
+def test_lines_between_sites_need_what_links_need() -> None:
+    nodes = (Node(name="a", site="x"), Node(name="b", site="y"))
+    links = (SiteLink(between=("x", "y"), bit_per_s=steady(1e7), latency_s=0.04),)
+    cut = Event(do=Do.CUT_LINK, between=("y", "x"), at_s=1, factor=0.5)
+    spec = ClusterSpec(name="wide", nodes=nodes, links=links, events=(cut,))
+    check(spec, Able())
+    with pytest.raises(ConfigError, match="line between x and y: LINKS; --leave-out links"):
+        check(spec, Able(links="LINKS"))
+    check(without(spec, ["links"]), Able(links="LINKS", latency="LATENCY"))  # and with the line, what cuts it
+    with pytest.raises(ConfigError, match="latency_s of the line between x and y: LATENCY; --leave-out latency_s"):
+        check(spec, Able(latency="LATENCY"))
+    check(without(spec, ["latency_s"]), Able(latency="LATENCY"))
 
 
 def test_many_nodes_are_not_all_listed() -> None:

@@ -39,6 +39,10 @@ def test_words_for_tc() -> None:
     assert shape.commands("eth0", math.inf, 0, before_bit_per_s=1e6) == [away]
     assert shape.commands("eth0", 100e6, 0, before_bit_per_s=20e6) == [limited]
     assert shape.commands("eth0", 100e6, 0, before_bit_per_s=400e6) == [away, limited]
+    nothing = "qdisc replace dev eth0 root handle 2: pfifo limit 0"
+    assert shape.commands("eth0", 0.0, 0.0015, before_bit_per_s=100e6) == [nothing]
+    assert shape.commands("eth0", 100e6, 0, before_bit_per_s=0.0) == [away, limited]
+    assert shape.commands("eth0", math.inf, 0, before_bit_per_s=0.0) == [away]
     assert shape.commands("eth0", 100e6, 0.0015) == [limited, f"qdisc replace dev eth0 parent 1:1 {delay}"]
     assert shape.commands("eth0", math.inf, 0.0015) == [f"qdisc replace dev eth0 root {delay}"]
 
@@ -86,7 +90,7 @@ def test_a_rival_ends_with_its_standard_input() -> None:
 
 
 def test_names() -> None:
-    ids = {names.new_id() for _ in range(50)}
+    ids = {state.new_id() for _ in range(50)}
     assert len(ids) == 50
     assert all(map(names.is_id, ids))
     assert not names.is_id("../../etc")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from uneven.balance import balancers
 from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
@@ -80,6 +82,12 @@ def test_bottlenecks() -> None:
     line = SiteLink(between=("east", "west"), bit_per_s=steady(20e6), latency_s=0.0)
     sites = cluster(node("a", site="east"), node("b", site="west"), links=(line,))
     assert getattr(bottleneck(sites), "what", "") == "the line between east and west (20 Mbit/s)"
+    back = replace(sites, links=(replace(line, back_bit_per_s=steady(5e6)),))
+    assert getattr(bottleneck(back), "what", "") == "the line between east and west (5 Mbit/s)"
+    less = Event(between=("west", "east"), do=Do.CUT_LINK, at_s=1.0, factor=0.1)
+    assert getattr(bottleneck(replace(sites, events=(less,))), "what", "") == (
+        "the line between west and east, cut to 2 Mbit/s,"
+    )
     cut = Event(node="a", do=Do.CUT_LINK, at_s=1.0, bit_per_s=1e6)
     cut_off = bottleneck(cluster(node("a"), node("b"), events=(cut,)))
     assert getattr(cut_off, "what", "") == "the link of a, cut to 1 Mbit/s,"

@@ -48,6 +48,26 @@ def test_a_transfer_under_way_starts_again_without_the_dead() -> None:
     assert run.ends_s(0) == [pytest.approx(3.0)]  # at 1 s among three, at 2 s among two: a second
 
 
+def test_a_stopped_worker_stands_still_and_then_goes_on() -> None:
+    stop = Event(do=Do.STOP, node="n1", at_s=1.5, for_s=2.0)
+    run = Ran(cluster(*THREE, events=(stop,)), iterations=4)
+    assert run.ends_s(0) == run.ends_s(1) == [1.0, 4.0, 5.0, 6.0]  # half a step, two seconds, the other half
+    assert [event.message for event in run.events("stop")] == ["n1 stands still for 2 s", "n1 goes on again"]
+
+
+def test_who_is_stopped_between_two_steps_begins_the_next_one_late() -> None:
+    stop = Event(do=Do.STOP, node="n1", at_s=1.5, for_s=2.0)
+    run = Ran(cluster(node("n0", 3.0), node("n1"), events=(stop,), exchange_core_s=0.5), iterations=2)
+    assert run.ends_s(1) == [pytest.approx(4.0), pytest.approx(7.5)]  # its own side of the exchange from 3.5 s on
+
+
+def test_a_stop_and_a_slow_down_at_once() -> None:
+    events = (Event(do=Do.STOP, node="n1", at_s=0.5, for_s=2.0),
+              Event(do=Do.SLOW, node="n1", at_s=1.0, factor=0.5))  # fmt: skip
+    run = Ran(cluster(*THREE, events=events), iterations=1)
+    assert run.ends_s(1) == [3.5]  # half a step by 0.5 s, nothing until 2.5 s, the rest at half speed
+
+
 def test_who_leaves_ends_its_step_first() -> None:
     heard = Heard()
     leaving = Event(do=Do.LEAVE, node="n1", at_s=1.5)

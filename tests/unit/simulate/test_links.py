@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from small_world import MEGABIT_PER_S, MEGABYTE, Ran, cluster, node
 
 from uneven.cluster.events import Do, Event
-from uneven.cluster.spec import Node, SiteLink, Trace, steady
+from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Trace, steady
 from uneven.core.actions import Add, Exchange, Moment, Payload, StepPlan, Via
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
@@ -249,6 +250,35 @@ def test_a_cut_link_at_an_iteration_and_one_that_had_no_limit() -> None:
     assert run.ends_s(1) == [pytest.approx(1.0, abs=1e-6), pytest.approx(3.0, abs=1e-6)]
     (event,) = run.events("cut_link")
     assert (event.iteration, event.message) == (1, "n0 has 8 Mbit/s left")
+
+
+def sites(*events: Event, **line: Any) -> ClusterSpec:
+    link = SiteLink(between=("west", "east"), **line)
+    return cluster(node("w", site="west"), node("e", site="east"), links=(link,), events=events)
+
+
+def test_a_line_may_be_slower_on_the_way_back() -> None:
+    spec = sites(bit_per_s=steady(16 * MEGABIT_PER_S), back_bit_per_s=steady(8 * MEGABIT_PER_S))
+    topology = Topology(spec)
+    there, back = topology.links_between("west", "east")
+    assert [topology.capacities[link].at(0.0) for link in (there, back)] == [16 * MEGABIT_PER_S, 8 * MEGABIT_PER_S]
+    assert Ran(spec, "local:every=1", iterations=1).ends_s(0) == [pytest.approx(2.0)]  # a ring goes at the slower one
+
+
+def test_a_line_that_is_cut_altogether_carries_nothing_until_it_is_mended() -> None:
+    cut = Event(do=Do.CUT_LINK, between=("east", "west"), at_s=1.25, factor=0.0, for_s=2.0)
+    run = Ran(sites(cut, bit_per_s=steady(8 * MEGABIT_PER_S)), "local:every=1", iterations=1)
+    assert run.ends_s(0) == run.ends_s(1) == [pytest.approx(4.0)]  # a quarter, two seconds, three quarters
+    assert [event.message for event in run.events("cut_link")] == [
+        "the line between east and west has nothing left",
+        "the cut of the line between east and west to nothing is over",
+    ]
+
+
+def test_a_node_without_a_limit_can_be_cut_off_too() -> None:
+    cut = Event(do=Do.CUT_LINK, node="n0", at_s=0.5, factor=0.0, for_s=2.0)
+    run = Ran(cluster(node("n0"), node("n1"), events=(cut,)), "local:every=1", iterations=2)
+    assert run.ends_s(1) == [pytest.approx(2.5, abs=1e-6), pytest.approx(3.5, abs=1e-6)]
 
 
 def test_a_transfer_whose_last_bytes_are_under_way_can_be_broken_off() -> None:

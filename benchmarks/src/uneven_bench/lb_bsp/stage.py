@@ -45,13 +45,13 @@ def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Sa
         ConfigError: nodes cannot be isolated here.
     """
     nodes = tuple(Node(name=f"node{rank}", period_s=_PERIOD_S) for rank in range(workers))
-    machines: Machines = Isolated(nodes, probe.trees()) if isolated else Throttled()
+    spec = ClusterSpec(name=directory.name, nodes=nodes)
+    machines: Machines = Isolated(spec, probe.trees(), netem=False) if isolated else Throttled()
     try:
         with socket.socket(socket.AF_UNIX) as door, selectors.DefaultSelector() as waiting:
             door.bind(str(directory / SOCKET))
             door.listen(workers)
             waiting.register(door, selectors.EVENT_READ)
-            spec = ClusterSpec(name=directory.name, nodes=nodes)
             started = Workers(spec, Program(target=(module, str(directory)), module=True), machines, directory)
             _serve(started, machines, door, waiting, said)
             if started.failed:

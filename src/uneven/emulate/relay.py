@@ -1,0 +1,139 @@
+"""Hands frames on from one device to another after a while: ``python -m uneven.emulate.relay DESCRIPTORS``.
+
+Where the kernel cannot delay packets (netem), this process does. DESCRIPTORS are pairs in JSON, one for each cable. A
+line on standard input, as ``2 0.04``, gives a direction its latency in seconds; before, it has none. Direction 2 k
+leads from the first to the second device of pair k, 2 k + 1 back. The process ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from uneven.jobs.bound import bound
+
+_LARGEST_BYTES = 70_000
+"""A frame of 64 KiB and its headers."""
+
+_AT_A_TIME = 64
+"""Frames that one direction may read before another has its turn."""
+
+_TIMER_SLACK = 29  # PR_SET_TIMERSLACK
+_PRIORITY = 10
+
+
+def command(pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """What to start; it ends with the thread that starts it. Its standard input is to be a pipe."""
+    return bound([sys.executable, "-P", "-m", "uneven.emulate.relay", json.dumps(pairs)])
+
+
+class DelayLine:
+    """One direction of a cable: frames come out in the order in which they went in, each after the latency.
+
+    Attributes:
+        latency_s: from now on; one that is shortened does not let a frame overtake another.
+        next_s: when a frame is due; infinite while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.latency_s = 0.0
+        self.next_s = float("inf")
+        self._under_way: deque[tuple[float, bytes]] = deque()
+        self._last_s = 0.0
+
+    def put(self, frame: bytes, now_s: float) -> None:
+        """A frame goes in."""
+        self._last_s = max(now_s + self.latency_s, self._last_s)
+        self._under_way.append((self._last_s, frame))
+        self.next_s = self._under_way[0][0]
+
+    def get(self, now_s: float) -> bytes | None:
+        """A frame that is due; None if there is none."""
+        if self.next_s > now_s:
+            return None
+        frame = self._under_way.popleft()[1]
+        self.next_s = self._under_way[0][0] if self._under_way else float("inf")
+        return frame
+
+
+class Relay:
+    """All cables.
+
+    Args:
+        pairs: descriptors of each cable's ends, which do not block.
+        orders: descriptor at which the latencies come.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[int, int]], orders: int) -> None:
+        ways = [way for one, other in pairs for way in ((one, other), (other, one))]
+        self._out = [(DelayLine(), other) for _, other in ways]
+        self._into = {one: direction for (one, _), (direction, _) in zip(ways, self._out, strict=True)}
+        self._orders = orders
+        self._half = b""
+
+    def run(self) -> None:
+        """Hand on until nobody orders anything any more."""
+        clock = time.monotonic
+        watched = [self._orders, *self._into]
+        while True:
+            wait_s = min(direction.next_s for direction, _ in self._out) - clock()
+            ready = select.select(watched, (), (), None if wait_s == float("inf") else max(wait_s, 0.0))[0]
+            now_s = clock()
+            for descriptor in ready:
+                if descriptor == self._orders:
+                    if not self._obey():
+                        return
+                else:
+                    self._read(descriptor, now_s)
+            now_s = clock()
+            for direction, descriptor in self._out:
+                while (frame := direction.get(now_s)) is not None:
+                    _write(descriptor, frame)
+
+    def _read(self, descriptor: int, now_s: float) -> None:
+        direction = self._into[descriptor]
+        for _ in range(_AT_A_TIME):
+            try:
+                frame = os.read(descriptor, _LARGEST_BYTES)
+            except BlockingIOError:
+                return
+            direction.put(frame, now_s)
+
+    def _obey(self) -> bool:
+        """Take new orders; whether there may be more."""
+        text = os.read(self._orders, 4096)
+        *lines, self._half = (self._half + text).split(b"\n")
+        for line in lines:
+            number, latency_s = line.split()
+            self._out[int(number)][0].latency_s = float(latency_s)
+        return bool(text)
+
+
+def _write(descriptor: int, frame: bytes) -> None:
+    try:
+        os.write(descriptor, frame)
+    except OSError:  # what the other end cannot take is lost, as on a cable
+        return
+
+
+def be_punctual() -> None:
+    """Run before others, where the kernel lets this process, and be woken when it was asked for."""
+    ctypes.CDLL(None).prctl(_TIMER_SLACK, ctypes.c_ulong(1), 0, 0, 0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
+    except PermissionError:
+        try:
+            os.nice(-20)
+        except PermissionError:
+            return
+
+
+if __name__ == "__main__":
+    be_punctual()
+    Relay([(one, other) for one, other in json.loads(sys.argv[1])], sys.stdin.fileno()).run()
