@@ -29,10 +29,11 @@ from fleet_ray_members import EPOCHS, RATES, asked, options
 from uneven.errors import ConfigError
 from uneven.fleet.engine.options import RunSnapshot
 from uneven.fleet.engine.run import run
-from uneven.fleet.place.ray import Cluster as Place
-from uneven.fleet.place.ray import Kept
-from uneven.fleet.place.ray_actor import ActorConnection, ChunksHandle
+from uneven.fleet.stream.chunks import ChunksHandle, KeptChunks
 from uneven.fleet.stream.layout import Field
+from uneven.fleet.stream.store import store_in
+from uneven.jobs.ray import ActorConnection
+from uneven.jobs.ray import Cluster as Place
 
 PATIENCE_S = 200.0
 """For nodes to come up; who waits longer is ended by the test."""
@@ -86,7 +87,7 @@ def refusals(folder: Path) -> dict[str, str]:
             said[what] = str(error)
     with closing(Place(1)) as place:
         try:
-            place.store((Field("float32", (2**20,)),), slots=8, chunk=8)
+            store_in(place, (Field("float32", (2**20,)),), slots=8, chunk=8)
         except ConfigError as error:
             said["buffer"] = str(error)
     return said
@@ -136,7 +137,7 @@ def made(first: int = 0) -> list[np.ndarray[Any, Any]]:
 def a_chunk_is_lost(lost: Any) -> dict[str, Any]:
     """What a reader does that finds a chunk gone with a machine, and what the engine makes of it."""
     layout = (Field("int64", (20_000,)),)
-    kept = Kept(ChunksHandle(layout, 2, 4))
+    kept = KeptChunks(ChunksHandle(layout, 2, 4))
     line = ActorConnection()
     chunks = kept.handle(writable=False).open(line)
     kept.keep(0, lost)

@@ -10,7 +10,7 @@ import typer
 
 from uneven.core.text import printable
 from uneven.fleet.member.batch_rule import BatchRule
-from uneven.fleet.place.pulse import TIMEOUT_S
+from uneven.fleet.timeout import TIMEOUT_S
 
 if TYPE_CHECKING:
     from uneven.fleet import Result

@@ -2,11 +2,14 @@
 
 ::
 
-    command.py    a program ──────────┐                 ┌── ending.py   ended, failed, killed, hung or lost
-    call.py       a function, a line ─┼──► a Process ──►┤
-    ray.py        the same on Ray ────┘        │        └── keep.py     started again, under a rule
-                                               ▼
-                       events.py: one loop hears ends, messages, signals and whatever else can be read
+    command.py    a program ───────────────┐                 ┌── ending.py   ended, failed, killed, hung or lost
+    call.py       a function, with a line ─┼──► a Process ──►┤
+    ray.py        the same on a cluster ───┘       │         └── keep.py     started again, under a rule
+                                                   ▼
+                  events.py: one loop hears ends, messages, signs of life and whatever else can be read
+
+    place.py      where functions run, and on which devices: local.py, ray.py
+    bound.py      a program ends with the one that started it, however that ends
 """
 
 from uneven.jobs.command import Command, end_all

@@ -17,14 +17,15 @@ import torch
 
 import fleet_parts as parts
 from uneven.errors import ConfigError, DataError
-from uneven.fleet.place.base import Process
-from uneven.fleet.place.child import Child
-from uneven.fleet.place.local import Local
 from uneven.fleet.stream.feed import Feed, look
 from uneven.fleet.stream.layout import Field, arrays_of, check, layout_of
 from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.preprocess import Source
 from uneven.fleet.stream.ring import Ring
+from uneven.jobs import How
+from uneven.jobs.call import Child
+from uneven.jobs.local import Local
+from uneven.jobs.place import Linked
 
 TRAIN, VALIDATE, CHUNK, SLOTS = 101, 23, 8, 6
 LAYOUT = (Field("float32", (1, 3, 3)), Field("int64", ()))
@@ -57,7 +58,7 @@ class World:
     def read(self, name: str, size: int, delay_s: float = 0.0) -> None:
         arguments = (self.feed.ring.handle(writable=False), self.stream, size, delay_s)
         self.readers[name] = Child(
-            self.events, name, parts.read_all, arguments, heard=self._heard, died=self._died
+            self.events, name, parts.read_all, arguments, heard=self._heard, ended=self._died
         )
         self.got[name] = []
 
@@ -85,7 +86,7 @@ class World:
 
     def close(self) -> None:
         for reader in self.readers.values():
-            reader.close()
+            reader.end()
         self.feed.close()
         self.events.close()
 
@@ -171,15 +172,15 @@ def test_a_sample_that_hangs_twice_is_named_and_its_process_ended(tmp_path: Path
             while not noted.exists() or len(noted.read_text().splitlines()) < times:
                 one.feed.wait(0.1)
             assert one.feed.deaths == times - 1
-            while maker._connection.poll():  # what it said before
+            while maker._line.poll():  # what it said before
                 one.events.wait(0.0)
             one.events.awake.now_s += 301.0
             if times == 1:
                 one.feed.wait(0.0)
-                assert (maker.ending, one.feed.deaths) == ("SIGKILL", 1)
+                assert (maker.ending.how, one.feed.deaths) == (How.HUNG, 1)
         with pytest.raises(DataError, match="for 300 s, the last one from sample 17 of the training set"):
             one.feed.wait(0.0)
-        assert maker.ending == "SIGKILL"
+        assert maker.ending.how is How.HUNG
 
 
 def test_writing_into_a_shared_batch_ends_the_writer_only() -> None:
@@ -188,13 +189,13 @@ def test_writing_into_a_shared_batch_ends_the_writer_only() -> None:
     ring.slot(0)[0][:] = 7.0
     child = Child(
         events, "writer", parts.spoil, (ring.handle(writable=False),),
-        heard=lambda _, message: heard.append(message[0]), died=lambda one: heard.append(one.ending),
+        heard=lambda _, message: heard.append(message[0]), ended=lambda one: heard.append(str(one.ending)),
     )  # fmt: skip
     while len(heard) < 2:
         events.wait(5.0)
     assert heard == ["mapped", "SIGSEGV"]
     assert float(ring.tensors[0][:4].min()) == 7.0
-    child.close()
+    child.end()
     ring.close()
     ring.close()
     events.close()
@@ -217,7 +218,7 @@ def test_the_first_samples_are_looked_at(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="sample 0 of the validation set"):
         look(events, Source(parts.Counted(3), [torch.zeros(2)], None, None))
 
-    def later(process: Process) -> None:
+    def later(process: Linked) -> None:
         events.awake.now_s += 301.0 if process.at else 0.0
 
     with pytest.raises(DataError, match="no sign of life for 300 s, the last one from sample 0 of the training set"):

@@ -25,10 +25,10 @@ from uneven.fleet.engine.run import run
 from uneven.fleet.member.batch_rule import rate_factor
 from uneven.fleet.member.host import Job
 from uneven.fleet.member.team import least_samples
-from uneven.fleet.place.local import Local
 from uneven.fleet.stream.feed import Feed, look
 from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.preprocess import Source
+from uneven.jobs.local import Local
 
 ON_ONE, ON_TWO = [1000.0], [0.0, 1000.0]
 """Rates that leave the planner no choice: one device, or two."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -27,11 +28,11 @@ from uneven.fleet.engine.view import live
 from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.host import Job
 from uneven.fleet.member.train import nonfinite_in
-from uneven.fleet.place import pulse as engine_pulse
-from uneven.fleet.place.child import Events
-from uneven.fleet.place.local import Local
-from uneven.fleet.place.pulse import Awake, Pulse, Watched
 from uneven.fleet.result import Result
+from uneven.jobs import Ending, Events
+from uneven.jobs.events import Awake
+from uneven.jobs.local import Local
+from uneven.jobs.pulse import At, Pulse, Watched
 
 OPTIONS = Options(together=True, buffer=256, chunk=32, preprocessors=1)
 
@@ -47,7 +48,7 @@ def light_processes() -> Iterator[None]:
 
 def test_time_in_which_nobody_listened_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 0.3, 500.3, 500.4])
-    monkeypatch.setattr(engine_pulse.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
     awake = Awake()
     one = Watched(awake)
     for expected in (0.3, 1.3, 1.4):  # stopped for 500 s in the middle
@@ -55,20 +56,20 @@ def test_time_in_which_nobody_listened_does_not_count(monkeypatch: pytest.Monkey
         assert one.quiet_s == pytest.approx(expected)
     assert not one.signals(("epoch", 3))
     assert one.quiet_s == 0.0
-    assert one.signals(("at", "step 3"))
+    assert one.signals(At("step 3"))
     assert str(one.silence) == "no sign of life for 0 s, the last one from step 3"
 
 
 def test_signs_are_given_now_and_then_and_of_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(engine_pulse.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     told: list[Any] = []
     pulse = Pulse(told.append)
     for number in range(40):
         pulse.beat("step {} of epoch {}", number, 1)
         now[0] += 0.0625
     pulse.begin("its checkpoint")
-    assert told == [("at", f"step {number} of epoch 1") for number in range(0, 40, 4)] + [("at", "its checkpoint")]
+    assert told == [At(f"step {number} of epoch 1") for number in range(0, 40, 4)] + [At("its checkpoint")]
     pulse.every_s = 0.0
     assert [pulse.beat("step {}", number) for number in range(3)] == [True] * 3
 
@@ -85,23 +86,30 @@ def test_a_time_out_that_tells_nothing_is_refused() -> None:
 class Double(Watched):
     """A process that says what the test lets it say."""
 
-    pid, ending, name = 1, "SIGKILL", "double"
+    pid, ending, name = 1, Ending.of(-9), "double"
 
     def __init__(self, events: Events, heard: Any) -> None:
         super().__init__(events.awake)
         self._heard, self.ended = heard, 0
 
-    def say(self, *message: Any) -> None:
+    def say(self, message: Any) -> None:
         if not self.signals(message):
             self._heard(self, message)
 
     def send(self, message: Any) -> None:
         self.touched()
 
-    def end(self) -> None:
+    def kill(self) -> Ending:
         self.ended += 1
+        return self.ending
 
-    hang_up = close = end
+    end = kill
+
+    def ask_to_end(self) -> None:
+        pass
+
+    def wait(self, within_s: float) -> Ending:
+        return self.ending
 
 
 class World:
@@ -113,7 +121,7 @@ class World:
         self.events, self.started, self.waiting = Local(), [], set[str]()
         self.ring = self
 
-    def start(self, name: str, target: Any, arguments: Any, *, heard: Any, died: Any, device: int) -> Double:
+    def start(self, name: str, target: Any, arguments: Any, *, heard: Any, ended: Any, device: int) -> Double:
         self.started.append(Double(self.events, heard))
         return self.started[-1]
 
@@ -148,12 +156,12 @@ def test_a_member_hangs_when_none_of_its_workers_speaks_or_waits_for_samples(
         def look() -> None:
             looks.append(set(hosts.quiet))
             if len(looks) < 8:
-                first.say("at", "step 3 of epoch 1")  # then it waits for the second one, as long as that hangs
+                first.say(At("step 3 of epoch 1"))  # then it waits for the second one, as long as that hangs
             if len(looks) == 1:
-                one.say("loaded", 1)
+                one.say(("loaded", 1))
 
         monkeypatch.setattr(engine_hosts, "_LOOK_S", -1.0)  # look every time
-        second.say("at", "step 2 of epoch 1")
+        second.say(At("step 2 of epoch 1"))
         answers = hosts.collect(look)
         assert answers["one"] == ("loaded", 1)
         kind, why = answers["team"]

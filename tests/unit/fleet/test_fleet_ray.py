@@ -23,7 +23,7 @@ from fleet_ray_members import RATES, asked, options
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.engine import state as engine_state
 from uneven.fleet.engine.run import run
-from uneven.fleet.place.devices import devices_of_cluster
+from uneven.jobs.devices import devices_of_cluster
 
 TESTS = Path(members.__file__).parent
 PATIENCE_S = 500.0

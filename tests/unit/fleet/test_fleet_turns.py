@@ -14,6 +14,7 @@ import fleet_members as members
 import uneven.fleet as fleet
 from uneven.fleet.engine import run as engine
 from uneven.fleet.engine.options import Options
+from uneven.jobs.processes import usable_cores
 
 OPTIONS = Options(together=True, buffer=256, chunk=32, preprocessors=1)
 EVERYBODY = {name: members.ensemble().members[name] for name in ("small", "wide", "scheduled")}
@@ -61,5 +62,5 @@ def test_fewer_members_than_slots_are_asked_what_they_gain_by_more_if_they_train
     monkeypatch.setattr(engine, "LONG_EPOCH_S", 0.0)
     long = train(tmp_path / "long", 1, replace(OPTIONS, together=True), members=alone)
     (rates,) = long.state.rates.values()
-    assert len(rates) == min(2, engine.cores())
+    assert len(rates) == min(2, usable_cores())
     assert long.table[0].epochs == 1

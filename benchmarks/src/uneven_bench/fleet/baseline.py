@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble, Member
-from uneven.fleet.place.child import Child, Events, telling
+from uneven.jobs import Events
+from uneven.jobs.call import Child, telling
 
 
 class Prepared(Dataset[Any]):
@@ -120,7 +121,7 @@ def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         failed.append(f"a process died ({child.ending})")
 
     children = [
-        Child(events, f"slot {number}", one_by_one, (ensemble,), heard=heard, died=died, daemon=False)
+        Child(events, f"slot {number}", one_by_one, (ensemble,), heard=heard, ended=died, daemon=False)
         for number in range(slots)
     ]
     try:
@@ -131,7 +132,7 @@ def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         wall_s = time.perf_counter() - began_s
     finally:
         for child in children:
-            child.close()
+            child.end()
         events.close()
     if failed:
         raise TrainingError(f"one pipeline per member: {failed[0]}")

@@ -29,7 +29,8 @@ from typing import Any
 from uneven.emulate.ports import quiet_ports
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
-from uneven.fleet.place.child import Child, Events
+from uneven.jobs import Events, end_all
+from uneven.jobs.call import Child
 from uneven_bench.fleet.tensor_socket_child import consume, produce
 
 SILENCE_S = 120.0
@@ -100,17 +101,14 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in self._children:
-            child.hang_up()
-        for child in self._children:
-            child.close()
+        end_all(self._children)
         self._events.close()
 
     def start(self, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> Child:
         """Start one; it may start others of its own."""
         child = Child(
             self._events, name, target, arguments, heard=self._heard, daemon=False,
-            died=lambda child: self._told.setdefault("failed", []).append((f"{child.name} died ({child.ending})",)),
+            ended=lambda child: self._told.setdefault("failed", []).append((f"{child.name} died ({child.ending})",)),
         )  # fmt: skip
         self._children.append(child)
         return child

@@ -9,9 +9,11 @@ from typing import Any
 
 from uneven.fleet.engine.meeting import Meetings
 from uneven.fleet.member.host import Job, host
-from uneven.fleet.place.base import Place, Process
-from uneven.fleet.place.pulse import TIMEOUT_S, Silence, hangs
 from uneven.fleet.stream.feed import Feed
+from uneven.fleet.timeout import TIMEOUT_S, hangs
+from uneven.jobs import end_all
+from uneven.jobs.place import Linked, Place
+from uneven.jobs.pulse import Silence
 
 _LOOK_S = 0.25
 
@@ -45,7 +47,7 @@ class Host:
         since_s: until when its time has been counted.
     """
 
-    children: list[Process]
+    children: list[Linked]
     job: Job
     asked: set[int] = field(default_factory=set)
     used: int = 1
@@ -74,7 +76,7 @@ class Hosts:
         self._feed = feed
         self._timeout_s = timeout_s
         self._meetings = Meetings(place.address)
-        self._spare: dict[int, list[Process]] = {}
+        self._spare: dict[int, list[Linked]] = {}
         self._started = 0
         self.by_member: dict[str, Host] = {}
 
@@ -156,13 +158,10 @@ class Hosts:
         for one in self.by_member.values():
             if one.used > 1:  # they may be waiting for each other, and would not hear that they are to end
                 for child in one.children:
-                    child.end()
+                    child.kill()
             else:
                 children += one.children
-        for child in children:
-            child.hang_up()
-        for child in children:
-            child.close()
+        end_all(children)
         self._meetings.close()
 
     def _open(self, job: Job, message: Callable[[Any], tuple[Any, ...]]) -> None:
@@ -172,24 +171,24 @@ class Hosts:
         for child, seat in zip(children, self._meetings.seats(size), strict=True):
             child.send(message(seat))
 
-    def _spared(self, device: int) -> Process | None:
+    def _spared(self, device: int) -> Linked | None:
         spare = self._spare.get(self._place.seat(device))
         return spare.pop() if spare else None
 
-    def _start(self, device: int) -> Process:
+    def _start(self, device: int) -> Linked:
         self._started += 1
         arguments = (self._feed.ring.handle(writable=False), self._feed.stream)
         return self._place.start(
-            f"member process {self._started}", host, arguments, heard=self._heard, died=self._died, device=device
+            f"member process {self._started}", host, arguments, heard=self._heard, ended=self._died, device=device
         )
 
-    def _of(self, child: Process) -> tuple[str, int] | None:
+    def _of(self, child: Linked) -> tuple[str, int] | None:
         for name, one in self.by_member.items():
             if child in one.children:
                 return name, one.children.index(child)
         return None
 
-    def _heard(self, child: Process, message: tuple[Any, ...]) -> None:
+    def _heard(self, child: Linked, message: tuple[Any, ...]) -> None:
         place = self._of(child)
         if place is None:
             return
@@ -207,7 +206,7 @@ class Hosts:
         else:
             self._answered(name, rank, message)
 
-    def _died(self, child: Process) -> None:
+    def _died(self, child: Linked) -> None:
         place = self._of(child)
         if place is None:
             for spare in self._spare.values():
@@ -216,7 +215,7 @@ class Hosts:
             return
         name, rank = place
         if rank not in self.by_member[name].lost:  # else its end says nothing; whom it missed will be heard of
-            self._end(name, ("died", child.ending))
+            self._end(name, ("died", str(child.ending)))
 
     def _lost(self, name: str, rank: int, text: str) -> None:
         one = self.by_member[name]
@@ -247,6 +246,6 @@ class Hosts:
         if one.gone:
             return
         for rank, child in enumerate(one.children):
-            child.end()
+            child.kill()
             self._feed.leave(reader_of(name, rank))
         one.answer, one.asked = answer, set()

@@ -10,10 +10,11 @@ from uneven.balance import balancers
 from uneven.errors import ConfigError
 from uneven.fleet.engine.state import RunState
 from uneven.fleet.member.batch_rule import BatchRule
-from uneven.fleet.place.pulse import TIMEOUT_S, Silence, checked
 from uneven.fleet.planning.allocate import Closeness
 from uneven.fleet.planning.rounds import ALPHA, Paradigm
 from uneven.fleet.stream.ledger import Ledger
+from uneven.fleet.timeout import TIMEOUT_S, checked
+from uneven.jobs.pulse import Silence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from uneven.errors import ConfigError
 from uneven.fleet.engine.hosts import Hosts
 from uneven.fleet.engine.state import RunState
 from uneven.fleet.member.host import Job
-from uneven.fleet.place.base import Place
 from uneven.fleet.planning.profile import most_profiled, rate_per_s
 from uneven.fleet.planning.rates import Rates
+from uneven.jobs.place import Place
 
 PROFILE_S = 0.5
 """Longest profile of a member on one number of devices."""
@@ -53,10 +53,16 @@ class Profiler:
         for name in fresh:
             self._rate(name, 1)
         alone = {name: rates[0] for name, rates in state.rates.items() if rates[0] > 0.0}
-        most = min(self.place.profiled, most_profiled(alone, len(devices), len(devices))) if alone else 1
+        most = min(self._useful, most_profiled(alone, len(devices), len(devices))) if alone else 1
         for name in fresh:
             if self._waits(name):
                 all(self._rate(name, count, least_gain) for count in range(2, most + 1))  # to the first of no use
+
+    @property
+    def _useful(self) -> int:
+        """Up to how many devices rates are worth measuring: CPU slots beyond the cores add nothing."""
+        place = self.place
+        return place.cores if place.shares_devices and place.devices[0] == "cpu" else len(place.devices)
 
     def brief_look(self) -> None:
         """A few steps of every member on one slot, so many at a time as there are, if no earlier start took them."""

@@ -31,8 +31,6 @@ from uneven.fleet.engine.state import MemberState, RunState, folders, load, lock
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.host import Job, checkpoint_path
-from uneven.fleet.place.base import Place, Process, place_for
-from uneven.fleet.place.devices import Devices, cores
 from uneven.fleet.planning.allocate import Flotilla
 from uneven.fleet.planning.assign import assign_devices
 from uneven.fleet.planning.base import FlotillaPlanner
@@ -43,6 +41,13 @@ from uneven.fleet.stream.feed import Feed, look
 from uneven.fleet.stream.ledger import Ledger
 from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.preprocess import Source
+from uneven.jobs.call import IMPORTED
+from uneven.jobs.devices import Devices
+from uneven.jobs.engines import place_for
+from uneven.jobs.place import Linked, Place
+from uneven.jobs.processes import usable_cores
+
+_IMPORTED = (*IMPORTED, "uneven.fleet.member.host", "uneven.fleet.stream.preprocess")
 
 LONG_EPOCH_S = 5.0
 """Of shorter epochs, so few seconds are saved by a second slot that profiling members on it, two seconds each, is not
@@ -69,8 +74,8 @@ def run(
         "chunk": options.chunk,
         "metric": ensemble.metric.name,
     }
-    with closing(place_for(engine, devices)) as place, locked(directory):
-        if options.together and not place.turns:
+    with closing(place_for(engine, devices, _IMPORTED)) as place, locked(directory):
+        if options.together and not place.shares_devices:
             raise ConfigError(f"together=True: a device of engine={engine!r} trains one member at a time: leave it out")
         place.enter(directory)
         state = load(directory, asked)
@@ -127,8 +132,8 @@ class _Run:
         self._place = place
         self._free = list(range(len(place.devices)))
         self._together = options.together if options.together is not None else (
-            place.turns and options.rates is None and place.devices[0] == "cpu"
-            and takes_turns(len(place.devices), cores())
+            place.shares_devices and options.rates is None and place.devices[0] == "cpu"
+            and takes_turns(len(place.devices), usable_cores())
         )
         self._folders = folders(directory, list(state.members))
         self._running: dict[str, int] = {}
@@ -145,7 +150,7 @@ class _Run:
         probed = look(self._place, source, options.timeout_s, self._look_at_first)
         self._feed = Feed(
             self._place, source, stream, probed.layout, slots=options.buffer // options.chunk,
-            most=options.preprocessors or self._place.preprocessors, tell=self._tell,
+            most=options.preprocessors or self._place.cores, tell=self._tell,
             start=stream.begins(self._state.passes), timeout_s=options.timeout_s,
         )  # fmt: skip
         try:
@@ -162,7 +167,7 @@ class _Run:
         finally:
             self._feed.close()
 
-    def _look_at_first(self, process: Process) -> None:
+    def _look_at_first(self, process: Linked) -> None:
         moment = RunSnapshot(self._state, {}, Ledger(slots=1), 1, self._ensemble.max_epochs)
         self._show(replace(moment, processes={"": (process.pid,)}, quiet={process.name: process.silence}))
 

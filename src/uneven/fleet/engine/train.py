@@ -8,8 +8,8 @@ from uneven.fleet.engine.options import Options
 from uneven.fleet.engine.run import run
 from uneven.fleet.engine.view import live, silent
 from uneven.fleet.ensemble import Ensemble
-from uneven.fleet.place.devices import Devices
 from uneven.fleet.result import Result
+from uneven.jobs.devices import Devices
 
 
 def train(

@@ -8,7 +8,6 @@ import random
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,13 @@ from uneven.fleet.member.batch_rule import BatchRule, global_batch, most_workers
 from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.team import Alone, Samples, Seat, Team, least_samples
 from uneven.fleet.member.train import Copies, diverged, nonfinite_in, profile, run_epoch
-from uneven.fleet.place.child import telling
-from uneven.fleet.place.pulse import Pulse
 from uneven.fleet.planning.profile import MOST_BATCHES
 from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.reader import Reader
 from uneven.fleet.stream.ring import RingHandle
+from uneven.jobs.call import telling
+from uneven.jobs.place import ProcessLine
+from uneven.jobs.pulse import Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Job:
     Attributes:
         factory: pickled.
         devices: what the member may use; a worker for each. Torch's names, each in the worker's own process.
-        places: which devices of the :class:`~uneven.fleet.place.base.Place` these are; by default its first ones.
+        places: which devices of the :class:`~uneven.jobs.place.Place` these are; by default its first ones.
         folder: where its checkpoints lie.
         epochs: that it has been trained for; its checkpoint of that epoch is read, if there is one.
         batch_rule: what follows from the number of its devices.
@@ -64,7 +64,7 @@ def checkpoint_path(folder: Path, epochs: int) -> Path:
     return folder / f"{epochs:05d}.pt"
 
 
-def host(connection: Connection, handle: RingHandle, stream: Stream) -> None:
+def host(connection: ProcessLine, handle: RingHandle, stream: Stream) -> None:
     """Serve one member after the other.
 
     Messages in: ``("load", job, seat)``, ``("epoch", pass)``, ``("profile", job, seat, sample, seconds)``,

@@ -14,10 +14,10 @@ from uneven.errors import TrainingError
 from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.team import Alone, Team
-from uneven.fleet.place.pulse import Pulse
 from uneven.fleet.planning.profile import LAST_BATCHES, MOST_BATCHES
 from uneven.fleet.stream.order import Section
 from uneven.fleet.stream.reader import Reader
+from uneven.jobs.pulse import Pulse
 
 _TRIED_BATCHES = 3  # of a profile, before it is decided how many more fit into its time
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from uneven.errors import DataError
-from uneven.fleet.place.base import Place, Process
-from uneven.fleet.place.pulse import TIMEOUT_S, hangs
 from uneven.fleet.stream.layout import Layout
 from uneven.fleet.stream.ledger import Ledger
 from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.preprocess import Source, preprocess, probe
 from uneven.fleet.stream.size import preprocessors_needed
+from uneven.fleet.stream.store import store_in
+from uneven.fleet.timeout import TIMEOUT_S, hangs
+from uneven.jobs import How, end_all
+from uneven.jobs.place import Linked, Place
 
 MOST_DEATHS = 3
 """So many preprocessors may die over one chunk; then it is the data."""
@@ -44,7 +46,7 @@ class Probed:
 
 
 def look(
-    place: Place, source: Source, timeout_s: float = TIMEOUT_S, watch: Callable[[Process], None] = lambda _: None
+    place: Place, source: Source, timeout_s: float = TIMEOUT_S, watch: Callable[[Linked], None] = lambda _: None
 ) -> Probed:
     """Prepare the first sample, in a process of its own.
 
@@ -60,30 +62,33 @@ def look(
         word, *more = _looked(place, source, timeout_s, watch)
         if word == "layout":
             return Probed(*more)
-        if word == "failed" or not more[0].startswith("SIG"):
-            raise DataError(more[0] if word == "failed" else _UNSTARTED.format(more[0]))
+        if word == "failed":
+            raise DataError(more[0])
+        if more[0].how is not How.KILLED:
+            break
     raise DataError(_UNSTARTED.format(more[0]))
 
 
 def _looked(
-    place: Place, source: Source, timeout_s: float, watch: Callable[[Process], None]
+    place: Place, source: Source, timeout_s: float, watch: Callable[[Linked], None]
 ) -> tuple[Any, ...]:
     """One attempt: "layout" with that and the sample, "failed" with why, or "died" with how the process ended."""
     heard: list[Any] = []
     child = place.start(
         "preprocessor", probe, (source,),
         heard=lambda _, message: heard.append(message),
-        died=lambda one: heard.append(("died", one.ending)),
+        ended=lambda one: heard.append(("died", one.ending)),
     )  # fmt: skip
     try:
         while not heard:
             place.wait(_LOOK_S)
             watch(child)
             if child.quiet_s > timeout_s and not heard:
-                heard.append(("failed", f"the preprocessor of the first sample: {hangs(timeout_s, child.at)}"))
-                child.end()
+                why = hangs(timeout_s, child.at)
+                heard.append(("failed", f"the preprocessor of the first sample: {why}"))
+                child.kill(hung=why)
     finally:
-        child.close()
+        child.end()
     return tuple(heard[0])
 
 
@@ -118,7 +123,7 @@ class Feed:
     ) -> None:
         self.ledger = Ledger(slots=slots, floor=start)
         self.stream = stream
-        self.ring = place.store(layout, slots=slots, chunk=stream.chunk)
+        self.ring = store_in(place, layout, slots=slots, chunk=stream.chunk)
         self.wanted = 1
         self.cpu_s = 0.0
         self.samples = 0
@@ -127,7 +132,7 @@ class Feed:
         self._source = source
         self._most = most
         self._tell = tell
-        self._makers: dict[str, Process] = {}
+        self._makers: dict[str, Linked] = {}
         self._idle: list[str] = []
         self._waiting: dict[str, tuple[int, int]] = {}
         self._missed: dict[str, int] = {}
@@ -209,16 +214,13 @@ class Feed:
         return tuple(maker.pid for maker in self._makers.values())
 
     @property
-    def busy(self) -> tuple[Process, ...]:
+    def busy(self) -> tuple[Linked, ...]:
         """The preprocessors that are making something."""
         return tuple(maker for name, maker in self._makers.items() if name not in self._idle)
 
     def close(self) -> None:
         """End the preprocessors and give the memory back."""
-        for maker in self._makers.values():
-            maker.hang_up()
-        for maker in self._makers.values():
-            maker.close()
+        end_all(list(self._makers.values()))
         self.ring.close()
 
     def _resize(self) -> None:
@@ -231,11 +233,11 @@ class Feed:
         name = f"preprocessor-{self._started}"
         arguments = (self._source, self.stream, self.ring.handle(writable=True))
         self._makers[name] = self._place.start(
-            name, preprocess, arguments, heard=self._heard, died=self._maker_died
+            name, preprocess, arguments, heard=self._heard, ended=self._maker_died
         )
         self._idle.append(name)
 
-    def _heard(self, maker: Process, message: tuple[Any, ...]) -> None:
+    def _heard(self, maker: Linked, message: tuple[Any, ...]) -> None:
         if message[0] == "failed":
             self._failure = message[1]
             return
@@ -253,17 +255,18 @@ class Feed:
         self._hand_out()
         self._answer()
 
-    def _maker_hangs(self, maker: Process) -> None:
+    def _maker_hangs(self, maker: Linked) -> None:
         """Another one makes its chunk, and says of each sample that it is begun: now one that hangs can be named."""
         chunk = self.ledger.making(maker.name)
-        maker.end()
+        why = hangs(self._timeout_s, maker.at)
+        maker.kill(hung=why)
         if chunk in self._hung_over:
-            self._failure = f"the second preprocessor that was given these samples: {hangs(self._timeout_s, maker.at)}"
+            self._failure = f"the second preprocessor that was given these samples: {why}"
         elif chunk is not None:
             self._hung_over.add(chunk)
         self._maker_died(maker)
 
-    def _maker_died(self, maker: Process) -> None:
+    def _maker_died(self, maker: Linked) -> None:
         del self._makers[maker.name]
         if self._failure is not None:
             return

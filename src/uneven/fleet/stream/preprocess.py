@@ -6,18 +6,18 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from uneven.fleet.place.child import telling
-from uneven.fleet.place.pulse import BEAT_S, Pulse
 from uneven.fleet.stream.layout import Layout, arrays_of, check, layout_of
 from uneven.fleet.stream.order import Chunk, Stream
 from uneven.fleet.stream.ring import RingHandle
+from uneven.jobs.call import telling
+from uneven.jobs.place import ProcessLine
+from uneven.jobs.pulse import BEAT_S, Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def named(index: int | str, *, validates: bool) -> str:
     return f"sample {index} of the {'validation' if validates else 'training'} set"
 
 
-def preprocess(connection: Connection, source: Source, stream: Stream, handle: RingHandle) -> None:
+def preprocess(connection: ProcessLine, source: Source, stream: Stream, handle: RingHandle) -> None:
     """Make the chunks whose numbers come, until nobody is there any more.
 
     With each number comes whether to say of every sample that it is begun, and not only now and then.
@@ -73,7 +73,7 @@ def preprocess(connection: Connection, source: Source, stream: Stream, handle: R
 
 
 def _make(
-    connection: Connection,
+    connection: ProcessLine,
     pulse: Pulse,
     source: Source,
     stream: Stream,
@@ -102,7 +102,7 @@ def _make(
                 field[place] = array
 
 
-def probe(connection: Connection, source: Source) -> None:
+def probe(connection: ProcessLine, source: Source) -> None:
     """Prepare the first sample of each set, and say what they look like.
 
     It is done in a process of its own, so that the user's transform runs in no other process than later.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
 
 import torch
 
 from uneven.errors import ConfigError
 from uneven.fleet.stream.order import Section, batches
 from uneven.fleet.stream.ring import Ring
+from uneven.jobs.place import ProcessLine
 
 
 class Reader:
@@ -25,7 +25,7 @@ class Reader:
         ready: chunks below it are there.
     """
 
-    def __init__(self, connection: Connection, ring: Ring) -> None:
+    def __init__(self, connection: ProcessLine, ring: Ring) -> None:
         self._connection, self._ring = connection, ring
         self.waited_s = 0.0
         self.ready = 0

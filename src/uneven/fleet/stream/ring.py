@@ -12,7 +12,6 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch
 
 from uneven.errors import ConfigError
 from uneven.fleet.stream.layout import Layout
+from uneven.jobs.place import ProcessLine
 
 _ALIGN = 64
 
@@ -125,7 +125,7 @@ class RingHandle:
     def __reduce__(self) -> tuple[Callable[..., RingHandle], tuple[Any, ...]]:
         return _arrived, (reduction.DupFd(self._memory), self._rest)
 
-    def open(self, line: Connection | None = None) -> Ring:
+    def open(self, line: ProcessLine | None = None) -> Ring:
         """Map it in this process."""
         layout, slots, chunk, writable = self._rest
         return Ring(layout, slots=slots, chunk=chunk, memory=self._memory, writable=writable)

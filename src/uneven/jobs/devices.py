@@ -1,13 +1,13 @@
-"""What members may train on: GPUs, or slots of this machine's processor."""
+"""What processes compute on: GPUs, or slots of a processor."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from uneven.errors import ConfigError
+from uneven.jobs.processes import usable_cores
 
 Devices = str | int | Sequence[str]
 
@@ -24,15 +24,15 @@ def devices_of(asked: Devices) -> tuple[str, ...]:
     """
     if asked == "auto":
         found = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
-        return found or ("cpu",) * cores()
+        return found or ("cpu",) * usable_cores()
     if isinstance(asked, int):
         if asked < 1:
-            raise ConfigError(f"devices={asked}: an ensemble is trained on at least one")
+            raise ConfigError(f"devices={asked}: it takes at least one")
         return ("cpu",) * asked
     if isinstance(asked, str):
         raise ConfigError(f'devices={asked!r}: give "auto", a number of CPU slots, or a list of names')
     if not asked:
-        raise ConfigError("devices=[]: an ensemble is trained on at least one")
+        raise ConfigError("devices=[]: it takes at least one")
     for name in asked:
         try:
             kind = torch.device(name)
@@ -46,7 +46,7 @@ def devices_of(asked: Devices) -> tuple[str, ...]:
         raise ConfigError("devices: CPU slots and GPUs together cannot be planned: name one kind")
     gpus = [name for name in asked if name != "cpu"]
     if len(set(gpus)) < len(gpus):
-        raise ConfigError("devices: a GPU is named twice; one member at a time trains on it")
+        raise ConfigError("devices: a GPU is named twice; one process at a time computes on it")
     return tuple(asked)
 
 
@@ -75,7 +75,7 @@ def devices_of_cluster(asked: Devices, there: Mapping[str, float]) -> tuple[str,
         )
     has = int(there.get(kind, 0))
     if count < 1:
-        raise ConfigError(f"devices={asked!r}: an ensemble is trained on at least one, and the cluster has {has}")
+        raise ConfigError(f"devices={asked!r}: it takes at least one, and the cluster has {has}")
     if count > has:
         what = "GPUs" if kind == "GPU" else "CPU slots"
         raise ConfigError(
@@ -83,7 +83,3 @@ def devices_of_cluster(asked: Devices, there: Mapping[str, float]) -> tuple[str,
         )
     return kind, count
 
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

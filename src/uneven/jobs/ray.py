@@ -1,4 +1,8 @@
-"""The Ray engine: the devices of a Ray cluster, actors in placement groups, prepared samples in its object store.
+"""A Ray cluster: its devices, actors in placement groups as processes, large objects in its object store.
+
+A line is three methods of an actor, each in a thread of its own: ``work`` runs what a child process would run,
+``tell`` takes messages in, and a call of ``hear`` waits for the next message out. A parcel comes out beside its
+message, as a value of its own, which Ray keeps in its object store until nobody refers to it.
 
 Everything that is sent goes through Ray, which pickles it. So whoever can reach the cluster's ports can run code in it,
 with or without this engine; Ray says the same of itself.
@@ -7,33 +11,44 @@ with or without this engine; Ray says the same of itself.
 from __future__ import annotations
 
 import logging
+import os
+import queue
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util import get_node_ip_address, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from uneven.errors import ConfigError
-from uneven.fleet.place.devices import Devices, devices_of_cluster
-from uneven.fleet.place.pulse import Awake, Watched
-from uneven.fleet.place.ray_actor import BEGUN, ENDED, GROUPS, ActorProcess, ChunksHandle, Told
-from uneven.fleet.stream.layout import Layout
+from uneven.jobs.call import unsendable
+from uneven.jobs.command import END_WITHIN_S
+from uneven.jobs.devices import Devices, devices_of_cluster
+from uneven.jobs.ending import Ending, How
+from uneven.jobs.events import Awake
+from uneven.jobs.place import ObjectLostError, Parcel
+from uneven.jobs.pulse import Watched
 
 PATIENCE_S = 60.0
 """How long to wait for devices that the cluster has and somebody else may use."""
 
 _SURVEY_S = 1.0
+_LOOK_S = 0.1
 _MOST_WORDS = 300
+
+_GROUPS = {"work": 1, "tell": 1, "hear": 1}
+"""Threads of an actor; one in each, so that messages keep their order."""
 
 
 class Cluster:
-    """See :class:`~uneven.fleet.place.base.Place`; a device is a placement group of one bundle.
+    """See :class:`~uneven.jobs.place.Place`; a device is a placement group of one bundle.
 
     One group for all of them could be packed. But what a dead machine takes of a group, Ray 2.60's head process tries
     to place elsewhere without a pause, at the cost of half a core; the group of a single lost device can be given up.
@@ -69,12 +84,12 @@ class Cluster:
         self._lost: frozenset[int] = frozenset()
         self._surveyed_s = time.monotonic()
         self.awake = Awake()
+        self.shares_memory = self.shares_devices = False
+        self.cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._calls: dict[Any, Actor] = {}
         self._sent: dict[int, tuple[Any, Any]] = {}
         remote: Any = ray.remote  # its types do not know of groups
-        self._actor = remote(concurrency_groups=GROUPS, max_restarts=0, max_task_retries=0)(ActorProcess)
-        self.profiled, self.turns = count, False
-        self.preprocessors = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._actor = remote(concurrency_groups=_GROUPS, max_restarts=0, max_task_retries=0)(ActorProcess)
         several = len(set(self._names.values())) > 1
         self.address = get_node_ip_address() if several else "127.0.0.1"
 
@@ -95,7 +110,7 @@ class Cluster:
                 if ray.get(answer) != word or not back.exists() or back.read_text(encoding="utf-8") != word[::-1]:
                     raise ConfigError(
                         f"{directory} is not the same directory on the machine {self._names[node]} as here: "
-                        f"checkpoints must lie on storage that every machine of the cluster reaches under the same path"
+                        f"it must be storage that every machine of the cluster reaches under the same path"
                     )
                 back.unlink()
         finally:
@@ -103,9 +118,9 @@ class Cluster:
 
     def start(
         self, name: str, target: Callable[..., None], arguments: tuple[Any, ...], *,
-        heard: Callable[[Any, Any], None], died: Callable[[Any], None], device: int | None = None,
+        heard: Callable[[Any, Any], None], ended: Callable[[Any], None], device: int | None = None,
     ) -> Actor:  # fmt: skip
-        """An actor: in a device's bundle, or, for one that does not train, wherever Ray spreads it to."""
+        """An actor: in a device's bundle, or, for one that needs none, wherever Ray spreads it to."""
         if device is None:
             options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
         else:
@@ -115,12 +130,9 @@ class Cluster:
             what = [target, [self._shared(one) for one in arguments]]
             sent = ray.put(what)
         except TypeError as error:
-            raise ConfigError(
-                f"{name}: what it needs cannot be sent to another process ({error}): data sets, transforms and losses "
-                f"must be made of classes and functions at the top level of a module"
-            ) from error
+            raise unsendable(name, error) from error
         handle = self._actor.options(enable_task_events=False, **options).remote()  # each message would be one
-        return Actor(self, name, handle, sent, heard, died, device)
+        return Actor(self, name, handle, sent, heard, ended, device)
 
     def wait(self, timeout_s: float) -> None:
         """Let everybody speak who has something to say, and see which machines are left."""
@@ -140,20 +152,11 @@ class Cluster:
             if actor is not None:  # an earlier one may have ended it
                 actor.listen(call)
 
-    def store(self, layout: Layout, *, slots: int, chunk: int) -> Kept:
-        """Room in the object store.
-
-        Raises:
-            ConfigError: the buffer does not fit into that of each machine, and would be written to disks.
-        """
-        needs = slots * chunk * sum(field.nbytes for field in layout)
-        room = min(node["Resources"].get("object_store_memory", 0.0) for node in ray.nodes() if node["Alive"])
-        if needs > room:
-            raise ConfigError(
-                f"the shared buffer needs {needs / 1e6:,.0f} MB, a machine's object store has {room / 1e6:,.0f} MB: "
-                f"give Options(buffer=…) fewer samples, or Ray more object_store_memory"
-            )
-        return Kept(ChunksHandle(layout, slots, chunk))
+    @property
+    def room_bytes(self) -> float:
+        """Of the object store of each machine; what does not fit would be written to disks."""
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return min(float(node.get("object_store_memory", 0.0)) for node in alive)
 
     def seat(self, device: int) -> int:
         """Each device has its own: an actor stays in its bundle."""
@@ -172,7 +175,7 @@ class Cluster:
     def close(self) -> None:
         """Give the devices back."""
         for actor in set(self._calls.values()):
-            actor.end()
+            actor.kill()
         for device, group in enumerate(self._groups):
             if device not in self._lost:
                 remove_placement_group(group)
@@ -195,11 +198,11 @@ class Cluster:
         self._lost |= gone
         for actor in set(self._calls.values()):
             if actor.device in self._lost:  # one whose bundle waits for another machine would never be heard of
-                actor.lose("its machine was lost")
+                actor.lose(Ending(How.LOST, "its machine was lost"))
 
     def _shared(self, argument: Any) -> Any:
-        """Data sets go into the object store once, not with every process."""
-        if isinstance(argument, int | str | ChunksHandle):
+        """What may be large goes into the object store once, not with every process."""
+        if isinstance(argument, int | str):
             return argument
         if id(argument) not in self._sent:
             self._sent[id(argument)] = argument, ray.put(argument)
@@ -211,45 +214,49 @@ class Cluster:
 
 
 class Actor(Watched):
-    """See :class:`~uneven.fleet.place.base.Process`."""
+    """See :class:`~uneven.jobs.place.Linked`. There is nothing that it would have to put in order, so it is killed."""
 
     def __init__(
         self, cluster: Cluster, name: str, handle: Any, what: Any,
-        heard: Callable[[Any, Any], None], died: Callable[[Any], None], device: int | None,
+        heard: Callable[[Any, Any], None], ended: Callable[[Any], None], device: int | None,
     ) -> None:  # fmt: skip
         super().__init__(cluster.awake)
         self.name = name
         self.device = device
         self.pid = 0
-        self.ending = ""
+        self.ending: Ending | None = None
         self._cluster = cluster
         self._handle = handle
         self._heard = heard
-        self._died = died
-        self._over = self._adrift = False
+        self._told = ended
+        self._adrift = False
         self._work = handle.work.remote([what])
         self._hear()
 
     def send(self, message: Any) -> None:
         """Say something."""
         self.touched()
-        if not self._over:
+        if self.ending is None:
             self._handle.tell.remote(message)
 
-    def hang_up(self) -> None:
-        """End it; there is nothing that it would have to put in order."""
-        self.end()
+    def ask_to_end(self) -> None:
+        """End it."""
+        self.kill()
 
-    def close(self) -> None:
-        """The same."""
-        self.end()
+    def wait(self, within_s: float | None = None) -> Ending | None:
+        """Wait for its end, and listen to everybody meanwhile."""
+        until_s = time.monotonic() + (float("inf") if within_s is None else within_s)
+        while self.ending is None and time.monotonic() < until_s:
+            self._cluster.wait(_LOOK_S)
+        return self.ending
 
-    def end(self) -> None:
+    def end(self, within_s: float = END_WITHIN_S) -> Ending:
+        """End it. Twice is no error."""
+        return self.kill()
+
+    def kill(self, *, hung: str = "") -> Ending:
         """End it now. Twice is no error."""
-        if not self._over:
-            self._over = True
-            self._cluster.forget(self)
-            ray.kill(self._handle)
+        return self._over(Ending(How.HUNG, hung) if hung else Ending(How.KILLED, "SIGKILL"))
 
     def listen(self, call: Any) -> None:
         """What it said is there."""
@@ -259,35 +266,41 @@ class Actor(Watched):
             self._probe()
             return
         except RayError as error:
-            self.lose(_short(error))
+            self.lose(_ending(error))
             return
         if self._adrift:
-            self.lose("Ray lost touch with it")
+            self.lose(Ending(How.LOST, "Ray lost touch with it"))
             return
-        if message[0] == ENDED:
+        if isinstance(message, _Over):
             try:
                 ray.get(self._work)
-                self.lose("it came to its end")
+                self.lose(Ending(How.ENDED, "it came to its end"))
             except RayError as error:
-                self.lose(_short(error))
+                self.lose(_ending(error))
             return
         beside = self._beside
         self._hear()
         if self.signals(message):
             return
-        if message[0] == BEGUN:
-            self.pid = message[1]
-        elif message[0] == "made":
-            self._heard(self, (*message, beside))
+        if isinstance(message, _Begun):
+            self.pid = message.pid
+        elif isinstance(message, _Sealed):
+            self._heard(self, (*message.words, beside))
         else:
             self._heard(self, message)
 
-    def lose(self, ending: str) -> None:
+    def lose(self, ending: Ending) -> None:
         """It has ended, or cannot be reached."""
-        if not self._over:
+        if self.ending is None:
+            self._over(ending)
+            self._told(self)
+
+    def _over(self, ending: Ending) -> Ending:
+        if self.ending is None:
             self.ending = ending
-            self.end()
-            self._died(self)
+            self._cluster.forget(self)
+            ray.kill(self._handle)
+        return self.ending
 
     def _probe(self) -> None:
         """Ray has lost touch with it and does not know yet whether it, or its machine, is dead.
@@ -301,49 +314,6 @@ class Actor(Watched):
     def _hear(self) -> None:
         message, self._beside = self._handle.hear.options(num_returns=2).remote()
         self._cluster.call(self, message)
-
-
-class Kept:
-    """The engine's end of the chunks; see :class:`~uneven.fleet.place.base.Store`.
-
-    This process owns them, so that they outlive whoever made them; what is lost with a machine is made again.
-    """
-
-    def __init__(self, handle: ChunksHandle) -> None:
-        self._handle = handle
-        self._there: Told = {}
-        self._times: dict[int, int] = {}
-
-    def handle(self, *, writable: bool) -> ChunksHandle:
-        """For another process."""
-        return self._handle
-
-    def keep(self, number: int, told: Any) -> None:
-        """A chunk has been made; ``told`` refers to it."""
-        self._times[number] = self._times.get(number, 0) + 1
-        self._there[number] = self._times[number], told
-
-    def found(self, first: int, end: int) -> Told:
-        """References to chunks."""
-        return {number: self._there[number] for number in range(first, end) if number in self._there}
-
-    def lost(self, number: int, told: int) -> bool:
-        """Whether this is the first that is heard of the loss of a chunk that had been made ``told`` times."""
-        there = self._there.get(number)
-        if there is None or there[0] != told:
-            return False
-        del self._there[number]
-        return True
-
-    def drop(self, below: int) -> None:
-        """Nobody needs the chunks below this one."""
-        for held in (self._there, self._times):
-            for number in [number for number in held if number < below]:
-                del held[number]
-
-    def close(self) -> None:
-        """Let go of all."""
-        self._there.clear()
 
 
 def _reserved(kind: str, count: int) -> list[Any]:
@@ -370,7 +340,97 @@ def _answer(path: str) -> str:
     return ""
 
 
-def _short(error: Exception) -> str:
+def _ending(error: RayError) -> Ending:
     """Ray's long messages in one line; what happened stands at the end."""
     words = " ".join(str(error).split())
-    return words if len(words) <= _MOST_WORDS else "… " + words[-_MOST_WORDS:]
+    short = words if len(words) <= _MOST_WORDS else "… " + words[-_MOST_WORDS:]
+    return Ending(How.FAILED if isinstance(error, RayTaskError) else How.KILLED, short)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The first word of a process."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """The last word of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A message whose last part, a large object, travels beside it."""
+
+    words: tuple[Any, ...]
+
+
+class ActorConnection:
+    """A process's end of its line, as if it were a :class:`multiprocessing.connection.Connection`."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+
+    def recv(self) -> Any:
+        """The next message, once it is there."""
+        return self.inbox.get()
+
+    def send(self, message: Any) -> None:
+        """Say something."""
+        if isinstance(message, tuple) and message and isinstance(message[-1], Parcel):
+            self.outbox.put((_Sealed(message[:-1]), message[-1].value))
+        else:
+            self.outbox.put((message, None))
+
+    def poll(self, timeout: float | None) -> None:
+        """Wait; Ray ends a process that is no longer needed."""
+        threading.Event().wait(timeout)
+
+    def fetch(self, reference: Any) -> Any:
+        """An object of the store.
+
+        Raises:
+            ObjectLostError: it was lost with a machine.
+        """
+        try:
+            return ray.get(reference)
+        except ray.exceptions.ObjectLostError as error:
+            raise ObjectLostError(str(error)) from error
+
+    def expect(self, references: Sequence[Any]) -> None:
+        """Let Ray bring these to this machine meanwhile."""
+        if references:
+            ray.wait(list(references), num_returns=len(references), timeout=0.0)
+
+
+class ActorProcess:
+    """A process, as Ray makes it."""
+
+    def __init__(self) -> None:
+        self._line = ActorConnection()
+
+    @ray.method(concurrency_group="work")
+    def work(self, what: list[Any]) -> None:
+        """Call a function with its arguments.
+
+        Args:
+            what: a reference to both, in a list, so that they are unpacked here and not before.
+        """
+        self._line.send(_Begun(os.getpid()))
+        try:
+            target, arguments = ray.get(what[0])
+            target(self._line, *[ray.get(one) if isinstance(one, ray.ObjectRef) else one for one in arguments])
+        finally:
+            self._line.send(_Over())
+
+    @ray.method(concurrency_group="tell")
+    def tell(self, message: Any) -> None:
+        """A message comes in."""
+        self._line.inbox.put(message)
+
+    @ray.method(concurrency_group="hear")
+    def hear(self) -> tuple[Any, Any]:
+        """The next message that goes out, and the object that goes with it, or None."""
+        return self._line.outbox.get()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.fleet.place.remains import NOTE, sweep
+from uneven.jobs.remains import NOTE, sweep
 
 
 @pytest.fixture

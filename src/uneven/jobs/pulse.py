@@ -1,13 +1,13 @@
-"""Signs of life: processes give them, and the engine counts how long one that is busy has given none.
+"""Signs of life: processes give them, and whoever started them counts how long one that is busy has given none.
 
 ::
 
-    member, preprocessor            engine
-    step 17 of epoch 3 ──"at"──►    where it is, and when that was heard        the same for both engines
-         │                               │
-    nothing more                    quiet_s > timeout_s: it hangs at step 17 of epoch 3, and is ended
+    a process                        who has started it
+    step 17 of epoch 3 ──At──►       where it is, and when that was heard, wherever it runs
+         │                                │
+    nothing more                     quiet_s: it hangs at step 17 of epoch 3, and may be ended
 
-A process that waits for samples, or for something to do, gives no signs and needs none.
+A process that waits for something to do gives no signs and needs none.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from uneven.errors import ConfigError
-
-TIMEOUT_S = 300.0
-"""How long a sample, a step, a factory's call or a checkpoint may take; the same as ``uneven.Session``'s."""
+from uneven.jobs.events import Awake
 
 BEAT_S = 0.25
 
-_LONGEST_TICK_S = 1.0
 
-AT = "at"
-"""The first word of a sign of life; the second says where the process is."""
+@dataclass(frozen=True, slots=True)
+class At:
+    """A sign of life, as it travels."""
+
+    where: str
 
 
 class Pulse:
-    """Tells the engine now and then where this process is.
+    """Tells now and then where this process is.
 
     Args:
-        send: says something to the engine.
+        send: says something to whoever started it.
 
     Attributes:
         every_s: the shortest time between two signs; 0 gives all of them.
@@ -56,24 +55,7 @@ class Pulse:
     def begin(self, where: str, *numbers: object) -> None:
         """The same of something new, which is told in any case."""
         self._last_s = time.monotonic()
-        self._send((AT, where.format(*numbers)))
-
-
-class Awake:
-    """Seconds in which this process could have heard of others.
-
-    They stand still while it is stopped itself (Ctrl-Z, a debugger), for then everybody seems to be silent.
-    """
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._last_s = time.monotonic()
-
-    def tick(self) -> None:
-        """To be called every time that everybody has been listened to."""
-        now_s = time.monotonic()
-        self.now_s += min(now_s - self._last_s, _LONGEST_TICK_S)
-        self._last_s = now_s
+        self._send(At(where.format(*numbers)))
 
 
 class Watched:
@@ -104,10 +86,9 @@ class Watched:
     def signals(self, message: Any) -> bool:
         """It said something; whether that was no more than a sign of life."""
         self.touched()
-        if message[0] != AT:
-            return False
-        self.at = message[1]
-        return True
+        if isinstance(message, At):
+            self.at = message.where
+        return isinstance(message, At)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +101,3 @@ class Silence:
     def __str__(self) -> str:
         since = f"the last one from {self.at}" if self.at else "not even of its start"
         return f"no sign of life for {self.for_s:.0f} s, {since}"
-
-
-def hangs(timeout_s: float, at: str) -> str:
-    """What is said of a process that hangs."""
-    return f"it hangs: {Silence(timeout_s, at)}; if that takes longer, raise Options(timeout_s=…) or --timeout"
-
-
-def checked(timeout_s: float) -> float:
-    """A time-out, in seconds.
-
-    Raises:
-        ConfigError: too short to tell a process that hangs from one that is busy.
-    """
-    if not timeout_s >= 1.0:
-        raise ConfigError(f"timeout_s={timeout_s:g}: at least 1 s; float('inf') waits for ever")
-    return timeout_s

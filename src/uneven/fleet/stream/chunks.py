@@ -1,0 +1,143 @@
+"""Prepared samples where processes share no memory: each chunk is an object of the place's store.
+
+They are made and read by the same code as in shared memory, with another line and other memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from uneven.fleet.stream.layout import Layout
+from uneven.jobs.place import ObjectLine, ObjectLostError, Parcel
+
+Told = dict[int, tuple[int, Any]]
+"""Chunk → how often it has been made, and a reference to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksHandle:
+    """Chunks on their way into another process."""
+
+    layout: Layout
+    slots: int
+    chunk: int
+
+    def open(self, line: ObjectLine) -> Chunks:
+        """A process's end of the store."""
+        return Chunks(self, line)
+
+
+class Chunks:
+    """The chunks that a process makes or reads; for those who use it like a :class:`~uneven.fleet.stream.ring.Ring`.
+
+    A batch is always a copy: memory of an object store can be written to, and others read it too.
+    """
+
+    def __init__(self, handle: ChunksHandle, line: ObjectLine) -> None:
+        self.layout = handle.layout
+        self.slots = handle.slots
+        self.chunk = handle.chunk
+        self._line = line
+        self._making: list[npt.NDArray[Any]] = []
+        self._told: Told = {}
+        self._here: dict[int, list[npt.NDArray[Any]]] = {}
+
+    def slot(self, number: int) -> list[npt.NDArray[Any]]:
+        """Where the samples of a chunk are to be written, field by field; arrays of shape ``(chunk, …)``."""
+        self._making = [np.zeros((self.chunk, *field.shape), field.dtype) for field in self.layout]
+        return self._making
+
+    def made(self, number: int) -> Parcel:
+        """The chunk that was written last, for the place's store of objects."""
+        parcel, self._making = Parcel(self._making), []
+        return parcel
+
+    def arrived(self, told: Told) -> None:
+        """Where chunks are to be found; Ray brings them to this machine meanwhile."""
+        self._told.update(told)
+        self._line.expect([reference for _, reference in told.values()])
+
+    def batch(self, start: int, size: int) -> list[torch.Tensor]:
+        """The samples from place ``start`` of the stream on, field by field."""
+        parts = []
+        while size:
+            number, at = divmod(start, self.chunk)
+            taken = min(size, self.chunk - at)
+            parts.append([field[at : at + taken] for field in self._chunk(number)])
+            start, size = start + taken, size - taken
+        return [torch.from_numpy(np.concatenate(field)) for field in zip(*parts, strict=True)]
+
+    def free(self, chunk: int) -> None:
+        """This reader needs nothing below a chunk."""
+        for held in (self._told, self._here):
+            for number in [number for number in held if number < chunk]:
+                del held[number]
+
+    def forget(self) -> None:
+        """This reader starts anew."""
+        self._told.clear()
+        self._here.clear()
+
+    def _chunk(self, number: int) -> Sequence[npt.NDArray[Any]]:
+        """A chunk; one that was lost with a machine is asked for until it is there again."""
+        while number not in self._here:
+            times, reference = self._told.get(number, (0, None))
+            try:
+                if reference is not None:
+                    self._here[number] = self._line.fetch(reference)
+                    continue
+            except ObjectLostError:
+                pass
+            self._line.send(("missing", number, times))
+            _, _, told = self._line.recv()
+            self._told.update(told)
+        return self._here[number]
+
+
+class KeptChunks:
+    """The engine's end of the chunks; see :class:`~uneven.fleet.stream.store.Store`.
+
+    This process owns them, so that they outlive whoever made them; what is lost with a machine is made again.
+    """
+
+    def __init__(self, handle: ChunksHandle) -> None:
+        self._handle = handle
+        self._there: Told = {}
+        self._times: dict[int, int] = {}
+
+    def handle(self, *, writable: bool) -> ChunksHandle:
+        """For another process."""
+        return self._handle
+
+    def keep(self, number: int, told: Any) -> None:
+        """A chunk has been made; ``told`` refers to it."""
+        self._times[number] = self._times.get(number, 0) + 1
+        self._there[number] = self._times[number], told
+
+    def found(self, first: int, end: int) -> Told:
+        """References to chunks."""
+        return {number: self._there[number] for number in range(first, end) if number in self._there}
+
+    def lost(self, number: int, told: int) -> bool:
+        """Whether this is the first that is heard of the loss of a chunk that had been made ``told`` times."""
+        there = self._there.get(number)
+        if there is None or there[0] != told:
+            return False
+        del self._there[number]
+        return True
+
+    def drop(self, below: int) -> None:
+        """Nobody needs the chunks below this one."""
+        for held in (self._there, self._times):
+            for number in [number for number in held if number < below]:
+                del held[number]
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._there.clear()

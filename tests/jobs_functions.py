@@ -1,0 +1,46 @@
+"""What processes run in the tests of ``uneven.jobs``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from uneven.errors import DataError
+from uneven.jobs import call
+from uneven.jobs.place import ProcessLine
+from uneven.jobs.pulse import Pulse
+
+
+def answers(line: ProcessLine, factor: int) -> None:
+    """Each message times a number."""
+    pulse = Pulse(line.send)
+    while True:
+        number = line.recv()
+        pulse.begin("number {}", number)
+        line.send(("is", factor * number))
+
+
+def ends(line: ProcessLine, how: str) -> None:
+    """In one of the ways in which functions do."""
+    if how == "raises":
+        raise ValueError("not this one")
+    if how == "is told":
+        raise DataError("sample 3 is broken")
+    if how == "leaves":
+        sys.exit(3)
+    if how == "is lost":
+        os.kill(os.getpid(), 9)
+    line.send(("last words", how))
+
+
+def hangs(line: ProcessLine, *_: Any) -> None:
+    """With a process of its own, in code that never asks for a message."""
+    call.END_WITHIN_S = 0.0
+    below = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
+    line.send(("pids", os.getpid(), below.pid))
+    Pulse(line.send).begin("a sleep")
+    while True:
+        time.sleep(60)
