@@ -30,6 +30,12 @@ pytest_plugins = ["alone"]
 # processes run than there are cores that is most of the time: the tests of a predictor took twice what they take so.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# torch has the names of both ends of a connection looked up, for a log that nobody reads. Where the answer of a name
+# server is lost, that is five seconds in which all ranks stand, more than many a test lets them wait. So none is asked,
+# and torch does not warn of each name that it has not found.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
 # Processes that tests start, and the processes of pytest-xdist, start and end sooner; see the file in that folder.
 STARTS = str(Path(__file__).parent / "interpreter")
 if STARTS not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
