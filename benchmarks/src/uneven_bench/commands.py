@@ -348,3 +348,27 @@ def faults(
     from uneven_bench.show import show
 
     show(lambda told: run(quick, told, SEED if seed is None else seed, only), tables, json)
+
+
+@app.command("elastic")
+def elastic(
+    quick: Quick = False,
+    json: Json = False,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")] = None,
+    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+) -> None:
+    """Workers that are killed, stopped, told to leave, and join.
+
+    Under `uneven run --elastic`, under torchft where it is installed, and under torchrun, which starts all again: how
+    long the others pause, which samples are lost or used twice, whether the steps are those of one process, what it
+    costs while nothing happens, and the goodput under recorded spot availability.
+
+    Cases: faults, faults-100mb, stop, torchft-ddp, replay, overhead, spot-uneven, spot-torchft, spot-torchrun.
+
+    An hour, --case NAME eleven minutes at most; --quick a minute and a half.
+    """
+    from uneven_bench.elastic.bench import SEED, run
+    from uneven_bench.elastic.page import tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told, SEED if seed is None else seed, case), tables, json)

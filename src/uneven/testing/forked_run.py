@@ -122,14 +122,19 @@ def _show(environment: Mapping[str, str]) -> None:
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
-def main() -> None:
-    """Be ``python -m uneven`` with the arguments of this process."""
+def fork_workers() -> None:
+    """From now on, torch's elastic agent in this process forks its workers from it."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     vars(subprocess_handler)["Popen"] = Forked
     # For a log that nobody reads, torch looks up the source of all its callers: a second of processor time.
     vars(dynamic_rendezvous)["get_method_name"] = lambda depth=2: ""
+
+
+def main() -> None:
+    """Be ``python -m uneven`` with the arguments of this process."""
+    fork_workers()
     runpy.run_module("uneven", run_name="__main__")
 
 

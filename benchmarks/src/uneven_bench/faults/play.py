@@ -21,9 +21,7 @@ import torch
 from uneven.testing.scripts import Script
 from uneven_bench.faults.cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, FaultCase
 from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, RunEnd, doubled, judge, once
-
-MARK = "UNEVEN_BENCH_FAULT"
-"""In the environment of all processes of a run: its folder."""
+from uneven_bench.marked import MARK, running
 
 _IMPORTED = ("uneven.cli.run", "uneven.launch.agent", "uneven_bench.faults.script", "rich.console")
 """What all launchers or workers would import for themselves."""
@@ -117,13 +115,13 @@ class _Life:
             script.kill()
             left: list[psutil.Process] = []
             until_s = time.monotonic() + _GONE_WITHIN_S + self._case.timeout_s * (code is not None and code < 0)
-            while (left := list(self._running())) and code is not None and time.monotonic() < until_s:
+            while (left := list(running(self._work))) and code is not None and time.monotonic() < until_s:
                 yield
             names = tuple(_named(one) for one in left)
             for one in left:
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
-            while list(self._running()):
+            while list(running(self._work)):
                 yield
             script.wait()
             said = script.printed()
@@ -182,15 +180,6 @@ class _Life:
             return (self._notes / "struck").stat().st_mtime if self._life == 1 else None
         except FileNotFoundError:
             return None
-
-    def _running(self) -> Iterator[psutil.Process]:
-        """All processes of this run, wherever they have been put."""
-        for one in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if one.status() == psutil.STATUS_ZOMBIE or one.pid == os.getpid():
-                    continue
-                if one.environ().get(MARK) == str(self._work) or one.cwd() == str(self._work):
-                    yield one
 
 
 def _named(process: psutil.Process) -> str:

@@ -1,0 +1,107 @@
+"""``uneven bench elastic``: workers are killed, stopped, told to leave and let join; how long do the others pause, is a
+sample lost, and what is left of the capacity that was there?
+
+Every arm trains the same network on the same samples. Each worker writes for itself when it took a step and which
+samples were in the sum (:mod:`uneven_bench.elastic.workload`); all figures come from these files.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from uneven.errors import UnknownNameError
+from uneven_bench.elastic import arms, cases, figures
+from uneven_bench.elastic.cases import NAMES, OURS, OVERHEAD, QUICK, SIZES, SPOT, TORCHFT, Case, PlannedFault
+from uneven_bench.elastic.figures import JudgedRun
+from uneven_bench.elastic.play import Played, playing
+from uneven_bench.elastic.spot import spot
+from uneven_bench.elastic.turns import overhead
+from uneven_bench.elastic.workload import CountedWorkload
+
+SEED = 30
+
+_BETWEEN_FAULTS_S = 10.0
+"""How far apart faults are, roughly; for the checkpoints of torchrun."""
+
+Progress = Callable[[str, str, float], None]
+
+
+def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = None) -> dict[str, Any]:
+    """Play the cases.
+
+    Args:
+        seed: draws the faults.
+        only: one case alone.
+
+    Returns:
+        ``faults`` (that happened to ours), ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s``
+        (kind → median seconds beyond a step, of ours at 4 MB), ``overhead`` (size → step time with ``--elastic`` ÷
+        without), ``goodput`` (ours, of the capacity that was there), ``goodput_vs_torchrun``, ``goodput_vs_torchft``;
+        ``cases`` with everything that was measured, by case and arm; ``left_out``: arm → why; ``versions``. None stands
+        for what was not measured.
+
+    Raises:
+        UnknownNameError: there is no such case.
+    """
+    if only is not None and only not in NAMES:
+        raise UnknownNameError("case", only, NAMES)
+    names = (only,) if only else QUICK if quick else NAMES
+    left_out = {arm: why for arm in (OURS, TORCHFT) if (why := arms.missing(arm))}
+    found: dict[str, dict[str, Any]] = {}
+    rates: dict[int, float] = {}
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="uneven-elastic-") as parent:
+            folders = _folders(Path(parent))
+            if name == OVERHEAD:
+                found[name] = {} if OURS in left_out else overhead(quick, folders, progress)
+            elif name in SPOT:
+                found[name] = {} if SPOT[name] in left_out else spot(SPOT[name], quick, seed, rates, folders, progress)
+            else:
+                found[name] = faults(cases.case(name, seed, quick), left_out, seed, folders, progress)
+    return figures.summary(found) | {"cases": found, "left_out": left_out, "seed": seed, "versions": arms.versions()}
+
+
+def faults(
+    case: Case, left_out: dict[str, str], seed: int, folders: Iterator[Path], progress: Progress
+) -> dict[str, Any]:
+    """Play a case with faults; what came of it by arm."""
+    workload = CountedWorkload(model_bytes=SIZES[case.size], double=case.double)
+    runs: dict[str, list[JudgedRun]] = {}
+    turns = [turn for turn in cases.turns(case) if turn[0] not in left_out]
+    for number, (name, due) in enumerate(turns):
+        def told(what: str, number: int = number, name: str = name) -> None:
+            progress(case.name, f"{name}: {what}", number / len(turns))
+
+        folder = next(folders)
+        arm = arms.make(name, workload, folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S)
+        played = _played(arm, case, due, Random(f"{seed}/{number}"), told)
+        runs.setdefault(name, []).append(figures.of(played, workload, folder))
+    progress(case.name, "", 1.0)
+    return {name: figures.told(each) for name, each in runs.items()}
+
+
+def _played(
+    arm: arms.ElasticArm, case: Case, due: tuple[PlannedFault, ...], dice: Random, told: Callable[[str], None]
+) -> Played:
+    with playing(arm) as player:
+        told("starts")
+        player.start(case.workers)
+        for fault in due:
+            told(fault.words)
+            if not player.suffer(fault, dice):
+                return player.played(over=False)
+        told("ends")
+        return player.played(over=player.end())
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    number = 0
+    while True:
+        folder = parent / str(number)
+        folder.mkdir()
+        yield folder
+        number += 1

@@ -1,0 +1,146 @@
+"""What ``uneven bench elastic`` plays: cases, and the faults in each, drawn from a seed. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+KINDS = ("kill", "stop", "cut", "leave", "join")
+"""Whose pause is told: SIGKILL, SIGSTOP, a line that is down, SIGTERM, a newcomer."""
+
+MOMENTS = ("any", "exchange", "between")
+"""When a fault strikes: whenever it likes, while gradients are exchanged, or while a worker computes."""
+
+OURS, TORCHFT, TORCHFT_DDP, TORCHRUN, STEADY = "uneven", "torchft", "torchft-ddp", "torchrun", "ddp"
+"""The arms: ours; torchft with an all-reduce by hand, and with its own DDP; torchrun's restart; DDP undisturbed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """Something that happens to a run.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        moment: of :data:`MOMENTS`.
+        fraction: how much of the exchange, or of the computing, is over then; of a usual one.
+        victims: how many have it at once.
+        later_s: how long after the first the second one has it, where there are two.
+    """
+
+    kind: str
+    moment: str = "any"
+    fraction: float = 0.5
+    victims: int = 1
+    later_s: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """For a table."""
+        where = {"any": "at any moment", "exchange": "in an exchange", "between": "between exchanges"}[self.moment]
+        return f"{self.kind}{f' of {self.victims}' if self.victims > 1 else ''} {where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is played under one name.
+
+    Attributes:
+        arms: who plays it, in turns.
+        size: of the model, a key of :data:`SIZES`.
+        workers: at the beginning.
+        faults: what happens, in order; who was lost is replaced by a newcomer each time, which is a join.
+        rounds: how often the turns go round; each plays its part of the faults.
+        double: whether the model is float64 and the steps are replayed.
+    """
+
+    name: str
+    arms: tuple[str, ...]
+    size: str = "4MB"
+    workers: int = 4
+    faults: tuple[PlannedFault, ...] = ()
+    rounds: int = 1
+    double: bool = False
+
+
+SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000}
+"""Name → bytes of parameters. What is bare computes nothing."""
+
+PLAYED = ("faults", "faults-100mb", "stop", "torchft-ddp", "replay")
+OVERHEAD = "overhead"
+SPOT = {f"spot-{arm}": arm for arm in (OURS, TORCHFT, TORCHRUN)}
+NAMES = (*PLAYED, OVERHEAD, *SPOT)
+"""All cases. A trace takes ten minutes an arm, so each arm's is a case of its own."""
+
+QUICK = ("faults", "stop", "replay", OVERHEAD, *SPOT)
+"""What ``--quick`` plays."""
+
+SPOT_S, SPOT_QUICK_S = 600.0, 10.0
+CHANGES, CHANGES_QUICK = 20, 2
+
+
+def draw(seed: int, name: str, kinds: Sequence[tuple[str, str]], victims: int = 1) -> tuple[PlannedFault, ...]:
+    """Faults of these kinds and moments, each at a moment that the seed and the name decide."""
+    dice = Random(f"{seed}/{name}")
+    return tuple(
+        PlannedFault(kind, moment, round(dice.uniform(0.1, 0.9), 3), victims, round(dice.uniform(0.0, 0.05), 4))
+        for kind, moment in kinds
+    )
+
+
+def case(name: str, seed: int, quick: bool) -> Case:
+    """A case of :data:`PLAYED`, drawn from a seed."""
+    if quick:
+        return _quick(name, seed)
+    kills = [("kill", moment) for moment in ("exchange", "between", "any")]
+    match name:
+        case "faults":
+            single = draw(seed, name, [*kills, *kills, *[("leave", "any")] * 5])
+            double = draw(seed, "double", [("kill", "exchange"), ("kill", "any")], victims=2)
+            return Case(name=name, arms=(OURS, TORCHFT, TORCHRUN), faults=_mixed(seed, (*single, *double)), rounds=2)
+        case "faults-100mb":
+            faults = draw(seed, name, [*kills, *kills[:2], *[("leave", "any")] * 2])
+            return Case(name=name, arms=(OURS, TORCHFT), size="100MB", workers=3, faults=_mixed(seed, faults))
+        case "stop":
+            moments = ("any", "exchange", "between", "any", "exchange")
+            faults = draw(seed, name, [("stop", moment) for moment in moments])
+            return Case(name=name, arms=(OURS, TORCHFT), faults=faults)
+        case "torchft-ddp":
+            return Case(name=name, arms=(TORCHFT_DDP,), faults=draw(seed, name, kills[:1]), rounds=5)
+        case _:
+            single = draw(seed, name, [*kills * 3, ("leave", "any")])
+            double = draw(seed, "double", [("kill", "exchange")] * 3, victims=2)
+            return Case(name=name, arms=(OURS,), double=True, faults=_mixed(seed, (*single, *double)))
+
+
+def _quick(name: str, seed: int) -> Case:
+    inside, between = ("kill", "exchange"), ("kill", "between")
+    match name:
+        case "faults":
+            return Case(name=name, arms=(OURS, TORCHFT), faults=draw(seed, name, [inside, ("leave", "any")]))
+        case "stop":
+            return Case(name=name, arms=(OURS,), faults=draw(seed, name, [("stop", "any")]))
+        case _:
+            faults = draw(seed, name, [inside, between])
+            return Case(name=name, arms=(OURS,), double=True, faults=faults)
+
+
+def _mixed(seed: int, faults: tuple[PlannedFault, ...]) -> tuple[PlannedFault, ...]:
+    return tuple(Random(f"{seed}/order").sample(faults, len(faults)))
+
+
+def turns(case: Case) -> list[tuple[str, tuple[PlannedFault, ...]]]:
+    """Who plays which faults, one after the other. In more rounds than faults, each round plays all of them."""
+    if len(case.faults) < case.rounds:
+        return [(arm, case.faults) for _ in range(case.rounds) for arm in case.arms]
+    return [(arm, case.faults[part :: case.rounds]) for part in range(case.rounds) for arm in case.arms]
+
+
+def checkpoint_every(save_s: float, step_s: float, between_faults_s: float) -> int:
+    """How many steps torchrun's script lets pass between two checkpoints.
+
+    The interval that loses least, √(2 · time to save · mean time between faults): Young, "A first order approximation
+    to the optimum checkpoint interval", CACM 17(9), 1974.
+    """
+    return max(1, round(math.sqrt(2.0 * save_s * between_faults_s) / step_s))

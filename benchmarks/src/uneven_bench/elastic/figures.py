@@ -1,0 +1,151 @@
+"""What comes of the runs of ``uneven bench elastic`` in figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from uneven_bench.elastic import judge, logs
+from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT, TORCHFT, TORCHRUN
+from uneven_bench.elastic.play import FaultEvent, Played
+from uneven_bench.elastic.replay import error, replay
+from uneven_bench.elastic.workload import CountedWorkload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRun:
+    """One run, judged.
+
+    Attributes:
+        pauses_s: of each event, beyond a usual step; infinite where nobody went on.
+        step_s: median.
+        wrong: what must not be, in words.
+        replay_error: see :func:`uneven_bench.elastic.replay.error`; None where nothing was replayed.
+    """
+
+    played: Played
+    ledger: judge.SampleCounts
+    pauses_s: tuple[float, ...]
+    step_s: float
+    steps: int
+    wrong: tuple[str, ...]
+    replay_error: float | None
+
+
+def of(played: Played, workload: CountedWorkload, folder: Path) -> JudgedRun:
+    """Judge a run whose files are in this folder."""
+    steps = logs.history(played.logs)
+    victims = [pid for event in played.events for pid in event.victims]
+    moments = judge.progress(played.logs, victims)
+    return JudgedRun(
+        played=played,
+        ledger=judge.ledger(steps, workload.samples, workload.global_batch),
+        pauses_s=tuple(judge.pause_s(moments, event.at_s, event.until_s) for event in played.events),
+        step_s=judge.step_s(moments),
+        steps=len(steps),
+        wrong=tuple(_wrong(played, steps)),
+        replay_error=_replayed(workload, steps, played, folder) if workload.double and played.over else None,
+    )
+
+
+def _wrong(played: Played, steps: Sequence[logs.LoggedStep]) -> list[str]:
+    found = [] if played.over else ["it did not come to its end"]
+    if missing := judge.gaps(steps):
+        found.append(f"nobody wrote down {len(missing)} steps, the first is {missing[0]}")
+    if apart := judge.disagreements(played.logs):
+        found.append(f"workers hold different samples to be in {len(apart)} steps, the first is {apart[0]}")
+    if unequal := judge.unequal(played.logs):
+        found.append(f"{unequal + 1} different sets of parameters in the end")
+    if played.left:
+        found.append(f"{played.left} processes left")
+    if played.woke["hung"]:
+        found.append(f"{played.woke['hung']} stopped workers hung when they were let go on")
+    return found
+
+
+def _replayed(
+    workload: CountedWorkload, steps: Sequence[logs.LoggedStep], played: Played, folder: Path
+) -> float | None:
+    ended = [log.pid for log in played.logs if log.digest]
+    if not ended:
+        return None
+    wanted = replay(workload, steps)
+    return max(error(torch.load(folder / f"weights-{pid}.pt"), wanted) for pid in ended)
+
+
+def told(runs: Sequence[JudgedRun]) -> dict[str, Any]:
+    """All runs of one arm in one case, for JSON: what was not over is None."""
+    events = [
+        _event(event, pause_s) for run in runs for event, pause_s in zip(run.played.events, run.pauses_s, strict=True)
+    ]
+    errors = [run.replay_error for run in runs if run.replay_error is not None]
+    woke = {key: sum(run.played.woke[key] for run in runs) for key in runs[0].played.woke}
+    return {
+        "events": events,
+        "pause_s": {kind: _pauses(events, kind) for kind in KINDS if any(one["kind"] == kind for one in events)},
+        "lost": sum(run.ledger.lost for run in runs),
+        "twice": sum(run.ledger.twice for run in runs),
+        "more_steps": sum(run.ledger.more for run in runs),
+        "steps": sum(run.steps for run in runs),
+        "step_s": median(run.step_s for run in runs),
+        "survivors_ended": sum(event.ended for run in runs for event in run.played.events),
+        "woke": woke,
+        "wrong": [one for run in runs for one in run.wrong],
+        "replay_error": max(errors) if errors else None,
+    }
+
+
+def _event(event: FaultEvent, pause_s: float) -> dict[str, Any]:
+    return {
+        "kind": event.kind,
+        "moment": event.moment,
+        "victims": len(event.victims),
+        "inside": event.inside,
+        "pause_s": pause_s if event.went_on and math.isfinite(pause_s) else None,
+        "went_on": event.went_on,
+        "out_s": event.out_s,
+        "survivors_ended": event.ended,
+    }
+
+
+def _pauses(events: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
+    of_kind = [one for one in events if one["kind"] == kind]
+    went_on = [one["pause_s"] for one in of_kind if one["pause_s"] is not None]
+    return {
+        "count": len(of_kind),
+        "median": median(went_on) if went_on else None,
+        "worst": max(went_on) if went_on and len(went_on) == len(of_kind) else None,
+        "without_end": len(of_kind) - len(went_on),
+    }
+
+
+def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the whole bench, of all cases that were played."""
+    ours = [case[OURS] for name, case in found.items() if name not in (OVERHEAD, *SPOT) and OURS in case]
+    events = [event for case in ours for event in case["events"]]
+    small = [event for name, case in found.items() if name in ("faults", "stop", "cut") and OURS in case
+             for event in case[OURS]["events"] if event["victims"] <= 1]  # fmt: skip
+    counted = [*ours, *(case for name, case in found.items() if name == f"spot-{OURS}" and case)]
+    errors = [case["replay_error"] for case in ours if case["replay_error"] is not None]
+    spots = {arm: found.get(name, {}).get("goodput") for name, arm in SPOT.items()}
+    return {
+        "faults": len(events) if ours else None,
+        "lost": sum(case["lost"] for case in counted) if counted else None,
+        "twice": sum(case["twice"] for case in counted) if counted else None,
+        "replay_error": max(errors) if errors else None,
+        "pause_s": {kind: _pauses(small, kind)["median"] for kind in KINDS},
+        "overhead": {size: found.get(OVERHEAD, {}).get(size, {}).get("ratio") for size in ("4MB", "100MB")},
+        "goodput": spots[OURS],
+        "goodput_vs_torchrun": _ratio(spots[OURS], spots[TORCHRUN]),
+        "goodput_vs_torchft": _ratio(spots[OURS], spots[TORCHFT]),
+    }
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None

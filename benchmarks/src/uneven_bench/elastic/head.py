@@ -1,0 +1,41 @@
+"""What the workers of a rival meet at, in a process of its own that nothing happens to: ``… KIND FILE``.
+
+Its address is written to the file. ``lighthouse`` is torchft's, ``store`` a TCPStore for torchrun's agents.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+_LOOK_EVERY_S = 1.0
+HERE = "127.0.0.1"
+
+
+def main(kind: str, where: Path) -> None:
+    """Serve until it is killed."""
+    served: Any
+    if kind == "lighthouse":
+        os.environ.setdefault("RUST_LOG", "error")  # else it prints every quorum; read when it is imported
+        from torchft.coordination import LighthouseServer
+
+        served = LighthouseServer(bind="0.0.0.0:0", min_replicas=1)
+        address = f"http://{HERE}:{urlsplit(served.address()).port}"
+    else:
+        from torch._C._distributed_c10d import TCPStore
+
+        served = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+        address = f"{HERE}:{served.port}"
+    half = where.with_suffix(".half")
+    half.write_text(address)
+    half.replace(where)
+    while served:
+        time.sleep(_LOOK_EVERY_S)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

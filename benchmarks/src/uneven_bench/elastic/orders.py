@@ -1,0 +1,130 @@
+"""The bench's side of a run: what all workers are told, and what their logs say so far."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from uneven_bench.elastic import logs
+from uneven_bench.elastic.logs import WorkerLog
+from uneven_bench.elastic.worker import CONTROL
+
+_FOR_EVER = 1_000_000_000
+
+
+class Orders:
+    """Writes what :class:`uneven_bench.elastic.worker.Control` reads.
+
+    Args:
+        until: the first step that nobody takes yet.
+    """
+
+    def __init__(self, folder: Path, until: int = _FOR_EVER) -> None:
+        self._path = folder / CONTROL
+        self._told: dict[str, Any] = {"until": until, "end": None, "faults": []}
+        self._write()
+
+    def until(self, step: int) -> None:
+        """Let everybody train up to this step."""
+        self._told["until"] = step
+        self._write()
+
+    def end(self, step: int) -> None:
+        """The run ends before this step; nobody may have come so far, so let them wait for it first."""
+        self._told["end"] = step
+        self._write()
+
+    def strike(self, pids: Iterable[int], step: int, kind: str, moment: str, fraction: float) -> None:
+        """Let workers hurt themselves in a step that nobody has begun."""
+        self._told["faults"] += [
+            {"pid": pid, "step": step, "kind": kind, "moment": moment, "fraction": fraction} for pid in pids
+        ]
+        self._write()
+
+    def _write(self) -> None:
+        half = self._path.with_suffix(".half")
+        half.write_text(json.dumps(self._told))
+        half.replace(self._path)
+
+
+class Tail:
+    """One worker's log while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+        self._rest = ""
+        self.lines: list[str] = []
+        self.log: WorkerLog | None = None
+        self.reached = -1
+        self.at_s = float("-inf")
+
+    def look(self) -> None:
+        """Read what has been added."""
+        with self._path.open(encoding="utf-8") as file:
+            file.seek(self._place)
+            more = self._rest + file.read()
+            self._place = file.tell()
+        whole, _, self._rest = more.rpartition("\n")
+        for line in whole.splitlines(keepends=True) if whole else ():
+            line = line if line.endswith("\n") else line + "\n"
+            self.lines.append(line)
+            if line.startswith("["):
+                self.at_s, self.reached = json.loads(line.partition(", [")[0] + "]")[:2]
+            else:
+                self.log = logs.read(one for one in self.lines if not one.startswith("["))
+
+
+class Logs:
+    """All workers' logs of a run, as far as they have come."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tails: dict[str, Tail] = {}
+
+    def look(self) -> None:
+        """Read what has been added."""
+        for name in os.listdir(self._folder):
+            if name.startswith("worker-") and name not in self._tails:
+                self._tails[name] = Tail(self._folder / name)
+        for tail in self._tails.values():
+            tail.look()
+
+    @property
+    def reached(self) -> int:
+        """The highest step that anybody has taken; −1 before the first."""
+        return max((tail.reached for tail in self._tails.values()), default=-1)
+
+    def alive(self) -> list[Tail]:
+        """Workers whose process exists, in the order in which they came."""
+        found = [tail for tail in self._tails.values() if tail.log is not None and exists(tail.log.pid)]
+        return sorted(found, key=lambda tail: tail.log.began_s if tail.log else 0.0)
+
+    def of(self, pids: Sequence[int]) -> list[Tail]:
+        """Logs of these workers, or of those that these processes have started."""
+        return [tail for tail in self._tails.values() if tail.log and {tail.log.pid, tail.log.parent} & set(pids)]
+
+    def all(self) -> list[WorkerLog]:
+        """Everything that was written."""
+        self.look()
+        found = (logs.read(tail.lines) for tail in self._tails.values())
+        return [log for log in found if log is not None]
+
+
+def exists(pid: int) -> bool:
+    """Whether a process runs, or is stopped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def now_s() -> float:
+    """The clock of all logs."""
+    return time.monotonic()

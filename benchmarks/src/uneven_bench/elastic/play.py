@@ -1,0 +1,302 @@
+"""Plays a case on one arm: starts it, hurts it, lets newcomers join, ends it, and keeps what was written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from uneven.errors import LaunchError
+from uneven.testing.scripts import Script
+from uneven_bench.elastic.arms import ElasticArm, TorchrunArm
+from uneven_bench.elastic.cases import PlannedFault
+from uneven_bench.elastic.judge import SETTLED
+from uneven_bench.elastic.logs import WorkerLog
+from uneven_bench.elastic.orders import Logs, Orders, Tail, exists, now_s
+from uneven_bench.elastic.trace import SpotTrace
+from uneven_bench.marked import running
+
+_LOOK_EVERY_S = 0.01
+_STARTS_WITHIN_S = 90.0
+_GOES_ON_WITHIN_S = 60.0
+_WAKES_WITHIN_S = 20.0
+_ENDS_WITHIN_S = 60.0
+_GONE_WITHIN_S = 5.0
+_AHEAD = 8
+"""Steps until a fault that a worker brings upon itself, so that it hears of it in time."""
+
+_AFTERWARDS = 4
+"""Steps after a fault that count to its consequences."""
+
+Told = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultEvent:
+    """Something that happened to a run.
+
+    Attributes:
+        kind, moment: as in :class:`uneven_bench.elastic.cases.PlannedFault`.
+        at_s: when it happened.
+        until_s: when its consequences were over.
+        victims: processes that were hurt.
+        inside: whether somebody was in an exchange; None where nobody knows.
+        went_on: whether a survivor took a step afterwards.
+        out_s: of somebody told to leave, how long it took until its process had ended.
+        ended: survivors whose processes ended of it.
+    """
+
+    kind: str
+    moment: str
+    at_s: float
+    until_s: float
+    victims: tuple[int, ...] = ()
+    inside: bool | None = None
+    went_on: bool = True
+    out_s: float | None = None
+    ended: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What came of a run.
+
+    Attributes:
+        woke: what stopped workers did after they had been let go on: how many of them joined again, ended, or hung.
+        left: processes that were there when the run had ended.
+        over: whether it came to its end.
+        since_s: when the trace began; 0 where there is none.
+    """
+
+    logs: tuple[WorkerLog, ...]
+    events: tuple[FaultEvent, ...] = ()
+    woke: dict[str, int]
+    left: int
+    over: bool
+    since_s: float = 0.0
+
+
+class Player:
+    """One run on one arm.
+
+    Args:
+        until: see :class:`uneven_bench.elastic.orders.Orders`.
+    """
+
+    def __init__(self, arm: ElasticArm, **orders: int) -> None:
+        self.arm = arm
+        self.orders = Orders(arm.folder, **orders)
+        self.logs = Logs(arm.folder)
+        self.events: list[FaultEvent] = []
+        self.woke = {"joined again": 0, "ended": 0, "hung": 0}
+
+    def start(self, workers: int, ready: int = 1) -> None:
+        """Start workers, and wait until all have taken so many steps.
+
+        Raises:
+            LaunchError: they have not, in a minute and a half.
+        """
+        self.arm.start(workers)
+        self._await_workers(workers, ready)
+
+    def _await_workers(self, workers: int, ready: int) -> None:
+        def up() -> bool:
+            return sum(tail.reached >= ready for tail in self.logs.alive()) >= workers
+
+        if not self.wait(up, _STARTS_WITHIN_S):
+            said = self.arm.said()[-3000:]
+            raise LaunchError(f"{workers} workers have not trained within {_STARTS_WITHIN_S:g} s:\n{said}")
+
+    def wait(self, holds: Callable[[], bool], within_s: float) -> bool:
+        """Look at the logs until something holds; whether it did in time."""
+        until_s = now_s() + within_s
+        while True:
+            self.logs.look()
+            if holds():
+                return True
+            if now_s() > until_s:
+                return False
+            time.sleep(_LOOK_EVERY_S)
+
+    def suffer(self, fault: PlannedFault, dice: Random) -> bool:
+        """Let a fault happen and replace who is lost; False if nobody went on."""
+        settled = self.logs.reached + SETTLED + 2
+        if not self.wait(lambda: self.logs.reached >= settled, _GOES_ON_WITHIN_S):
+            return False
+        there = self.logs.alive()
+        chosen = dice.sample(there, min(fault.victims, len(there) - 1))
+        victims = tuple(tail.log.pid for tail in chosen if tail.log)
+        others = [tail for tail in there if tail not in chosen]
+        at_s, inside = self._strike(fault, victims, chosen)
+        goal = self.logs.reached + _AFTERWARDS
+        pids = {tail.log.pid for tail in there if tail.log} - set(victims)
+
+        def went_on() -> bool:
+            return any(tail.reached >= goal for tail in self.logs.alive() if tail not in chosen)
+
+        def over() -> bool:
+            return went_on() or not self.arm.running
+
+        self.wait(over, _GOES_ON_WITHIN_S)
+        out_s = self._gone_s(victims, at_s) if fault.kind == "leave" else None
+        ended = sum(not exists(pid) for pid in pids)
+        self.events.append(
+            FaultEvent(kind=fault.kind, moment=fault.moment, at_s=at_s, until_s=now_s(), victims=victims, inside=inside,
+                  went_on=went_on(), out_s=out_s, ended=ended)
+        )  # fmt: skip
+        if not went_on():
+            return False
+        if fault.kind == "stop":
+            self._wake(victims)
+        for _ in range(len(there) - len(self._training())):
+            if not self._joined():
+                return False
+        return bool(others)
+
+    def _training(self) -> list[Tail]:
+        """Workers that take part."""
+        return [tail for tail in self.logs.alive() if tail.reached >= self.logs.reached - 2]
+
+    def _strike(self, fault: PlannedFault, victims: tuple[int, ...], chosen: list[Tail]) -> tuple[float, bool | None]:
+        if fault.moment != "any":
+            self.orders.strike(victims, self.logs.reached + _AHEAD, fault.kind, fault.moment, fault.fraction)
+            self.wait(lambda: all(tail.log and tail.log.struck_s for tail in chosen), _GOES_ON_WITHIN_S)
+            struck = [tail.log for tail in chosen if tail.log and tail.log.struck_s is not None]
+            if not struck:
+                raise LaunchError(f"{fault.words}: no worker has had it within {_GOES_ON_WITHIN_S:g} s")
+            return min(log.struck_s for log in struck if log.struck_s), any(log.inside for log in struck)
+        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}[fault.kind]
+        times_s = [tail.at_s for tail in chosen]
+        reached = self.logs.reached
+        self.wait(lambda: self.logs.reached > reached, _GOES_ON_WITHIN_S)
+        time.sleep(fault.fraction * max(0.0, max(tail.at_s for tail in chosen) - max(times_s)))
+        at_s = now_s()
+        for place, pid in enumerate(victims):
+            if place:
+                time.sleep(fault.later_s)
+            with suppress(ProcessLookupError):
+                os.kill(self._told_to_leave(pid) if fault.kind == "leave" else pid, number)
+        self.logs.look()
+        return at_s, None
+
+    def _told_to_leave(self, pid: int) -> int:
+        """Who has to be told: torchrun's agent passes it on, the others' workers are told themselves."""
+        log = next(tail.log for tail in self.logs.of([pid]) if tail.log and tail.log.pid == pid)
+        return log.parent if isinstance(self.arm, TorchrunArm) else pid
+
+    def _gone_s(self, victims: tuple[int, ...], at_s: float) -> float:
+        self.wait(lambda: not any(exists(pid) for pid in victims), _ENDS_WITHIN_S)
+        return now_s() - at_s
+
+    def _wake(self, victims: tuple[int, ...]) -> None:
+        """Let those that were stopped go on, and see what they do. Who hangs is killed."""
+        reached = self.logs.reached
+        for pid in victims:
+            os.kill(pid, signal.SIGCONT)
+
+        def decided() -> bool:
+            return all(not exists(pid) or self._back(pid, reached) for pid in victims)
+
+        self.wait(decided, _WAKES_WITHIN_S)
+        for pid in victims:
+            if self._back(pid, reached):
+                self.woke["joined again"] += 1
+            elif not exists(pid):
+                self.woke["ended"] += 1
+            else:
+                self.woke["hung"] += 1
+                os.kill(pid, signal.SIGKILL)
+
+    def _back(self, pid: int, reached: int) -> bool:
+        return any(tail.reached > reached for tail in self.logs.of([pid]))
+
+    def _joined(self) -> bool:
+        """Let one more join; whether it has trained."""
+        before = {tail.log.pid for tail in self.logs.alive() if tail.log}
+        at_s = now_s()
+        self.arm.join()
+
+        def newcomers() -> list[Tail]:
+            found = (tail for tail in self.logs.alive() if tail.log and tail.log.pid not in before)
+            return [tail for tail in found if tail.reached >= 0]
+
+        came = self.wait(lambda: bool(newcomers()), _STARTS_WITHIN_S)
+        goal = self.logs.reached + _AFTERWARDS
+        came = came and self.wait(lambda: self.logs.reached >= goal, _GOES_ON_WITHIN_S)
+        self.events.append(FaultEvent(kind="join", moment="any", at_s=at_s, until_s=now_s(), went_on=came))
+        return came
+
+    def follow(self, trace: SpotTrace, told: Told) -> float:
+        """Let machines come and go as a trace says; when it began."""
+        machines: dict[int, Script] = {machine: self.arm.join() for machine in trace.first}
+        self._await_workers(trace.stay + len(trace.first), 1)
+        since_s = now_s()
+        for number, change in enumerate(trace.changes):
+            while (left_s := since_s + change.at_s - now_s()) > 0:
+                time.sleep(min(left_s, 1.0))
+                told(f"{number} of {len(trace.changes)} comings and goings", (now_s() - since_s) / trace.seconds)
+            if change.comes:
+                machines[change.machine] = self.arm.join()
+            else:
+                self._goes(machines.pop(change.machine), change.notice)
+        while (left_s := since_s + trace.seconds - now_s()) > 0:
+            time.sleep(min(left_s, 1.0))
+            told("the rest", (now_s() - since_s) / trace.seconds)
+        return since_s
+
+    def _goes(self, machine: Script, notice: bool) -> None:
+        self.logs.look()
+        pids = [tail.log.pid for tail in self.logs.of([machine.pid]) if tail.log]
+        if notice:
+            pids = [machine.pid] if isinstance(self.arm, TorchrunArm) else pids
+        for pid in dict.fromkeys(pids if notice and pids else [machine.pid, *pids]):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM if notice else signal.SIGKILL)
+
+    def end(self) -> bool:
+        """Let all take the same last step; whether all came to their end."""
+        self.logs.look()
+        last = self.logs.reached + _AHEAD * 2
+        self.orders.until(last)
+
+        def waiting() -> bool:
+            return all(tail.reached >= last - 1 for tail in self.logs.alive())
+
+        there = self.wait(waiting, _ENDS_WITHIN_S) and bool(self.logs.alive())
+        self.orders.end(last)
+        return self.wait(lambda: not self.logs.alive(), _ENDS_WITHIN_S) and there
+
+    def played(self, over: bool, since_s: float = 0.0) -> Played:
+        """What came of it. Of the processes that belong to the run none is there afterwards."""
+        self.arm.close_head()
+        self.wait(lambda: not any(True for _ in running(self.arm.folder)), _GONE_WITHIN_S if over else 0.0)
+        left = sum(1 for _ in running(self.arm.folder))
+        return Played(
+            logs=tuple(self.logs.all()), events=tuple(self.events), woke=self.woke, left=left if over else 0, over=over,
+            since_s=since_s,
+        )  # fmt: skip
+
+
+@contextmanager
+def playing(arm: ElasticArm, **orders: int) -> Iterator[Player]:
+    """A player whose run leaves no process behind."""
+    player = Player(arm, **orders)
+    try:
+        yield player
+    finally:
+        arm.close()
+        sweep(arm.folder)
+
+
+def sweep(folder: Path) -> None:
+    """End what still belongs to a run."""
+    while left := list(running(folder)):
+        for one in left:
+            with suppress(OSError):
+                os.kill(one.pid, signal.SIGKILL)
+        time.sleep(_LOOK_EVERY_S)

@@ -1,0 +1,174 @@
+"""The script that ``uneven bench elastic`` trains with, one loop for each arm. Its argument is a task in JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from uneven_bench.elastic.cases import checkpoint_every
+from uneven_bench.elastic.head import HERE
+from uneven_bench.elastic.worker import ElasticTask, LoggedWorker
+
+_EPOCHS = 1_000_000
+_SAVED = 3
+"""Times a checkpoint is saved before the interval is chosen; the median counts."""
+
+
+def ours(task: ElasticTask) -> None:
+    """The loop of any script that trains under uneven, with what the bench wants to know beside it."""
+    import uneven
+
+    worker = LoggedWorker(task)
+    session = uneven.Session()
+    model, optimizer = session.setup(worker.model, worker.optimizer)
+    worker.hooked()
+    loader = session.loader(worker.workload.data(), worker.workload.global_batch)
+    on = True
+    for epoch in range(loader.epoch, _EPOCHS):
+        for x, y, index in loader:
+            if not (on := worker.goes_on()):
+                break
+            loss = worker.loss(x, y, index, model)
+            with worker.exchange(begun=False):
+                loss.backward()
+            optimizer.step()
+            worker.stepped(epoch)
+        if not on:
+            break
+    worker.ended()
+    session.close()
+
+
+def ddp(task: ElasticTask) -> None:
+    """Plain DDP with even parts of the same global batch, and with a checkpoint where there is to be one."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=task.told["timeout_s"]))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    began = [time.monotonic()]
+    dist.broadcast_object_list(began, src=0)
+    worker = LoggedWorker(task, life=began[0])
+    checkpoint = worker.folder / "checkpoint.pt"
+    if task.told["between_faults_s"] and checkpoint.exists():
+        saved = torch.load(checkpoint)
+        worker.model.load_state_dict(saved["model"])
+        worker.optimizer.load_state_dict(saved["optimizer"])
+    net = DistributedDataParallel(worker.model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    worker.hooked()
+    data, batch, steps = worker.workload.data(), worker.workload.global_batch, worker.workload.steps
+    saves_s: list[float] = []
+    steps_s: list[float] = []
+    every, order, ordered = 1, list[int](), -1
+    while worker.goes_on():
+        epoch, place = divmod(worker.step, steps)
+        if epoch != ordered:
+            order, ordered = worker.workload.order(epoch), epoch
+        ids = order[place * batch : (place + 1) * batch]
+        begin_s = time.monotonic()
+        loss = worker.loss(*data.batch(ids[len(ids) * rank // size : len(ids) * (rank + 1) // size]), net)
+        with worker.exchange(begun=False):
+            loss.backward()
+        worker.optimizer.step()
+        worker.stepped(epoch)
+        steps_s.append(time.monotonic() - begin_s)
+        if rank == 0 and task.told["between_faults_s"] and worker.step % every == 0:
+            saves_s.append(_saved(worker, checkpoint))
+            if len(saves_s) == _SAVED:
+                save_s, step_s = sorted(saves_s)[_SAVED // 2], sorted(steps_s)[len(steps_s) // 2]
+                every = checkpoint_every(save_s, step_s, task.told["between_faults_s"])
+    worker.ended()
+    dist.destroy_process_group()
+
+
+def _saved(worker: LoggedWorker, path: os.PathLike[str]) -> float:
+    begin_s = time.monotonic()
+    half = worker.folder / "half.pt"
+    torch.save({"model": worker.model.state_dict(), "optimizer": worker.optimizer.state_dict()}, half)
+    half.replace(path)
+    return time.monotonic() - begin_s
+
+
+def torchft(task: ElasticTask) -> None:
+    """torchft, each worker a replica group of one, with one all-reduce of all gradients by hand or with its own DDP.
+
+    A worker's part of the samples is that of torchft's own sampler: its place among the most groups there can be. The
+    place in an epoch follows from the manager's step, so that a step that is not committed is tried again with the same
+    samples, and a newcomer goes on where the others are.
+    """
+    os.environ.setdefault("RUST_LOG", "error")  # else its servers print every quorum; read when it is imported
+    from torch._C._distributed_c10d import TCPStore
+    from torchft import DistributedDataParallel as TorchFTDDP
+    from torchft import Manager, ProcessGroupGloo
+
+    worker = LoggedWorker(task)
+    worker.leaves_on_sigterm()
+    model, optimizer = worker.model, worker.optimizer
+
+    def load(state: dict[str, dict[str, object]]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=task.told["timeout_s"])),
+        load_state_dict=load, state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        min_replica_size=1, timeout=timedelta(seconds=2 * task.told["timeout_s"]), rank=0, world_size=1,
+        store_addr=HERE, store_port=store.port, hostname=HERE, lighthouse_addr=task.told["lighthouse"],
+        replica_id=f"group-{task.told['slot']}", init_sync=False,
+    )  # fmt: skip
+    own = task.told["own_ddp"]
+    net = TorchFTDDP(manager, model, broadcast_buffers=False) if own else model
+    if own:
+        worker.hooked()
+    data, groups, slot = worker.workload.data(), task.told["groups"], task.told["slot"]
+    each = worker.workload.global_batch // task.told["workers"]
+    steps = worker.workload.samples // (groups * each)
+    order, ordered = list[int](), -1
+    while worker.goes_on():
+        epoch, place = divmod(manager.current_step(), steps)
+        if epoch != ordered:
+            order, ordered = worker.workload.order(epoch)[slot::groups], epoch
+        batch = data.batch(order[place * each : (place + 1) * each])
+        manager.start_quorum()
+        loss = worker.loss(*batch, net)
+        if own:
+            with worker.exchange(begun=False):
+                loss.backward()
+            committed = manager.should_commit()
+        else:
+            loss.backward()
+            with worker.exchange():
+                committed = _reduced(manager, model)
+        if committed:
+            epoch = (manager.current_step() - 1) // steps  # a newcomer has gone on where the others are
+            optimizer.step()
+            worker.stepped(epoch)
+        else:
+            optimizer.zero_grad()
+    worker.ended()
+    manager.shutdown(wait=False)
+    os._exit(0)  # its threads wait for time-outs
+
+
+def _reduced(manager: object, model: torch.nn.Module) -> bool:
+    """Average all gradients in one piece; whether the step counts."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([one.flatten() for one in gradients])
+    manager.allreduce(flat).wait()  # type: ignore[attr-defined]
+    committed: bool = manager.should_commit()  # type: ignore[attr-defined]
+    for one, part in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        one.copy_(part.view_as(one))
+    return committed
+
+
+LOOPS: dict[str, Callable[[ElasticTask], None]] = {"uneven": ours, "ddp": ddp, "torchft": torchft}
+
+
+if __name__ == "__main__":
+    task = ElasticTask.of(sys.argv[1])
+    LOOPS[task.loop](task)

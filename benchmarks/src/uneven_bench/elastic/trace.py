@@ -1,0 +1,113 @@
+"""Who is there when, after recorded spot availability. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from uneven.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A machine comes, or goes.
+
+    Attributes:
+        at_s: from the beginning.
+        machine: its place among those that are not always there.
+        notice: whether it is told to go (SIGTERM), and not killed.
+    """
+
+    at_s: float
+    machine: int
+    comes: bool
+    notice: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SpotTrace:
+    """Availability over some time.
+
+    Attributes:
+        stay: machines that are always there.
+        first: which of the others are there at the beginning.
+    """
+
+    seconds: float
+    stay: int
+    first: tuple[int, ...]
+    changes: tuple[Change, ...]
+
+    @property
+    def present(self) -> list[tuple[float, int]]:
+        """From when on so many machines are there."""
+        count = self.stay + len(self.first)
+        found = [(0.0, count)]
+        for change in self.changes:
+            count += 1 if change.comes else -1
+            found.append((change.at_s, count))
+        return found
+
+    @property
+    def most(self) -> int:
+        """Machines that are there at once, at most."""
+        return max(count for _, count in self.present)
+
+
+def window(series: Sequence[Sequence[float]], length: int, changes: int) -> int:
+    """Where a stretch of the series begins that has about so many comings and goings: the first of the best.
+
+    Args:
+        series: one for each machine, all of the same length; a machine is there where its value is not 0.
+        length: of the stretch, in values.
+        changes: comings and goings inside it that are wanted.
+
+    Raises:
+        DataError: the series are shorter than the stretch.
+    """
+    values = min(map(len, series))
+    if values < length:
+        raise DataError(f"the series have {values} values, and a stretch of {length} is wanted: take a longer record")
+    moves = [sum((one[place] > 0) != (one[place - 1] > 0) for one in series) for place in range(1, values)]
+    count = sum(moves[: length - 1])
+    best, begin = abs(count - changes), 0
+    for place in range(1, values - length + 1):
+        count += moves[place + length - 2] - moves[place - 1]
+        if abs(count - changes) < best:
+            best, begin = abs(count - changes), place
+    return begin
+
+
+def play(
+    series: Sequence[Sequence[float]], begin: int, length: int, *, seconds: float, stay: int, seed: int
+) -> SpotTrace:
+    """A stretch of the series, made to take so long. Who goes is told so, or killed, as the dice fall."""
+    dice = Random(f"{seed}/spot")
+    step_s = seconds / length
+    changes = []
+    for place in range(begin + 1, begin + length):
+        for machine, one in enumerate(series):
+            if (one[place] > 0) != (one[place - 1] > 0):
+                comes = one[place] > 0
+                changes.append(Change((place - begin) * step_s, machine, comes, comes or dice.random() < 0.5))
+    first = tuple(machine for machine, one in enumerate(series) if one[begin] > 0)
+    return SpotTrace(seconds, stay, first, tuple(changes))
+
+
+def sampled(
+    first: Sequence[bool], moves: Sequence[Sequence[float]], step_s: float, length: int
+) -> list[tuple[float, ...]]:
+    """Series of machines of which it is known when they come and go by turns.
+
+    Args:
+        first: whether each is there at the beginning.
+        moves: when it comes or goes, seconds, in order of time.
+        step_s: between two values; each is what is so in the middle of its step.
+    """
+    return [
+        tuple(
+            float(there ^ (sum(at_s <= (place + 0.5) * step_s for at_s in own) % 2 == 1)) for place in range(length)
+        )
+        for there, own in zip(first, moves, strict=True)
+    ]

@@ -1,0 +1,73 @@
+"""What ``--elastic`` costs while nothing happens: two runs of ours, with it and without, that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from uneven.errors import LaunchError
+from uneven_bench.elastic import judge
+from uneven_bench.elastic.arms import UnevenArm
+from uneven_bench.elastic.cases import SIZES
+from uneven_bench.elastic.play import Player, playing
+from uneven_bench.elastic.workload import CountedWorkload
+
+_WARM = 10
+_ROUND_WITHIN_S = 120.0
+
+Progress = Callable[[str, str, float], None]
+
+
+def overhead(quick: bool, folders: Iterator[Path], progress: Progress) -> dict[str, Any]:
+    """Size → ``ratio`` (median over the rounds of step time with ÷ without), ``ratios`` and ``step_s`` of both."""
+    found = {}
+    sizes = ("4MB",) if quick else tuple(SIZES)
+    rounds, steps = (6, 15) if quick else (20, 20)
+    for place, size in enumerate(sizes):
+        def told(done: float, size: str = size, place: int = place) -> None:
+            progress("overhead", size, (place + done) / len(sizes))
+
+        bare = size.startswith("bare")
+        sleep_s = 0.0 if bare else CountedWorkload().per_sample_s
+        workload = CountedWorkload(model_bytes=SIZES[size], per_sample_s=sleep_s)
+        workers = 3 if SIZES[size] > SIZES["4MB"] else 4
+        found[size] = _paired(workload, workers, rounds, steps if place != 1 else steps // 4, folders, told)
+    return found
+
+
+def _paired(
+    workload: CountedWorkload,
+    workers: int,
+    rounds: int,
+    steps: int,
+    folders: Iterator[Path],
+    told: Callable[[float], None],
+) -> dict[str, Any]:
+    with ExitStack() as stack:
+        players = []
+        for elastic in (True, False):
+            arm = UnevenArm(workload, next(folders), elastic=elastic, least=2, most=workers, between_faults_s=0.0)
+            player = stack.enter_context(playing(arm, until=_WARM))
+            player.start(workers, ready=_WARM - 1)
+            players.append(player)
+        each: list[list[float]] = [[], []]
+        for number in range(rounds):
+            told(number / rounds)
+            for place in (0, 1) if number % 2 else (1, 0):
+                each[place].append(_round(players[place], _WARM + number * steps, steps))
+        for player in players:
+            player.end()
+    ratios = [one / other for one, other in zip(*each, strict=True)]
+    return {"ratio": median(ratios), "ratios": ratios, "step_s": [median(one) for one in each], "steps": steps}
+
+
+def _round(player: Player, since: int, steps: int) -> float:
+    """Let one run train for so many steps; the median of a step, without the first, before which it waited."""
+    player.orders.until(since + steps)
+    if not player.wait(lambda: min(tail.reached for tail in player.logs.alive()) >= since + steps - 1, _ROUND_WITHIN_S):
+        raise LaunchError(f"{steps} steps were not over within {_ROUND_WITHIN_S:g} s:\n{player.arm.said()[-3000:]}")
+    moments = [moment for moment in judge.progress(player.logs.all()) if moment[1] >= since]
+    return judge.step_s(moments)
