@@ -1,7 +1,6 @@
 """Goes into a node and becomes what is to run there: ``python -m uneven.emulate.enter TASK``, TASK in JSON.
 
-Limits and namespaces are this process's own before the first line of the program runs, and the kernel kills it when
-the emulator ends, in whatever way.
+Limits and namespaces are this process's own before the first line of the program runs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from uneven.emulate import kernel
-from uneven.jobs.bound import die_with_parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +21,12 @@ class Task:
 
     Attributes:
         program: with its arguments.
-        emulator: process that starts it.
         groups: control groups.
         network: descriptor of a network namespace; with one, /dev/shm is its own too, as on a machine.
         hosts: then, the lines of /etc/hosts there.
     """
 
     program: tuple[str, ...]
-    emulator: int
     groups: tuple[str, ...] = ()
     network: int | None = None
     hosts: str = ""
@@ -45,8 +41,6 @@ def main(text: str) -> None:
     """Carry out a task; does not come back."""
     values = json.loads(text)
     groups: Sequence[str] = values["groups"]
-    if sys.platform == "linux" and not die_with_parent(values["emulator"]):
-        sys.exit("uneven: the emulator has ended before this node could start")
     for group in groups:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
     if values["network"] is not None:

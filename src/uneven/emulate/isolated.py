@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from uneven.emulate.machines import stop
 from uneven.emulate.netns import EmulatedNetwork
 from uneven.emulate.replay import Direction, Quantity, Setting
 from uneven.emulate.wiring import Wiring
+from uneven.jobs import Command, Events
 
 MASTER_PORT = 29500  # torchrun's; free in a network of one's own
 
@@ -48,7 +48,7 @@ class Isolated:
         lines = [f"{form}{names.address(i)} {node.name}" for i, node in enumerate(nodes) for form in ("", "::ffff:")]
         self._hosts = "\n".join(["127.0.0.1 localhost", *lines, ""])
         memory = any(node.memory_bytes is not None for node in nodes)
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._workers: dict[int, Command] = {}
         self._stack = ExitStack()
         with ExitStack() as undo:
             owner = state.begin(self.id, trees.groups(self.id, memory=memory))
@@ -65,16 +65,11 @@ class Isolated:
         for rivals in self._rivals:
             self._stack.callback(rivals.close)
 
-    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
         """Start a worker inside a node."""
         network = self._network.namespace(self._wiring.node(index))
-        worker = subprocess.Popen(
-            command(self._task(index, program, network)),
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[network],
-            start_new_session=True,  # Ctrl-C is for the emulator, which ends it
-        )
+        line = command(self._task(index, program, network))
+        worker = Command(f"worker {index}", line, env=env, events=events, files=[network])
         self._workers[index] = worker
         return worker
 
@@ -125,12 +120,10 @@ class Isolated:
         """Kill what is left, remove the groups, let go of the network."""
         self._stack.close()
 
-    def _start_rival(self, index: int) -> subprocess.Popen[bytes]:
+    def _start_rival(self, index: int) -> Command:
         program = (sys.executable, "-P", "-m", "uneven.emulate.rival")
-        return subprocess.Popen(
-            command(self._task(index, program, None)), stdin=subprocess.PIPE, start_new_session=True, bufsize=0
-        )
+        return Command(f"rival of worker {index}", command(self._task(index, program, None)), stdin=subprocess.PIPE)
 
     def _task(self, index: int, program: tuple[str, ...], network: int | None) -> Task:
         groups = tuple(map(str, self._groups.of(index)))
-        return Task(program=program, emulator=os.getpid(), groups=groups, network=network, hosts=self._hosts)
+        return Task(program=program, groups=groups, network=network, hosts=self._hosts)

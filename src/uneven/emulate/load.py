@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Callable
+
+from uneven.jobs import Command
 
 
 def duties(load: float, threads: int) -> tuple[float, ...]:
@@ -27,10 +28,10 @@ class Rivals:
         threads: in how many the worker computes.
     """
 
-    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], threads: int) -> None:
+    def __init__(self, start: Callable[[], Command], threads: int) -> None:
         self._start = start
         self._threads = threads
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[Command] = []
 
     def set(self, load: float) -> None:
         """From now on, so many processes compete; those that are not needed sleep."""
@@ -38,19 +39,14 @@ class Rivals:
         while len(self._running) < len(wanted):
             self._running.append(self._start())
         for index, process in enumerate(self._running):
-            assert process.stdin is not None
             duty = wanted[index] if index < len(wanted) else 0.0
             try:
                 process.stdin.write(f"{duty!r}\n".encode())
-                process.stdin.flush()
             except BrokenPipeError:
                 continue  # killed with its node
 
     def close(self) -> None:
         """End them."""
         for process in self._running:
-            assert process.stdin is not None
             process.kill()
-            process.stdin.close()
-            process.wait()
         self._running.clear()

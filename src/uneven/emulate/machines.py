@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from collections.abc import Mapping
 from typing import Protocol
 
 from uneven.emulate.replay import Direction, Setting
+from uneven.jobs import Command, Events
 
 
 class Machines(Protocol):
@@ -24,7 +23,7 @@ class Machines(Protocol):
         """Variables that tell a worker how to reach the others."""
         ...
 
-    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
         """Start a worker on a node. Call it in the thread that stays until the end: the worker dies with it."""
         ...
 
@@ -57,7 +56,6 @@ class Machines(Protocol):
         ...
 
 
-def stop(worker: subprocess.Popen[bytes], stopped: bool) -> None:
+def stop(worker: Command, stopped: bool) -> None:
     """Stop a worker and its descendants, or let them go on; one that has ended is no matter."""
-    if worker.poll() is None:
-        os.killpg(worker.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+    worker.signal(signal.SIGSTOP if stopped else signal.SIGCONT, group=True)

@@ -19,8 +19,8 @@ from uneven.emulate.replay import Happening, Replay, Setting, in_words
 from uneven.emulate.throttled import Throttled
 from uneven.emulate.workers import Program, Workers
 from uneven.errors import LaunchError
+from uneven.jobs import Events, Stop
 from uneven.jobs.processes import usable_cores
-from uneven.jobs.stop import Stop
 from uneven.journal import Follower, Writer, rank_path
 from uneven.rundir import is_ready
 
@@ -55,14 +55,15 @@ def emulate(
     for note in checks.notes(spec, usable_cores()):
         say(note)
     with ExitStack() as stack:
-        stop = stack.enter_context(Stop())
+        events = stack.enter_context(Events())
+        stop = stack.enter_context(Stop(lambda number: events.wake()))
         machines = _machines(spec, isolated)
         stack.callback(machines.close)
         say(f"{spec.name}: {len(spec.nodes)} nodes, by {machines.how}")
-        workers = Workers(spec, program, machines, run_directory)
+        workers = Workers(spec, program, machines, run_directory, events)
         stack.callback(workers.forget_errors)
         stack.callback(workers.end, lambda: stop.requests > 1)
-        emulation = Emulation(spec, machines, workers, run_directory)
+        emulation = Emulation(spec, machines, workers, run_directory, events)
         emulation.run(stop, ready_within_s)
 
 
@@ -91,10 +92,13 @@ def _machines(spec: ClusterSpec, isolated: str) -> Machines:
 class Emulation:
     """Carries a description out while the workers train."""
 
-    def __init__(self, spec: ClusterSpec, machines: Machines, workers: Workers, run_directory: Path) -> None:
+    def __init__(
+        self, spec: ClusterSpec, machines: Machines, workers: Workers, run_directory: Path, events: Events
+    ) -> None:
         self._spec = spec
         self._machines = machines
         self._workers = workers
+        self._events = events
         self._run_directory = run_directory
         self._replay = Replay(spec)
         self._places = {node.name: rank for rank, node in enumerate(spec.nodes)}
@@ -143,7 +147,6 @@ class Emulation:
         """Look after the workers until something is done, all have ended, or the time is over."""
         end_s = time.monotonic() + limit_s
         while True:
-            self._workers.look()
             if stop.requests:
                 self._workers.end(lambda: stop.requests > 1)
                 name = Signals(stop.number).name
@@ -159,7 +162,7 @@ class Emulation:
             left_s = end_s - time.monotonic()
             if left_s <= 0 or self._workers.all_ended:
                 return False
-            time.sleep(min(left_s, _LOOK_EVERY_S))
+            self._events.wait(min(left_s, _LOOK_EVERY_S))
 
     def _carry_out(self, now_s: float) -> None:
         for change in self._replay.advance(now_s, self._finished):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 
 from uneven.cluster.throttle import Throttle
-from uneven.emulate.enter import Task, command
 from uneven.emulate.machines import stop
 from uneven.emulate.ports import quiet_ports
 from uneven.emulate.replay import Direction, Quantity, Setting
 from uneven.errors import ConfigError
+from uneven.jobs import Command, Events
 
 LEAST_CORES = 0.01
 """The throttle knows no share of nothing."""
@@ -35,21 +33,19 @@ class Throttled:
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
         }
         self._throttle = Throttle(period_s=0.01)
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._workers: dict[int, Command] = {}
         self._cores: dict[int, float] = {}
         self._stopped: dict[int, bool] = {}
 
-    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
         """Start a worker."""
-        line = command(Task(program=program, emulator=os.getpid()))
-        worker = subprocess.Popen(line, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
-        self._workers[index] = worker
-        return worker
+        self._workers[index] = Command(f"worker {index}", program, env=env, events=events)
+        return self._workers[index]
 
     def apply(self, index: int, setting: Setting) -> None:
         """Let a share or a stop hold from now on. Other settings were refused before unless they change nothing."""
         worker = self._workers[index]
-        if worker.poll() is not None:
+        if worker.wait(0.0) is not None:
             return
         if setting.quantity is Quantity.STOPPED:
             self._stopped[index] = setting.value > 0
@@ -65,7 +61,7 @@ class Throttled:
                 stop(worker, False)
                 self._throttle.limit(worker.pid, max(self._cores[index], LEAST_CORES))
         except ConfigError:
-            if worker.poll() is None:
+            if worker.wait(0.0) is None:
                 raise
 
     def apply_between(self, direction: Direction, setting: Setting) -> None:
@@ -79,11 +75,7 @@ class Throttled:
 
     def kill(self, index: int) -> None:
         """Kill a worker and its descendants."""
-        worker = self._workers[index]
-        try:
-            os.killpg(worker.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
-            return
+        self._workers[index].kill()
 
     def why_killed(self, index: int) -> str:
         """Nobody knows."""
@@ -97,6 +89,4 @@ class Throttled:
         """Kill what is left and end the throttle."""
         for index in self._workers:
             self.kill(index)
-        for worker in self._workers.values():
-            worker.wait()
         self._throttle.close()

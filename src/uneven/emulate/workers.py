@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,12 +13,12 @@ from pathlib import Path
 from uneven.cluster.spec import ClusterSpec
 from uneven.emulate.machines import Machines
 from uneven.errors import LaunchError
+from uneven.jobs import Command, Ending, Events, How
 from uneven.launch import Launch
 from uneven.launch.failure import Death, blame, told_in
 from uneven.world import NODE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, WORLD_VARIABLE
 
 _END_WITHIN_S = 10.0
-_LOOK_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,38 +88,35 @@ class Workers:
 
     Args:
         machines: where they run; they are started in the thread that calls this.
+        events: where their ends are heard of.
     """
 
-    def __init__(self, spec: ClusterSpec, program: Program, machines: Machines, run_directory: Path) -> None:
+    def __init__(
+        self, spec: ClusterSpec, program: Program, machines: Machines, run_directory: Path, events: Events
+    ) -> None:
         self._names = [node.name for node in spec.nodes]
         self._machines = machines
         self._run_directory = run_directory
         self._killed_by: dict[int, str] = {}
-        self._ended_s: dict[int, float] = {}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._events = events
+        self._processes: list[Command] = []
         for rank in range(len(spec.nodes)):
             env = environment(spec, rank, machines, run_directory)
-            self._processes.append(machines.start(rank, program.line, env))
-
-    def look(self) -> None:
-        """Notice who has ended."""
-        for rank, process in enumerate(self._processes):
-            if rank not in self._ended_s and process.poll() is not None:
-                self._ended_s[rank] = time.time()
+            self._processes.append(machines.start(rank, program.line, env, events))
 
     def running(self, rank: int) -> bool:
-        """Whether a worker had not ended at the last look."""
-        return rank not in self._ended_s
+        """Whether its end has not been heard of."""
+        return self._processes[rank].ending is None
 
     @property
     def all_ended(self) -> bool:
-        """Whether nobody ran any more at the last look."""
-        return len(self._ended_s) == len(self._processes)
+        """Whether nobody runs any more."""
+        return len(self._ends) == len(self._processes)
 
     @property
     def failed(self) -> bool:
-        """Whether somebody had ended badly at the last look."""
-        return any(self._processes[rank].returncode != 0 for rank in self._ended_s)
+        """Whether somebody has ended badly."""
+        return any(ending.how is not How.ENDED for ending in self._ends.values())
 
     def kill(self, rank: int, why: str) -> None:
         """Kill a worker and everything on its node."""
@@ -134,41 +130,42 @@ class Workers:
         Args:
             in_a_hurry: whether to wait no longer.
         """
-        self.look()
         for rank, process in enumerate(self._processes):
             if self.running(rank):
                 self._machines.lift(rank)
-                process.send_signal(signal.SIGTERM)
+                process.ask_to_end()
         deadline_s = time.monotonic() + _END_WITHIN_S
-        while not self.all_ended and time.monotonic() < deadline_s and not in_a_hurry():
-            time.sleep(_LOOK_EVERY_S)
-            self.look()
+        while not self.all_ended and (left_s := deadline_s - time.monotonic()) > 0 and not in_a_hurry():
+            self._events.wait(left_s)
         for rank, process in enumerate(self._processes):
             if self.running(rank):
                 self._machines.kill(rank)
                 process.wait()
-        self.look()
 
     def failure(self) -> LaunchError:
         """Why the run has ended; one worker at least has failed, and all have ended."""
-        ends = sorted(self._ended_s.values())
-        return blame(self._deaths(), first_s=ends[0], shutdown_within_s=_END_WITHIN_S)
+        first_s = min(ending.at_s for ending in self._ends.values())
+        return blame(self._deaths(), first_s=first_s, shutdown_within_s=_END_WITHIN_S)
+
+    @property
+    def _ends(self) -> dict[int, Ending]:
+        return {rank: one.ending for rank, one in enumerate(self._processes) if one.ending is not None}
 
     def _deaths(self) -> list[Death]:
         deaths = []
-        for rank, process in enumerate(self._processes):
-            if not process.returncode:
+        for rank, ending in self._ends.items():
+            if not ending.code:
                 continue
             why = self._killed_by.get(rank, "")
-            if not why and process.returncode == -signal.SIGKILL:
+            if not why and ending == Ending.of(-signal.SIGKILL):
                 why = self._machines.why_killed(rank)
             deaths.append(
                 Death(
                     rank=rank,
                     where=self._names[rank],
-                    pid=process.pid,
-                    exit_code=process.returncode,
-                    ended_s=self._ended_s[rank],
+                    pid=self._processes[rank].pid,
+                    exit_code=ending.code,
+                    ended_s=ending.at_s,
                     told=_told(error_file(self._run_directory, rank)),
                     killed_by=why,
                 )

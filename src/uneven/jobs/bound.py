@@ -25,23 +25,12 @@ def bound(program: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 
 
-def die_with_parent(parent: int) -> bool:
-    """Let the kernel kill this process when the thread that started it ends, also after ``exec``. Linux only.
-
-    Returns:
-        Whether the parent was still there when that came into force.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+def _main(parent: int, program: list[str]) -> None:
+    """Let the kernel kill this process when the thread that started it ends, also after ``exec``."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL)) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
-    return os.getppid() == parent
-
-
-def _main(parent: int, program: list[str]) -> None:
-    if not die_with_parent(parent):
+    if os.getppid() != parent:
         sys.exit("uneven: the program that started this process has ended before it could begin")
     try:
         os.execv(program[0], program)

@@ -113,11 +113,11 @@ class Command:
         assert self._popen.stdin is not None, f"{self.name} was started without a pipe"
         return self._popen.stdin
 
-    def signal(self, number: int) -> None:
-        """Pass a signal on; in vain to one that has ended."""
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Pass a signal on, or with ``group`` also to what it has started; in vain to one that has ended."""
         if self.ending is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+                (os.killpg if group else os.kill)(self.pid, number)
 
     def ask_to_end(self) -> None:
         """SIGTERM; one that is stopped is continued, or it would not hear that."""
@@ -159,8 +159,7 @@ class Command:
     def _bury(self, hung: str = "") -> Ending:
         """Wait for its end; its group is ended while it still holds the number of it."""
         select.select([self._over], [], [])
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
-            os.killpg(self.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL, group=True)
         ending = Ending.of(self._popen.wait())
         self.ending = Ending(How.HUNG, hung, ending.code) if hung and ending.how is How.KILLED else ending
         if self._events is not None:

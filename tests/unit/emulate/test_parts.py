@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from uneven.emulate import names, shape, state
-from uneven.emulate.enter import Task, command
 from uneven.emulate.load import Rivals, duties
 from uneven.emulate.workers import Program
 from uneven.errors import ConfigError, LaunchError, UnknownNameError
+from uneven.jobs import Command, Ending, Stop
 from uneven.jobs.processes import import_path
-from uneven.jobs.stop import Stop
 
 
 def test_a_bucket_holds_two_milliseconds_and_at_least_a_packet() -> None:
@@ -61,12 +60,12 @@ def test_rivals_leave_the_worker_its_fair_part(load: float, threads: int) -> Non
 
 
 def test_rivals_start_when_needed_stay_and_end() -> None:
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Command] = []
 
-    def start() -> subprocess.Popen[bytes]:
+    def start() -> Command:
         env = {**os.environ, "PYTHONPATH": import_path()}
         line = [sys.executable, "-P", "-m", "uneven.emulate.rival"]
-        started.append(subprocess.Popen(line, stdin=subprocess.PIPE, bufsize=0, env=env))
+        started.append(Command("rival", line, stdin=subprocess.PIPE, env=env))
         return started[-1]
 
     rivals = Rivals(start, threads=1)
@@ -75,12 +74,12 @@ def test_rivals_start_when_needed_stay_and_end() -> None:
     rivals.set(1.5)
     assert len(started) == 2
     rivals.set(0)
-    assert [one.poll() for one in started] == [None, None]  # asleep
-    started[0].kill()
+    assert [one.wait(0.0) for one in started] == [None, None]  # asleep
+    os.kill(started[0].pid, signal.SIGKILL)
     started[0].wait()
     rivals.set(2)  # one has been killed with its node: nothing to complain about
     rivals.close()
-    assert [one.returncode for one in started] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert [one.ending for one in started] == [Ending.of(-signal.SIGKILL)] * 2
 
 
 def test_a_rival_ends_with_its_standard_input() -> None:
@@ -95,13 +94,6 @@ def test_names() -> None:
     assert all(map(names.is_id, ids))
     assert not names.is_id("../../etc")
     assert (names.address(0), names.address(299)) == ("10.77.0.1", "10.77.1.44")
-
-
-def test_whoever_enters_a_node_without_an_emulator_does_not() -> None:
-    task = Task(program=("/bin/true",), emulator=os.getppid())  # not its parent: as if that had ended
-    env = {**os.environ, "PYTHONPATH": import_path()}
-    done = subprocess.run(command(task), env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, "emulator has ended" in done.stderr) == (1, True)
 
 
 def test_a_program_is_checked_as_by_run() -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from uneven.jobs import Command, Ending, Events, How, Kept, Restarts, Stop, end_all
+from uneven.jobs.bound import bound
 from uneven.jobs.processes import import_path
 
 SLEEPS = "import time; time.sleep(600)"
@@ -132,6 +133,13 @@ time.sleep(600)
         pid = int(starter.stdout.readline() if (first := starter.stdout.readline()) == b"\n" else first)
         starter.kill()
     until(lambda: gone(pid))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux's")
+def test_one_whose_parent_has_ended_before_it_could_begin_does_not() -> None:
+    command = [str(os.getppid()) if word == str(os.getpid()) else word for word in bound(["/bin/true"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "has ended before it could begin" in done.stderr) == (1, True)
 
 
 def test_what_cannot_be_started_says_so(capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-import selectors
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from uneven.emulate.replay import Quantity, Setting
 from uneven.emulate.throttled import Throttled
 from uneven.emulate.workers import Program, Workers
 from uneven.errors import LaunchError
+from uneven.jobs import Events
 
 SOCKET = "stage"
-_LOOK_EVERY_S = 0.1
 _PERIOD_S = 0.01
 """Run-and-stop cycle of a node. An exchange meets several stopped workers in turn, so a long cycle would make this
 machine's communication look slower than that of machines that are merely slow."""
@@ -48,12 +48,16 @@ def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Sa
     spec = ClusterSpec(name=directory.name, nodes=nodes)
     machines: Machines = Isolated(spec, probe.trees(), netem=False) if isolated else Throttled()
     try:
-        with socket.socket(socket.AF_UNIX) as door, selectors.DefaultSelector() as waiting:
+        with ExitStack() as stack:
+            door = stack.enter_context(socket.socket(socket.AF_UNIX))
+            events = stack.enter_context(Events())
             door.bind(str(directory / SOCKET))
             door.listen(workers)
-            waiting.register(door, selectors.EVENT_READ)
-            started = Workers(spec, Program(target=(module, str(directory)), module=True), machines, directory)
-            _serve(started, machines, door, waiting, said)
+            events.add(door.fileno(), lambda: _admit(door, events, stack, machines, said))
+            program = Program(target=(module, str(directory)), module=True)
+            started = Workers(spec, program, machines, directory, events)
+            while not started.all_ended and not started.failed:
+                events.wait(None)
             if started.failed:
                 started.end(lambda: False)
                 printed = [path.read_text()[-1500:] for path in sorted(directory.glob("output-*.txt"))]
@@ -63,29 +67,20 @@ def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Sa
         machines.close()
 
 
-def _serve(
-    workers: Workers, machines: Machines, door: socket.socket, waiting: selectors.BaseSelector, said: Said
-) -> None:
-    """Do what the workers ask for until all have ended or one has failed."""
-    while not workers.all_ended and not workers.failed:
-        for key, _ in waiting.select(_LOOK_EVERY_S):
-            line = key.fileobj
-            assert isinstance(line, socket.socket)
-            if line is door:
-                waiting.register(door.accept()[0], selectors.EVENT_READ)
-                continue
-            asked = line.recv(65536)
-            if not asked:
-                waiting.unregister(line)
-                line.close()
-                continue
-            for one in asked.splitlines():
-                _carry_out(json.loads(one), machines, said)
-            line.sendall(b"\n" * len(asked.splitlines()))
-        workers.look()
-    for key in list(waiting.get_map().values()):
-        if isinstance(key.fileobj, socket.socket) and key.fileobj is not door:
-            key.fileobj.close()
+def _admit(door: socket.socket, events: Events, stack: ExitStack, machines: Machines, said: Said) -> None:
+    """Do what a worker asks for from now on."""
+    line = stack.enter_context(door.accept()[0])
+
+    def serve() -> None:
+        asked = line.recv(65536)
+        if not asked:
+            events.remove(line.fileno())
+            return
+        for one in asked.splitlines():
+            _carry_out(json.loads(one), machines, said)
+        line.sendall(b"\n" * len(asked.splitlines()))
+
+    events.add(line.fileno(), serve)
 
 
 def _carry_out(asked: dict[str, Any], machines: Machines, said: Said) -> None:
