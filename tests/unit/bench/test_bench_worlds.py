@@ -136,7 +136,7 @@ def test_every_case_can_be_written_down_and_fits_a_laptop() -> None:
     for one in found.values():
         assert from_toml(to_toml(one.spec), "case", no_files) == one.spec
         assert sum(node.cores for node in one.spec.nodes) <= 1.8
-    assert sum(one.needs_root for one in found.values()) == 3
+    assert sum(one.needs_root for one in found.values()) == 4
 
 
 def test_the_middle_pair_tells_the_error() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace, Workload, steady
+from uneven.cluster.spec import ClusterSpec, Do, Event, Node, SiteLink, Trace, Workload, steady
 
 GLOBAL_BATCH = 256
 CHANGE_AT = 6
@@ -63,6 +63,7 @@ def cases(workload: Workload) -> dict[str, WorldCase]:
     replayed = tuple(
         replace(node, share=_left(loads)) for node, loads in zip(_nodes(*[0.45] * 4), _LOADS, strict=True)
     )
+    far = ClusterSpec(name="sites", nodes=_at_sites(0.4, 0.25, 0.4, 0.25, 0.3, 0.15), links=_LINES, workload=workload)
     return {
         "equal nodes": case("equal", _nodes(0.3, 0.3, 0.3, 0.3)),
         "steady shares": case("steady", _nodes(0.6, 0.4, 0.2, 0.1)),
@@ -75,6 +76,7 @@ def cases(workload: Workload) -> dict[str, WorldCase]:
         "a link is cut": case(
             "cut", wide, Event(do=Do.CUT_LINK, node="node0", at_iteration=CHANGE_AT, bit_per_s=25e6), root=True
         ),
+        "three sites": WorldCase(far, needs_root=True),
     }
 
 
@@ -88,6 +90,14 @@ def _nodes(*cores: float) -> tuple[Node, ...]:
     return tuple(Node(name=f"node{rank}", cores=share, period_s=_PERIOD_S) for rank, share in enumerate(cores))
 
 
+def _at_sites(*cores: float) -> tuple[Node, ...]:
+    """Two nodes at each of three sites."""
+    return tuple(
+        replace(node, site=_SITES[rank // 2], up_bit_per_s=_mbit(400), down_bit_per_s=_mbit(400))
+        for rank, node in enumerate(_nodes(*cores))
+    )
+
+
 def _mbit(rate: float) -> Trace:
     return steady(rate * 1e6)
 
@@ -96,3 +106,13 @@ def _left(percent: tuple[float, ...]) -> Trace:
     """What the others' load leaves, a hundred times faster than recorded."""
     values = tuple(round(1.0 - value / 100.0, 4) for value in percent)
     return Trace(values=values, step_s=_STEP_S, speedup=100.0, source="google2011_vm_cpu_mem")
+
+
+_SITES = ("us", "eu", "asia")
+_LINES = tuple(
+    SiteLink(between=between, bit_per_s=_mbit(rate), latency_s=latency_s)
+    for between, rate, latency_s in (
+        (("us", "eu"), 100, 0.002), (("us", "asia"), 67, 0.004), (("eu", "asia"), 50, 0.006)
+    )
+)  # fmt: skip
+"""So short that an exchange is little slower than in the simulator, which knows no slow start of TCP."""
