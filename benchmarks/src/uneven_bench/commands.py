@@ -363,7 +363,7 @@ def elastic(
     long the others pause, which samples are lost or used twice, whether the steps are those of one process, what it
     costs while nothing happens, and the goodput under recorded spot availability.
 
-    Cases: faults, faults-100mb, stop, torchft-ddp, replay, overhead, spot-uneven, spot-torchft, spot-torchrun.
+    Cases: faults, faults-100mb, stop, cut, torchft-ddp, replay, overhead, spot-uneven, spot-torchft, spot-torchrun.
 
     An hour, --case NAME eleven minutes at most; --quick a minute and a half.
     """

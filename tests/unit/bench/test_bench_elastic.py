@@ -127,10 +127,18 @@ def test_a_pause_is_the_longest_step_after_a_fault_beyond_the_usual_one() -> Non
 def test_a_step_is_taken_when_the_last_worker_has_and_victims_do_not_count() -> None:
     slow = [replace(step, at_s=step.at_s + 0.04) for step in plain(last=3)]
     late = log(3, [*plain(last=2), replace(plain(last=3)[2], at_s=99.0)])
-    assert judge.progress([log(1, plain(last=3)), log(2, slow), late], victims=[3])[2] == (pytest.approx(0.34), 2)
+    workers = [log(1, plain(last=3)), log(2, slow), late]
+    assert judge.progress(workers, [(3, 0.25, 100.0)])[2] == (pytest.approx(0.34), 2)
+    assert judge.progress(workers, [(3, 0.25, 98.0)])[2] == (99.0, 2)
     again = log(4, plain(1, 4, begin_s=5.0), life=4.0)
     moments = judge.progress([log(1, plain(last=3)), again])
     assert moments[2:] == [(pytest.approx(0.3), 2), (pytest.approx(5.3), 3)], "what is done again is no progress"
+
+
+def test_what_a_worker_did_before_it_was_hurt_counts() -> None:
+    first, second = log(1, plain(last=5)), log(2, plain(3, 8, begin_s=0.3))
+    moments = judge.progress([first, second], [(1, 0.55, 9.0), (2, 0.95, 9.0)])
+    assert [number for _, number in moments] == list(range(8)), "both have died in the end"
 
 
 def test_goodput_is_useful_samples_of_the_capacity_that_was_there() -> None:

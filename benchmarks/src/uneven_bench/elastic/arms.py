@@ -15,10 +15,11 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from uneven.emulate.names import INTERFACE
 from uneven.errors import LaunchError
 from uneven.testing.scripts import Script
 from uneven_bench.elastic.cases import OURS, STEADY, TORCHFT, TORCHFT_DDP
-from uneven_bench.elastic.head import HERE
+from uneven_bench.elastic.machines import Machines
 from uneven_bench.elastic.worker import ElasticTask
 from uneven_bench.elastic.workload import CountedWorkload
 from uneven_bench.marked import MARK
@@ -29,6 +30,7 @@ TIMEOUT_S = 5.0
 TORCHRUN_TIMEOUT_S = 30.0
 """Of gloo under torchrun."""
 
+HERE = "127.0.0.1"
 _STARTS_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.01
 _IMPORTED = (
@@ -44,19 +46,38 @@ class ElasticArm(ABC):
         folder: empty; for everything that the run writes.
         least, most: workers that there may be.
         between_faults_s: how long nothing happens, on the mean; for whoever saves checkpoints.
+        machines: where to start them: what is started first on the first machine, each newcomer on one of its own.
+            Without them, all on this one.
     """
 
     loop = ""
 
     def __init__(
-        self, workload: CountedWorkload, folder: Path, *, least: int, most: int, between_faults_s: float
+        self,
+        workload: CountedWorkload,
+        folder: Path,
+        *,
+        least: int,
+        most: int,
+        between_faults_s: float,
+        machines: Machines | None = None,
     ) -> None:
         self.workload = workload
         self.folder = folder
         self.least, self.most = least, most
         self.between_faults_s = between_faults_s
         self.scripts: list[Script] = []
+        self.machines = machines
         self._head: Script | None = None
+
+    @property
+    def place(self) -> int:
+        """The machine on which the next one starts."""
+        return len(self.scripts)
+
+    def place_of(self, pid: int, parent: int) -> int:
+        """The machine of a worker and whoever has started it."""
+        return next(place for place, script in enumerate(self.scripts) if script.pid in (pid, parent))
 
     @abstractmethod
     def start(self, workers: int) -> None:
@@ -98,6 +119,9 @@ class ElasticArm(ABC):
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             MARK: str(self.folder),
         }
+        if self.machines is not None:
+            environment["GLOO_SOCKET_IFNAME"] = INTERFACE
+            words = (*self.machines.words(self.place), *words[1:])  # without the -m
         return Script(words, cwd=self.folder, env=environment, merged=True, imported=(*_IMPORTED, *imported))
 
     def _trains(self, *words: object, imported: tuple[str, ...] = ()) -> Script:
@@ -105,10 +129,15 @@ class ElasticArm(ABC):
         self.scripts.append(script)
         return script
 
+    @property
+    def here(self) -> str:
+        """The address of the next machine."""
+        return HERE if self.machines is None else self.machines.address(self.place)
+
     def _met_at(self, kind: str, imported: tuple[str, ...] = ()) -> str:
         """Start what the workers meet at; its address."""
         where = self.folder / kind
-        self._head = self._run("-m", "uneven_bench.elastic.head", kind, where, imported=imported)
+        self._head = self._run("-m", "uneven_bench.elastic.head", kind, where, self.here, imported=imported)
         until_s = time.monotonic() + _STARTS_WITHIN_S
         while not where.exists():
             if time.monotonic() > until_s:
@@ -133,7 +162,7 @@ class UnevenArm(ElasticArm):
     def __init__(self, workload: CountedWorkload, folder: Path, *, elastic: bool = True, **rest: Any) -> None:
         super().__init__(workload, folder, **rest)
         self._elastic = elastic
-        self._meeting = f"{HERE}:{free_port()}"
+        self._meeting = f"{self.here}:{free_port()}"
 
     def start(self, workers: int) -> None:
         """Start so many under one launcher."""
@@ -178,7 +207,7 @@ class TorchrunArm(ElasticArm):
         return self._trains(
             *_TORCHRUN, "--nnodes", f"{self.least}:{self.most}", "--nproc-per-node", 1, "--rdzv-backend", "c10d",
             "--rdzv-id", "elastic", "--rdzv-endpoint", self._meeting, "--rdzv-conf", settings,
-            "--local-addr", HERE, "--max-restarts", 1000, "--monitor-interval", 0.1, "-m", *_SCRIPT, told,
+            "--local-addr", self.here, "--max-restarts", 1000, "--monitor-interval", 0.1, "-m", *_SCRIPT, told,
         )  # fmt: skip
 
 
@@ -208,7 +237,7 @@ class TorchFTArm(ElasticArm):
         """In the place of one that has ended, as its sampler has a fixed number of places."""
         slot = next(place for place, one in enumerate(self._slots) if one is None or one.poll() is not None)
         told = self._task(
-            timeout_s=TIMEOUT_S, lighthouse=self._lighthouse, slot=slot, groups=self.most,
+            timeout_s=TIMEOUT_S, lighthouse=self._lighthouse, here=self.here, slot=slot, groups=self.most,
             workers=self._workers, own_ddp=self._own_ddp,
         )  # fmt: skip
         script = self._trains("-m", *_SCRIPT, told, imported=_TORCHFT)

@@ -15,8 +15,9 @@ from typing import Any
 
 from uneven.errors import UnknownNameError
 from uneven_bench.elastic import arms, cases, figures
-from uneven_bench.elastic.cases import NAMES, OURS, OVERHEAD, QUICK, SIZES, SPOT, TORCHFT, Case, PlannedFault
+from uneven_bench.elastic.cases import CUT, NAMES, OURS, OVERHEAD, QUICK, SIZES, SPOT, TORCHFT, Case, PlannedFault
 from uneven_bench.elastic.figures import JudgedRun
+from uneven_bench.elastic.machines import Machines, why_no_machines
 from uneven_bench.elastic.play import Played, playing
 from uneven_bench.elastic.spot import spot
 from uneven_bench.elastic.turns import overhead
@@ -41,8 +42,8 @@ def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = No
         ``faults`` (that happened to ours), ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s``
         (kind → median seconds beyond a step, of ours at 4 MB), ``overhead`` (size → step time with ``--elastic`` ÷
         without), ``goodput`` (ours, of the capacity that was there), ``goodput_vs_torchrun``, ``goodput_vs_torchft``;
-        ``cases`` with everything that was measured, by case and arm; ``left_out``: arm → why; ``versions``. None stands
-        for what was not measured.
+        ``cases`` with everything that was measured, by case and arm; ``left_out``: arm or case → why; ``versions``.
+        None stands for what was not measured.
 
     Raises:
         UnknownNameError: there is no such case.
@@ -60,6 +61,8 @@ def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = No
                 found[name] = {} if OURS in left_out else overhead(quick, folders, progress)
             elif name in SPOT:
                 found[name] = {} if SPOT[name] in left_out else spot(SPOT[name], quick, seed, rates, folders, progress)
+            elif name == CUT and (why := why_no_machines()):
+                left_out[CUT], found[name] = why, {}
             else:
                 found[name] = faults(cases.case(name, seed, quick), left_out, seed, folders, progress)
     return figures.summary(found) | {"cases": found, "left_out": left_out, "seed": seed, "versions": arms.versions()}
@@ -77,7 +80,11 @@ def faults(
             progress(case.name, f"{name}: {what}", number / len(turns))
 
         folder = next(folders)
-        arm = arms.make(name, workload, folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S)
+        # Beside those of the beginning, one for each who comes in the place of another.
+        machines = Machines(case.workers + len(due)) if case.name == CUT else None
+        arm = arms.make(
+            name, workload, folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S, machines=machines
+        )
         played = _played(arm, case, due, Random(f"{seed}/{number}"), told)
         runs.setdefault(name, []).append(figures.of(played, workload, folder))
     progress(case.name, "", 1.0)
@@ -89,7 +96,9 @@ def _played(
 ) -> Played:
     with playing(arm) as player:
         told("starts")
-        player.start(case.workers)
+        player.start(case.founders or case.workers)
+        for _ in range(case.workers - case.founders if case.founders else 0):
+            player.join()
         for fault in due:
             told(fault.words)
             if not player.suffer(fault, dice):

@@ -51,6 +51,8 @@ class Case:
         size: of the model, a key of :data:`SIZES`.
         workers: at the beginning.
         faults: what happens, in order; who was lost is replaced by a newcomer each time, which is a join.
+        founders: how many of them are started together; the others join, on machines of their own where lines are cut.
+            0 is all.
         rounds: how often the turns go round; each plays its part of the faults.
         double: whether the model is float64 and the steps are replayed.
     """
@@ -60,6 +62,7 @@ class Case:
     size: str = "4MB"
     workers: int = 4
     faults: tuple[PlannedFault, ...] = ()
+    founders: int = 0
     rounds: int = 1
     double: bool = False
 
@@ -67,7 +70,8 @@ class Case:
 SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000}
 """Name → bytes of parameters. What is bare computes nothing."""
 
-PLAYED = ("faults", "faults-100mb", "stop", "torchft-ddp", "replay")
+CUT = "cut"
+PLAYED = ("faults", "faults-100mb", "stop", CUT, "torchft-ddp", "replay")
 OVERHEAD = "overhead"
 SPOT = {f"spot-{arm}": arm for arm in (OURS, TORCHFT, TORCHRUN)}
 NAMES = (*PLAYED, OVERHEAD, *SPOT)
@@ -106,6 +110,9 @@ def case(name: str, seed: int, quick: bool) -> Case:
             moments = ("any", "exchange", "between", "any", "exchange")
             faults = draw(seed, name, [("stop", moment) for moment in moments])
             return Case(name=name, arms=(OURS, TORCHFT), faults=faults)
+        case "cut":
+            faults = draw(seed, name, [("cut", "any")] * 5)
+            return Case(name=name, arms=(OURS, TORCHFT), faults=faults, founders=2)
         case "torchft-ddp":
             return Case(name=name, arms=(TORCHFT_DDP,), faults=draw(seed, name, kills[:1]), rounds=5)
         case _:

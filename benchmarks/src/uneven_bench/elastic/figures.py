@@ -41,8 +41,8 @@ class JudgedRun:
 def of(played: Played, workload: CountedWorkload, folder: Path) -> JudgedRun:
     """Judge a run whose files are in this folder."""
     steps = logs.history(played.logs)
-    victims = [pid for event in played.events for pid in event.victims]
-    moments = judge.progress(played.logs, victims)
+    hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
+    moments = judge.progress(played.logs, hurt)
     return JudgedRun(
         played=played,
         ledger=judge.ledger(steps, workload.samples, workload.global_batch),

@@ -1,4 +1,4 @@
-"""What the workers of a rival meet at, in a process of its own that nothing happens to: ``… KIND FILE``.
+"""What the workers of a rival meet at, in a process of its own that nothing happens to: ``… KIND FILE ADDRESS``.
 
 Its address is written to the file. ``lighthouse`` is torchft's, ``store`` a TCPStore for torchrun's agents.
 """
@@ -13,23 +13,22 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _LOOK_EVERY_S = 1.0
-HERE = "127.0.0.1"
 
 
-def main(kind: str, where: Path) -> None:
-    """Serve until it is killed."""
+def main(kind: str, where: Path, here: str) -> None:
+    """Serve until it is killed; ``here`` is where the others see it."""
     served: Any
     if kind == "lighthouse":
         os.environ.setdefault("RUST_LOG", "error")  # else it prints every quorum; read when it is imported
         from torchft.coordination import LighthouseServer
 
         served = LighthouseServer(bind="0.0.0.0:0", min_replicas=1)
-        address = f"http://{HERE}:{urlsplit(served.address()).port}"
+        address = f"http://{here}:{urlsplit(served.address()).port}"
     else:
         from torch._C._distributed_c10d import TCPStore
 
-        served = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
-        address = f"{HERE}:{served.port}"
+        served = TCPStore(here, 0, is_master=True, wait_for_workers=False)
+        address = f"{here}:{served.port}"
     half = where.with_suffix(".half")
     half.write_text(address)
     half.replace(where)
@@ -38,4 +37,4 @@ def main(kind: str, where: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

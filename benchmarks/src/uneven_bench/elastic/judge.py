@@ -70,19 +70,25 @@ def unequal(logs: Sequence[WorkerLog]) -> int:
     return max(0, len({log.digest for log in logs if log.digest}) - 1)
 
 
-def progress(logs: Sequence[WorkerLog], victims: Iterable[int] = ()) -> list[tuple[float, int]]:
+def progress(
+    logs: Sequence[WorkerLog], hurt: Iterable[tuple[int, float, float]] = ()
+) -> list[tuple[float, int]]:
     """When the run as a whole had first taken each step, in the order of time: the moment and the step's number.
 
     A step counts once every worker of that life that took it had; one that is taken again after a restart counted
     already.
 
     Args:
-        victims: processes that were hurt. What they did late does not count.
+        hurt: a process, and since and until when it was hurt. What it did meanwhile does not count.
     """
-    hurt = set(victims)
+    times_s: dict[int, list[tuple[float, float]]] = {}
+    for pid, since_s, until_s in hurt:
+        times_s.setdefault(pid, []).append((since_s, until_s))
     ends_s: dict[tuple[float, int], float] = {}
-    for log in (log for log in logs if log.pid not in hurt):
+    for log in logs:
         for step in log.steps:
+            if any(since_s < step.at_s <= until_s for since_s, until_s in times_s.get(log.pid, ())):
+                continue
             key = (log.life, step.number)
             ends_s[key] = max(step.at_s, ends_s.get(key, -math.inf))
     first_s: dict[int, float] = {}

@@ -67,7 +67,8 @@ class Played:
     """What came of a run.
 
     Attributes:
-        woke: what stopped workers did after they had been let go on: how many of them joined again, ended, or hung.
+        woke: what workers that were stopped or cut off did after they had been let go on: how many joined again,
+            ended, or hung.
         left: processes that were there when the run had ended.
         over: whether it came to its end.
         since_s: when the trace began; 0 where there is none.
@@ -129,7 +130,8 @@ class Player:
         if not self.wait(lambda: self.logs.reached >= settled, _GOES_ON_WITHIN_S):
             return False
         there = self.logs.alive()
-        chosen = dice.sample(there, min(fault.victims, len(there) - 1))
+        able = [tail for tail in there if fault.kind != "cut" or self._place(tail) > 0]
+        chosen = dice.sample(able, min(fault.victims, len(there) - 1))
         victims = tuple(tail.log.pid for tail in chosen if tail.log)
         others = [tail for tail in there if tail not in chosen]
         at_s, inside = self._strike(fault, victims, chosen)
@@ -151,10 +153,10 @@ class Player:
         )  # fmt: skip
         if not went_on():
             return False
-        if fault.kind == "stop":
-            self._wake(victims)
+        if fault.kind in ("stop", "cut"):
+            self._wake(victims, chosen)
         for _ in range(len(there) - len(self._training())):
-            if not self._joined():
+            if not self.join():
                 return False
         return bool(others)
 
@@ -170,6 +172,12 @@ class Player:
             if not struck:
                 raise LaunchError(f"{fault.words}: no worker has had it within {_GOES_ON_WITHIN_S:g} s")
             return min(log.struck_s for log in struck if log.struck_s), any(log.inside for log in struck)
+        if fault.kind == "cut":
+            assert self.arm.machines is not None
+            at_s = now_s()
+            for tail in chosen:
+                self.arm.machines.cut(self._place(tail))
+            return at_s, None
         number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}[fault.kind]
         times_s = [tail.at_s for tail in chosen]
         reached = self.logs.reached
@@ -193,11 +201,19 @@ class Player:
         self.wait(lambda: not any(exists(pid) for pid in victims), _ENDS_WITHIN_S)
         return now_s() - at_s
 
-    def _wake(self, victims: tuple[int, ...]) -> None:
-        """Let those that were stopped go on, and see what they do. Who hangs is killed."""
+    def _place(self, tail: Tail) -> int:
+        """The machine of a worker."""
+        assert tail.log is not None
+        return self.arm.place_of(tail.log.pid, tail.log.parent)
+
+    def _wake(self, victims: tuple[int, ...], chosen: list[Tail]) -> None:
+        """Let those that were stopped or cut off go on, and see what they do. Who hangs is killed."""
         reached = self.logs.reached
-        for pid in victims:
-            os.kill(pid, signal.SIGCONT)
+        for pid, tail in zip(victims, chosen, strict=True):
+            if self.arm.machines is not None:
+                self.arm.machines.mend(self._place(tail))
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
         def decided() -> bool:
             return all(not exists(pid) or self._back(pid, reached) for pid in victims)
@@ -210,12 +226,13 @@ class Player:
                 self.woke["ended"] += 1
             else:
                 self.woke["hung"] += 1
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _back(self, pid: int, reached: int) -> bool:
         return any(tail.reached > reached for tail in self.logs.of([pid]))
 
-    def _joined(self) -> bool:
+    def join(self) -> bool:
         """Let one more join; whether it has trained."""
         before = {tail.log.pid for tail in self.logs.alive() if tail.log}
         at_s = now_s()
@@ -291,6 +308,8 @@ def playing(arm: ElasticArm, **orders: int) -> Iterator[Player]:
     finally:
         arm.close()
         sweep(arm.folder)
+        if arm.machines is not None:
+            arm.machines.close()
 
 
 def sweep(folder: Path) -> None:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from uneven_bench.elastic.cases import checkpoint_every
-from uneven_bench.elastic.head import HERE
 from uneven_bench.elastic.worker import ElasticTask, LoggedWorker
 
 _EPOCHS = 1_000_000
@@ -113,12 +112,13 @@ def torchft(task: ElasticTask) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
-    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    here = task.told["here"]
+    store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=task.told["timeout_s"])),
         load_state_dict=load, state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         min_replica_size=1, timeout=timedelta(seconds=2 * task.told["timeout_s"]), rank=0, world_size=1,
-        store_addr=HERE, store_port=store.port, hostname=HERE, lighthouse_addr=task.told["lighthouse"],
+        store_addr=here, store_port=store.port, hostname=here, lighthouse_addr=task.told["lighthouse"],
         replica_id=f"group-{task.told['slot']}", init_sync=False,
     )  # fmt: skip
     own = task.told["own_ddp"]
