@@ -3,6 +3,11 @@
 As long as no worker of this machine has said what its death means (:func:`uneven.rundir.mark_expendable`), torch
 watches the workers by itself, and ends all when one dies. From then on we look, and torch is asked only once somebody
 has died whom the others cannot do without.
+
+These workers are torch's processes, not those of :mod:`uneven.jobs`: its agent starts them, holds the only handles,
+waits for them and starts all anew after a failure, together with the meeting of the machines. A second owner could
+only race with it for their exit codes. So :class:`uneven.launch.workers.Workers` finds them among the children and
+listens to their ends. That they end with the launcher is the promise of :mod:`uneven.jobs.bound`, as for everybody.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uneven.errors import LaunchError, PeerError
+from uneven.jobs.ending import signal_name
 
 _CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
@@ -155,7 +156,7 @@ def _how(death: Death) -> tuple[str, int]:
         # Its end after the exception took long, so that the launcher ended it, or gloo's threads aborted it.
         return "ended with an uncaught exception", 1
     if death.exit_code < 0:
-        return f"was killed by {_name(-death.exit_code)}", 128 - death.exit_code
+        return f"was killed by {signal_name(-death.exit_code)}", 128 - death.exit_code
     return f"ended with exit code {death.exit_code}", death.exit_code
 
 
@@ -189,13 +190,6 @@ def _names(lost: Sequence[Death]) -> str:
 def _last_line(death: Death) -> str:
     lines = _trace(death).splitlines()
     return f": {lines[-1]}" if lines else ""
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tuple[bool, bool, bool, float, bool]:

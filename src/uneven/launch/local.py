@@ -45,6 +45,9 @@ def run(launch: Launch, *, run_directory: Path | None = None) -> None:
 class LocalRun:
     """A launcher in a process of its own, with its workers below it; a ``with`` block stops it at the end.
 
+    No :class:`uneven.jobs.Command`: it shares this program's terminal, so that Ctrl-C reaches it, and when its
+    program is killed it ends its workers and tidies up first.
+
     Attributes:
         pid: of the launcher.
     """

@@ -7,8 +7,8 @@ from enum import Enum
 
 from uneven.core.actions import Combined, Exchange, Moment, Payload, Via
 from uneven.simulate.ring import Rings
-from uneven.simulate.rounds import Group, Round
-from uneven.simulate.served import Errand, Servers
+from uneven.simulate.rounds import Errand, Group, Round
+from uneven.simulate.served import Servers
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
 
@@ -75,8 +75,7 @@ class VirtualExchanges:
             self._stage.queue.cancel(worker.event)
             part, action, arguments = worker.awaited
             self._stage.when_done(worker, part, action, *arguments)
-        if worker.meeting is not None:
-            self._rings.hasten(worker.meeting)
+        self._rings.speed_changed(worker)
 
     def leave(self, worker: Worker) -> None:
         """A worker takes no more steps; nobody waits for what it would have sent."""

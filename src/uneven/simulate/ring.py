@@ -28,6 +28,7 @@ class Rings:
     def __init__(self, stage: Stage, through: Callable[[Round], None]) -> None:
         self._stage = stage
         self._through = through
+        self._computing: dict[Worker, Round] = {}  # whose gradient is not ready yet → the round that waits for it
 
     def arrive(self, worker: Worker, one: Exchange, *, computing: bool) -> None:
         """A member is there; while it computes, its gradient is known to become ready."""
@@ -36,7 +37,7 @@ class Rings:
         meeting = stage.groups.meet(group, worker, one)
         if computing:
             meeting.overlapped = True
-            worker.meeting = meeting
+            self._computing[worker] = meeting
         else:
             stage.arithmetic.sends(worker.rank, one)
         begun = meeting.launched
@@ -59,6 +60,11 @@ class Rings:
         elif was_in:
             self._cancel(meeting)
             self.hasten(meeting)
+
+    def speed_changed(self, worker: Worker) -> None:
+        """A worker that computes has got another speed."""
+        if worker in self._computing:
+            self.hasten(self._computing[worker])
 
     def recheck(self, meeting: Round) -> None:
         """Somebody need not be waited for any more."""
@@ -107,7 +113,7 @@ class Rings:
         now_s = meeting.own_end_s = self._stage.queue.now_s
         messages = 2 * (len(self._speakers(meeting)) - 1)
         for worker in meeting.arrived.values():
-            worker.meeting = None
+            self._computing.pop(worker, None)
             if meeting.overlapped:
                 self._stage.arithmetic.sends(worker.rank, meeting.exchange)
             if worker.machine.exchange_work_s:

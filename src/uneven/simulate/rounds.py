@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from uneven.core.actions import Exchange, Payload
 from uneven.simulate.events import Handle
 from uneven.simulate.links import Flow, Route
 from uneven.simulate.members import ByMembers
 from uneven.simulate.worker import Worker
-
-if TYPE_CHECKING:
-    from uneven.simulate.served import Errand
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +93,27 @@ class Round:
     def forget(self) -> None:
         """Nobody will ask for it again."""
         self.group.rounds.pop(self.key, None)
+
+
+@dataclass(slots=True, eq=False)
+class Errand:
+    """One worker's conversation with the parameter server.
+
+    Attributes:
+        clock: of the step that it belongs to.
+        meeting: where others are waited for; None if nobody is.
+        parts, bucket: up to which part of the payload each bucket goes, and which is next.
+        own_end_s: when the worker's own side of it is done.
+    """
+
+    worker: Worker
+    exchange: Exchange
+    clock: int
+    group: Group
+    meeting: Round | None = None
+    parts: tuple[float, ...] = (1.0,)
+    bucket: int = 0
+    own_end_s: float = 0.0
 
 
 class Groups:

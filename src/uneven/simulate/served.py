@@ -8,35 +8,13 @@ the newest state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from uneven.core.actions import Exchange, Moment
 from uneven.simulate.links import Route
-from uneven.simulate.rounds import Group, Round
+from uneven.simulate.rounds import Errand, Round
 from uneven.simulate.routes import FREE
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
-
-
-@dataclass(slots=True, eq=False)
-class Errand:
-    """One worker's conversation with the parameter server.
-
-    Attributes:
-        clock: of the step that it belongs to.
-        meeting: where others are waited for; None if nobody is.
-        parts, bucket: up to which part of the payload each bucket goes, and which is next.
-        own_end_s: when the worker's own side of it is done.
-    """
-
-    worker: Worker
-    exchange: Exchange
-    clock: int
-    group: Group
-    meeting: Round | None = None
-    parts: tuple[float, ...] = (1.0,)
-    bucket: int = 0
-    own_end_s: float = 0.0
 
 
 class Servers:

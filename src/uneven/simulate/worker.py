@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from uneven.core.actions import Exchange, StepPlan
 from uneven.core.cost import Cost
 from uneven.simulate.compute import Jitter, Processor
 from uneven.simulate.events import Action, Handle
-
-if TYPE_CHECKING:
-    from uneven.simulate.rounds import Round
 
 _NOTHING = StepPlan()
 
@@ -48,7 +44,6 @@ class Worker:
         late, skip_to: its part of this step was dropped, and the clock that it goes on at.
         began_s, started_s, computed_s: when it was ready for the step, began to compute, and was done with that.
         event, awaited: its next appointment while it computes, and how much work is to be done for it.
-        meeting: the round that waits for its gradient while it computes.
         transfer_s: what its own side of this step's exchanges takes.
         unread: exchanges with the parameter server whose outcome it reads before it computes again.
         flying: exchanges in the background that are under way, with the first step that they make known.
@@ -77,7 +72,6 @@ class Worker:
     transfer_s: float = 0.0
     event: Handle | None = None
     awaited: tuple[float, Action, tuple[object, ...]] | None = None
-    meeting: Round | None = None
     unread: list[Exchange] = field(default_factory=list)
     flying: dict[object, int] = field(default_factory=dict)
     owing: dict[object, int] = field(default_factory=dict)
