@@ -122,7 +122,7 @@ class LoggedWorker:
         """Wait for one's turn; False if the run is over, or this worker leaves."""
         if not self.control.waits_for(self.step):
             return False
-        self._fault = self.control.fault(self.step)
+        self._fault = self._fault or self.control.fault(self.step)
         return not self.leaving
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, net: Any = None) -> torch.Tensor:
@@ -205,7 +205,8 @@ class LoggedWorker:
     def _strike_inside(self, wait_s: float) -> None:
         self._began.wait()
         time.sleep(wait_s)
-        self._strike()
+        if self._began_s is not None:  # else the exchange was a short one: the next one, then
+            self._strike()
 
     def _strike(self) -> None:
         assert self._fault is not None
