@@ -7,13 +7,13 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from uneven.balance._fitting import Curve, Points, fit
+from uneven.balance._intake import Intake, IntakeState
+from uneven.balance._minmax import CostLines, Costs, earliest_end
+from uneven.balance._window import Window, WindowState
 from uneven.balance.base import Balancer, standing
 from uneven.balance.bounds import whole_numbers, with_memory
-from uneven.balance.fitting import Curve, Points, fit
-from uneven.balance.intake import Intake, IntakeState
-from uneven.balance.minmax import CostLines, Costs, earliest_end
 from uneven.balance.profile import Profile
-from uneven.balance.window import Window, WindowState
 from uneven.core.actions import Split
 from uneven.core.exact import Floats, column
 from uneven.core.plain import Amount, Count, Misfit, inside, read

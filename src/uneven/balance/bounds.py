@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uneven.balance.intake import Flags
+from uneven.balance._intake import Flags
 from uneven.balance.profile import Profile
 from uneven.core.exact import Floats, Wholes
 from uneven.core.views import BalanceView, Limits

@@ -8,16 +8,16 @@ from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
+from uneven.balance._curve_level import CurveLevel, CurveLevelState
+from uneven.balance._curves import Curves, CurvesState
+from uneven.balance._fitting import Curve
+from uneven.balance._intake import Intake, IntakeState
+from uneven.balance._minmax import CostLines, Costs, earliest_end
+from uneven.balance._overlap import Overlap, OverlapState
 from uneven.balance.base import Balancer, check_predictor, standing
 from uneven.balance.bounds import whole_numbers, with_memory
-from uneven.balance.curve_level import CurveLevel, CurveLevelState
-from uneven.balance.curves import Curves, CurvesState
 from uneven.balance.even import Even
-from uneven.balance.fitting import Curve
 from uneven.balance.hysteresis import DEFAULT_FRACTION
-from uneven.balance.intake import Intake, IntakeState
-from uneven.balance.minmax import CostLines, Costs, earliest_end
-from uneven.balance.overlap import Overlap, OverlapState
 from uneven.balance.presume import DEFAULT_MARGIN
 from uneven.balance.profile import Profile
 from uneven.core.actions import Split

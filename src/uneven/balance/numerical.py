@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
+from uneven.balance._intake import Flags, Intake, IntakeState, ReportColumns
+from uneven.balance._window import Window, WindowState
 from uneven.balance.base import Balancer, standing
 from uneven.balance.bounds import Bounds, device_bounds, whole_numbers, with_memory
-from uneven.balance.intake import Flags, Intake, IntakeState, ReportColumns
 from uneven.balance.profile import Profile
-from uneven.balance.window import Window, WindowState
 from uneven.core.actions import Split
 from uneven.core.exact import Floats, Wholes
 from uneven.core.plain import Amount, Count, Misfit, Several, inside, read

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from uneven.balance.fitting import Points, fit
+from uneven.balance._fitting import Points, fit
 from uneven.errors import ConfigError
 
 SATURATED = 1.05

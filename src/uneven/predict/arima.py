@@ -9,9 +9,9 @@ import numpy as np
 
 from uneven.core.plain import as_many, read
 from uneven.errors import ConfigError
+from uneven.predict._learner import Learner, SpeedModel, whole
+from uneven.predict._past import SPEED, Floats
 from uneven.predict.arma import errors, fit
-from uneven.predict.learner import Learner, SpeedModel, whole
-from uneven.predict.past import SPEED, Floats
 
 _ECHOES = 40  # rows of which a forecast works out the errors; what was before has died away
 
@@ -89,7 +89,7 @@ class ARIMA(Learner):
         q: moving-average terms, 0 … 8.
         window: iterations that it is fitted on, at least 20.
         every: iterations between two fits, at least 1.
-        hold: see :class:`~uneven.predict.learner.Learner`; by default spikes are taken as they come.
+        hold: see :class:`~uneven.predict._learner.Learner`; by default spikes are taken as they come.
 
     Raises:
         ConfigError: an option out of range.

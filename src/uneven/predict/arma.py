@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from uneven.predict.past import Floats
+from uneven.predict._past import Floats
 
 _LARGEST_ROOT = 0.98  # of the autoregressive and the moving-average polynomial; beyond 1 forecasts run away
 _ROUNDS = 4  # of Gauss-Newton

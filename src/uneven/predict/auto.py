@@ -10,8 +10,8 @@ from typing import Any, NotRequired, TypedDict
 from uneven.core.plain import Amount, Count, Misfit, Positive, inside, read
 from uneven.core.views import Observation
 from uneven.errors import ConfigError
+from uneven.predict._doubt import Doubt, DoubtState
 from uneven.predict.base import Lesson, Predictor, measured, predictors
-from uneven.predict.doubt import Doubt, DoubtState
 
 EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 """The paper's six and ours."""
@@ -152,7 +152,7 @@ class Auto(Predictor):
         return tuple(self._between.mean(column) for column in columns)
 
     def doubt(self) -> float:
-        """See :class:`~uneven.predict.doubt.Doubt`."""
+        """See :class:`~uneven.predict._doubt.Doubt`."""
         return self._doubt.value()
 
     def lesson(self) -> Lesson | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from uneven.errors import ConfigError
-from uneven.predict.learner import Learner, whole
-from uneven.predict.narx_net import NarxNet
+from uneven.predict._learner import Learner, whole
+from uneven.predict._narx_net import NarxNet
 
 
 class NARX(Learner):
@@ -31,7 +31,7 @@ class NARX(Learner):
         memory: iterations to learn from, at least 16.
         rows: of them, drawn for one lesson, at least 16.
         penalty: on the weights, above 0; more keeps it closer to the moving average.
-        hold: see :class:`~uneven.predict.learner.Learner`.
+        hold: see :class:`~uneven.predict._learner.Learner`.
 
     Raises:
         ConfigError: an option out of range.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from uneven.errors import ConfigError
-from uneven.predict.cells import Cell, LongCell, PlainCell
-from uneven.predict.learner import Learner, whole
-from uneven.predict.recurrent_net import RecurrentNet
+from uneven.predict._cells import Cell, LongCell, PlainCell
+from uneven.predict._learner import Learner, whole
+from uneven.predict._recurrent_net import RecurrentNet
 
 
 class _Recurrent(Learner):
@@ -54,7 +54,7 @@ class RNN(_Recurrent):
         batch: sequences of one lesson, 1 … 1024.
         rate: Adam's step.
         uses: whether it also reads the uses of processor and memory.
-        hold: see :class:`~uneven.predict.learner.Learner`.
+        hold: see :class:`~uneven.predict._learner.Learner`.
 
     Raises:
         ConfigError: an option out of range.

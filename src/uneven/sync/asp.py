@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uneven.core.actions import Add, Exchange, Moment, Payload, StepPlan, Via, Wait
 from uneven.core.views import SyncView
+from uneven.sync._parts import Members, Remembered, number, whole
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
-from uneven.sync.parts import Members, Remembered, number, whole
 
 
 class ASP(SyncPolicy):

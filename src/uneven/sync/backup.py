@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan, Via
 from uneven.core.views import SyncView
+from uneven.sync._parts import Members, Remembered, whole
 from uneven.sync.base import Facts, Pace, SyncPolicy
-from uneven.sync.parts import Members, Remembered, whole
 
 
 class Backup(SyncPolicy):

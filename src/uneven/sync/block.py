@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from uneven.core.actions import BlockMomentum
+from uneven.sync._parts import flag, number, whole
 from uneven.sync.base import Evaluated
 from uneven.sync.local import Blocks
-from uneven.sync.parts import flag, number, whole
 
 
 class BMUF(Blocks):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
+from uneven.sync._parts import Members, Remembered
 from uneven.sync.base import Facts, Pace, SyncPolicy
-from uneven.sync.parts import Members, Remembered
 
 
 def gradient_mean(members: Members) -> Exchange:

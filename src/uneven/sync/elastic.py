@@ -5,9 +5,9 @@ from __future__ import annotations
 from uneven.core.actions import Elastic, Exchange, Moment, Payload, StepPlan, Via
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
+from uneven.sync._parts import NOTHING, Members, Remembered, flag, number, whole
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.local import often
-from uneven.sync.parts import NOTHING, Members, Remembered, flag, number, whole
 
 _BETA = 0.9
 _MOST_BETA = 2.0

@@ -14,7 +14,7 @@ from random import Random
 
 from uneven.core.views import SyncView
 from uneven.registry import Registry
-from uneven.sync.parts import Members, whole
+from uneven.sync._parts import Members, whole
 
 Groups = tuple[Members, ...]
 

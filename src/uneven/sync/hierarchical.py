@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
+from uneven.sync._parts import PerRank, whole
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.bsp import bsp_plan, gradient_mean
 from uneven.sync.groups import by_site
 from uneven.sync.local import often
-from uneven.sync.parts import PerRank, whole
 
 
 class Hierarchical(SyncPolicy):

@@ -8,9 +8,9 @@ from uneven.core.actions import Combined, Exchange, Mean, Merge, Moment, Payload
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.merge import merges
+from uneven.sync._parts import NOTHING, Members, Remembered, flag, whole
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.bsp import bsp_plan
-from uneven.sync.parts import NOTHING, Members, Remembered, flag, whole
 
 
 class Blocks(SyncPolicy):

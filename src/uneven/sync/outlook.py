@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from uneven.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
+from uneven.sync._parts import Members
 from uneven.sync.base import SyncPolicy
-from uneven.sync.parts import Members
 
 _PROBES = 4096
 """How many steps are looked at ahead."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from uneven.core.actions import Combined, Moment, Payload, StepPlan, WriteBack
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
+from uneven.sync._parts import number
 from uneven.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy, policies
-from uneven.sync.parts import number
 
 _ALPHA = {"delta": 1.0, "lerp": 0.5}
 """The ways to write back, with our default of α for each."""

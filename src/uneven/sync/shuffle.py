@@ -8,10 +8,10 @@ from uneven.core.actions import Payload, StepPlan, Via
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.registry import Value
+from uneven.sync._parts import NOTHING, Members, PerRank
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.sync.groups import Grouping, groupings
 from uneven.sync.local import often
-from uneven.sync.parts import NOTHING, Members, PerRank
 
 
 class Shuffle(WrappingPolicy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from uneven.balance.fitting import Curve, Points, fit
+from uneven.balance._fitting import Curve, Points, fit
 
 
 def points(*rows: tuple[float, float, float]) -> Points:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uneven.balance.minmax import CostLines, Costs, earliest_end
+from uneven.balance._minmax import CostLines, Costs, earliest_end
 from uneven.core.apportion import proportional
 from uneven.core.exact import column
 from uneven.core.views import Limits

@@ -8,9 +8,9 @@ from shown import show
 
 from uneven.errors import ConfigError
 from uneven.predict import ARIMA, EMA, predictors
+from uneven.predict._past import SPEED
 from uneven.predict.arima import Arima
 from uneven.predict.arma import errors, fit
-from uneven.predict.past import SPEED
 
 
 def arma(ar: list[float], ma: list[float], n: int, seed: int = 0) -> np.ndarray:

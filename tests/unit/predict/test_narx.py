@@ -14,8 +14,8 @@ from shown import show
 from uneven.core.views import Observation
 from uneven.errors import ConfigError
 from uneven.predict import EMA, NARX, predictors
-from uneven.predict.narx_net import NarxNet
-from uneven.predict.past import Past
+from uneven.predict._narx_net import NarxNet
+from uneven.predict._past import Past
 
 
 def loads(n: int, seed: int, noise: float = 0.01) -> tuple[list[float], list[float]]:

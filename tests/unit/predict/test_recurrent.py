@@ -9,7 +9,7 @@ from shown import show
 
 from uneven.errors import ConfigError
 from uneven.predict import EMA, LSTM, RNN, Predictor, predictors
-from uneven.predict.cells import Cell, LongCell, PlainCell
+from uneven.predict._cells import Cell, LongCell, PlainCell
 
 INPUTS, HIDDEN, LENGTH, BATCH = 2, 5, 7, 4
 

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance.fitting import Points, added
-from uneven.balance.intake import ReportColumns, pick
+from uneven.balance._fitting import Points, added
+from uneven.balance._intake import ReportColumns, pick
 from uneven.core.exact import Floats
 from uneven.core.plain import PerMember, read
 

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance.fitting import Curve, Points, fit
-from uneven.balance.intake import Flags, ReportColumns, pick
+from uneven.balance._fitting import Curve, Points, fit
+from uneven.balance._intake import Flags, ReportColumns, pick
 from uneven.balance.profile import Profile
 from uneven.core.exact import Floats
 from uneven.core.plain import Count, Misfit, PerMember, read
@@ -194,5 +194,5 @@ class Curves:
 
 
 def pick_rows(values: Floats, places: list[int], instead: float) -> Floats:
-    """:func:`~uneven.balance.intake.pick` for every row, shape (rows, n)."""
+    """:func:`~uneven.balance._intake.pick` for every row, shape (rows, n)."""
     return np.stack([pick(row, places, np.full(len(places), instead)) for row in values])

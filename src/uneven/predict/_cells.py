@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uneven.predict.past import Floats
+from uneven.predict._past import Floats
 
 
 class Weights(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance.intake import ReportColumns
+from uneven.balance._intake import ReportColumns
 from uneven.core.exact import Floats
 from uneven.core.plain import Amount, Misfit, read
 

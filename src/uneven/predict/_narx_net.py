@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.core.plain import Positive, as_many, read
-from uneven.predict.learner import SpeedModel
-from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, SPEED, Floats, next_row
+from uneven.predict._learner import SpeedModel
+from uneven.predict._past import CPU, CPU_LEVEL, LEVEL, MEMORY, SPEED, Floats, next_row
 
 _USE = 2.0  # uses are 0 … 1; differences from their mean are taken times this
 _LEAST_DAMPING, _MOST_DAMPING = 1e-6, 1e6

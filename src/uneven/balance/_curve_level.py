@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance.curves import Curves
-from uneven.balance.intake import ReportColumns
+from uneven.balance._curves import Curves
+from uneven.balance._intake import ReportColumns
 from uneven.core.exact import Floats, column
 from uneven.core.plain import PerMember, read
 

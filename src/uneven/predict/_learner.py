@@ -10,9 +10,9 @@ from typing import Any, TypedDict
 from uneven.core.plain import Count, Misfit, Positive, Several, inside, read
 from uneven.core.views import Observation
 from uneven.errors import ConfigError
+from uneven.predict._doubt import Doubt, DoubtState
+from uneven.predict._past import LEVEL, SPEED, Floats, Past, PastState
 from uneven.predict.base import Lesson, Predictor, measured
-from uneven.predict.doubt import Doubt, DoubtState
-from uneven.predict.past import LEVEL, SPEED, Floats, Past, PastState
 
 LOWEST, HIGHEST = 0.25, 4.0
 """A prediction is kept within these multiples of the median of the newest speeds [default of the specification]."""
@@ -34,7 +34,7 @@ class SpeedModel(ABC):
 
     @abstractmethod
     def forecast(self, rows: Floats, steps: int) -> float:
-        """Samples per second ``steps`` rows after the last of ``rows``, see :mod:`uneven.predict.past`."""
+        """Samples per second ``steps`` rows after the last of ``rows``, see :mod:`uneven.predict._past`."""
 
     @abstractmethod
     def study(self, rows: Floats, number: int) -> SpeedModel:
@@ -165,7 +165,7 @@ class Learner(Predictor):
         return min(max(speed, LOWEST * middle), HIGHEST * middle) if math.isfinite(speed) else level
 
     def doubt(self) -> float:
-        """See :class:`~uneven.predict.doubt.Doubt`."""
+        """See :class:`~uneven.predict._doubt.Doubt`."""
         return self._doubt.value()
 
     def lesson(self) -> Lesson | None:

@@ -8,9 +8,9 @@ from typing import Any, TypedDict
 import numpy as np
 
 from uneven.core.plain import Amount, Count, as_many, read
-from uneven.predict.cells import Cell
-from uneven.predict.learner import SpeedModel
-from uneven.predict.past import CPU, CPU_LEVEL, LEVEL, MEMORY, MEMORY_LEVEL, SPEED, Floats, next_row
+from uneven.predict._cells import Cell
+from uneven.predict._learner import SpeedModel
+from uneven.predict._past import CPU, CPU_LEVEL, LEVEL, MEMORY, MEMORY_LEVEL, SPEED, Floats, next_row
 
 _USE = 2.0  # differences of uses, which are 0 … 1, are taken times this
 _MOST = 4.0  # inputs and targets, in usual differences; a spike counts as this
@@ -39,7 +39,7 @@ class RecurrentNet(SpeedModel):
         batch: sequences per step of training.
         rate: Adam's step.
         uses: whether the uses of processor and memory are inputs too.
-        weights: flat, see :class:`~uneven.predict.cells.Cell`.
+        weights: flat, see :class:`~uneven.predict._cells.Cell`.
         moments: Adam's, ``(2, weights)``.
         steps: of training taken.
         spread: usual difference of a speed from the level, relative.
