@@ -34,7 +34,7 @@ from uneven.testing.ranks import RankContext, ranks, run_ranks
 WORKERS = {"even": 3, "static": 4, "moving": 4}
 """By shares. Twenty samples are 7, 7 and 6 for three, and the last part of two leaves nothing to one of them."""
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 """For somebody who does not come."""
 
 POLICIES = {"bsp": "bsp", "local": "local:every=1", "shadow:ma": "shadow:ma", "asp": "asp"}
@@ -77,9 +77,12 @@ class Told:
     ) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        if not self.error:
-            self.error = f"{type(error).__name__}: {error}"
+        self.keep(error)
         return True
+
+    def keep(self, error: Exception) -> None:
+        """The first counts."""
+        self.error = self.error or f"{type(error).__name__}: {error}"
 
 
 def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dist.Store) -> dict[str, Any]:
@@ -88,21 +91,25 @@ def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dis
     # In the cell before, others may have waited for their time-out, and then once more as they closed the session.
     store.wait([f"here/{rank}" for rank in range(me.size)], timedelta(seconds=4 * WAIT_S))
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=limit)
-    said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
+    said, found = Told(), {"error": "", "values": [], "taken": []}
+    session = last = None
     with said, prepared(idiom):
         settings = {"sync": POLICIES[policy], "balance": balance(shares), "budget": 0.9, "timeout_s": WAIT_S}
         session = Watched(**{**settings, **idiom.options})
-        trained = idiom.body(session)
-        session = session.successor or session
-        with session.evaluated():
-            found["values"] = flat(trained)
-            found["own"] = len(flat(trained if isinstance(trained, nn.Module) else trained[0]))
-        found["taken"] = session.taken()
-    with said:
-        if session is not None:
+        try:
+            trained = idiom.body(session)
+            last = session.successor or session
+            with last.evaluated():
+                found["values"] = flat(trained)
+                found["own"] = len(flat(trained if isinstance(trained, nn.Module) else trained[0]))
+            found["taken"] = last.taken()
+        except Exception as error:
+            said.keep(error)  # before what closing says
+            raise
+        finally:  # on the way of an error, as a script's session is closed: else rank 0 would tell all that all is well
             (session.successor or session).close()
     found["error"] = said.error
-    del session
+    session = last = None
     if said.error:
         gc.collect()  # or a cycle of torch's keeps the connections, and the others wait for their time-out
     with said:
@@ -232,7 +239,7 @@ def not_once(told: list[dict[str, Any]], policy: str) -> str:
     return "" if epochs else "no sample was used"
 
 
-def play(policy: str, shares: str, names: list[str] | None = None, timeout_s: float = 100) -> dict[str, str]:
+def play(policy: str, shares: str, names: list[str] | None = None, timeout_s: float = 240) -> dict[str, str]:
     """Run all idioms, or these; what is wrong with each."""
     chosen = [name for name in (IDIOMS if names is None else names) if is_run(IDIOMS[name], policy, shares)]
     body = cells.rank_body  # type: ignore[attr-defined]
