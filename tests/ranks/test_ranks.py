@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from uneven.errors import ConfigError
 from uneven.testing import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
+from uneven.testing.rank_process import RankProcess
+from uneven.testing.ranks import fork_server
 from uneven.testing.scripts import Script
 from uneven.world import discover
 
@@ -142,7 +144,7 @@ def hang_on_one(me: RankContext, note: str) -> None:
 def test_hung_is_told_apart_says_where_and_takes_grandchildren_along(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with pytest.raises(RankFailure, match="rank 1 hung: no answer within 3 s") as caught:
-        run_ranks(2, hang_on_one, note, timeout_s=3)
+        run_ranks(2, hang_on_one, note, timeout_s=3, join=False)
     assert (caught.value.kind, caught.value.rank) == ("hung", 1)
     assert "in hang_on_one" in str(caught.value)
     assert not pool_pids()
@@ -151,6 +153,14 @@ def test_hung_is_told_apart_says_where_and_takes_grandchildren_along(tmp_path: P
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
         time.sleep(0.05)  # it is killed; its new parent has to reap it
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_who_ends_before_it_is_asked_where_it_is_does_not_hide_who_failed() -> None:
+    process = RankProcess(fork_server())
+    os.kill(process.pid, signal.SIGKILL)
+    fork_server().wait(process.pid)
+    assert process.stacks() == "(it has just ended)"
+    process.kill()
 
 
 def test_what_cannot_travel_is_refused() -> None:

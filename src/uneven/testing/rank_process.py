@@ -82,7 +82,10 @@ class RankProcess:
 
     def stacks(self) -> str:
         """Where each of its threads is."""
-        os.kill(self.pid, signal.SIGUSR1)
+        try:
+            os.kill(self.pid, signal.SIGUSR1)
+        except ProcessLookupError:  # since it was last looked at
+            return "(it has just ended)"
         text, deadline = "", time.monotonic() + 2.0
         while "most recent call first" not in text and time.monotonic() < deadline:
             time.sleep(0.05)
