@@ -232,11 +232,33 @@ def test_numerical_balancing_converges_within_its_limits(page: SimpleNamespace) 
     assert max(movable) / min(movable) < 1.5
 
 
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def dead_links(root: Path) -> list[str]:
+    found = []
+    for path in [*(root / "docs").rglob("*.md"), *root.glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)]+)", path.read_text()):
+            name, _, anchor = target.partition("#")
+            page = path.parent / name if name else path
+            if not page.exists() or (anchor and anchor not in anchors(page.read_text())):
+                found.append(f"{path.relative_to(root)} links to {target}")
+    return found
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    root = DOCS.parent
-    for path in [*DOCS.rglob("*.md"), *root.glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.relative_to(root)} links to {target}"
+    assert dead_links(DOCS.parent) == []
+
+
+def test_dead_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    page = "# Now, what?\n```sh\n# no heading\n```\n[here](#now-what) [away](gone.md)"
+    (tmp_path / "docs" / "page.md").write_text(page)
+    (tmp_path / "README.md").write_text("[fine](docs/page.md#now-what) [not](docs/page.md#no-heading)")
+    assert dead_links(tmp_path) == ["docs/page.md links to gone.md", "README.md links to docs/page.md#no-heading"]
 
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")

@@ -144,7 +144,7 @@ def test_every_key_of_the_benchmark_is_explained() -> None:
     for node in ast.parse((bench / "table.py").read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name in ("summarize", "reached"):
             of_a_case |= set().union(*map(written, ast.walk(node)))
-    page = (ROOT / "docs" / "ideas" / "lb-bsp.md").read_text()
+    page = (ROOT / "docs" / "measurements" / "lb-bsp.md").read_text()
     section = page.split("## What the benchmark prints")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
     explained = {key for row in rows for key in re.findall(r"`(\w+)`", row)}

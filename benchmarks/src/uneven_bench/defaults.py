@@ -87,7 +87,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     """All candidates on all cases.
 
     Returns:
-        What ``--json`` prints; ``docs/ideas/lb-bsp.md`` explains every key.
+        What ``--json`` prints; ``docs/measurements/predictors.md`` explains every key.
 
     Raises:
         ConfigError: this machine cannot emulate them.

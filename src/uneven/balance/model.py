@@ -58,7 +58,7 @@ class Model(Balancer):
     """Fits Γ_i(x) = max(g, a + b x) and the communication beside it, and solves the integer min-max exactly.
 
     Experimental: it may change or go. In simulations it is a little ahead of ``lb-bsp``; in the real runs that were
-    measured it was not faster (docs/ideas/predictors.md, "Which is the default").
+    measured it was not faster (docs/measurements/predictors.md, "which is the default").
 
     ::
 

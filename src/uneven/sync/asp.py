@@ -96,7 +96,7 @@ class SSP(ASP):
             pace=Pace.BOUNDED,
             stops=False,
             moves="the update of each step to the parameter server, and its parameters back",
-            waits=f"who is {s + 1} steps ahead, for the slowest; in the long run all go at its pace",
+            waits=f"a worker that is {s + 1} steps ahead, for the slowest; in the long run all keep its pace",
             stale=f"the start of a step, by at most the last {s} steps of each of the others",
             lost_when_one_dies="the step that it was about to push; its clock counts no more and the others go on",
         )

@@ -43,8 +43,8 @@ class BSP(SyncPolicy):
             payloads=(Payload.GRADIENT,),
             pace=Pace.TOGETHER,
             stops=True,
-            moves="the gradient, every step, under the backward pass",
-            waits="everybody for the slowest, every step",
+            moves="the gradient, every step, during the backward pass",
+            waits="all workers for the slowest, every step",
             stale="nothing",
             lost_when_one_dies="no update: the replicas are equal; the others stop at once",
         )

@@ -57,7 +57,7 @@ class EASGD(SyncPolicy):
                 pace=Pace.TOGETHER,
                 stops=True,
                 moves=f"the parameters, {often(self.every)}, after the optimizer",
-                waits=f"everybody for the slowest, {often(self.every)}",
+                waits=f"all workers for the slowest, {often(self.every)}",
                 stale="a replica, by what the others did; they are drawn together, never equal",
                 lost_when_one_dies=f"its steps since the last one, up to {self.every}; the others stop at the next",
             )

@@ -41,7 +41,7 @@ class Blocks(SyncPolicy):
             pace=Pace.TOGETHER,
             stops=True,
             moves=f"the parameters, {often(self.every)}, after the optimizer",
-            waits=f"everybody for the slowest, {often(self.every)}",
+            waits=f"all workers for the slowest, {often(self.every)}",
             stale=f"the others' steps of the running block, up to {self.every - 1}" if self.every > 1 else "nothing",
             lost_when_one_dies=f"its steps since the last exchange, up to {self.every}; the others stop at the next",
         )
@@ -92,7 +92,7 @@ class LocalSGD(Blocks):
             facts,
             payloads=(Payload.GRADIENT, Payload.PARAMETERS),
             moves=f"the gradient for {self.warmup} steps, then {facts.moves}",
-            waits=f"everybody for the slowest: every step for {self.warmup} steps, then {often(self.every)}",
+            waits=f"all workers for the slowest: every step for {self.warmup} steps, then {often(self.every)}",
         )
 
 

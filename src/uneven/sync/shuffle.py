@@ -56,7 +56,7 @@ class Shuffle(WrappingPolicy):
             inner,
             pace=Pace.GROUPS,
             moves=f"{inner.moves}, within a group of the moment",
-            waits=f"everybody for the slowest of its group, {often(inner.every)}; delays spread from group to group",
+            waits=f"each worker for the slowest of its group, {often(inner.every)}; delays spread from group to group",
             stale=f"what others did before it has come through the groups, which takes {self.groups.reach}",
             lost_when_one_dies=f"its steps since the last exchange, up to {inner.every}; its group stops at the next "
             "one, then the others",

@@ -36,7 +36,7 @@ def test_every_model_is_trained_in_every_way(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_delay_of_one_step_narrows_the_room_for_the_learning_rate_with_momentum() -> None:
-    """The largest stable ηh, as docs/ideas/sync.md gives it."""
+    """The largest stable ηh, as docs/measurements/sync.md gives it."""
     assert room(0.9, delay=0) == pytest.approx(3.8, abs=0.01)
     assert room(0.9, delay=1) == pytest.approx(0.1, abs=0.001)
     assert room(0.0, delay=0) == pytest.approx(2.0, abs=0.01)

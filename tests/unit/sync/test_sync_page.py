@@ -1,4 +1,4 @@
-"""docs/ideas/sync.md says what the code says."""
+"""docs/ideas/sync.md and docs/policies.md say what the code says."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from uneven.sync import groupings, policies
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "ideas" / "sync.md").read_text()
+PAGES = "".join((ROOT / "docs" / name).read_text() for name in ("ideas/sync.md", "policies.md"))
 
 
 def rows(title: str) -> dict[str, list[str]]:
     """The table of a section: the name in the first cell → the other cells."""
-    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    section = PAGES.split(f"\n## {title}\n")[1].split("\n## ")[0]
     return {row[0]: row[1].split(" | ") for row in re.findall(r"^\| `([\w-]+)` \| (.*) \|$", section, re.MULTILINE)}
 
 

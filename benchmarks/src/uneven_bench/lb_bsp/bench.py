@@ -46,7 +46,7 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
         case: this one alone.
 
     Returns:
-        What ``--json`` prints; ``docs/ideas/lb-bsp.md`` and ``docs/ideas/rivals.md`` explain every key.
+        What ``--json`` prints; ``docs/measurements/lb-bsp.md`` and ``docs/measurements/rivals.md`` explain every key.
 
     Raises:
         UnknownNameError: no such case.

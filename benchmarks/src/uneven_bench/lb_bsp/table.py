@@ -85,7 +85,7 @@ def summarize(case: LbBspCase, result: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``about``, ``workload``, ``methods`` (arm → figures), ``limit``, ``best_rival``, ``gain_over_best_rival``,
-        ``target_accuracy``; ``docs/ideas/rivals.md`` explains them.
+        ``target_accuracy``; ``docs/measurements/lb-bsp.md`` explains them.
     """
     found, limit = walls(result), case.limit
     target = target_accuracy(result["accuracy"].get("ddp", {}))

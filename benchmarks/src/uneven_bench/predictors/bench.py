@@ -57,7 +57,7 @@ def run(
         runs: folder with runs that were recorded before; nothing is recorded then.
 
     Returns:
-        What ``--json`` prints; ``docs/ideas/predictors.md`` explains every key.
+        What ``--json`` prints; ``docs/measurements/predictors.md`` explains every key.
 
     Raises:
         ConfigError: ``record`` where this machine cannot emulate, or ``runs`` without a run.

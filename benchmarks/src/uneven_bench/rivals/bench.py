@@ -2,7 +2,7 @@
 
 The same rules as in a run; the figure is the oracle's time ÷ theirs for X samples, where the oracle knows the speeds of
 every iteration before it starts. What deciding costs is left out for all; reports of ours come as rarely as their
-budget allows, rivals see every iteration for nothing. ``docs/ideas/rivals.md`` tells what each description leaves open.
+budget allows, rivals see every iteration for nothing. ``docs/ideas/rivals.md`` says what each description leaves open.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
         case: this one alone.
 
     Returns:
-        What ``--json`` prints; ``docs/ideas/sync.md`` explains every key.
+        What ``--json`` prints; ``docs/measurements/sync.md`` explains every key.
 
     Raises:
         ConfigError: links cannot be limited here.
