@@ -53,7 +53,9 @@ class Kept(Generic[P]):
         told: Callable[[Ending, bool], None] = lambda ending, again: None,
     ) -> None:
         self.ends = 0
-        self._start, self._rule, self._told = start, rule, told
+        self._start = start
+        self._rule = rule
+        self._told = told
         self._quick = 0
         self._began_s = time.monotonic()
         self.process = start(self._ended)

@@ -13,7 +13,7 @@ first iteration, also after a resume. May be said again when the plan changes; t
 END = "end"
 """This rank has finished all its work. The run has ended when rank 0 says so."""
 
-CLUSTER = ("slow", "cut_link", "kill", "leave", "join")
+CLUSTER = ("slow", "cut_link", "stop", "kill", "leave", "join")
 """Something happened to a node as its cluster's description says; the names are those of the description."""
 
 _PLAN = re.compile(r"iterations=(\d{1,15})(?!\d)", re.ASCII)  # more of them are no plan

@@ -20,6 +20,11 @@ from uneven.jobs.processes import import_path
 SLEEPS = "import time; time.sleep(600)"
 SHOT = "import os; os.kill(os.getpid(), 9)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+# No handler and a pause: a signal between the last look for signals and the pause would be waited for in vain.
+WAITS = (
+    "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [{number}]); print(flush=True); "
+    "signal.sigwait([{number}]); sys.exit({code})"
+)
 PARENT = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
@@ -80,8 +85,7 @@ def test_how_each_has_ended_is_heard(kernel: bool, monkeypatch: pytest.MonkeyPat
 def test_it_is_asked_to_end_and_made_to() -> None:
     with Events() as events:
         heard: list[str] = []
-        polite, pipe = speaks("import sys, signal; signal.signal(15, lambda *_: sys.exit(4)); print(flush=True); "
-                              "signal.pause()", events=events, ended=lambda one: heard.append(one.name))  # fmt: skip
+        polite, pipe = speaks(WAITS.format(number=15, code=4), events=events, ended=lambda one: heard.append(one.name))
         deaf, other = speaks(DEAF, events=events, ended=lambda one: heard.append(one.name))
         assert said(pipe) == said(other) == b"\n"
         polite.signal(signal.SIGSTOP)  # it is continued, or it would not hear
@@ -172,8 +176,7 @@ def test_a_loop_is_woken_by_threads_and_signals_and_passes_these_on() -> None:
         for _ in range(100_000):  # more than fits
             events.wake()
         events.wait(None)
-        one, pipe = speaks("import signal, sys; signal.signal(1, lambda *_: sys.exit(9)); print(flush=True); "
-                           "signal.pause()", events=events)  # fmt: skip
+        one, pipe = speaks(WAITS.format(number=1, code=9), events=events)
         assert said(pipe) == b"\n"
         os.close(pipe)
         with Stop(lambda number: (one.signal(number), events.wake())) as stop:  # type: ignore[func-returns-value]
@@ -186,9 +189,7 @@ def test_a_loop_is_woken_by_threads_and_signals_and_passes_these_on() -> None:
 def test_a_program_can_be_given_a_pipe_and_files(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     text = f"import os; os.write({theirs}, input().encode() + os.getcwd().encode())"
-    with Command(
-        "it", line(text), stdin=subprocess.PIPE, files=[theirs], directory=tmp_path
-    ) as one:
+    with Command("it", line(text), stdin=subprocess.PIPE, files=[theirs], directory=tmp_path) as one:
         os.close(theirs)
         one.stdin.write(b"from ")
         one.stdin.write(b"\n")
