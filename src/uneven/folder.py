@@ -1,4 +1,4 @@
-"""A folder that goes with its maker: by its own hand, or, was it killed, by the next one's."""
+"""A temporary folder removed by its owner or, if that was killed, by the next process that makes one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Costs(NamedTuple):
     lines: tuple[CostLines, ...]
 
     def seconds(self, shares: Wholes | Floats) -> Floats:
-        """Of each worker, shape (n,)."""
+        """Seconds that each of the n workers takes for its share; ``shares`` and the answer have shape (n,)."""
         found = self.floor_s
         for line in self.lines:
             found = np.maximum(found, line.start_s + line.slope_s * shares)

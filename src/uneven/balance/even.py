@@ -9,7 +9,7 @@ from uneven.core.views import BalanceView
 
 
 class Even(Balancer):
-    """The same for everybody, as far as the limits allow: what DistributedDataParallel does."""
+    """The same for all workers, as far as the limits allow: what DistributedDataParallel does."""
 
     adapts = False
 

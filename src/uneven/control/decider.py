@@ -170,7 +170,7 @@ class Decider:
         return next(shares for first, shares in reversed(self._splits) if first <= iteration)
 
     def fingerprint(self) -> float:
-        """Of the newest split, exact in a float64; goes into every report."""
+        """Checksum of the newest split, exact in a float64; it goes into every report."""
         if self._fingerprint[0] is not self.newest:
             value = 0
             for share in self.newest:

@@ -227,7 +227,7 @@ def _annotated(shape: Any, *notes: Any) -> Reader:
 
 
 def _either(shapes: tuple[Any, ...]) -> Reader:
-    """Of the shapes beside None there is one: what does not fit it is told against that one."""
+    """Reads None or the one other shape; an error names that shape."""
     (shape,) = [one for one in shapes if one is not NoneType]
     inner = reader(shape)
     return lambda value: None if value is None else inner(value)

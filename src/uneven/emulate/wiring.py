@@ -142,7 +142,7 @@ class Wiring:
             yield f"link set {end.name} master {names.SWITCH} up" if is_port else f"link set {end.name} up"
 
     def _router(self, site: int) -> Iterator[str]:
-        """Of a switch that is a router too: its address, and the ways to the nodes of other sites."""
+        """Address of a switch that is a router too, and its routes to the nodes of other sites."""
         if site in self.routers:
             yield f"addr add {names.gateway(site)}/{names.PREFIX_LENGTH} dev {names.SWITCH}"
             for far in self._elsewhere(site):

@@ -264,5 +264,5 @@ def telling(tell: Callable[[str], None], lost: Callable[[str], None] | None = No
 
 
 def _words(error: BaseException) -> str:
-    """Of an error of ours only the words, of any other one the traceback."""
+    """The message alone of an error of ours; the whole traceback of any other."""
     return str(error) if isinstance(error, UnevenError) else "".join(traceback.format_exception(error))

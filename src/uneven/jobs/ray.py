@@ -154,7 +154,7 @@ class Cluster:
 
     @property
     def room_bytes(self) -> float:
-        """Of the object store of each machine; what does not fit would be written to disks."""
+        """Size of the smallest machine's object store, in bytes; Ray writes what does not fit to disk."""
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         return min(float(node.get("object_store_memory", 0.0)) for node in alive)
 

@@ -43,7 +43,7 @@ def average(total: Tensor) -> Tensor:
 
 
 def weight_in(total: Tensor) -> float:
-    """Of all contributions together; makes the host wait for an accelerator."""
+    """Weight of all contributions together, from a flat vector; makes the host wait for an accelerator."""
     return float(total[-2])
 
 

@@ -75,7 +75,7 @@ class Past:
         self.append(speed_per_s, cpu, memory)
 
     def median(self, newest: int) -> float:
-        """Of the newest speeds that are kept, in samples per second."""
+        """Median of the newest speeds that are kept, in samples per second."""
         recent = sorted(self.rows[-newest:, SPEED].tolist())
         return float(recent[len(recent) // 2])
 

@@ -38,7 +38,7 @@ class _Errand(Lesson):
 
 
 class _Weights:
-    """Of some who foretell, each times the exponential of −rate · loss, a small part of all spread evenly again."""
+    """Weights of the experts: each is multiplied by exp(−rate · loss); a small part of the sum is spread evenly."""
 
     def __init__(self, n: int, rate: float, share: float) -> None:
         self._rate, self._share = rate, share

@@ -79,7 +79,7 @@ class Light(Predictor):
         self._usual = max(_LEAST_SQUARE, self._usual + newest * (total / _EXPERTS - self._usual))
 
     def weights(self) -> tuple[float, ...]:
-        """Of the three, in this order; they add up to 1."""
+        """Weights of the three predictors, in this order; they add up to 1."""
         least, unit = min(self._lost), 0.5 * self._rate / self._usual
         kept = [math.exp(unit * (least - lost)) for lost in self._lost]
         total = math.fsum(kept)

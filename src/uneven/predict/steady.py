@@ -33,7 +33,7 @@ class SteadyState(TypedDict):
 
 
 class Steady(Predictor):
-    """Averages the seconds per sample over all iterations since the worker's speed last changed for good (ours).
+    """Averages the seconds per sample over all iterations since the worker's speed last changed lastingly (ours).
 
     Between two changes a worker's speed is a constant with noise on it, and the best estimate of a constant is
     the mean of all of it; a moving average with α = 0.2 never knows more than nine reports. A two-sided CUSUM

@@ -93,7 +93,7 @@ def caption(text: str, axis: str) -> Figure:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Of those that are finite; 0 without any."""
+    """Quantile q of the finite values; 0 if there is none."""
     known = sorted(value for value in values if math.isfinite(value))
     return known[min(len(known) - 1, int(q * len(known)))] if known else 0.0
 

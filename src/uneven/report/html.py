@@ -228,7 +228,7 @@ def _add_speeds(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) ->
         page.figure(
             "Speed and its prediction",
             snapshot.snapshots(run, series),
-            "Solid: measured, in samples per second of own time. Dotted: what the worker had foretold with its newest "
+            "Solid: measured, in samples per second of own time. Dotted: what the worker predicted in its newest "
             "report. Off by: how far that was from the measured speed, median over the iterations.",
         )
         return

@@ -89,7 +89,7 @@ class ShardKeeper:
         return sum(shard.ends for shard in self._shards)
 
     def pids(self) -> list[int]:
-        """Of the processes that run now, by shard."""
+        """Process ids of the running shards, in the order of shards."""
         return [shard.process.pid for shard in self._shards]
 
     def close(self) -> None:

@@ -118,11 +118,11 @@ class Shard:
 
     @property
     def least_clock(self) -> int:
-        """Of those who are counted; without anybody, 0."""
+        """Least clock of the counted workers; 0 without any."""
         return min((one.clock for one in self._crew.values() if one.counted), default=0)
 
     def _least_for(self, member: KnownWorker) -> int:
-        """Of those who are counted, neither wait in a meeting nor are through with the epoch that ``member`` is in."""
+        """Least clock of counted workers that neither wait in a meeting nor have finished the epoch of ``member``."""
         return min(
             (
                 one.clock

@@ -144,7 +144,7 @@ class Network:
             self._restart()
 
     def cut(self, link: int, factor: float, ceiling_bit_per_s: float) -> None:
-        """Of a link, ``factor`` and not more than the ceiling is left from now on, on top of other cuts."""
+        """Leave ``factor`` of a link's bandwidth, and at most the ceiling, on top of other cuts."""
         self._change(link, (factor, ceiling_bit_per_s), self._cuts[link].append)
 
     def mend(self, link: int, factor: float, ceiling_bit_per_s: float) -> None:

@@ -62,7 +62,7 @@ class ASP(SyncPolicy):
 
 
 class SSP(ASP):
-    """Stale synchronous parallel: as ASP, but nobody leads the slowest by more than ``staleness`` finished steps.
+    """Stale synchronous parallel: as ASP, but no worker leads the slowest by more than ``staleness`` finished steps.
 
     A worker that has finished c steps starts the next one when nobody is below c − staleness, and then sees every
     update of the first c − staleness steps. Clocks so differ by at most staleness + 1 (after Ho et al. 2013).
@@ -89,7 +89,7 @@ class SSP(ASP):
 
     @property
     def facts(self) -> Facts:
-        """Who leads by the bound waits."""
+        """Workers at the staleness bound block."""
         s = self.staleness
         return Facts(
             payloads=(Payload.DELTA,),

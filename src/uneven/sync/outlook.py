@@ -32,7 +32,7 @@ class Outlook:
 
 
 def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outlook:
-    """Of a policy for these workers."""
+    """What a policy will ask for in its first plans for these workers."""
     first = list(_first_plans(policy, members, sites))
     exchanges = [one for _, plan in first for one in plan.exchanges]
     clock = next((clock for clock, plan in first if any(map(_of_gradients, plan.exchanges))), 0)

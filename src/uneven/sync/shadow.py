@@ -19,7 +19,7 @@ LOAD = 0.005
 
 
 class Shadow(WrappingPolicy):
-    """The exchanges of ``inner`` beside the training, where nobody waits (ShadowSync, Zheng et al. 2020).
+    """The exchanges of ``inner`` beside the training, where no worker waits (ShadowSync, Zheng et al. 2020).
 
     An exchange is not started while its predecessor is under way, so with one every step a shadow meets the others
     as often as the links allow, as in the paper, which has no fixed period. What was learnt meanwhile is kept.

@@ -154,7 +154,7 @@ class MergeContract(ABC):
     def _exchange(
         self, merge: Merge, kept: Kept, values: list[Tensor], start: Tensor, *, in_place: bool = False
     ) -> tuple[Kept, Tensor]:
-        """Of parameters; of what they are from ``start``, where movements are added."""
+        """Merge ``values`` once, flat and of one length; where updates are added, as differences from ``start``."""
         if merge.combined is Combined.SUM:
             values = [one - start for one in values]
         given = torch.stack(self._contributions(merge, kept, values))

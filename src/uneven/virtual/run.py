@@ -34,7 +34,7 @@ class Learnt:
 
     @property
     def accuracy(self) -> float:
-        """Of the last evaluation; NaN if there was none."""
+        """Accuracy at the last evaluation; NaN if there was none."""
         return self.points[-1].accuracy if self.points else float("nan")
 
 

@@ -30,7 +30,7 @@ class Sent:
 
 
 def key_of(rank: int, exchange: Exchange) -> Key:
-    """Of a worker's contribution."""
+    """Key under which a worker's contribution is kept."""
     return rank, exchange.payload, exchange.members
 
 

@@ -71,7 +71,7 @@ class Training(Arithmetic):
         self._live.add(rank)
 
     def parameters(self, rank: int) -> Tensor:
-        """Of a worker's replica, as it is now or was last."""
+        """Flat parameters of a worker's replica, as it is now or was last."""
         return self._replicas[rank].state.parameters
 
     # ---------------------------------------------------------------- steps
@@ -132,7 +132,7 @@ class Training(Arithmetic):
         return value
 
     def significant(self, rank: int, exchange: Exchange) -> float | None:
-        """Of what it sent last."""
+        """Fraction of the entries that the worker's last contribution let through; None before its first."""
         return self._parts.get(rank)
 
     # ---------------------------------------------------------------- merging
@@ -259,7 +259,7 @@ class Training(Arithmetic):
 
     # ---------------------------------------------------------------- hearing
     def answers(self, rank: int, exchange: Exchange) -> None:
-        """Of a push on its own, the copy as it is now; other answers were made when they were merged."""
+        """Answer a single push with the server's parameters of now; other answers were made at their merge."""
         if kind_of(exchange) is ExchangeShape.APART and exchange.merge.combined is Combined.SUM:
             self._answers[key_of(rank, exchange)] = self._centre
 

@@ -1,7 +1,7 @@
 """Where the parameter server of a session is: in shards that ``uneven run --servers`` has started, or in rank 0.
 
-Without servers one shard is a thread of rank 0, so only one worker is one that the others cannot do without. It ends
-when all others need it no more.
+Without servers one shard is a thread of rank 0, so the run needs rank 0 alone. The shard ends when no other worker
+needs it any more.
 """
 
 from __future__ import annotations

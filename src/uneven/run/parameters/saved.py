@@ -11,7 +11,7 @@ from uneven.sync import SyncPolicy
 
 
 def taken(parts: Portions, unused: Portions) -> tuple[Portions, Portions]:
-    """Of the parts in hand those that an optimizer has taken in, and those that are counted though none has."""
+    """Split portions in hand: those an optimizer step has used, and those that count as used although none has."""
     return tuple(one for one in parts if one not in unused), tuple(one for one in unused if one not in parts)
 
 

@@ -23,8 +23,8 @@ from uneven.run.reports.slow import SlowLoop
 from uneven.run.scribe import Scribe
 
 _LONGEST = 10.0
-"""An iteration counts as so many times the shortest of late at most: its loop may have been paused with it in hand, and
-then not all of it was training."""
+"""An iteration counts as at most this many times the shortest recent one: the loop may have been paused while it held
+the batch, and a pause is not training."""
 
 _GLANCE_S = 1.0
 """How often it is read what others use where no predictor asks for it: for the journal."""

@@ -317,7 +317,7 @@ Ranks must have the same code in these, and may differ in all others, which only
 
 @functools.cache
 def _code_digest() -> str:
-    """Of this package's files when this process first asked; what it runs does not change with them later."""
+    """Digest of this package's files when first asked for: editing them later does not change what runs."""
     return code_digest(Path(uneven.__file__).parent)
 
 

@@ -223,7 +223,7 @@ class Hogwild:
     # ---------------------------------------------------------------- asked for in a thread's loop
     @property
     def thread(self) -> int:
-        """Of the caller; 0 in a thread that is none of these."""
+        """Index of the calling thread; 0 in a thread that does not train."""
         return self._here.seat.index if hasattr(self._here, "seat") else 0
 
     @contextmanager
