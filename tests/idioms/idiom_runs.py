@@ -77,12 +77,9 @@ class Told:
     ) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        self.keep(error)
+        if not self.error:
+            self.error = f"{type(error).__name__}: {error}"
         return True
-
-    def keep(self, error: Exception) -> None:
-        """The first counts."""
-        self.error = self.error or f"{type(error).__name__}: {error}"
 
 
 def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dist.Store) -> dict[str, Any]:
@@ -91,25 +88,21 @@ def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dis
     # In the cell before, others may have waited for their time-out, and then once more as they closed the session.
     store.wait([f"here/{rank}" for rank in range(me.size)], timedelta(seconds=4 * WAIT_S))
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=limit)
-    said, found = Told(), {"error": "", "values": [], "taken": []}
-    session = last = None
+    said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
     with said, prepared(idiom):
         settings = {"sync": POLICIES[policy], "balance": balance(shares), "budget": 0.9, "timeout_s": WAIT_S}
         session = Watched(**{**settings, **idiom.options})
-        try:
-            trained = idiom.body(session)
-            last = session.successor or session
-            with last.evaluated():
-                found["values"] = flat(trained)
-                found["own"] = len(flat(trained if isinstance(trained, nn.Module) else trained[0]))
-            found["taken"] = last.taken()
-        except Exception as error:
-            said.keep(error)  # before what closing says
-            raise
-        finally:  # on the way of an error, as a script's session is closed: else rank 0 would tell all that all is well
+        trained = idiom.body(session)
+        session = session.successor or session
+        with session.evaluated():
+            found["values"] = flat(trained)
+            found["own"] = len(flat(trained if isinstance(trained, nn.Module) else trained[0]))
+        found["taken"] = session.taken()
+    with said:
+        if session is not None:
             (session.successor or session).close()
     found["error"] = said.error
-    session = last = None
+    del session
     if said.error:
         gc.collect()  # or a cycle of torch's keeps the connections, and the others wait for their time-out
     with said:
