@@ -51,7 +51,7 @@ class Curve(NamedTuple):
         return cls(*(np.zeros(workers) for _ in range(3)))
 
     def seconds(self, size: Floats) -> Floats:
-        """Γ(x) of each worker."""
+        """Γ(x) of each worker, in seconds; ``size`` and the answer have shape (n,)."""
         return np.maximum(self.floor_s, self.overhead_s + self.per_sample_s * size)
 
 

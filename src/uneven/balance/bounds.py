@@ -34,7 +34,7 @@ class Bounds(NamedTuple):
         return shares > self.least
 
     def can_take(self, shares: Wholes, memory: Floats) -> Flags:
-        """Who has memory for more."""
+        """Flags of shape (n,): which workers have memory for more samples."""
         return (shares < self.most) & ~(memory > MEMORY_FULL)
 
 

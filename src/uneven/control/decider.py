@@ -59,9 +59,9 @@ class Decision:
     Attributes:
         split: the new split, or None if the old one stays.
         complaints: one for each report that was not believed.
-        soonest: the iteration from whose end on somebody may call for reports.
-        far: the same for who is far off.
-        next: the iteration at whose end the next reports are due if nobody calls.
+        soonest: the iteration from whose end on a worker may call for reports early.
+        far: the same for a worker whose speed is far off its forecast.
+        next: the iteration at whose end the next reports are due if no worker calls.
     """
 
     split: SplitRecord | None

@@ -94,7 +94,7 @@ class ReportTable:
         return ReportTable(rows)
 
     def believable(self) -> npt.NDArray[np.bool_]:
-        """As :attr:`Report.believable`."""
+        """Flags of shape (reports,), each as :attr:`Report.believable`."""
         if self.plain:
             return np.ones(len(self.rows), np.bool_)
         sound = self._finite(_BELIEVABLE)
@@ -102,7 +102,7 @@ class ReportTable:
         return np.asarray(sound, np.bool_)
 
     def sound(self) -> npt.NDArray[np.bool_]:
-        """Which reports can be an observation, taken by themselves; see :mod:`uneven.control.referee`."""
+        """Flags of shape (reports,): which can be an observation by themselves, see :mod:`uneven.control.referee`."""
         if self.plain:
             return np.ones(len(self.rows), np.bool_)
         sound = self._finite(_COUNTS)
@@ -117,7 +117,7 @@ class ReportTable:
         return sound
 
     def differs(self, other: ReportTable) -> npt.NDArray[np.bool_]:
-        """Which reports are of other iterations, or measured something else."""
+        """Flags of shape (reports,): which report other iterations, or other measurements, than in ``other``."""
         return np.asarray((self.rows[:, _EVIDENCE] != other.rows[:, _EVIDENCE]).any(axis=1), np.bool_)
 
 

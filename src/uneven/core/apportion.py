@@ -107,7 +107,7 @@ class _Lines(NamedTuple):
     total: int
 
     def solve(self) -> tuple[float, Floats]:
-        """The level at which the real-valued shares add up, and these shares."""
+        """The level at which the real-valued shares add up, and these shares, of shape (n,)."""
         level = (self.total + exact_sum(self.offsets)) / exact_sum(self.slopes)
         shares = level * self.slopes - self.offsets
         if (shares >= self.lower).all() and (shares <= self.upper).all():
@@ -117,12 +117,15 @@ class _Lines(NamedTuple):
         return level, self.at(level)
 
     def at(self, level: float) -> Floats:
-        """The shares at this level."""
+        """The real-valued shares at this level, of shape (n,)."""
         shares = level * self.slopes - self.offsets
         return np.where(shares < self.lower, self.lower, np.where(shares <= self.upper, shares, self.upper))
 
     def newton(self, starts: Floats, ends: Floats, level: float) -> float:
-        """The level, searched from a first guess; rank i leaves its limits between ``starts`` and ``ends``."""
+        """The level, searched from a first guess.
+
+        Rank i is between its limits from level ``starts[i]`` to ``ends[i]``, both of shape (n,).
+        """
         held = -1, -1
         for _ in range(_QUICK_ROUNDS):
             now, better = self._follow(starts, ends, level)
@@ -134,7 +137,7 @@ class _Lines(NamedTuple):
         return self.halve(starts, ends)
 
     def halve(self, starts: Floats, ends: Floats) -> float:
-        """The level, by halving the sorted corners."""
+        """The level, by bisection over the sorted corners ``starts`` and ``ends``, both of shape (n,)."""
         corners: list[float] = np.unique(np.concatenate([starts, ends])).tolist()
         first, last = 0, len(corners) - 1
         while last - first > 1:

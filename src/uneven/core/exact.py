@@ -30,7 +30,7 @@ def column(values: Sequence[float]) -> Floats:
 
 
 def exact_sum(values: Floats) -> float:
-    """The sum, rounded once: what ``math.fsum`` gives, several times as fast for thousands of values.
+    """The sum of ``values``, of shape (n,), rounded once: as ``math.fsum``, several times as fast for thousands.
 
     Adding a power of two and taking it away again leaves the upper bits of every value. With the power far
     above n times the largest value, these bits add up without rounding, in whichever order the machine adds.

@@ -20,7 +20,10 @@ _BATCH = 100  # samples from which handing them out together pays
 
 
 def hand_out(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upper: Floats) -> None:
-    """One sample at a time to the rank that finishes earliest with it; the lower rank first."""
+    """Give one sample at a time to the rank that finishes earliest with it; the lower rank first.
+
+    Changes ``shares``, shape (n,), in place; the other arrays have the same shape.
+    """
     worth_it = max(_BATCH, len(shares) // 8)
     while left > worth_it:
         takers = _one_each(shares, left, overhead_s, cost_s, upper)
@@ -66,7 +69,10 @@ def _one_each(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upp
 
 
 def take_back(shares: Wholes, over: int, overhead_s: Floats, cost_s: Floats, lower: Floats) -> None:
-    """One sample at a time from the rank that finishes last; the higher rank first."""
+    """Take one sample at a time from the rank that finishes last; the higher rank first.
+
+    Changes ``shares``, shape (n,), in place; the other arrays have the same shape.
+    """
     for _ in range(over):
         ends = np.where(shares > lower, overhead_s + cost_s * shares, -math.inf)
         shares[len(ends) - 1 - int(np.argmax(ends[::-1]))] -= 1

@@ -91,7 +91,7 @@ class Misfit(ValueError):
 
 
 class Missing(Misfit):
-    """A field is not there."""
+    """A required field is missing from plain data that is read."""
 
     def __str__(self) -> str:
         return f"{self.path} is missing, expected {self.expected}"

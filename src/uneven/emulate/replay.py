@@ -45,7 +45,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """An event begins; a kill is to be carried out, the others show in the settings."""
+    """The beginning of an event. The caller carries out a kill; other events are already in the settings."""
 
     event: Event
     at_s: float

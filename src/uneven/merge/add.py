@@ -22,7 +22,7 @@ class Add(Merge):
     whole = True
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """copy + scale · given."""
+        """The new copy, copy + scale · given; all are flat and of one length."""
         centre = kept["centre"] + self.scale * given
         return {"centre": centre}, centre
 

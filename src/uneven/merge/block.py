@@ -37,7 +37,7 @@ class BlockMomentum(Merge):
     warmup_samples: int = 0
 
     def begin(self, start: Tensor) -> Kept:
-        """Before the first block has ended: Δ is zero."""
+        """State before the first block has ended: Δ is zero, flat like ``start``."""
         return {"copy": start, "delta": start.new_zeros(start.shape), "start": start, "block": 0.0, "seen": 0.0}
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:

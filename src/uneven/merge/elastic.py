@@ -33,13 +33,13 @@ class Elastic(Merge):
     whole = True
 
     def contribute(self, own: Tensor, kept: Kept, *, in_place: bool = False) -> Tensor:
-        """d."""
+        """The pull towards the centre, d = α (x − x̃), flat like ``own``."""
         centre: Tensor = kept["centre"]
         drawn: Tensor = own.sub_(centre).mul_(self.alpha) if in_place else pull(own, centre, self.alpha)
         return drawn
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """x̃ + d."""
+        """The new centre, x̃ + d, flat like ``given``."""
         centre: Tensor = kept["centre"]
         centre = centre.add_(given) if in_place else centre + given
         return {"centre": centre}, centre

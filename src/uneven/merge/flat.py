@@ -33,7 +33,7 @@ class Flat:
         self.device = self._tensors[0].device
 
     def room(self, more: int = 0) -> Tensor:
-        """Memory for such a vector and ``more`` numbers, with nothing in it."""
+        """Uninitialized memory for such a vector and ``more`` numbers: shape (size + more,)."""
         return torch.empty(self.size + more, dtype=self.dtype, device=self.device)
 
     def read(self, into: Tensor | None = None) -> Tensor:
@@ -51,12 +51,12 @@ class Flat:
         torch._foreach_copy_(self._live(), self._pieces(values))
 
     def add(self, change: Tensor, alpha: float) -> None:
-        """x += α · change: what the replica learns meanwhile stays."""
+        """x += α · change, of shape (size,): what the replica learns meanwhile stays."""
         for one, piece in zip(self._live(), self._pieces(change), strict=True):
             one.add_(piece, alpha=alpha)
 
     def interpolate(self, values: Tensor, alpha: float) -> None:
-        """x ← (1 − α) x + α · values."""
+        """x ← (1 − α) x + α · values, of shape (size,)."""
         for one, piece in zip(self._live(), self._pieces(values), strict=True):
             one.lerp_(piece.to(one.dtype), alpha)
 

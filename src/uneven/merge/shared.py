@@ -62,5 +62,5 @@ def apart(values: Tensor, total: Tensor, into: Tensor | None = None) -> Tensor:
 
 
 def mean_square_root(vector: Tensor) -> float:
-    """Root of the mean squared entry; 0 without entries."""
+    """Root of the mean squared entry of a flat vector; 0 without entries."""
     return math.sqrt(float(torch.dot(vector, vector)) / max(1, len(vector)))

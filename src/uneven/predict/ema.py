@@ -12,7 +12,7 @@ from uneven.predict.base import Predictor, measured
 
 
 class EMAState(TypedDict):
-    """What a checkpoint holds of it."""
+    """What a checkpoint holds of an :class:`EMA`: weighted sum and sum of weights."""
 
     sum: Amount
     weight: Annotated[float, Range(0.0, 1.0)]

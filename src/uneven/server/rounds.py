@@ -56,7 +56,7 @@ class Rounds:
         return len(self.given) >= quorum
 
     def close(self, entries: tuple[Entry, ...]) -> Vector:
-        """The mean of the open step, Σ w_i g_i / Σ w_i (zero where nobody had any weight); the next one is open."""
+        """The mean of the open step, Σ w_i g_i / Σ w_i (zero without any weight), in their shapes. Opens the next."""
         assert self._sum is not None  # add has said that it is complete
         mean = tuple(piece / self._weight if self._weight else piece for piece in self._sum)
         self._keep(Done(self.newest + 1, mean, entries, frozenset(self.given)))

@@ -12,7 +12,7 @@ from uneven.server.wire import Array
 
 
 def arrays_of(tensors: Iterable[Tensor]) -> list[Array]:
-    """Views of the tensors. Writing to them does not count as a change for autograd, which reads as before.
+    """Views of the tensors, in their shapes. Autograd does not see writes to them as changes.
 
     Raises:
         ConfigError: a tensor does not lie in the host's memory in one piece, as the message says.

@@ -12,7 +12,7 @@ _BLOCK = 1 << 15
 
 
 def add(vector: Vector, scale: float, other: Vector) -> Vector | None:
-    """vector + scale · other; None where something in it is no finite number."""
+    """vector + scale · other, piece by piece (same shapes); None if an entry of it is NaN or infinite."""
     found = []
     with np.errstate(over="ignore", invalid="ignore"):
         for one, more in zip(vector, other, strict=True):
@@ -42,5 +42,5 @@ def difference(replica: Vector, centre: Vector, alpha: float) -> Vector:
 
 
 def zeros(like: Vector) -> Vector:
-    """As many zeros."""
+    """Zeros, piece by piece in the same shapes."""
     return tuple(np.zeros_like(piece) for piece in like)

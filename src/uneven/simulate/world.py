@@ -45,9 +45,9 @@ class Scenario:
         samples: where given, workers take their samples from one common order, as much as is theirs by the split, and
             begin no step once so many are taken. That is how workers stream that do not wait for each other; a fast
             one then takes more steps than a slow one, and ``iterations`` only bounds them.
-        seed: of the jitter.
+        seed: for the random jitter.
         lookahead: how many iterations ahead the loaders draw, as in :class:`~uneven.control.Decider`.
-        budget: as in a run; nothing that it pays for takes time here, so it hardly matters.
+        budget: as in a run; measuring and deciding take no time here, so it hardly matters.
         exchange_s: rank → seconds that its own side of an exchange takes with the whole node; by default what the
             workload says.
         balance, sync: what balancer and policy are called in the journal; by default they describe themselves.

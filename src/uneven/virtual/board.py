@@ -53,7 +53,7 @@ class Board:
         every: samples of all workers together, from one evaluation to the next.
         points: all evaluations, in the order of virtual time.
         reached: the first of them that meets the goal.
-        diverged: whether the model has lost its way: a parameter that is no finite number.
+        diverged: whether training diverged: a parameter is NaN or infinite.
     """
 
     task: LearningTask

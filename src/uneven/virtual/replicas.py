@@ -125,7 +125,7 @@ class Sgd:
     _taken: OrderedDict[tuple[int, int], tuple[ModelState, Tensor, ModelState]] = field(default_factory=OrderedDict)
 
     def step(self, state: ModelState, gradient: Tensor) -> ModelState:
-        """v = μ v + g, x −= η v; without momentum v is g."""
+        """One step of SGD: v = μ v + g, x −= η v, all flat; without momentum v is g."""
         key = id(state), id(gradient)
         known = self._taken.get(key)
         if known is not None:  # which holds the two, so that nothing else can have their identities
@@ -142,7 +142,7 @@ class Sgd:
         return after
 
     def value(self, one: LazyGradient) -> Tensor:
-        """A gradient, computed now if it has not been before."""
+        """A flat gradient, computed now if it has not been before."""
         if one.value is None:
             one.value = self._compute(one.parameters, [one.samples])
         return one.value
@@ -202,12 +202,12 @@ def mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def significant(change: Tensor, values: Tensor, threshold: float) -> Tensor:
-    """Gaia's filter: true where the accumulated change exceeds ``threshold``, relative to the value itself."""
+    """Gaia's filter, in the shape of ``values``: true where the change exceeds ``threshold``, relative to the value."""
     return change.abs() > threshold * values.abs()
 
 
 def flat_mean(states: Sequence[ModelState]) -> Tensor:
-    """The plain mean of some replicas; equal ones are added up once."""
+    """The plain mean of some replicas, flat; equal ones are added up once."""
     counts: dict[int, tuple[Tensor, int]] = {}
     for state in states:
         found = counts.get(id(state.parameters))

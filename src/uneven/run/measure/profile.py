@@ -40,13 +40,13 @@ def take_profile(
     """Try growing batches: ``least``, twice as many, …, up to ``most``, a limit of memory, or the end of the time.
 
     A batch that cannot be expected to fit is not tried; one that fails all the same is caught, and both end the
-    profile. Model, optimizers and random numbers are as before, whatever happens. No other worker is spoken to, so
+    profile. Model, optimizers and random numbers are as before, whatever happens. No message goes to another worker, so
     ``step`` must not exchange gradients: give the model that DistributedDataParallel is to wrap, before it is wrapped.
 
     Args:
         step: forward and backward on a batch of so many samples, as in the training; it may step the optimizers.
         model: what ``step`` computes with.
-        optimizers: that ``step`` may step.
+        optimizers: those that ``step`` may step.
         most: largest batch that this worker may ever get, at least 1.
         least: smallest batch that it may ever get (batch norm wants at least 2).
         device: where it computes; by default where the model's parameters are.
@@ -54,7 +54,7 @@ def take_profile(
             past it, and two steps of the smallest batch are always taken.
         sharers: processes that fill the same memory at the same time, this one among them; each has its part of what
             is left.
-        progress: told each size that is tried, and the part of the time that is spent, 0 … 1.
+        progress: called with each size that is tried and the fraction of the time that is spent, 0 … 1.
 
     Raises:
         ConfigError: least, most, within_s or sharers out of range, or the memory does not hold the smallest batch.
