@@ -39,6 +39,7 @@ READERS = {
     "uneven.world": "is where every other part asks who it is",
     "uneven.testing.rank_child": "plays the launcher for tests: sets them, never reads them",
     "uneven.launch.workers": "is part of the launcher: tells its workers apart by what it gave them",
+    "uneven.launch.members": "is the launcher of an elastic run: sets them, never reads them",
     "uneven.emulate.workers": "is the emulator's launcher: sets them, never reads them",
     "uneven.emulate.isolated": "is the emulator's launcher: sets them, never reads them",
     "uneven.emulate.throttled": "is the emulator's launcher: sets them, never reads them",

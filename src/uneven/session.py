@@ -19,13 +19,15 @@ from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
 from uneven.errors import ConfigError
-from uneven.run.drawing import drawn_step, drawn_steps
-from uneven.run.factory import counter_of
+from uneven.run.checks import check_profile
+from uneven.run.drawing import drawn_step, drawn_steps, make_loader
+from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.join import join
 from uneven.run.loop import StepLoop
 from uneven.run.model.hooks import Undo
 from uneven.run.part import Part
 from uneven.run.parts import Parts
+from uneven.run.place import PlaceInRun
 from uneven.run.reports.profiling import steps_on
 from uneven.run.start.connect import joined
 from uneven.run.start.state import pack, unpack
@@ -41,7 +43,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
-class Session(ThreadedTraining):
+class Session(PlaceInRun, ThreadedTraining):
     """One worker's part in a run. The loop, the model, the loss and the optimizer stay the user's::
 
         session = uneven.Session()
@@ -99,6 +101,9 @@ class Session(ThreadedTraining):
         self.config: RunConfig = context.config
         self._scribe = context.scribe
         self._loop = StepLoop(context, Parts(parts))
+        self._members = LoopOfMembers(self._loop)
+        if context.elastic is not None:
+            context.elastic.bind(self._members)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, context.close)
@@ -107,16 +112,6 @@ class Session(ThreadedTraining):
         self._loaded: dict[str, Any] | None = None
         self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
         self._awaited = self.world.awaited and self.world.run_directory is not None
-
-    @property
-    def rank(self) -> int:
-        """This worker, 0 … ``world_size`` − 1."""
-        return self.world.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return self.world.size
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -133,13 +128,6 @@ class Session(ThreadedTraining):
         """Whether a shadow exchanges beside the training now, and does not wait for others: steps take longer then."""
         return self._loop.agreement.exchanging
 
-    @property
-    def device(self) -> torch.device:
-        """The device that belongs to this worker: its CUDA device, or the CPU."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.world.local_rank % torch.cuda.device_count())
-        return torch.device("cpu")
-
     @overload
     def setup(
         self, model: Model, /, *, find_unused_parameters: bool = False, bucket_cap_mb: float | None = None
@@ -154,11 +142,15 @@ class Session(ThreadedTraining):
         find_unused_parameters: bool = False,
         bucket_cap_mb: float | None = None,
     ) -> tuple[Model, Optimizer]: ...
+    @overload
+    def setup(
+        self, model: Model, /, *stateful: Any, find_unused_parameters: bool = False, bucket_cap_mb: float | None = None
+    ) -> Any: ...
     def setup(
         self,
         model: nn.Module,
         /,
-        *optimizers: torch.optim.Optimizer,
+        *stateful: Any,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float | None = None,
     ) -> Any:
@@ -172,7 +164,8 @@ class Session(ThreadedTraining):
         passes on each rank, which would let the ranks wait for each other until the time-out.
 
         Args:
-            optimizers: the optimizers of this model; their steps are checked, not changed.
+            stateful: the optimizers of this model, whose steps are checked, not changed; and schedulers or whatever
+                else has ``state_dict`` and ``load_state_dict`` that a worker needs which joins in mid-run.
             find_unused_parameters: set it if a forward pass may leave out some parameters.
             bucket_cap_mb: size in MiB of the buckets in which gradients travel; torch's default if None.
 
@@ -183,12 +176,14 @@ class Session(ThreadedTraining):
         if self._loop.attached:
             raise ConfigError("session.setup was called twice: one session carries one model, or one nn.Module of all")
         self._threads.check(model)
+        optimizers = tuple(one for one in stateful if isinstance(one, torch.optim.Optimizer))
         self._loop.attach(
             model, optimizers, owner=self, undo=self._undo,
             find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb,
         )  # fmt: skip
+        self._members.attach(model, stateful)
         self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
-        return (model, *optimizers) if optimizers else model
+        return (model, *stateful) if stateful else model
 
     def loader(
         self,
@@ -220,17 +215,14 @@ class Session(ThreadedTraining):
         if self._loader is not None:
             raise ConfigError("session.loader was called twice: one session balances one loader; use torch's own "
                               "DataLoader for evaluation, or make another Session")  # fmt: skip
-        loader = BalancedLoader(
-            dataset=dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size,
-            seed=self.config.seed, split_for=self._loop.reports.shares, shuffle=shuffle, drop_last=drop_last,
-            lower=min_batch, begin=self._begin, end=self._loop.end, over=self._loop.over, hands=self._loop.hands,
-            sample_counter=counter_of(dataset, self._loop.context, self._loop.own_pace),
-            settled=self._loop.reports.settled, **dataloader,
+        loader = make_loader(
+            self._loop, self._members.loading(dataset) | dataloader, self._begin, dataset=dataset,
+            batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, lower=min_batch,
         )  # fmt: skip
         self._loop.reports.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
         if epochs is not None:
             self._scribe.plan(epochs * len(loader))
-        self._loader = loader
+        self._loader = self._members.loader = loader
         self._restore(self._loaded)
         return loader
 
@@ -260,7 +252,7 @@ class Session(ThreadedTraining):
         """
         steps = self._steps(batch_size, samples)
         with drawn_step(self._loop, steps, samples, self._begin) as part:
-            yield part.batch(self.rank)
+            yield part.batch(self.worker)
 
     def share(self, batch_size: int) -> int:
         """This worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
@@ -299,7 +291,7 @@ class Session(ThreadedTraining):
             within_s: time for all of it, seconds; a step that has begun is not cut off.
 
         Returns:
-            What was measured, by rank, the same on every rank.
+            What was measured, by rank, the same on every rank; nothing on a worker that joins a run under way.
 
         Raises:
             ConfigError: called before setup or loader, or after the loop has begun; the workers' memory together
@@ -307,14 +299,11 @@ class Session(ThreadedTraining):
             DataError: the data set is a stream, and there is no ``batch_of``.
             TrainingError: ``step`` failed on another rank.
         """
-        if self._loader is None or self._tried is None or self._loop.epoch >= 0:
-            raise ConfigError(
-                "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
-                "then session.loader(...) or session.share(batch_size), then session.profile(step), then the loop"
-            )
-        if not 0.0 < within_s < self.config.timeout_s:
-            most_s = self.config.timeout_s
-            raise ConfigError(f"within_s = {within_s!r} must be above 0 and below timeout_s = {most_s!r}")
+        check_profile(self._loader, self._tried, self._loop.epoch, within_s, self.config.timeout_s)
+        if self._members.joins_later:
+            return {}  # the others are training; it begins with the mean share
+        assert self._loader is not None
+        assert self._tried is not None
         self._threads.check_one("session.profile measures a step that has the machine to itself: leave it out")
         model, stepped = self._given(self._tried, "session.profile")
         if batch_of is None:
@@ -397,6 +386,8 @@ class Session(ThreadedTraining):
             CheckpointError: another schema, or it belongs to another data set or seed.
         """
         unpack(state)  # refuse a foreign state now, not when the loader comes
+        if self._members.joins_later:
+            return  # the others give it the state of the run as it is now
         self._loaded = state
         self._restore(state)
 
@@ -415,7 +406,7 @@ class Session(ThreadedTraining):
         """Let a launcher that waits for it slow this worker down from here on, not while it imports torch."""
         awaited, self._awaited = self._awaited, False
         if awaited and self.world.run_directory is not None:
-            mark_ready(self.world.run_directory, self.rank)
+            mark_ready(self.world.run_directory, self.worker)
         return awaited
 
     # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.

@@ -28,9 +28,29 @@ WORLD_VARIABLE = "UNEVEN_WORLD"
 NODE_VARIABLE = "UNEVEN_NODE"
 """Set by ``uneven emulate``: the name of the node that this worker runs on, in place of the machine's."""
 
+ELASTIC_VARIABLE = "UNEVEN_ELASTIC"
+"""Set by ``uneven run --elastic``: least and greatest number of workers, after how many seconds of silence one counts
+as gone, MIN:MAX:SECONDS, and :ADDRESS of this machine if others take part. RANK is a worker's number for life then, and
+WORLD_SIZE how many the run began with."""
 
 SITE_VARIABLE = "UNEVEN_SITE"
 """Names the site that this worker is at, for policies that look at sites; without it, every machine is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """That workers may leave and join.
+
+    Attributes:
+        least, most: workers at a time.
+        silence_s: after which a worker counts as gone; 0 is never.
+        address: of this machine for the others; None where all are on this one.
+    """
+
+    least: int
+    most: int
+    silence_s: float
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +67,7 @@ class World:
         meeting: the address of rank 0's machine, as the launcher says.
         port: where the ranks meet there; 0 where nobody says.
         stored: whether the launcher keeps the store in which they meet; else rank 0 does.
+        elastic: where workers may leave and join; ``rank`` is a number for life then, and ``size`` how many began.
     """
 
     rank: int = 0
@@ -61,11 +82,12 @@ class World:
     meeting: str = "127.0.0.1"
     port: int = 0
     stored: bool = False
+    elastic: Elastic | None = None
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to exchange anything with."""
-        return self.size == 1
+        """Whether there is nobody to exchange anything with, now or later."""
+        return self.size == 1 and self.elastic is None
 
 
 def discover(environment: Mapping[str, str] | None = None) -> World:
@@ -90,8 +112,9 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         meeting=env.get("MASTER_ADDR") or "127.0.0.1",
         port=_integer(env, "MASTER_PORT", 0),
         stored=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        elastic=_elastic(env.get(ELASTIC_VARIABLE)),
     )
-    if not 0 <= world.rank < world.size:
+    if world.elastic is None and not 0 <= world.rank < world.size:
         raise ConfigError(
             f"RANK={world.rank} does not fit WORLD_SIZE={world.size}: "
             f"start the script with torchrun or `uneven run`, or unset both to run alone"
@@ -137,6 +160,16 @@ def report_failures(environment: Mapping[str, str] | None = None) -> None:
         before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _elastic(text: str | None) -> Elastic | None:
+    if not text:
+        return None
+    try:
+        least, most, silence_s, *address = text.split(":", 3)
+        return Elastic(int(least), int(most), float(silence_s), address[0] if address else None)
+    except ValueError:
+        raise ConfigError(f"{ELASTIC_VARIABLE}={text!r} is not MIN:MAX:SECONDS; start with `uneven run`") from None
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

@@ -90,6 +90,21 @@ Shares = Annotated[
 MaxRestarts = Annotated[
     int, option(_WORKERS, "Start all workers anew so often when one dies. Over gloo that may hang after a kill.")
 ]
+ElasticBounds = Annotated[
+    str | None,
+    option(
+        *(_WORKERS, "Workers may leave, die and join while the others go on: the least and the greatest number."),
+        "--elastic",
+        metavar="MIN:MAX",
+    ),
+]
+Silence = Annotated[
+    float,
+    option(_WORKERS, "With --elastic: a worker that is silent for so long counts as gone.", metavar="SECONDS"),
+]
+Join = Annotated[
+    str | None, option(_WORKERS, "Join an elastic run, in mid-epoch, from any machine.", metavar="HOST:PORT")
+]
 Nnodes = Annotated[str, option(_MACHINES, "Machines.", metavar="N|MIN:MAX")]
 NodeRank = Annotated[int, option(_MACHINES, "Which of them this is, from 0.")]
 MasterAddr = Annotated[str, option(_MACHINES, "Address of machine 0.")]

@@ -46,6 +46,9 @@ def run(
     local_addr: options.LocalAddr = None,
     standalone: options.Standalone = False,
     servers: options.Servers = 0,
+    elastic: options.ElasticBounds = None,
+    silence: options.Silence = 10.0,
+    join: options.Join = None,
 ) -> None:
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
 
@@ -60,6 +63,8 @@ def run(
       uneven run --nproc 4 --balance static:shares=3/2/1/1 train.py
       uneven run --nproc 2 -m package.train
       uneven run --nproc 4 --servers 2 train.py  a parameter server for uneven.server.Client
+      uneven run --nproc 4 --elastic 2:8 train.py
+      uneven run --join 10.0.0.1:29500 train.py  one more worker for that run, from another machine
       uneven run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     """
     asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads,
@@ -82,6 +87,9 @@ def run(
         shares=parse_shares(shares),
         wait_ready=shares is not None,
         ready_within_s=_READY_WITHIN_S,
+        elastic=elastic,
+        silence_s=silence,
+        join=join,
     )
     refuse_misfits(layers, local_workers(start) if start.nodes == (1, 1) else None)
     check(start)

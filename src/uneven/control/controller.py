@@ -130,6 +130,11 @@ class Controller:
         """The newest split decided."""
         return self._era.decider.newest
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The newest members; position i of a split is the i-th one's."""
+        return self._era.decider.members
+
     def shares(self, iteration: int) -> tuple[int, ...]:
         """The split in force in ``iteration``, by position among its members."""
         era = self._era
@@ -265,6 +270,27 @@ class Controller:
                 self._enlist(rank, first)
         for reporter in self._reporters.values():
             reporter.called = False
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """What a newcomer's controller needs right after :meth:`members_changed`, as plain data."""
+        return {"first": self._era.first, "decider": self._era.decider.state_dict()}
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """A newcomer's, with a decider of the members that there are now, goes on from here as all do.
+
+        Args:
+            state: of :meth:`for_newcomers`, of a worker that was there before.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        decider, first = self._era.decider, int(state["first"])
+        with loading("the balancing"):
+            if not decider.load_state_dict(state["decider"]):
+                raise Misfit(state["decider"].get("kind"), "the balancer and limits of this worker", "kind")
+        self._era = era = _Era(first, decider)
+        era.soonest = era.far = era.due = first + 1
+        self._reporters.clear()
 
     # ---------------------------------------------------------------- what follows from them
     def _enlist(self, rank: int, since: int = 0) -> Reporter:

@@ -146,6 +146,23 @@ class ExchangeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipRecord:
+    """Workers have come or gone, as a worker saw it that is there."""
+
+    kind: ClassVar[str] = "membership"
+    rank: Rank
+    iteration: Count  # this worker's newest
+    at_s: float  # Unix time
+    generation: Count
+    members: tuple[Rank, ...]
+    came: tuple[Rank, ...] = ()
+    left: tuple[Rank, ...] = ()
+    border: Count = 0  # the first iteration that is split among these members
+    pause_s: float = 0.0  # from when this worker knew of it until the new members had met
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LineRecord:
     """What has passed on one line since its last record."""
 
@@ -187,14 +204,14 @@ class ProfileRecord:
 
 Record = (
     RunRecord | ProfileRecord | StepRecord | SplitRecord | ForecastRecord | LoadRecord | ScalarRecord | EventRecord
-    | ExchangeRecord | LineRecord
+    | ExchangeRecord | LineRecord | MembershipRecord
 )  # fmt: skip
 
 _KINDS: dict[str, type[Record]] = {
     cls.kind: cls
     for cls in (
         RunRecord, ProfileRecord, StepRecord, SplitRecord, ForecastRecord, LoadRecord, ScalarRecord, EventRecord,
-        ExchangeRecord, LineRecord,
+        ExchangeRecord, LineRecord, MembershipRecord,
     )
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}

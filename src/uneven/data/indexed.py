@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader
 
-from uneven.data.order import Cursor, EpochPlan, Portion
+from uneven.data.order import Changing, Cursor, EpochPlan, Portion
 
 
 class Sampler(Protocol):
@@ -51,6 +52,21 @@ class IndexedSource:
             yield self._sampler.drawn.popleft(), batch
 
     @property
+    def drawn(self) -> deque[Portion]:
+        """Parts that torch has drawn, and that were not handed out."""
+        return self._sampler.drawn
+
+    def adopt(self, parts: tuple[Portion, ...]) -> None:
+        """See :meth:`PlannedSampler.adopt`."""
+        assert isinstance(self._sampler, PlannedSampler)
+        self._sampler.adopt(parts)
+
+    def come_again(self, changing: Changing) -> None:
+        """See :meth:`PlannedSampler.come_again`."""
+        assert isinstance(self._sampler, PlannedSampler)
+        self._sampler.come_again(changing)
+
+    @property
     def reads_along(self) -> bool:
         """Whether batches are read in this process, between the user's steps."""
         return self._torch.num_workers == 0
@@ -87,18 +103,40 @@ class PlannedSampler:
         self._order_of = order_of
         self._length = length
         self._cursor = Cursor()
+        self._ahead: tuple[Portion, ...] = ()
+
+    def adopt(self, parts: tuple[Portion, ...]) -> None:
+        """The next pass begins with parts that the others have drawn before this worker joined."""
+        self._ahead = parts
+
+    def come_again(self, changing: Changing) -> None:
+        """Some positions come again, as a run that is resumed here has lost workers."""
+        self._plan = replace(self._plan, changing=changing)
 
     def start(self, cursor: Cursor) -> None:
         """Forget what was drawn; the next pass begins at ``cursor``."""
         self._cursor = cursor
         self.drawn.clear()
+        if self._plan.changing is not None:
+            self._plan.changing.start(cursor)
 
     def __iter__(self) -> Iterator[list[int]]:
         order, shares, offset, own = self._order_of(epoch=self._cursor.epoch), None, 0, 0
-        for part in self._plan.walk(self._cursor, self._length):
+        for part in self._parts():
             self.drawn.append(part)
             if part.shares is not shares:
                 shares, offset, own = part.shares, part.offset(self._rank), part.batch(self._rank)
             start = part.start + offset  # a slice is cut several times as fast as so many positions are looked up
-            mine = order[start : start + own] if own else order[part.positions(self._rank, self._plan.lower)]
+            whole = own > 0 and not part.again
+            mine = order[start : start + own] if whole else order[part.positions(self._rank, self._plan.lower)]
             yield mine.tolist()
+
+    def _parts(self) -> Iterator[Portion]:
+        ahead, self._ahead = self._ahead, ()
+        cursor = self._cursor
+        for part in ahead:
+            if self._plan.changing is not None:
+                self._plan.changing.adopt(part)
+            cursor = cursor.after(part)
+            yield part
+        yield from self._plan.walk(cursor, self._length)

@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader
 
 from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
-from uneven.data.order import Cursor, EpochPlan, Portion, SplitSource, epoch_order, never
+from uneven.data.order import Changing, Cursor, EpochPlan, Portion, SplitSource, epoch_order, never
 from uneven.data.paced import PacedSampler
-from uneven.data.state import read_left, read_reached, read_state, write_state
+from uneven.data.returned import Returned
+from uneven.data.state import read_again, read_left, read_reached, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
 from uneven.data.supply import SampleCounter
 from uneven.errors import CheckpointError, DataError, UnknownNameError
@@ -69,6 +70,8 @@ class BalancedLoader:
         hands: told of each batch that is handed out; it knows which of them are in the model.
         sample_counter: the counter of all ranks, where each streams at its own pace.
         settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
+        changing: where workers leave and join: whose samples are split among whom, and what comes again.
+        enter: called before the place in the run is asked for, as a worker that joins has none before it is let in.
         stream_sharded: see above.
         dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
             ``pin_memory``, ``prefetch_factor``, …), except ``sampler``, ``batch_sampler`` and ``in_order``.
@@ -85,14 +88,18 @@ class BalancedLoader:
         begin: Callable[[Portion], None] | None = None, end: Callable[[], None] | None = None,
         over: Callable[[], None] | None = None, hands: Hands | None = None,
         sample_counter: SampleCounter | None = None, settled: Callable[[], bool] = never,
+        changing: Changing | None = None, enter: Callable[[], None] | None = None,
         stream_sharded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
         _check_keywords(dataloader)
         _check_sizes(batch_size, world_size, lower)
         plan = EpochPlan(
             batch_size=batch_size, workers=world_size, split_for=split_for, lower=lower, drop_last=drop_last,
-            settled=settled,
+            settled=settled, changing=changing,
         )  # fmt: skip
+        self._workers = world_size
+        self._changing = changing
+        self._enter: Callable[[], None] = enter or _nothing
         self.dataset = dataset
         self.batch_size = batch_size
         self._begin: Callable[[Portion], None] = begin or _nothing
@@ -157,11 +164,13 @@ class BalancedLoader:
     @property
     def epoch(self) -> int:
         """The epoch in progress (after leaving a loop early, still that one); between epochs, the next."""
+        self._enter()
         return max(self._cursor.epoch, self._reached)
 
     @property
     def iteration(self) -> int:
         """Iterations handed out so far, over the whole run; the next one has this number."""
+        self._enter()
         return self._cursor.iteration
 
     @property
@@ -229,6 +238,7 @@ class BalancedLoader:
         return epoch
 
     def _epoch(self, told: bool) -> Generator[Any, None, None]:
+        self._enter()
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
             self._cursor = Cursor(epoch=self.epoch + 1, iteration=self.iteration)
@@ -240,6 +250,14 @@ class BalancedLoader:
     def _handed_out(self, told: bool) -> Generator[Any, None, None]:
         if self._length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
+        yield from self._pass(told)
+        # A worker may be lost in the last exchanges of an epoch; what it had comes again now.
+        while self._changing is not None and self._changing.waiting(self._cursor.iteration):
+            yield from self._pass(told)
+        self._over()
+        self._cursor = self._cursor.next_epoch()
+
+    def _pass(self, told: bool) -> Generator[Any, None, None]:
         with closing(self._source.pairs(self._cursor)) as pairs:
             for part, batch in pairs:
                 self._handed = part
@@ -252,8 +270,16 @@ class BalancedLoader:
                     yield batch
                 finally:
                     self._end()
-        self._over()
-        self._cursor = self._cursor.next_epoch()
+
+    def place(self) -> tuple[Cursor, tuple[Portion, ...]]:
+        """Behind what was handed out last, and the parts that were drawn beyond that."""
+        return self._cursor, tuple(self._source.drawn) if isinstance(self._source, IndexedSource) else ()
+
+    def adopt(self, cursor: Cursor, drawn: tuple[Portion, ...]) -> None:
+        """Inverse of :meth:`place`, on a worker that joins: it goes on where the others are."""
+        assert isinstance(self._source, IndexedSource)
+        self._source.adopt(drawn)
+        self._cursor, self._resumed = cursor, True
 
     def state_dict(self, lacking: Cursor | None = None) -> dict[str, Any]:
         """Where the run is, JSON-able: what was handed out counts, what was only read ahead does not.
@@ -273,6 +299,8 @@ class BalancedLoader:
         )  # fmt: skip
         if self.paced is not None:
             return state | self.paced.place(cursor.epoch)
+        if self._changing is not None:
+            state |= {"again": self._changing.left(cursor, (*self._hands.unused(), *self.place()[1]))}
         ahead = self._hands.ahead()
         reached = max(self._reached, self._cursor.epoch if ahead is None else ahead.epoch)
         return state if reached <= cursor.epoch else state | {"reached": reached}
@@ -289,16 +317,23 @@ class BalancedLoader:
         Raises:
             CheckpointError: naming what differs, with both values; or called inside the loop.
         """
-        cursor, self._reached, left = self.check_state(state)
+        cursor, self._reached, left, again = self.check_state(state)
         self._resumed = True
         self._hands.clear()
         if self.paced is not None:
             self.paced.resume(cursor.epoch, left)
+        if self.paced is None and isinstance(self._source, IndexedSource) and (again or self._changing is not None):
+            if self._changing is None:
+                self._changing = Returned(tuple(range(self._workers)))
+                self._source.come_again(self._changing)
+            self._changing.resume(cursor, again)
         self._cursor = cursor
 
-    def check_state(self, state: dict[str, Any]) -> tuple[Cursor, int, list[tuple[int, int]]]:
-        """The place that ``state`` names, the epoch that the script was in, and what is left of the place's epoch at
-        one's own pace. Nothing is changed.
+    def check_state(
+        self, state: dict[str, Any]
+    ) -> tuple[Cursor, int, list[tuple[int, int]], list[tuple[int, int]]]:
+        """The place that ``state`` names, the epoch that the script was in, what is left of the place's epoch at
+        one's own pace, and what comes again in it. Nothing is changed.
 
         Raises:
             CheckpointError: see :meth:`load_state_dict`.
@@ -306,8 +341,9 @@ class BalancedLoader:
         if self._suspended() is not None:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
         cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
-        left = [] if self.paced is None else read_left(state, cursor, self.paced.usable)
-        return cursor, read_reached(state, cursor), left
+        again = read_again(state, cursor)
+        left = [] if self.paced is None else [*again, *read_left(state, cursor, self.paced.usable)]
+        return cursor, read_reached(state, cursor), left, again
 
 
 def _check_keywords(dataloader: dict[str, Any]) -> None:

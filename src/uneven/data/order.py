@@ -14,9 +14,9 @@ worker draws x_i samples from the sample input stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +46,11 @@ class Portion:
 
     Attributes:
         iteration: counted over the whole run, from 0.
-        start: first position in the epoch's order.
+        start: first position in the epoch's order, of those that have never been drawn before.
         size: samples of everybody together; the global batch, or less in the last part of an epoch.
         shares: samples of each rank, adding up to ``size``. In the last part some may be 0.
+        members: workers in the order of ``shares``; None where these are 0, 1, 2, …
+        again: runs of earlier positions that come first, as workers that had them are gone.
     """
 
     iteration: int
@@ -56,24 +58,37 @@ class Portion:
     start: int
     size: int
     shares: tuple[int, ...]
+    members: tuple[int, ...] | None = None
+    again: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
         """The position after the last one."""
-        return self.start + self.size
+        return self.start + self.size - sum(last - first for first, last in self.again)
 
     @property
     def before(self) -> Cursor:
         """The place in the run at which this part is the next one."""
         return Cursor(self.epoch, self.start, self.iteration)
 
+    def place(self, rank: int) -> int | None:
+        """Position of ``rank`` in ``shares``; None if it has none, as it joined after these samples were drawn."""
+        if self.members is None:
+            return rank
+        return self.members.index(rank) if rank in self.members else None
+
     def batch(self, rank: int) -> int:
         """Samples of ``rank`` that count; 0 if it only takes part."""
-        return self.shares[rank]
+        place = self.place(rank)
+        return 0 if place is None else self.shares[place]
+
+    def among(self, members: tuple[int, ...]) -> int:
+        """Samples that count where only these take part."""
+        return sum(map(self.batch, members))
 
     def offset(self, rank: int) -> int:
         """Samples of this part that belong to the ranks before ``rank``."""
-        return sum(self.shares[:rank])
+        return sum(self.shares[: self.place(rank)])
 
     def positions(self, rank: int, padding: int = 1) -> list[int]:
         """The positions that ``rank`` computes.
@@ -82,14 +97,19 @@ class Portion:
         as everybody's: the first ones of this part, over again if the part is smaller. Other ranks count
         them, so their weight here is :meth:`batch`, which is 0.
         """
-        if self.shares[rank] == 0:
-            return [self.start + i % self.size for i in range(padding)]
+        if self.batch(rank) == 0:
+            every = self._all()
+            return [every[i % self.size] for i in range(padding)]
         return [*self.span(rank)]
 
-    def span(self, rank: int) -> range:
+    def span(self, rank: int) -> Sequence[int]:
         """The positions of the samples of ``rank`` that count."""
-        first = self.start + self.offset(rank)
-        return range(first, first + self.shares[rank])
+        first = self.offset(rank)
+        return self._all()[first : first + self.batch(rank)]
+
+    def _all(self) -> Sequence[int]:
+        fresh = range(self.start, self.end)
+        return [*(one for run in self.again for one in range(*run)), *fresh] if self.again else fresh
 
 
 Portions = tuple[Portion, ...]
@@ -124,6 +144,19 @@ def never() -> bool:
     return False
 
 
+class Changing(Protocol):
+    """Where workers come and go; see :class:`uneven.data.returned.Returned`."""
+
+    def start(self, cursor: Cursor) -> None: ...
+    def members(self, iteration: int) -> tuple[int, ...]: ...
+    def waiting(self, iteration: int) -> int: ...
+    def take(self, iteration: int, most: int) -> tuple[tuple[int, int], ...]: ...
+    def drawn(self, part: Portion) -> None: ...
+    def adopt(self, part: Portion) -> None: ...
+    def left(self, cursor: Cursor, unused: Iterable[Portion]) -> list[list[int]]: ...
+    def resume(self, cursor: Cursor, left: Iterable[Sequence[int]]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
     """Cuts an epoch into parts.
@@ -133,6 +166,7 @@ class EpochPlan:
         lower: least samples of a rank that has any, where the last part allows it.
         drop_last: leave out a last part smaller than the global batch.
         settled: whether no split will be decided any more, so that those of later iterations are known.
+        changing: where members come and go, who they are, and what comes again; else None.
     """
 
     batch_size: int
@@ -141,6 +175,7 @@ class EpochPlan:
     lower: int = 1
     drop_last: bool = False
     settled: Callable[[], bool] = never
+    changing: Changing | None = None
 
     def walk(self, cursor: Cursor, length: int) -> Iterator[Portion]:
         """The parts from ``cursor`` to the end of an epoch of ``length`` samples.
@@ -177,22 +212,30 @@ class EpochPlan:
         Raises:
             ConfigError: the shares in force do not fit the workers or the global batch.
         """
+        changing, iteration = self.changing, cursor.iteration
+        available += 0 if changing is None else changing.waiting(iteration)
         if available <= 0 or (self.drop_last and available < self.batch_size):
             return None
-        shares = tuple(self.split_for(cursor.iteration))
-        self._check(shares, cursor.iteration)
+        shares = tuple(self.split_for(iteration))
+        members = None if changing is None else changing.members(iteration)
+        self._check(shares, self.workers if members is None else len(members), iteration)
         size = min(available, self.batch_size)
         if size < self.batch_size:
             shares = last_shares(shares, size, self.lower)
-        return Portion(
-            iteration=cursor.iteration, epoch=cursor.epoch, start=cursor.start, size=size, shares=shares
-        )
+        if changing is None:
+            return Portion(iteration=iteration, epoch=cursor.epoch, start=cursor.start, size=size, shares=shares)
+        part = Portion(
+            iteration=iteration, epoch=cursor.epoch, start=cursor.start, size=size, shares=shares, members=members,
+            again=changing.take(iteration, size),
+        )  # fmt: skip
+        changing.drawn(part)
+        return part
 
-    def _check(self, shares: tuple[int, ...], iteration: int) -> None:
-        if len(shares) != self.workers or min(shares) < 0 or sum(shares) != self.batch_size:
+    def _check(self, shares: tuple[int, ...], workers: int, iteration: int) -> None:
+        if len(shares) != workers or min(shares) < 0 or sum(shares) != self.batch_size:
             raise ConfigError(
                 f"split of iteration {iteration} is {shares}, adding up to {sum(shares)}: it must hold "
-                f"{self.workers} shares, none negative, adding up to the global batch of {self.batch_size}"
+                f"{workers} shares, none negative, adding up to the global batch of {self.batch_size}"
             )
 
 

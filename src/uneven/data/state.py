@@ -73,6 +73,19 @@ def read_left(state: Mapping[str, Any], cursor: Cursor, usable: int) -> list[tup
     raise CheckpointError(f"loader state is damaged: left = {runs!r}, expected runs of positions up to {usable}")
 
 
+def read_again(state: Mapping[str, Any], cursor: Cursor) -> list[tuple[int, int]]:
+    """The positions before the cursor that come again, as the worker that had them was lost; as runs.
+
+    Raises:
+        CheckpointError: what the state names are no runs of positions, or some are named twice.
+    """
+    runs = state.get("again", [])
+    sound = isinstance(runs, list) and all(_is_run(run) for run in runs)
+    if sound and all(a[1] <= b[0] for a, b in pairwise(sorted(runs))) and (not runs or max(runs)[1] <= cursor.start):
+        return [(first, last) for first, last in runs]
+    raise CheckpointError(f"loader state is damaged: again = {runs!r}, expected runs of positions up to {cursor.start}")
+
+
 def _is_run(run: Any) -> bool:
     return (
         isinstance(run, list | tuple)

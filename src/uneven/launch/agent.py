@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,23 +17,16 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
-from uneven.cluster.throttle import Throttle
-from uneven.errors import ConfigError, LaunchError
+from uneven.errors import LaunchError
 from uneven.folder import SHARD_FOLDER, TemporaryFolder, remove_left
 from uneven.jobs.bound import bound
-from uneven.jobs.processes import usable_cores
 from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
 from uneven.launch.expendable import ExpendableWorkers
 from uneven.launch.failure import Death, all_gone, blame, gone, left_alone, through_without, told_by
 from uneven.launch.silence import STOPPED
 from uneven.launch.spec import Launch, run_id
-from uneven.launch.workers import Workers
-from uneven.rundir import is_ready
-from uneven.world import READY_VARIABLE, RUN_VARIABLE
-
-_SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
-_SHUTDOWN_WITHIN_S = "10"
+from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 
 
 def run(launch: Launch, run_directory: Path | None) -> None:
@@ -52,9 +43,9 @@ def run(launch: Launch, run_directory: Path | None) -> None:
         stack.callback(folder.remove)
         stack.callback(remove_left, SHARD_FOLDER)  # of a rank 0 that was ended by a signal
         config = _config(launch, count, DefaultLogsSpecs(log_dir=str(folder.path)))
-        stack.enter_context(_environment(_variables(launch, count, run_directory)))
+        stack.enter_context(environment(variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
-        workers = stack.enter_context(_watched(launch, config.run_id, count, run_directory))
+        workers = stack.enter_context(watched(launch, config.run_id, count, run_directory))
         expendable = ExpendableWorkers(run_directory, throttled=bool(launch.shares))
 
         def lost(rank: int, failure: ProcessFailure) -> None:
@@ -102,46 +93,10 @@ def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchC
         "max_restarts": launch.max_restarts,
         "local_addr": launch.local_addr,
         "logs_specs": logs_specs,  # or the configuration makes an empty folder of its own
-        "shutdown_timeout": _shutdown_within_s(),
+        "shutdown_timeout": shutdown_within_s(),
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}  # shutdown_timeout is younger than 2.9
     return LaunchConfig(**{key: value for key, value in values.items() if key in known})
-
-
-def _shutdown_within_s() -> int:
-    """How long a worker may take to end when it is asked to; then it is killed."""
-    text = os.environ.get(_SHUTDOWN_VARIABLE, _SHUTDOWN_WITHIN_S)
-    if not text.isdigit():
-        raise ConfigError(f"{_SHUTDOWN_VARIABLE}={text!r} must be a whole number of seconds")
-    return int(text)
-
-
-def _variables(launch: Launch, count: int, run_directory: Path | None) -> dict[str, str]:
-    """What the workers find in their environment on top of the user's own and torch's."""
-    variables = {} if run_directory is None else {RUN_VARIABLE: str(run_directory)}
-    if launch.wait_ready:
-        variables[READY_VARIABLE] = "1"
-    if "OMP_NUM_THREADS" not in os.environ:
-        # More threads than cores cost more than they bring.
-        variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
-    if launch.here is not None and launch.local_addr is None and "GLOO_SOCKET_IFNAME" not in os.environ:
-        variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    return variables
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    touched = [*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE"]  # torch sets the last one and leaves it
-    before = {name: os.environ.get(name) for name in touched}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
@@ -157,48 +112,6 @@ def _quiet_logs(max_restarts: int) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
-
-
-def _readiness(launch: Launch, run_directory: Path | None) -> Callable[[int], bool]:
-    """Tells whether a rank is to be throttled now."""
-    if not launch.wait_ready or run_directory is None:
-        return lambda rank: True
-    late_s = time.monotonic() + launch.ready_within_s
-    said: set[int] = set()
-    late: set[int] = set()
-
-    def ready(rank: int) -> bool:
-        if is_ready(run_directory, rank):
-            said.add(rank)
-            return True
-        if rank in said or time.monotonic() < late_s:
-            return False  # it is through, or has time
-        if rank not in late:
-            late.add(rank)
-            print(
-                f"uneven: rank {rank} did not start training within {launch.ready_within_s:g} s (a loader of an "
-                f"uneven.Session says so when it is first used): it has its share from now on",
-                file=sys.stderr,
-            )
-        return True
-
-    return ready
-
-
-@contextmanager
-def _watched(launch: Launch, name: str, count: int, run_directory: Path | None) -> Iterator[Workers]:
-    with ExitStack() as stack:
-        throttle = None
-        if launch.shares:
-            throttle = (stack.enter_context(Throttle(period_s=launch.throttle_period_s)), launch.shares)
-
-        workers = Workers(name, count, throttle=throttle, ready=_readiness(launch, run_directory))
-        try:
-            yield workers
-        except BaseException:
-            workers.close(kill=True)
-            raise
-        workers.close(kill=False)
 
 
 def _end(
@@ -219,7 +132,7 @@ def _end(
         ]
         lost_pids = {one.pid for one in lost}
         first_s = min((ended for pid, ended in ended_s.items() if pid not in lost_pids), default=0.0)
-        raise blame(deaths, first_s=first_s, shutdown_within_s=_shutdown_within_s(), lost=lost, left=left)
+        raise blame(deaths, first_s=first_s, shutdown_within_s=shutdown_within_s(), lost=lost, left=left)
     if len(lost) == count:
         raise all_gone(lost)
     if (error := left_alone(lost, left)) is not None:

@@ -16,6 +16,29 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from uneven.errors import ConfigError
 
 
+def keep_store(host: str, port: int) -> tuple[TCPStore, int]:
+    """A store that this process keeps, and its port.
+
+    Args:
+        host: address to listen on.
+        port: 0 for any that is free.
+
+    Raises:
+        ConfigError: it is not an address of this machine, or the port cannot be had.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"the workers cannot meet at {host}, port {port or 'any'}: {error.strerror}. Is that an address of "
+            f"this machine? Leave --local-addr, --master-addr and --rdzv-endpoint out to use the loopback"
+        ) from error
+    port = listening.getsockname()[1]
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    return store, port
+
+
 class Here(RendezvousHandler):
     """The rendezvous of a single launcher, with itself.
 
@@ -29,22 +52,8 @@ class Here(RendezvousHandler):
     """
 
     def __init__(self, host: str, port: int, run_id: str) -> None:
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            listening = socket.create_server((host, port), family=family)
-        except OSError as error:
-            raise ConfigError(
-                f"the workers cannot meet at {host}, port {port or 'any'}: {error.strerror}. Is that an address of "
-                f"this machine? Leave --local-addr, --master-addr and --rdzv-endpoint out to use the loopback"
-            ) from error
-        self._info = RendezvousStoreInfo(host, listening.getsockname()[1])
-        self._store = TCPStore(
-            host,
-            self._info.master_port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
+        self._store, port = keep_store(host, port)
+        self._info = RendezvousStoreInfo(host, port)
         self._run_id = run_id
 
     def get_backend(self) -> str:

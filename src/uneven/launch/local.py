@@ -37,6 +37,11 @@ def run(launch: Launch, *, run_directory: Path | None = None) -> None:
             have come to their end; the workers could not be started; or the run was interrupted. All workers have
             ended by then.
     """
+    if launch.members_change:
+        from uneven.launch import members  # imports torch
+
+        members.run_members(launch, run_directory)
+        return
     from uneven.launch import agent  # imports torch
 
     agent.run(launch, run_directory)

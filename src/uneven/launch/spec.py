@@ -34,6 +34,9 @@ class Launch:
         wait_ready: throttle a worker only once its training starts: when its session's loader is first used, or it
             calls ``rundir.mark_ready``.
         ready_within_s: throttle it after this time in any case.
+        elastic: least and greatest number of workers that may take part as they leave and join, "MIN:MAX".
+        silence_s: a worker counts as gone there when it has given no sign of life for so long; 0 is never.
+        join: HOST:PORT of an elastic run that these workers join.
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
 
     Raises:
@@ -58,6 +61,9 @@ class Launch:
     throttle_period_s: float = 0.02
     wait_ready: bool = False
     ready_within_s: float = math.inf
+    elastic: str | None = None
+    silence_s: float = 10.0
+    join: str | None = None
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -86,6 +92,41 @@ class Launch:
             raise ConfigError(f"--standalone is for one machine, but --nnodes is {self.nnodes}: leave one of them out")
         if least > most:
             raise ConfigError(f"--nnodes {self.nnodes}: the least number comes first, as in {most}:{least}")
+
+        self._check_elastic()
+
+    def _check_elastic(self) -> None:
+        if self.join is not None and self.elastic is not None:
+            raise ConfigError("--join with --elastic: the run that is joined says how many workers it may have")
+        if not self.silence_s >= 0.0:
+            raise ConfigError(f"--silence {self.silence_s}: give seconds, 0 for never")
+        if self.members_change and (self.nodes != (1, 1) or self.rdzv_backend):
+            raise ConfigError("--elastic starts workers on this machine; start more elsewhere with --join HOST:PORT")
+        least, most = self.bounds
+        if self.nproc is not None and self.nproc.isdigit() and self.elastic and not least <= int(self.nproc) <= most:
+            raise ConfigError(f"--nproc {self.nproc} with --elastic {self.elastic}: begin with {least} to {most}")
+
+    @property
+    def members_change(self) -> bool:
+        """Whether workers may leave and join."""
+        return self.elastic is not None or self.join is not None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and greatest number of workers of an elastic run."""
+        first, _, last = (self.elastic or "1").partition(":")
+        least, most = (_positive("--elastic", one, "as MIN:MAX") for one in (first, last or first))
+        if least > most:
+            raise ConfigError(f"--elastic {self.elastic}: the least number comes first, as in {most}:{least}")
+        return least, most
+
+    @property
+    def meeting(self) -> tuple[str, int]:
+        """Host and port where the store of an elastic run listens; port 0 is any that is free."""
+        if self.alone:
+            return self.local_addr or "127.0.0.1", 0
+        host, _, port = self.endpoint.rpartition(":")
+        return host.strip("[]"), int(port)
 
     @property
     def nodes(self) -> tuple[int, int]:

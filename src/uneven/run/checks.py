@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from uneven.balance import Balancer
+from uneven.config import RunConfig
 from uneven.core.actions import Payload, StepPlan, Via
 from uneven.errors import ConfigError
 from uneven.registry import describe
-from uneven.sync import SyncPolicy, carried, first_plans, refused
+from uneven.run.gradients.piggyback import MOST_RANKS
+from uneven.run.part import Part
+from uneven.sync import SyncPolicy, carried, first_plans, outlook, refused
+from uneven.world import Elastic
 
 Members = tuple[int, ...]
 
@@ -57,6 +64,46 @@ def check_attached(
                 f"none of its first steps announced, so that no line was made for it: let the policy's facts name "
                 f"payloads and every, and let the same ranks average gradients in all steps"
             )
+
+
+def refuse_elastic(
+    elastic: Elastic, policy: SyncPolicy, balancer: Balancer, config: RunConfig, parts: Sequence[Part]
+) -> None:
+    """Refuse what cannot go on when workers leave and join.
+
+    Raises:
+        ConfigError: naming it, and the way out.
+    """
+    out, members = outlook(policy, (0, 1), {}), (0, 1)
+    why = ""
+    if not out.gradients_of_all(members):
+        why = f"sync = {describe(policy)}: only gradients are exchanged so that a worker may leave in mid-exchange"
+    elif balancer.made_for is not None:
+        why = f"balance = {describe(balancer)}, which is made for {balancer.made_for} workers"
+    elif config.threads > 1:
+        why = f"threads = {config.threads}"
+    elif parts:
+        why = f"parts = {[one.name for one in parts]}: their lines do not survive a member"
+    elif elastic.most > MOST_RANKS:
+        why = f"more than {MOST_RANKS} workers"
+    if why:
+        raise ConfigError(f"an elastic run cannot carry {why}; use sync='bsp' with a balancer that adapts, or leave "
+                          f"--elastic out")  # fmt: skip
+
+
+def check_profile(loader: object, tried: object, epoch: int, within_s: float, timeout_s: float) -> None:
+    """Refuse to profile at another time than between the loader and the loop.
+
+    Raises:
+        ConfigError: nothing is known yet of what is to be measured; the loop has begun; or ``within_s`` is none.
+    """
+    if loader is None or tried is None or epoch >= 0:
+        raise ConfigError(
+            "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
+            "then session.loader(...) or session.share(batch_size), then session.profile(step), then the loop"
+        )
+    if not 0.0 < within_s < timeout_s:
+        raise ConfigError(f"within_s = {within_s!r} must be above 0 and below timeout_s = {timeout_s!r}")
 
 
 def apart(policy: SyncPolicy) -> str:

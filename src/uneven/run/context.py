@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from uneven.config import RunConfig
+from uneven.run.elastic.elastic import Elastic
 from uneven.run.scribe import Scribe, tell_nonfinite
 from uneven.run.start.connect import Connection
 from uneven.sync import SyncPolicy
@@ -21,6 +22,7 @@ class Context:
     Attributes:
         members: ranks of all workers.
         sites: where each rank is.
+        elastic: where workers may leave and join, what sees to it; else None.
     """
 
     world: World
@@ -29,16 +31,22 @@ class Context:
     sites: dict[int, str]
     connection: Connection
     scribe: Scribe
+    elastic: Elastic | None = None
 
     @property
     def rank(self) -> int:
-        """This worker."""
+        """This worker; for life, where workers may leave and join."""
         return self.world.rank
 
     @property
     def members(self) -> tuple[int, ...]:
         """Ranks of all workers."""
-        return tuple(range(self.world.size))
+        return tuple(range(self.world.size)) if self.elastic is None else self.elastic.members
+
+    @property
+    def place(self) -> int:
+        """This worker's position among them."""
+        return self.world.rank if self.elastic is None else self.elastic.membership.place
 
     def nonfinite(self, what: str) -> Callable[[], None]:
         """What to call where ``what`` holds a NaN or an infinity; it may raise.

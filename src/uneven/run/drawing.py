@@ -1,9 +1,10 @@
-"""Begins steps of a script that draws its batches itself; see :meth:`uneven.Session.step`."""
+"""Makes a session's loader, or the steps of a script that draws its batches itself; see :class:`uneven.Session`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from uneven.balance import Balancer, Even
 from uneven.data.drawn import DrawnSteps
@@ -11,6 +12,7 @@ from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
 from uneven.errors import ConfigError, TrainingError
 from uneven.registry import describe
+from uneven.run.factory import counter_of
 from uneven.run.loop import StepLoop
 from uneven.run.start.connect import compare
 
@@ -76,8 +78,29 @@ def drawn_step(
     loop.end(leaving=False)
 
 
+def make_loader(loop: StepLoop, more: dict[str, Any], begin: Callable[[Portion], None], **given: Any) -> BalancedLoader:
+    """The loader of a session.
+
+    Args:
+        more: keywords for torch's ``DataLoader``, and those for workers that leave and join.
+        given: what :class:`BalancedLoader` takes as the script gives it.
+    """
+    context = loop.context
+    return BalancedLoader(
+        rank=context.rank, world_size=len(context.members), seed=context.config.seed, split_for=loop.reports.shares,
+        begin=begin, end=loop.end, over=loop.over, hands=loop.hands,
+        sample_counter=counter_of(given["dataset"], context, loop.own_pace), settled=loop.reports.settled,
+        **given, **more,
+    )  # fmt: skip
+
+
 def _made(loop: StepLoop, balancer: Balancer, batch_size: int | None, samples: int | None) -> DrawnSteps:
     context = loop.context
+    if context.elastic is not None:
+        raise ConfigError(
+            "session.step in an elastic run: nothing here knows the samples, so those of a worker that is lost could "
+            "not come again; use session.loader, or leave --elastic out"
+        )
     if loop.own_pace is not None:
         raise ConfigError(
             f"session.step under sync = {describe(context.policy)}: workers take samples at their own pace there, "

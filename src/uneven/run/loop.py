@@ -37,6 +37,7 @@ from uneven.data.order import Portion
 from uneven.run.attach import attach
 from uneven.run.checks import check_alone, check_attached
 from uneven.run.context import Context
+from uneven.run.elastic.elastic import Elastic, Fixed
 from uneven.run.factory import shared
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.turns import Turns
@@ -75,6 +76,7 @@ class StepLoop:
         self.epoch = -1
         self.attached = self.closed = False
         self.watch: ModelWatch | Unwatched = Unwatched()
+        self._members_change: Elastic | Fixed = context.elastic or Fixed()
         self._planned: StepPlan | None = None
         self._detach: Callable[[], None] = _nothing
 
@@ -103,6 +105,7 @@ class StepLoop:
             self._streams.begin(loader.first_samples)
             self.epoch = part.epoch
         self.part = part
+        self._members_change.begins(part)
         self.context.scribe.iteration = part.iteration
         plan = self.agreement.plan()
         if plan is not self._planned:
@@ -144,6 +147,15 @@ class StepLoop:
         books.control_s += time.perf_counter() - entered_s
         if not leaving:
             self._streams.check(met)
+            self._members_change.step_over()
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        """Others take part, from the next step on."""
+        self._members = self.gradients.members = members
+        self.turns.members_changed(members)
+        if isinstance(self.agreement, Alike):
+            self.agreement.plans.members_changed(members, generation)
+        self.context.scribe.speaks = self.context.place == 0
 
     def over(self) -> None:
         """The epoch has no more batches; its last step has just ended."""

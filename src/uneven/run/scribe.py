@@ -29,12 +29,16 @@ class Scribe:
     Args:
         directory: the run directory, or None.
 
+    Attributes:
+        speaks: whether this worker writes what all know alike.
+
     Raises:
         JournalError: the journal cannot be written there.
     """
 
     def __init__(self, world: World, directory: str | Path | None, config: RunConfig, versions: dict[str, str]) -> None:
         self.rank = world.rank
+        self.speaks = world.rank == 0
         self.iteration = 0
         self._said: dict[str, int] = {}
         self._old = (sys.exception(), getattr(sys, "last_value", None))
@@ -86,14 +90,19 @@ class Scribe:
             warnings.warn(f"uneven: {message}", RuntimeWarning, stacklevel=2)
 
     def split(self, record: SplitRecord) -> None:
-        """Append a new split; all ranks decide the same one, so rank 0's word is enough."""
-        if self.rank == 0:
+        """Append a new split; all ranks decide the same one, so one's word is enough."""
+        if self.speaks:
             self.write(record)
 
     def complain(self, rank: int, iteration: int, text: str) -> None:
         """Append that all ranks do not believe the report of one of them."""
-        if self.rank == 0:
+        if self.speaks:
             self.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
+
+    def say(self, text: str) -> None:
+        """Append that members have changed, and say it on the terminal."""
+        self.event("members", text)
+        print(f"uneven: {text}", file=sys.stderr)
 
     def plan(self, iterations: int) -> None:
         """Say how long the run will be."""

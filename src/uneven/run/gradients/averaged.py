@@ -12,6 +12,8 @@ from uneven.control.reports import Report
 from uneven.core.turn import Turn
 from uneven.data.hands import Hands
 from uneven.run.context import Context
+from uneven.run.elastic.carrier import ElasticCarrier
+from uneven.run.elastic.elastic import Elastic
 from uneven.run.gradients.carrier import GradientCarrier
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.observer import ExchangeObserver
@@ -36,6 +38,9 @@ class Averaged:
 
     def exchange(self, context: Context, out: Outlook, hands: Hands, observer: ExchangeObserver) -> None:
         """Make the carrier, where gradients are to be exchanged; every rank calls it at the same time."""
+        if context.elastic is not None:
+            self._exchange_elastically(context, context.elastic, hands, observer)
+            return
         roll, group = context.connection.roll, gradient_group(out, context.rank, context.members)
         if roll is None or group is None:
             return
@@ -49,6 +54,23 @@ class Averaged:
             turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
             group=group,
             report_length=len(Report._fields),
+        )
+
+    def _exchange_elastically(
+        self, context: Context, elastic: Elastic, hands: Hands, observer: ExchangeObserver
+    ) -> None:
+        hands.exchanged = True
+        self.members = context.members
+        self.carrier = elastic.carrier = ElasticCarrier(
+            turn_now=lambda: hands.turn,
+            observer=observer,
+            on_nonfinite=context.nonfinite("gradient"),
+            turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / len(context.members)),
+            report_length=len(Report._fields),
+            membership=elastic.membership,
+            returned=elastic.returned,
+            changed=elastic.changed,
+            announce=elastic.announce,
         )
 
     def attach(

@@ -124,25 +124,34 @@ class GradientCarrier:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         refuse_sparse_on_accelerator(model)
         self._group = dist.group.WORLD if self.group is None else self.group
-        self._ddp = DistributedDataParallel(
-            model,
-            process_group=self._group,
-            gradient_as_bucket_view=True,
-            find_unused_parameters=find_unused_parameters,
-            bucket_cap_mb=bucket_cap_mb,
-            **_NO_BROADCAST,
-        )
+        self._wrap(model, find_unused_parameters, bucket_cap_mb, self._group)
         take_from_first(model.buffers(), self._group)  # before torch 2.13, NO_BROADCAST left out the first one too
-        self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
         self._statistics = BatchStatistics.of(model, self._group)
         self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
         self.piggyback = Piggyback(self._group.rank(), self._group.size(), self.report_length) if on_host else None
+        self._hang(model)
+        self._handles += weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer)
+
+    def _wrap(
+        self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None, group: dist.ProcessGroup
+    ) -> None:
+        """Have DDP's reducer fill buckets; its own messages, before the first exchange, go through ``group``."""
+        self._ddp = DistributedDataParallel(
+            model,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=find_unused_parameters,
+            bucket_cap_mb=bucket_cap_mb,
+            **_NO_BROADCAST,
+        )
+        self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
+
+    def _hang(self, model: nn.Module) -> None:
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ModelHook(self._after_forward)),
-            *weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer),
         ]
 
     def detach(self) -> None:

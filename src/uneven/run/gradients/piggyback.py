@@ -12,10 +12,10 @@ import torch
 from uneven.run.gradients.instep import mark
 from uneven.run.lines.transport import Rows
 
-_MOST_RANKS = 64
+MOST_RANKS = 64
 """Larger groups piggyback no rows: each rank adds a table of all ranks to the sum, which is mostly zeros."""
 
-_WIDE = (torch.float32, torch.float64)
+WIDE = (torch.float32, torch.float64)
 """Types of gradients in whose sum a number keeps its 24 bits."""
 
 
@@ -90,7 +90,7 @@ class _ExtendedBucket:
         if self._used or called or row is not None:
             self.call.fill_(float(called))
             if self.table is not None:
-                _fill(row, self.table, rank)
+                fill_row(row, self.table, rank)
             self._used = called or row is not None
 
     def empty(self) -> tuple[bool, bool]:
@@ -184,7 +184,7 @@ class Piggyback:
 
     def _row_slots(self) -> int:
         """Numbers of a row that fit: all or none."""
-        return self._length if self._wide and self._size <= _MOST_RANKS else 0
+        return self._length if self._wide and self._size <= MOST_RANKS else 0
 
     def collect(self) -> None:
         """All sums are there: give the bucket its own, hear whether any rank called, and complete pending rows."""
@@ -195,7 +195,7 @@ class Piggyback:
         if self._changed or self._place != len(self._buckets):
             del self._buckets[self._place :]
             self._index = min(range(self._place), key=lambda place: self._buckets[place].nbytes)
-            self._wide = self._buckets[self._index].dtype in _WIDE
+            self._wide = self._buckets[self._index].dtype in WIDE
         self._place, self._changed, self._attached = 0, False, False
 
     def _listen(self, extended: _ExtendedBucket, called: bool) -> None:
@@ -204,7 +204,7 @@ class Piggyback:
             self._pending = None
             self.heard = Heard(called or self.heard.called, {})  # what was said before has been said again
         elif called:
-            rows = {} if extended.table is None else _said(extended.table.sum(1, dtype=np.float64))
+            rows = {} if extended.table is None else rows_said(extended.table.sum(1, dtype=np.float64))
             self.heard = Heard(True, self.heard.rows | rows)
 
     def take(self) -> Heard | None:
@@ -213,12 +213,12 @@ class Piggyback:
         return heard if self._index >= 0 else None
 
 
-def _said(rows: Rows) -> dict[int, list[float]]:
+def rows_said(rows: Rows) -> dict[int, list[float]]:
     """Of those that are not all zeros, by rank."""
     return {int(rank): rows[rank].tolist() for rank in np.flatnonzero(rows.any(axis=1))}
 
 
-def _fill(row: npt.NDArray[np.float64] | None, table: npt.NDArray[np.floating], rank: int) -> None:
+def fill_row(row: npt.NDArray[np.float64] | None, table: npt.NDArray[np.floating], rank: int) -> None:
     table[:] = 0.0
     if row is None or not len(row):
         return

@@ -47,6 +47,21 @@ class BatchStatistics:
         """Start the exchange; every rank calls it after the same forward pass."""
         if self._work is not None:  # several forward passes before one backward pass
             self.finish()
+        self._flat = self.flat()
+        if self._flat is not None:
+            self._work = begin_sum(self._flat.mul_(weight), self._group)
+
+    def finish(self) -> None:
+        """Wait for the exchange and write the mean back."""
+        if self._work is None or self._flat is None:
+            return
+        self._work.wait()
+        self.put(self._flat)
+        self._work = self._flat = None
+
+    def flat(self) -> torch.Tensor | None:
+        """This worker's statistics of the layers that are in training, one after the other: float64, shape (numbers,);
+        None where no layer is."""
         self._moving = [
             tensor
             for layer in self._layers
@@ -54,17 +69,10 @@ class BatchStatistics:
             for tensor in (layer.running_mean, layer.running_var)
             if tensor is not None
         ]
-        if not self._moving:
-            return
-        self._flat = torch.cat([tensor.reshape(-1).double() for tensor in self._moving]).mul_(weight)
-        self._work = begin_sum(self._flat, self._group)
+        return torch.cat([tensor.reshape(-1).double() for tensor in self._moving]) if self._moving else None
 
-    def finish(self) -> None:
-        """Wait for the exchange and write the mean back."""
-        if self._work is None or self._flat is None:
-            return
-        self._work.wait()
-        pieces = self._flat.split([tensor.numel() for tensor in self._moving])
+    def put(self, flat: torch.Tensor) -> None:
+        """Write them back into the layers that :meth:`flat` took them from."""
+        pieces = flat.split([tensor.numel() for tensor in self._moving])
         for tensor, piece in zip(self._moving, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))
-        self._work = self._flat = None

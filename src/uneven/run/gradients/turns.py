@@ -34,6 +34,10 @@ class Turns:
         self._rank, self._members = rank, members
         self._group: tuple[int, ...] | None = None  # those whose gradients are averaged
 
+    def members_changed(self, members: tuple[int, ...]) -> None:
+        """Others take part from the next step on."""
+        self._members = members
+
     def take(self, plan: StepPlan) -> None:
         """The plan of the next step, which seldom is another than that of the step before."""
         if plan is not self.plan:

@@ -11,7 +11,7 @@ class Plans:
     """A policy's, for one worker; a plan that is the same at every step is asked for once.
 
     Args:
-        members: of the whole run; nobody leaves or joins yet, so this is generation 0 to the end.
+        members: that the run begins with.
         sites: where each rank is.
     """
 
@@ -19,6 +19,11 @@ class Plans:
         self._policy = policy
         self._first = SyncView(rank=rank, clock=0, members=members, generation=0, sites=sites)
         self._constant: StepPlan | None = None
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        """Others take part from the next step on."""
+        self._first = self._first._replace(members=members, generation=generation)
+        self._constant = None
 
     def at(self, clock: int) -> StepPlan:
         """When the worker has taken so many steps."""

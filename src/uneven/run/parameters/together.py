@@ -97,12 +97,12 @@ class Alike:
     followed = exchanging = False
 
     def __init__(self, plans: Plans) -> None:
-        self._plans = plans
+        self.plans = plans
         self.clock = 0
 
     def plan(self) -> StepPlan:
         """See :class:`Exchanging`, as with all methods here."""
-        return self._plans.at(self.clock)
+        return self.plans.at(self.clock)
 
     def before(self, part: Portion, plan: StepPlan) -> None: ...
 

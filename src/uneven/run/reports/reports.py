@@ -15,10 +15,12 @@ from uneven.balance import Balancer
 from uneven.balance.bounds import profiled_limits
 from uneven.balance.profile import Profile
 from uneven.control import Decider, Forecaster
+from uneven.core.membership import Generation
 from uneven.core.views import Limits
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
+from uneven.errors import ConfigError
 from uneven.predict import predictors
 from uneven.run.context import Context
 from uneven.run.gradients.piggyback import Piggyback
@@ -66,6 +68,7 @@ class Reports:
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._cost_s = 0.0  # of the last exchange of reports
+        self._bounds: dict[int, tuple[int, int]] = {}  # least and greatest share of each worker
 
     def measure_on(self, device: torch.device) -> None:
         """The model is on this device."""
@@ -97,14 +100,21 @@ class Reports:
             },
             "session.loader",
         )
-        limits = Limits(
-            lower=tuple(one["_lower"] for one in said),
-            upper=tuple(min(one["_upper"], loader.batch_size) for one in said),
-        )
+        self._bounds = {
+            rank: (one["_lower"], min(one["_upper"], loader.batch_size)) for rank, one in enumerate(said)
+        }
+        elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)
+        if elastic is not None:
+            _refuse_unlike(said)
+            if elastic.membership.joins_later:  # it is alone until it is let in
+                alone = Limits(lower=(min_batch,), upper=(loader.batch_size,))
+                self._agreed = _Agreed(balancer, alone, loader.batch_size, lookahead)
+                return
+        limits = _limits(self._bounds, self._context.members)
         limits.check(loader.batch_size)
-        self._agreed = _Agreed(balancer, limits, loader.batch_size, max(one["_lookahead"] for one in said))
+        self._agreed = _Agreed(balancer, limits, loader.batch_size, lookahead)
         self._slow = self._slow_loop(self._agreed, {})
-        self._turns.least = limits.lower[self._context.rank]
+        self._turns.least = limits.lower[self._context.place]
         if self._own_pace is not None:
             self._own_pace.counter.begin(loader.paced, max(limits.lower))
 
@@ -172,6 +182,43 @@ class Reports:
             self._slow.load_state_dict(self._loaded)
         return profiles
 
+    # ---------------------------------------------------------------- members that come and go
+    def introduction(self) -> dict[str, Any]:
+        """What the others need to know of this worker, which joins later."""
+        assert self._agreed is not None
+        return {"lower": self._agreed.limits.lower[0], "upper": self._agreed.limits.upper[0]}
+
+    def members_changed(self, generation: Generation) -> None:
+        """Others take part from the generation's border on.
+
+        Raises:
+            ConfigError: those that are left cannot hold the global batch.
+        """
+        for worker, said in generation.came.items():
+            self._bounds[int(worker)] = (said["lower"], said["upper"])
+        if self._slow is None or self._agreed is None:
+            return
+        limits = _limits(self._bounds, generation.members)
+        limits.check(self._agreed.global_batch)
+        self._agreed = replace(self._agreed, limits=limits)
+        self._slow.members_changed(generation.border, generation.members, limits)
+        self._turns.least = limits.lower[self._context.place]
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """See :meth:`SlowLoop.for_newcomers`, and what each worker can hold."""
+        assert self._slow is not None
+        return {"slow": self._slow.for_newcomers(), "bounds": list(self._bounds.items())}
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`for_newcomers`, on a newcomer that is a member now."""
+        assert self._agreed is not None
+        self._bounds = {int(worker): (lower, upper) for worker, (lower, upper) in state["bounds"]}
+        limits = _limits(self._bounds, self._context.members)
+        self._agreed = replace(self._agreed, limits=limits)
+        self._slow = self._slow_loop(self._agreed, {})
+        self._slow.take_over(state["slow"])
+        self._turns.least = limits.lower[self._context.place]
+
     # ---------------------------------------------------------------- around a step
     def call(self, iteration: int) -> None:
         """Gradients of all are about to be averaged: call for reports in that exchange, if speed has changed here."""
@@ -221,7 +268,7 @@ class Reports:
 
     def settled(self) -> bool:
         """Whether no split will be decided any more."""
-        return self._slow is not None and not self._slow.adapts
+        return self._slow is not None and not self._slow.adapts and self._context.elastic is None
 
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self) -> dict[str, Any]:
@@ -248,3 +295,21 @@ class Reports:
         self.books.close()
         if self._own_pace is not None:
             self._own_pace.counter.stop()
+
+
+def _limits(bounds: dict[int, tuple[int, int]], members: tuple[int, ...]) -> Limits:
+    return Limits(lower=tuple(bounds[one][0] for one in members), upper=tuple(bounds[one][1] for one in members))
+
+
+def _refuse_unlike(said: list[dict[str, Any]]) -> None:
+    """Where members change, all must have drawn equally far ahead.
+
+    Raises:
+        ConfigError: naming the ranks.
+    """
+    ahead = [one["_lookahead"] for one in said]
+    if len(set(ahead)) > 1:
+        raise ConfigError(
+            f"the loaders of the workers read {ahead} batches ahead: in an elastic run all need the same num_workers "
+            f"and prefetch_factor"
+        )

@@ -23,7 +23,7 @@ from typing import Any
 from uneven.control import Complaint, Controller, Decider, Forecaster, Load, Report, ReportTable
 from uneven.control.controller import Instruction
 from uneven.core.records import ForecastRecord, SplitRecord
-from uneven.core.views import Observation
+from uneven.core.views import Limits, Observation
 from uneven.run.gradients.piggyback import Heard
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.meter import MeterReading
@@ -150,7 +150,8 @@ class SlowLoop:
             self._pending = None
             self._controller.gathered(ReportTable(rows))
         if heard is not None and heard.called:
-            self._controller.called(iteration, {rank: Report(*row) for rank, row in heard.rows.items()})
+            members = self._controller.members
+            self._controller.called(iteration, {members[place]: Report(*row) for place, row in heard.rows.items()})
         self._carry_out(self._controller.ended(self._rank, iteration, load, cost_s, no_early_reports=heard is None))
         return self._pending is not None
 
@@ -163,6 +164,20 @@ class SlowLoop:
             else:
                 self._on_forecast(one.report.forecast(self._rank, one.iteration + 1))
                 self._pending = self._give(one.report)
+
+    def members_changed(self, border: int, members: tuple[int, ...], limits: Limits) -> None:
+        """Others take part from iteration ``border`` on; reports under way among the old members are dropped."""
+        self._controller.members_changed(border, members, limits)
+        self._reporter, self._pending = self._controller.reporter(self._rank), None
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """What a worker that joins now has to know to decide as all do; see :meth:`take_over`."""
+        return self._controller.for_newcomers()
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """This worker has just joined; inverse of :meth:`for_newcomers`."""
+        self._controller.take_over(state)
+        self._reporter = self._controller.reporter(self._rank)
 
     def state_dict(self) -> dict[str, Any]:
         """The decider's state, what this rank's forecaster has learnt, and everybody's past, as plain data."""

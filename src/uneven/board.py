@@ -1,0 +1,90 @@
+"""What the members of an elastic run write for each other to read: a key-value store, and the keys in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Protocol
+
+NEWS, ASKED, WORKERS = "news", "asked", "workers"
+"""Counters: of deaths and of members in a recovery; of workers that have asked to join; of all workers ever."""
+
+
+class Store(Protocol):
+    """What is needed of a store; torch's ``TCPStore`` and ``PrefixStore`` have it. Values are bytes."""
+
+    def get(self, key: str) -> bytes: ...
+    def set(self, key: str, value: str) -> None: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class Board:
+    """One thread's connection to the store. Nothing here waits for another worker.
+
+    Raises, in all methods:
+        RuntimeError: the store has ended, with the launcher that kept it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._asks: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._answered: set[int] = set()
+
+    def look(self, key: str) -> str | None:
+        """What is written there, or None."""
+        return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def write(self, key: str, text: str) -> None:
+        """Write it there."""
+        self.store.set(key, text)
+
+    def write_once(self, key: str, text: str) -> str:
+        """Write it there if nothing is; what is there then, the same for all who ask."""
+        return self.store.compare_set(key, "", text).decode()
+
+    def count(self, key: str, more: int = 0) -> int:
+        """A counter, after so many more."""
+        return self.store.add(key, more)
+
+    # ---------------------------------------------------------------- deaths
+    def bury(self, worker: int, why: str) -> None:
+        """Let all know that a worker is gone. The first to say so says why."""
+        if self.write_once(f"dead/{worker}", why) == why:
+            self.count(NEWS, 1)
+
+    def dead(self, workers: Iterable[int]) -> dict[int, str]:
+        """Those that are gone, and why."""
+        return {one: why for one in workers if (why := self.look(f"dead/{one}")) is not None}
+
+    # ---------------------------------------------------------------- newcomers
+    def ask(self, worker: int, introduction: dict[str, Any]) -> str:
+        """Ask to be a member from the next generation on.
+
+        Returns:
+            Where the number of the generation that lets it in will be written.
+        """
+        place = self.count(ASKED, 1)
+        self.write(f"asks/{place}", json.dumps([worker, introduction]))
+        return f"admitted/{place}"
+
+    def admit(self, workers: Iterable[int], generation: int) -> None:
+        """Let workers in that have asked. Twice is fine."""
+        for place, (worker, _) in self._asks.items():
+            if worker in workers:
+                self.write_once(f"admitted/{place}", str(generation))
+
+    def asking(self) -> dict[int, dict[str, Any]]:
+        """Worker → introduction of those that have asked and were not let in yet, in that order."""
+        for place in range(1, self.count(ASKED) + 1):
+            if place not in self._answered and (text := self.look(f"asks/{place}")) is not None:
+                worker, introduction = json.loads(text)
+                self._asks[place] = worker, introduction
+        for place, (worker, _) in list(self._asks.items()):
+            if self.look(f"admitted/{place}") is not None or self.look(f"dead/{worker}") is not None:
+                self._answered.add(place)
+                del self._asks[place]
+        return dict(self._asks.values())

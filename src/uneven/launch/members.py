@@ -1,0 +1,227 @@
+"""The launcher of a run whose workers may leave and join: it keeps the store, and says at once who has died.
+
+Workers are not torch's elastic agent's here, which ends all when one dies. A launcher on another machine starts workers
+that join (``uneven run --join``); the first one keeps the store until all have come to their end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+
+from uneven.board import WORKERS, Board
+from uneven.errors import ConfigError, LaunchError
+from uneven.folder import TemporaryFolder
+from uneven.jobs import Command, Events, How, Stop, end_all
+from uneven.launch.before import local_workers
+from uneven.launch.failure import Death, all_gone, blame, gone, told_in
+from uneven.launch.here import keep_store
+from uneven.launch.spec import Launch, run_id
+from uneven.launch.watched import environment, shutdown_within_s, variables, watched
+from uneven.world import ELASTIC_VARIABLE
+
+_LOOK_EVERY_S = 0.2
+_RUN = "run"
+"""Where the first launcher says what a joining one needs to know."""
+
+
+class Members:
+    """The workers of this launcher, while they come and go.
+
+    Args:
+        board: of the run.
+        variables: local rank → what its worker finds in its environment.
+        line: program and arguments of a worker.
+        on_lost: told of each worker that did not end well.
+    """
+
+    def __init__(
+        self, board: Board, line: list[str], variables: Callable[[int, int], dict[str, str]], folder: Path,
+        events: Events, on_lost: Callable[[Death], None],
+    ) -> None:  # fmt: skip
+        self.running: dict[int, Command] = {}
+        self.lost: list[Death] = []
+        self.finished: list[int] = []
+        self._board = board
+        self._line = line
+        self._variables = variables
+        self._folder = folder
+        self._events = events
+        self._on_lost = on_lost
+        self._places: dict[int, int] = {}
+
+    def start(self, worker: int) -> None:
+        """Start a worker, with the lowest local rank that is free."""
+        place = next(one for one in range(len(self._places) + 1) if one not in self._places.values())
+        self._places[worker] = place
+        env = {**os.environ, **self._variables(worker, place), "TORCHELASTIC_ERROR_FILE": str(self._error_file(worker))}
+        self.running[worker] = Command(
+            f"worker {worker}", self._line, env=env, events=self._events, ended=lambda process: self._ended(worker)
+        )
+
+    def _ended(self, worker: int) -> None:
+        process = self.running.pop(worker)
+        ending = process.ending
+        assert ending is not None
+        del self._places[worker]
+        if ending.how is How.ENDED and any(self._board.look(f"{end}/{worker}") is not None for end in _ENDS):
+            if self._board.look(f"left/{worker}") is None:
+                self.finished.append(worker)
+            return
+        self._board.bury(worker, f"it {ending.words}")
+        told: dict[str, Any] = {}
+        if self._error_file(worker).is_file():
+            data = json.loads(self._error_file(worker).read_text())
+            told = told_in(json.dumps(data))
+        self.lost.append(
+            Death(rank=worker, pid=process.pid, exit_code=ending.code or 0, ended_s=ending.at_s, told=told)
+        )
+        self._on_lost(self.lost[-1])
+
+    def _error_file(self, worker: int) -> Path:
+        return self._folder / f"{worker}.json"
+
+
+_ENDS = ("through", "left")
+
+
+def run_members(launch: Launch, run_directory: Path | None) -> None:
+    """See :func:`uneven.launch.run`, for ``launch.elastic`` and ``launch.join``.
+
+    Raises:
+        LaunchError: too few workers are left, or all have failed; or the run was interrupted.
+    """
+    with ExitStack() as stack:
+        folder = TemporaryFolder("uneven-launch-")
+        stack.callback(folder.remove)
+        count = local_workers(launch)
+        try:
+            store, host, port, run = _join(launch) if launch.join else _open(launch, count, run_directory)
+        except (DistNetworkError, DistStoreError, RuntimeError) as error:
+            raise LaunchError(f"cannot reach the run at {launch.join or launch.endpoint}: {error}") from error
+        board = Board(store)
+        name = run_id(launch)
+        address = "" if launch.local_addr is None else f":{launch.local_addr}"
+
+        def own_variables(worker: int, place: int) -> dict[str, str]:
+            return {
+                "RANK": str(worker),
+                "WORLD_SIZE": str(run["founders"]),
+                "LOCAL_RANK": str(place),
+                "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": host,
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RUN_ID": name,
+                ELASTIC_VARIABLE: run["elastic"] + address,
+            }
+
+        stack.enter_context(environment(variables(launch, count, run_directory)))
+        events = stack.enter_context(Events())
+        restarts = launch.max_restarts
+        stop = stack.enter_context(Stop(lambda number: events.wake()))
+
+        def lost(death: Death) -> None:
+            nonlocal restarts
+            print(f"uneven: {gone(death)}", file=sys.stderr)
+            if restarts > 0 and not stop.requests and board.look("over") is None:
+                restarts -= 1
+                members.start(board.count(WORKERS, 1) - 1)
+
+        line = [sys.executable, "-u", *(["-m"] if launch.module else []), *launch.target]
+        members = Members(board, line, own_variables, folder.path, events, lost)
+        stack.callback(lambda: end_all(list(members.running.values())))
+        stack.enter_context(watched(launch, name, count, run_directory))
+        for worker in run["own"]:
+            members.start(worker)
+        _supervise(members, events, stop)
+        if not launch.join:
+            _await_others(board, members, events, stop)
+        _end(members, stop)
+
+
+def _supervise(members: Members, events: Events, stop: Stop) -> None:
+    """Until all workers of this launcher have ended."""
+    asked, until_s = 0, float("inf")
+    while members.running:
+        events.wait(_LOOK_EVERY_S if stop.requests else None)
+        if stop.requests > asked:
+            asked = stop.requests
+            until_s = time.monotonic() + shutdown_within_s()
+            for process in list(members.running.values()):
+                process.ask_to_end() if asked == 1 else process.signal(signal.SIGKILL)
+        elif time.monotonic() > until_s:
+            for process in list(members.running.values()):
+                process.signal(signal.SIGKILL)
+
+
+def _await_others(board: Board, members: Members, events: Events, stop: Stop) -> None:
+    """Workers of other machines need the store until they have come to their end."""
+    while not stop.requests and members.finished:
+        everybody = range(board.count(WORKERS))
+        if all(any(board.look(f"{end}/{one}") is not None for end in (*_ENDS, "dead")) for one in everybody):
+            return
+        if board.look("over") is not None and not board.asking():
+            return
+        events.wait(_LOOK_EVERY_S)
+
+
+def _end(members: Members, stop: Stop) -> None:
+    """How it ended.
+
+    Raises:
+        LaunchError: see :func:`run_members`.
+    """
+    if stop.requests:
+        name = signal.Signals(stop.number).name
+        raise LaunchError(f"stopped by {name}; all workers have ended", 128 + stop.number)
+    if members.finished or not members.lost:
+        if members.lost:
+            print(f"uneven: the run has come to its end; {len(members.lost)} of its workers were lost", file=sys.stderr)
+        return
+    if len(members.lost) > 1 and all(one.exit_code == members.lost[0].exit_code < 0 for one in members.lost):
+        raise all_gone(members.lost)
+    first_s = min(one.ended_s for one in members.lost)
+    raise blame(members.lost, first_s=first_s, shutdown_within_s=shutdown_within_s())
+
+
+def _open(launch: Launch, count: int, run_directory: Path | None) -> tuple[Any, str, int, dict[str, Any]]:
+    """Keep the store of a new run."""
+    host, port = launch.meeting
+    store, port = keep_store(host, port)
+    least, most = launch.bounds
+    elastic = f"{least}:{most}:{launch.silence_s:g}"
+    run = {"founders": count, "elastic": elastic, "directory": str(run_directory or "")}
+    store.set(_RUN, json.dumps(run))
+    store.add(WORKERS, count)
+    if not launch.alone:
+        print(f"uneven: others join with `uneven run --join {host}:{port} {launch.target[0]}`", file=sys.stderr)
+    return store, host, port, {**run, "own": range(count)}
+
+
+def _join(launch: Launch) -> tuple[Any, str, int, dict[str, Any]]:
+    """Reach the store of a run that has begun."""
+    assert launch.join is not None
+    host, _, text = launch.join.rpartition(":")
+    if not host or not text.isdigit():
+        raise ConfigError(f"--join {launch.join}: write it as HOST:PORT")
+    limit = timedelta(seconds=_REACHED_WITHIN_S)
+    store = TCPStore(host.strip("[]"), int(text), is_master=False, wait_for_workers=False, timeout=limit)
+    run = json.loads(store.get(_RUN))
+    if store.check(["over"]):
+        raise LaunchError(f"--join {launch.join}: the run has come to its end")
+    own = [store.add(WORKERS, 1) - 1 for _ in range(local_workers(launch))]
+    return store, host, int(text), {**run, "own": own}
+
+
+_REACHED_WITHIN_S = 10.0

@@ -1,0 +1,99 @@
+"""What every launcher of workers on this machine sees to: environment, throttle, the order of their ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from uneven.cluster.throttle import Throttle
+from uneven.errors import ConfigError
+from uneven.jobs.processes import usable_cores
+from uneven.launch.spec import Launch
+from uneven.launch.workers import Workers
+from uneven.rundir import is_ready
+from uneven.world import READY_VARIABLE, RUN_VARIABLE
+
+_SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
+_SHUTDOWN_WITHIN_S = "10"
+
+
+def shutdown_within_s() -> int:
+    """How long a worker may take to end when it is asked to; then it is killed."""
+    text = os.environ.get(_SHUTDOWN_VARIABLE, _SHUTDOWN_WITHIN_S)
+    if not text.isdigit():
+        raise ConfigError(f"{_SHUTDOWN_VARIABLE}={text!r} must be a whole number of seconds")
+    return int(text)
+
+
+def variables(launch: Launch, count: int, run_directory: Path | None) -> dict[str, str]:
+    """What the workers find in their environment on top of the user's own and torch's."""
+    variables = {} if run_directory is None else {RUN_VARIABLE: str(run_directory)}
+    if launch.wait_ready:
+        variables[READY_VARIABLE] = "1"
+    if "OMP_NUM_THREADS" not in os.environ:
+        # More threads than cores cost more than they bring.
+        variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
+    if launch.here is not None and launch.local_addr is None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    return variables
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    touched = [*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE"]  # torch sets the last one and leaves it
+    before = {name: os.environ.get(name) for name in touched}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _readiness(launch: Launch, run_directory: Path | None) -> Callable[[int], bool]:
+    """Tells whether a rank is to be throttled now."""
+    if not launch.wait_ready or run_directory is None:
+        return lambda rank: True
+    late_s = time.monotonic() + launch.ready_within_s
+    said: set[int] = set()
+    late: set[int] = set()
+
+    def ready(rank: int) -> bool:
+        if is_ready(run_directory, rank):
+            said.add(rank)
+            return True
+        if rank in said or time.monotonic() < late_s:
+            return False  # it is through, or has time
+        if rank not in late:
+            late.add(rank)
+            print(
+                f"uneven: rank {rank} did not start training within {launch.ready_within_s:g} s (a loader of an "
+                f"uneven.Session says so when it is first used): it has its share from now on",
+                file=sys.stderr,
+            )
+        return True
+
+    return ready
+
+
+@contextmanager
+def watched(launch: Launch, name: str, count: int, run_directory: Path | None) -> Iterator[Workers]:
+    with ExitStack() as stack:
+        throttle = None
+        if launch.shares:
+            throttle = (stack.enter_context(Throttle(period_s=launch.throttle_period_s)), launch.shares)
+
+        workers = Workers(name, count, throttle=throttle, ready=_readiness(launch, run_directory))
+        try:
+            yield workers
+        except BaseException:
+            workers.close(kill=True)
+            raise
+        workers.close(kill=False)

@@ -1,0 +1,332 @@
+"""An elastic run as one worker carries it: what follows when members change, and how they change between two steps."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from uneven.core.membership import Generation, Members
+from uneven.core.records import MembershipRecord
+from uneven.data.order import Portion
+from uneven.data.returned import Returned
+from uneven.errors import TrainingError
+from uneven.run.elastic import parcel
+from uneven.run.elastic.carrier import ElasticCarrier
+from uneven.run.elastic.membership import LeftOut, Membership, told
+from uneven.run.elastic.slots import DOOR, LEAVES
+from uneven.run.lines.circle import Broken
+
+
+class Run(Protocol):
+    """What an elastic run needs of the loop that it is in."""
+
+    def members_changed(self, generation: Generation) -> None:
+        """Others take part, from now on."""
+        ...
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """Where the run is, plain data: what a worker needs to go on as all do."""
+        ...
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`for_newcomers`, on a newcomer."""
+        ...
+
+    def introduction(self) -> dict[str, Any]:
+        """What the others need to know of this worker before it joins, plain data."""
+        ...
+
+
+class Left(SystemExit):
+    """This worker was told to leave, and has; the others go on. Ends the program with exit code 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass
+class _Attached:
+    """The user's objects that hold state."""
+
+    model: nn.Module
+    others: tuple[Any, ...]  # optimizers first; all with state_dict and load_state_dict
+    versions: list[int] = field(default_factory=list)  # of the parameters when a newcomer was given them
+
+
+class Elastic:
+    """See the module.
+
+    Args:
+        write: where records go.
+        say: says something to the user.
+
+    Attributes:
+        returned: which samples come again.
+        leaving: whether this worker leaves after its step.
+    """
+
+    def __init__(
+        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[[str], None]
+    ) -> None:
+        self.membership = membership
+        self.returned = Returned(membership.members)
+        self.leaving = False
+        self.carrier: ElasticCarrier | None = None
+        self._run: Run | None = None
+        self._attached: _Attached | None = None
+        self._write, self._say = write, say
+        self._later: list[tuple[Generation, float]] = []
+        self._iteration = 0
+        self._in = not membership.joins_later
+        self._over = False
+        self._restore_signal: Callable[[], None] = _nothing
+        self._listen()
+
+    @property
+    def members(self) -> Members:
+        """Those that take part."""
+        return self.membership.members
+
+    def bind(self, run: Run) -> None:
+        """The loop is there."""
+        self._run = run
+
+    def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
+        """The model is there, and what else holds state that a newcomer needs: optimizers, schedulers, …"""
+        self._attached = _Attached(model, tuple(others))
+
+    # ---------------------------------------------------------------- leaving
+    def _listen(self) -> None:
+        """SIGTERM means: finish the step and leave."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # only there can signals be listened to; session.leave() does the same
+        before = signal.signal(signal.SIGTERM, self._on_term)
+        self._restore_signal = lambda: (signal.signal(signal.SIGTERM, before), None)[1]
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        if not self._in:
+            raise Left  # it waits to be let in
+        self.leaving = True
+
+    def announce(self) -> float:
+        """What this member says with the next exchange."""
+        if self.leaving:
+            return LEAVES
+        return DOOR if self.membership.somebody_asks else 0.0
+
+    # ---------------------------------------------------------------- members have changed
+    def changed(self, generation: Generation, now: bool, began_s: float) -> None:
+        """Called by the carrier; see there."""
+        pause_s = time.monotonic() - began_s
+        if now:
+            self._apply(generation, pause_s, self._exchanging())
+        else:
+            self._later.append((generation, pause_s))
+
+    def _exchanging(self) -> int:
+        """The iteration in whose exchange this worker is; −1 between two steps."""
+        assert self.carrier is not None
+        return self.carrier.turn.iteration if self.carrier.under_way else -1
+
+    def _apply(self, generation: Generation, pause_s: float, exchanging: int) -> None:
+        assert self._run is not None
+        assert self.carrier is not None
+        self.returned.changed(generation.border, generation.members, exchanging)
+        self.carrier.renew(generation)
+        self._run.members_changed(generation)
+        if generation.left or generation.came:
+            text = told(generation)
+            self._write(
+                MembershipRecord(
+                    rank=self.membership.worker,
+                    iteration=self._iteration,
+                    at_s=time.time(),
+                    generation=generation.number,
+                    members=generation.members,
+                    came=tuple(sorted(map(int, generation.came))),
+                    left=generation.left,
+                    border=generation.border,
+                    pause_s=pause_s,
+                    why=text,
+                )
+            )
+            if self.membership.place == 0:
+                self._say(f"{text}; {len(generation.members)} workers go on with iteration {self._iteration}")
+
+    # ---------------------------------------------------------------- around a step
+    def begins(self, part: Portion) -> None:
+        """A batch is about to be handed out.
+
+        Raises:
+            TrainingError: a newcomer's parameters are not those that it was given.
+        """
+        self._iteration = part.iteration
+        attached = self._attached
+        if attached is not None and attached.versions:
+            if [one._version for one in attached.model.parameters()] != attached.versions:
+                raise TrainingError(
+                    f"worker {self.membership.worker} has joined and was given the model as it is, but its parameters "
+                    f"have changed since: load checkpoints before loader.epoch is asked for, or the loop begins"
+                )
+            attached.versions = []
+
+    def step_over(self) -> None:
+        """A step is over, and the next one has not begun: members may change.
+
+        Raises:
+            Left: this one was told to leave.
+        """
+        later, self._later = self._later, []
+        for generation, pause_s in later:
+            self._apply(generation, pause_s, -1)
+        carrier = self.carrier
+        assert carrier is not None
+        announced = carrier.announced()
+        # Where members have changed at this very place, those that had completed the exchange have seen to it.
+        if not any(announced) or self.membership.generation.exchange == carrier.exchanges:
+            return
+        self._change_members(leaving=announced[self.membership.place] == LEAVES)
+
+    def _change_members(self, leaving: bool) -> None:
+        carrier, began_s = self.carrier, time.monotonic()
+        assert carrier is not None
+        while True:
+            new = carrier.next_generation(between=True, leaving=leaving)
+            if leaving:
+                self._leave()
+            try:
+                carrier.hand_over(new, lacking=False)
+                self.changed(new, True, began_s)
+                if new.came:
+                    carrier.wrap_again()
+                    self._give_state(new)
+                return
+            except Broken:
+                continue
+
+    def _leave(self) -> None:
+        self._over = True
+        self.membership.board.write(f"left/{self.membership.worker}", "")
+        self._say(f"worker {self.membership.worker} was told to leave, and has left after iteration {self._iteration}")
+        raise Left
+
+    # ---------------------------------------------------------------- newcomers
+    def _give_state(self, new: Generation) -> None:
+        """One of those that were there gives a newcomer all that it needs; the others go on."""
+        worker = self.membership.worker
+        donor, *_ = [one for one in new.members if str(one) not in new.came]
+        if worker != donor:
+            return
+        assert self._run is not None
+        assert self._attached is not None
+        assert self.carrier is not None
+        text, tensors = parcel.pack(
+            {
+                "run": self._run.for_newcomers(),
+                "returned": self.returned.state(),
+                "exchanges": self.carrier.exchanges,
+                "by": self.carrier.by,
+                "model": dict(self._attached.model.state_dict()),
+                "others": [one.state_dict() for one in self._attached.others],
+            }
+        )
+        self.membership.board.write(f"state/{new.number}", json.dumps([text, parcel.shapes(tensors)]))
+        self._move(new, donor, tensors)
+
+    def _move(self, new: Generation, donor: int, tensors: list[Tensor]) -> None:
+        those = (donor, *sorted(map(int, new.came)))
+        circle = self.membership.circle("state", those)
+        for one in tensors:
+            circle.wait(circle.broadcast(one, 0))
+        circle.drop()
+
+    def enter(self) -> None:
+        """A worker that joins later asks to be let in, and takes over the state of the run. Others: nothing.
+
+        Raises:
+            PeerError: the run has ended.
+        """
+        if self._in or self._run is None or self._attached is None or self.carrier is None:
+            return
+        new: Generation | None = None
+        while not self._in:
+            try:
+                if new is None:
+                    new = self.membership.ask(self._run.introduction(), self._waits)
+                    self.carrier.exchanges = new.exchange
+                else:
+                    new = self.carrier.next_generation(between=True, new=True)
+                if self.carrier.circle is None:
+                    self.carrier.circle = self.membership.circle("gradients")
+                self._take_state(new)
+                self._in = True
+            except LeftOut:
+                new = None
+            except Broken:
+                continue
+
+    def _waits(self, waited_s: float) -> None:
+        if 1.0 <= waited_s < 2.0:
+            self._say(f"worker {self.membership.worker} waits to be let in")
+
+    def _take_state(self, new: Generation) -> None:
+        assert self._run is not None
+        assert self._attached is not None
+        assert self.carrier is not None
+        donor, *_ = [one for one in new.members if str(one) not in new.came]
+        key, board = f"state/{new.number}", self.membership.board
+        while (said := board.look(key)) is None:
+            if self.membership.lost():
+                raise Broken("the members have changed before this worker was given the state")
+            time.sleep(0.002)
+        text, shapes = json.loads(said)
+        tensors = parcel.room(shapes)
+        self._move(new, donor, tensors)
+        state = parcel.unpack(text, tensors)
+        model, others = self._attached.model, self._attached.others
+        with torch.no_grad():
+            model.load_state_dict(state["model"])
+        for one, its in zip(others, state["others"], strict=True):
+            one.load_state_dict(its)
+        self.carrier.exchanges, self.carrier.by = state["exchanges"], state["by"]
+        self.carrier.renew(new)
+        self.returned.take_up(state["returned"])
+        self._run.take_over(state["run"])
+        self._attached.versions = [one._version for one in model.parameters()]
+        count = sum(one.nbytes for one in tensors)
+        self._say(f"worker {self.membership.worker} has joined, with {count / 1e6:.3g} MB of state from worker {donor}")
+
+    # ---------------------------------------------------------------- the end
+    def close(self, failed: bool) -> None:
+        """The session ends; without a failure, when all members have come to their end."""
+        self._restore_signal()
+        if self._over:
+            self.membership.close()
+            return
+        self._over = True
+        try:
+            if not failed and self._in and self.carrier is not None and self.carrier.circle is not None:
+                self.membership.part_company(self.carrier.serve)
+        finally:
+            self.membership.close()
+
+
+class Fixed:
+    """Where nobody leaves or joins; stands where :class:`Elastic` does around a step."""
+
+    def begins(self, part: Portion) -> None: ...
+
+    def step_over(self) -> None: ...
+
+
+def _nothing() -> None:
+    pass

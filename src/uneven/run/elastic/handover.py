@@ -1,0 +1,102 @@
+"""What the loop of a run does when members change, and what it tells a newcomer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from uneven.core.membership import Generation
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Cursor, Portion
+from uneven.data.stream import is_stream
+from uneven.errors import ConfigError, DataError
+from uneven.run.loop import StepLoop
+
+
+class LoopOfMembers:
+    """See :class:`uneven.run.elastic.elastic.Run`.
+
+    Attributes:
+        loader: of the session, once there is one.
+    """
+
+    def __init__(self, loop: StepLoop) -> None:
+        self.loader: BalancedLoader | None = None
+        self._loop = loop
+
+    @property
+    def joins_later(self) -> bool:
+        """Whether the run began without this worker."""
+        elastic = self._loop.context.elastic
+        return elastic is not None and elastic.membership.joins_later
+
+    def leave(self) -> None:
+        """See :meth:`uneven.Session.leave`."""
+        elastic = self._loop.context.elastic
+        if elastic is None:
+            raise ConfigError("session.leave: start the run with `uneven run --elastic MIN:MAX`")
+        elastic.leaving = True
+
+    def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
+        """What a newcomer has to be given.
+
+        Raises:
+            ConfigError: something that was given to ``session.setup`` has no state.
+        """
+        for one in others:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise ConfigError(
+                    f"session.setup: {type(one).__name__} has no state_dict and load_state_dict; give it the model, "
+                    f"its optimizers, and what else a worker that joins needs"
+                )
+        if self._loop.context.elastic is not None:
+            self._loop.context.elastic.attach(model, others)
+
+    def loading(self, dataset: Any) -> dict[str, Any]:
+        """Of a loader's arguments, those that are for workers that leave and join.
+
+        Raises:
+            DataError: the data set is a stream.
+        """
+        elastic = self._loop.context.elastic
+        if elastic is None:
+            return {}
+        if is_stream(dataset):
+            raise DataError(
+                "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
+                "that is lost cannot be read again"
+            )
+        return {"changing": elastic.returned, "enter": elastic.enter}
+
+    def members_changed(self, generation: Generation) -> None:
+        """Others take part, from now on."""
+        self._loop.members_changed(generation.members, generation.number)
+        self._loop.reports.members_changed(generation)
+
+    def introduction(self) -> dict[str, Any]:
+        """What the others need to know of this worker before it joins."""
+        return self._loop.reports.introduction()
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """Where the run is, between two steps."""
+        assert self.loader is not None
+        cursor, drawn = self.loader.place()
+        return {
+            "cursor": tuple(cursor),
+            "drawn": [asdict(part) for part in drawn],
+            "clock": self._loop.agreement.clock,
+            "reports": self._loop.reports.for_newcomers(),
+        }
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`for_newcomers`."""
+        assert self.loader is not None
+        elastic = self._loop.context.elastic
+        assert elastic is not None
+        self.loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
+        self._loop.agreement.clock = state["clock"]
+        self._loop.members_changed(elastic.members, elastic.membership.generation.number)
+        self._loop.reports.take_over(state["reports"])

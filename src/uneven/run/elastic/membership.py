@@ -1,0 +1,288 @@
+"""Which workers take part in a run, as one of them knows it, and how to get from one generation to the next.
+
+The store holds, for generation n, ``generation/n`` (written once, by whichever member was first to know all that is
+needed) and ``said/n/W``, what member W said when n ended. So all members come to the same next generation, and one
+that dies in the midst of it leaves the others able to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uneven.board import NEWS, Board
+from uneven.core.membership import (
+    Generation,
+    Members,
+    Statement,
+    first_generation,
+    generation_of,
+    statement_of,
+    successor,
+)
+from uneven.errors import PeerError
+from uneven.run.elastic.watch import Watch
+from uneven.run.lines.circle import Circle
+
+_LOOK_EVERY_S = 0.002
+
+
+class LeftOut(PeerError):
+    """The others have gone on without this worker."""
+
+
+class Membership:
+    """One worker's place among those that come and go.
+
+    Args:
+        worker: this one, for life.
+        founders: workers that the run begins with; this is one of them, or joins later.
+        bounds: least and greatest number of members.
+        connect: a new connection to the store.
+        silence_s: see :class:`~uneven.run.elastic.watch.Watch`.
+        timeout_s: how long to wait for a worker that is alive.
+        interface: address of this machine for the others; None is the loopback.
+
+    Attributes:
+        generation: the newest that this worker takes part in.
+    """
+
+    def __init__(
+        self, worker: int, founders: int, bounds: tuple[int, int], connect: Callable[[], Any], *, silence_s: float,
+        timeout_s: float, interface: str | None = None,
+    ) -> None:  # fmt: skip
+        self.worker = worker
+        self.founders = founders
+        self.bounds = bounds
+        self.timeout_s = timeout_s
+        self.generation: Generation = first_generation(founders)
+        self.history: dict[int, Members] = {0: self.generation.members}
+        self.board = Board(connect())
+        self._groups_store, self._interface = connect(), interface
+        self._news = 0  # as last looked at
+        self._lost = False
+        self.watch = Watch(Board(connect()), worker, self.generation.members, silence_s)
+
+    @property
+    def joins_later(self) -> bool:
+        """Whether the run began without this worker."""
+        return self.worker >= self.founders
+
+    @property
+    def members(self) -> Members:
+        """Those that take part, ascending."""
+        return self.generation.members
+
+    @property
+    def place(self) -> int:
+        """This worker's position among them; its own number before it is one of them."""
+        return self.generation.place(self.worker) if self.worker in self.generation.members else self.worker
+
+    # ---------------------------------------------------------------- what has happened
+    def lost(self) -> bool:
+        """Whether a member of this generation is gone, or has given it up; cheap, to be asked while one waits.
+
+        Raises:
+            PeerError: the store has ended.
+        """
+        try:
+            news = self.board.count(NEWS)
+            if news != self._news:
+                self._news = news
+                n, members = self.generation.number, self.generation.members
+                self._lost = bool(self.board.dead(members)) or any(
+                    self.board.look(f"said/{n}/{one}") is not None for one in members if one != self.worker
+                )
+        except RuntimeError as error:
+            raise self._ended(error) from error
+        return self._lost
+
+    @property
+    def somebody_asks(self) -> bool:
+        """Whether a worker stands at the door, and there is room."""
+        return self.watch.asked and len(self.members) < self.bounds[1]
+
+    # ---------------------------------------------------------------- from one generation to the next
+    def agree(self, said: Statement) -> Generation:
+        """End this generation; the next one, which may be without members that are gone.
+
+        Raises:
+            LeftOut: the others took this worker for gone.
+            PeerError: a member that is alive says nothing within the time-out; the store has ended; too few are left.
+        """
+        old = self.generation
+        try:
+            new = self._agreed(old, said)
+        except RuntimeError as error:
+            if isinstance(error, PeerError):
+                raise
+            raise self._ended(error) from error
+        if said.leaving:
+            return new
+        if self.worker not in new.members:
+            why = new.why.get(str(self.worker), "")
+            raise LeftOut(
+                f"worker {self.worker} was left out, and the others have gone on without it ({why}): it was stopped, "
+                f"or cut off from them; start a new one with `uneven run --join`"
+            )
+        self.enter(new)
+        if len(new.members) < self.bounds[0]:
+            raise PeerError(
+                f"{len(new.members)} workers are left, and the run needs {self.bounds[0]} (--elastic "
+                f"{self.bounds[0]}:{self.bounds[1]}): {told(new)}"
+            )
+        return new
+
+    def enter(self, new: Generation) -> None:
+        """This worker takes part in it."""
+        self.generation = new
+        self.history[new.number] = new.members
+        self.watch.members = new.members
+        self._news, self._lost = -1, False
+
+    def circle(self, purpose: str, those: Members | None = None) -> Circle:
+        """The process group of this generation for one purpose; all members call it at the same time.
+
+        Args:
+            those: the members that are in it, in order of their places; all if None.
+
+        Raises:
+            Broken: a member was gone.
+            PeerError: one that is alive did not come in time.
+        """
+        new = self.generation
+        name, those = f"circle/{new.number}/{purpose}", new.members if those is None else those
+        try:
+            return Circle(
+                self._groups_store, name, those.index(self.worker), len(those), interface=self._interface,
+                lost=self.lost, timeout_s=self.timeout_s,
+            )  # fmt: skip
+        except TimeoutError as error:
+            raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None
+
+    def missing(self, what: str, exchange: int) -> PeerError:
+        """The error where an exchange has not ended in time though nobody is known to be gone: who is not in it?"""
+        n = self.generation.number
+        try:
+            self.board.write(f"waits/{n}/{exchange}/{self.worker}", what)
+            time.sleep(_GRACE_S)
+            absent = [one for one in self.members if self.board.look(f"waits/{n}/{exchange}/{one}") is None]
+        except RuntimeError as error:
+            return self._ended(error)
+        if absent:
+            who = ", ".join(map(str, absent))
+            return PeerError(
+                f"{what}: worker {who} did not take part within {self.timeout_s:g} s, but is alive: it hangs "
+                f"elsewhere, left the loop that the others are in, or is only slow and needs a larger timeout_s"
+            )
+        return PeerError(
+            f"{what} failed on worker {self.worker} although all of {self.members} are alive and wait in it: the "
+            f"connection between some of them broke, or timeout_s = {self.timeout_s:g} is too short"
+        )
+
+    # ---------------------------------------------------------------- the door
+    def ask(self, introduction: dict[str, Any], waiting: Callable[[float], None]) -> Generation:
+        """Ask to be a member, and wait until the others let this worker in.
+
+        Args:
+            introduction: what they need to know of it, plain data.
+            waiting: called every second or so with how long it has waited, in seconds.
+
+        Raises:
+            PeerError: the run has ended, or its store has.
+        """
+        try:
+            key = self.board.ask(self.worker, introduction)
+            began_s = said_s = time.monotonic()
+            while (text := self.board.look(key)) is None:
+                if self.board.look("over") is not None:
+                    raise PeerError(f"worker {self.worker} came too late: the run has ended")
+                time.sleep(_LOOK_EVERY_S)
+                now_s = time.monotonic()
+                if now_s - said_s > 1.0:
+                    said_s = now_s
+                    waiting(now_s - began_s)
+            generation = generation_of(self.board.store.get(f"generation/{text}").decode())
+        except RuntimeError as error:
+            if isinstance(error, PeerError):
+                raise
+            raise self._ended(error) from error
+        self.enter(generation)
+        return generation
+
+    # ---------------------------------------------------------------- the end
+    def part_company(self, serve: Callable[[], None]) -> None:
+        """This worker has come to its end: wait until all members have, as one may still need what this one has.
+
+        Args:
+            serve: called when a member has given the generation up; it takes part in what follows from that.
+
+        Raises:
+            PeerError: somebody does not come to its end within the time-out.
+        """
+        self.board.write(f"through/{self.worker}", "")
+        until_s = time.monotonic() + self.timeout_s
+        while True:
+            open_ = [one for one in self.members if self.board.look(f"through/{one}") is None]
+            if not open_ or set(open_) <= set(self.board.dead(open_)):
+                self.board.write("over", "")
+                return
+            if self.lost():
+                serve()
+                until_s = time.monotonic() + self.timeout_s
+            if time.monotonic() > until_s:
+                who = ", ".join(map(str, open_))
+                raise PeerError(f"worker {who} did not come to its end within {self.timeout_s:g} s")
+            time.sleep(_LOOK_EVERY_S)
+
+    def close(self) -> None:
+        """Stop looking after the others."""
+        self.watch.close()
+
+    # ----------------------------------------------------------------
+    def _agreed(self, old: Generation, said: Statement) -> Generation:
+        n, board = old.number, self.board
+        board.write(f"said/{n}/{self.worker}", said.text())
+        board.count(NEWS, 1)
+        until_s = time.monotonic() + self.timeout_s
+        while (text := board.look(f"generation/{n + 1}")) is None:
+            gone = board.dead(old.members)
+            statements = {
+                one: statement_of(text)
+                for one in old.members
+                if one not in gone and (text := board.look(f"said/{n}/{one}")) is not None
+            }
+            if len(statements) + len(gone) == len(old.members):
+                new = successor(old, statements, gone, board.asking(), self.bounds[1])
+                text = board.write_once(f"generation/{n + 1}", new.text())
+                break
+            if time.monotonic() > until_s:
+                silent = [one for one in old.members if one not in gone and one not in statements]
+                raise PeerError(
+                    f"worker {', '.join(map(str, silent))} did not say where it is within {self.timeout_s:g} s after "
+                    f"members had changed, but is alive: it hangs, or left the loop that the others are in"
+                )
+            time.sleep(_LOOK_EVERY_S)
+        new = generation_of(text)
+        if new.came:
+            board.asking()
+            board.admit(map(int, new.came), new.number)
+        return new
+
+    def _ended(self, error: BaseException) -> PeerError:
+        short = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return PeerError(
+            f"worker {self.worker} cannot reach the store of the run: the launcher that keeps it has ended, or the "
+            f"connection to it is cut ({short})"
+        )
+
+
+def told(generation: Generation) -> str:
+    """Who came and went with it, in words."""
+    said = [f"worker {one} is gone: {generation.why.get(str(one), '')}" for one in generation.left]
+    return "; ".join([*said, *(f"worker {one} has joined" for one in generation.came)]) or "nobody came or went"
+
+
+
+_GRACE_S = 2.0

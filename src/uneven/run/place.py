@@ -1,0 +1,48 @@
+"""Where the worker of a session stands among the others."""
+
+from __future__ import annotations
+
+import torch
+
+from uneven.run.elastic.handover import LoopOfMembers
+from uneven.run.loop import StepLoop
+from uneven.world import World
+
+
+class PlaceInRun:
+    """What a session says of its worker, and of those that take part."""
+
+    world: World
+    _loop: StepLoop
+    _members: LoopOfMembers
+
+    @property
+    def rank(self) -> int:
+        """This worker's place, 0 … ``world_size`` − 1; it changes where workers come and go, and 0 is always there."""
+        return self._loop.context.place
+
+    @property
+    def worker(self) -> int:
+        """This worker's number for life: in the journal, and where workers leave and join."""
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers, now."""
+        return len(self._loop.context.members)
+
+    def leave(self) -> None:
+        """This worker is to leave an elastic run, as its machine will be taken away: it finishes the step under way,
+        and the next ``next(loader)`` ends its program. SIGTERM does the same.
+
+        Raises:
+            ConfigError: the run is not elastic.
+        """
+        self._members.leave()
+
+    @property
+    def device(self) -> torch.device:
+        """The device that belongs to this worker: its CUDA device, or the CPU."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.world.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")

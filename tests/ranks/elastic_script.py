@@ -1,0 +1,90 @@
+"""Trains in an elastic run and writes down whose samples each step holds; some workers die, are late, or leave.
+
+Usage: elastic_script.py FOLDER EPOCHS READERS [FAULT …]; a fault is kill@W:I (before the exchange of
+iteration I), after@W:I (dies right after it), late@W:I:V (takes its exchange for failed, when worker V is gone),
+leave@W:I, or door@I (nobody goes on before somebody asks to join).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import uneven
+
+N, X, LR, MOMENTUM = 600, 24, 0.05, 0.9
+
+
+def dataset() -> TensorDataset:
+    """Samples that know their number."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(N, 8, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, (x[:, 0] > 0).long(), torch.arange(N))
+
+
+def model() -> nn.Module:
+    """Begins the same everywhere."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, momentum=0.01), nn.Tanh(), nn.Linear(16, 2)).double()
+
+
+def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
+    net = model()
+    net[1].eval()  # what batch norm computes would depend on who has which samples
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
+    session = uneven.Session()
+    session.setup(net, optimizer)
+    elastic = session._loop.context.elastic
+    assert elastic is not None
+    loader = session.loader(dataset(), batch_size=X, num_workers=readers)
+    worker = session.worker
+    log = (folder / f"{worker}.jsonl").open("a", buffering=1)
+    for _ in range(loader.epoch, epochs):
+        for x, y, ids in loader:
+            part = session._loop.part
+            at = part.iteration
+            if f"door@{at}" in faults:
+                while not elastic.membership.watch.asked:
+                    time.sleep(0.01)
+            late = [one for one in faults if one.startswith(f"late@{worker}:{at}:")]
+            if late:
+                be_late(elastic, int(late[0].rsplit(":", 1)[1]))
+            loss = F.cross_entropy(net(x), y)
+            if f"kill@{worker}:{at}" in faults:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if f"leave@{worker}:{at}" in faults:
+                os.kill(os.getpid(), signal.SIGTERM)
+            loss.backward()
+            log.write(json.dumps([part.epoch, at, ids.tolist() if part.batch(worker) else []]) + "\n")
+            if f"after@{worker}:{at}" in faults:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.save(net.state_dict(), folder / f"{worker}.pt")
+    (folder / f"{worker}.place").write_text(f"{session.rank} of {session.world_size}")
+    session.close()
+
+
+def be_late(elastic: object, victim: int) -> None:
+    """This worker's next exchange has failed, as far as it knows, and that is when the victim is gone already."""
+    carrier = elastic.carrier
+    wait = carrier._wait
+
+    def late() -> bool:
+        carrier._wait = wait
+        while not elastic.membership.board.dead([victim]):
+            time.sleep(0.01)
+        return False
+
+    carrier._wait = late
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,126 @@
+"""Workers die, are late, leave and join in one run: no sample is lost or used twice, and the model is one process's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import elastic_script
+import pytest
+import torch
+import torch.nn.functional as F
+
+from uneven import journal
+from uneven.core.records import MembershipRecord
+
+pytestmark = [pytest.mark.slow(30), pytest.mark.timeout(300)]
+
+HERE = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def await_listening(port: int) -> None:
+    """The first launcher keeps its store."""
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    line = [sys.executable, "-m", "uneven", "run", *map(str, words)]
+    return subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def steps(folder: Path) -> dict[tuple[int, int], list[int]]:
+    """(epoch, iteration) → the samples in it, of all workers."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            epoch, iteration, ids = json.loads(line)
+            found.setdefault((epoch, iteration), []).extend(ids)
+    return dict(sorted(found.items()))
+
+
+def replayed(those: dict[tuple[int, int], list[int]]) -> dict[str, torch.Tensor]:
+    """What one process makes of the same steps."""
+    x, y, _ = elastic_script.dataset().tensors
+    model = elastic_script.model()
+    model[1].eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=elastic_script.LR, momentum=elastic_script.MOMENTUM)
+    for ids in those.values():
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[ids]), y[ids]).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def check(folder: Path, epochs: int, survivors: set[int]) -> None:
+    those = steps(folder)
+    for epoch in range(epochs):
+        used = Counter(one for (of, _), ids in those.items() if of == epoch for one in ids)
+        assert sorted(used) == list(range(elastic_script.N)), "samples were lost"
+        assert set(used.values()) == {1}, "samples were used twice"
+    models = {int(path.stem): torch.load(path) for path in folder.glob("*.pt")}
+    assert set(models) == survivors
+    one = replayed(those)
+    first = models[min(survivors)]
+    for name, tensor in first.items():
+        assert all(torch.equal(tensor, other[name]) for other in models.values()), name
+        assert tensor.dtype != torch.float64 or (tensor - one[name]).abs().max() < 1e-12, name
+    places = sorted((folder / f"{worker}.place").read_text() for worker in survivors)
+    assert places == [f"{place} of {len(survivors)}" for place in range(len(survivors))]
+
+
+def test_killed_late_joined_and_left_in_one_run(tmp_path: Path) -> None:
+    """Worker 3 dies before an exchange, and 1 after one that 0 has not completed; 4 joins; 2 leaves; in mid-epoch."""
+    port, run = free_port(), tmp_path / "run"
+    faults = ["kill@3:7", "after@1:12", "late@0:12:1", "door@33", "leave@2:44"]
+    script = [HERE / "elastic_script.py", tmp_path, 3, 0, *faults]
+    meeting = f"127.0.0.1:{port}"
+    whole = start("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", run, *script)
+    await_listening(port)
+    joins = start("--join", meeting, "--run-dir", tmp_path / "joined", *script)
+    said, said_there = whole.communicate(timeout=200)[1], joins.communicate(timeout=100)[1]
+    assert (whole.returncode, joins.returncode) == (0, 0), said + said_there
+    check(tmp_path, 3, {0, 4})
+    assert "rank 3 " in said, said
+    assert "rank 1 " in said, said
+    assert "worker 2 was told to leave" in said, said
+    assert "worker 4 has joined" in said_there, said_there
+    records = [one for one in journal.read(run).records() if isinstance(one, MembershipRecord) and one.rank == 0]
+    assert [(one.left, one.came) for one in records] == [((3,), ()), ((1,), ()), ((), (4,)), ((2,), ())]
+
+
+def test_rank_0_and_all_but_one_die_while_readers_read_ahead(tmp_path: Path) -> None:
+    """The last of them in the last exchange of an epoch: what it had comes again in one more iteration."""
+    faults = ["kill@0:5", "kill@2:24"]
+    script = [HERE / "elastic_script.py", tmp_path, 2, 1, *faults]
+    run = start("--nproc", 3, "--elastic", "1:3", "--run-dir", tmp_path / "run", *script)
+    said = run.communicate(timeout=200)[1]
+    assert run.returncode == 0, said
+    check(tmp_path, 2, {1})
+    last = max(iteration for epoch, iteration in steps(tmp_path) if epoch == 0)
+    assert last > 24, "25 iterations, from 0, and more for what came again"
+
+
+def test_too_few_are_left(tmp_path: Path) -> None:
+    script = [HERE / "elastic_script.py", tmp_path, 1, 0, "kill@1:3"]
+    run = start("--nproc", 2, "--elastic", "2:3", "--run-dir", tmp_path / "run", *script)
+    said = run.communicate(timeout=200)[1]
+    assert run.returncode in (128 + signal.SIGKILL, 1)
+    assert "the run needs 2" in said, said
