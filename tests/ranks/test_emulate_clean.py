@@ -110,7 +110,7 @@ def test_killed_at_any_moment_it_leaves_nothing_that_the_next_one_does_not_remov
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "after").glob("done-*"))) == 3
     runs.append(emulation_id(done.stderr))
-    assert until(lambda: left_of(runs, namespaces, (str(tmp_path), CHILD)) == set(), 10.0), left_of(
+    assert until(lambda: left_of(runs, namespaces, (str(tmp_path), CHILD)) == set()), left_of(
         runs, namespaces, (str(tmp_path), CHILD)
     )
     assert own_links() == links
@@ -152,7 +152,7 @@ def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
         assert left not in second.stdout
         alive.terminate()
         alive.communicate()
-    assert until(lambda: left_of([left, lives], set(), (str(tmp_path), CHILD)) == set(), 10.0)
+    assert until(lambda: left_of([left, lives], set(), (str(tmp_path), CHILD)) == set())
 
 
 def relays_of(emulator: int) -> list[psutil.Process]:
@@ -195,7 +195,7 @@ def test_asked_to_stop_it_ends_everybody_and_cleans_up(tmp_path: Path, number: s
     assert emulator.returncode == 128 + number
     assert f"stopped by {number.name}; all workers have ended" in err
     assert not still_runs(relay)
-    assert until(lambda: left_of([run], namespaces, (str(tmp_path), CHILD)) == set(), 10.0)
+    assert until(lambda: left_of([run], namespaces, (str(tmp_path), CHILD)) == set())
     assert own_links() == links
 
 
@@ -214,7 +214,7 @@ def test_asked_twice_it_waits_for_nobody(tmp_path: Path) -> None:
         emulator.communicate(timeout=60)
     assert time.monotonic() - begun_s < 9  # ten seconds are given to those who are asked once
     assert emulator.returncode == 128 + signal.SIGINT
-    assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set(), 10.0)
+    assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set())
 
 
 def test_who_delays_packets_is_missed_when_it_dies(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_who_delays_packets_is_missed_when_it_dies(tmp_path: Path) -> None:
         _, err = emulator.communicate(timeout=60)
     assert emulator.returncode == 1
     assert "the process that delays packets has ended with -9" in err
-    assert until(lambda: left_of([run], namespaces, (str(tmp_path), CHILD)) == set(), 10.0)
+    assert until(lambda: left_of([run], namespaces, (str(tmp_path), CHILD)) == set())
 
 
 def test_a_network_that_cannot_be_laid_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_an_error_in_the_middle_of_making_a_network_leaves_nothing(tmp_path: Pat
     assert done.returncode == 1
     assert "`tc` refuses" in done.stderr
     run = emulation_id(done.stderr)
-    assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set(), 10.0)
+    assert until(lambda: left_of([run], set(), (str(tmp_path), CHILD)) == set())
 
 
 def unified() -> Path | None:
@@ -314,4 +314,4 @@ def test_two_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         assert said(tmp_path / run, 3)[0]["heard"] == [run, run]
     runs = [emulation_id(err) for err in errors]
     assert runs[0] != runs[1]
-    assert until(lambda: left_of(runs, set(), (str(tmp_path),)) == set(), 10.0)
+    assert until(lambda: left_of(runs, set(), (str(tmp_path),)) == set())

@@ -98,7 +98,7 @@ def test_nobody_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
         emulator.send_signal(number)
         emulator.communicate(timeout=60)
     assert emulator.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert until(lambda: processes(str(worker)) == [], 10.0)
+    assert until(lambda: processes(str(worker)) == [])
 
 
 def test_a_kill_and_a_death_are_told(tmp_path: Path) -> None:

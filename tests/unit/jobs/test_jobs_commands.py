@@ -176,11 +176,11 @@ def test_a_loop_is_woken_by_threads_and_signals_and_passes_these_on() -> None:
         for _ in range(100_000):  # more than fits
             events.wake()
         events.wait(None)
-        one, pipe = speaks(WAITS.format(number=1, code=9), events=events)
+        one, pipe = speaks(WAITS.format(number=15, code=9), events=events)
         assert said(pipe) == b"\n"
         os.close(pipe)
         with Stop(lambda number: (one.signal(number), events.wake())) as stop:  # type: ignore[func-returns-value]
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)  # nohup has a hangup ignored
             while one.ending is None:
                 events.wait(None)
         assert (stop.requests, one.ending) == (1, Ending.of(9))
