@@ -39,8 +39,21 @@ def ends(line: ProcessLine, how: str) -> None:
 def hangs(line: ProcessLine, *_: Any) -> None:
     """With a process of its own, in code that never asks for a message."""
     call.END_WITHIN_S = 0.0
-    below = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
-    line.send(("pids", os.getpid(), below.pid))
+    _starts_one(line)
     Pulse(line.send).begin("a sleep")
     while True:
         time.sleep(60)
+
+
+def speaks(line: ProcessLine, *_: Any) -> None:
+    """With a process of its own, for as long as somebody listens."""
+    call.END_WITHIN_S = 600.0
+    _starts_one(line)
+    while True:
+        Pulse(line.send).begin("a word")
+        time.sleep(0.002)
+
+
+def _starts_one(line: ProcessLine) -> None:
+    below = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
+    line.send(("pids", os.getpid(), below.pid))

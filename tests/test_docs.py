@@ -211,8 +211,7 @@ def test_numerical_balancing_converges_within_its_limits(page: SimpleNamespace) 
     limits = Limits(lower=(8,) * 4, upper=(128, 70, 128, 128))
     for iteration in range(60):
         observed = tuple(
-            Observation(iteration=iteration, samples=x, local_s=gpu_seconds(rank, x))
-            for rank, x in enumerate(shares)
+            Observation(iteration=iteration, samples=x, local_s=gpu_seconds(rank, x)) for rank, x in enumerate(shares)
         )
         seen = BalanceView(
             iteration=iteration,

@@ -119,9 +119,7 @@ def test_threads(tmp_path: Path) -> None:
 
 @pytest.mark.slow(55)
 @pytest.mark.timeout(240)  # Ray alone takes a quarter of a minute to start, a minute on a busy machine
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'"
-)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'")
 def test_balanced_inside_ray_train(tmp_path: Path) -> None:
     # Ray keeps a token in the home directory and reports its use to its makers unless told not to.
     environment = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}

@@ -136,9 +136,7 @@ def together(
 
 def assert_same(ours: nn.Module, theirs: nn.Module, tolerance: float = 2e-6) -> None:
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(
-            a, b, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -286,9 +284,7 @@ def test_synchronised_batch_norm(me: RankContext) -> None:
         mine, labels = next(iter(session.loader(dataset(), batch_size=X)))
         F.cross_entropy(model(mine), labels).backward()
     for (name, a), b in zip(model.named_parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(
-            a.grad, b.grad, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @ranks(2)

@@ -79,9 +79,7 @@ def uneven(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def launched(
-    options: launch.Launch, run: Path, output: Path | None = None, **env: str
-) -> Iterator[launch.LocalRun]:
+def launched(options: launch.Launch, run: Path, output: Path | None = None, **env: str) -> Iterator[launch.LocalRun]:
     """``launch.start``, forked."""
     task = {"launch": dataclasses.asdict(options), "run_directory": str(run)}
     run.mkdir(parents=True, exist_ok=True)
@@ -246,9 +244,7 @@ def test_a_run_of_one_machine_listens_on_the_loopback_and_leaves_nothing(tmp_pat
         options = launch.Launch(target=(target,), nproc="1", **named)  # type: ignore[arg-type]
         with launched(options, run, TMPDIR=str(tmp_path / "tmp")) as launcher:
             (worker,) = reports(run, 1)
-            where = {
-                one.laddr for one in psutil.Process(launcher.pid).net_connections("tcp") if one.status == "LISTEN"
-            }
+            where = {one.laddr for one in psutil.Process(launcher.pid).net_connections("tcp") if one.status == "LISTEN"}
             assert {address for address, _ in where} <= {"127.0.0.1", "::1"}
             assert int(str(worker["MASTER_PORT"])) in {number for _, number in where}
             (run / "enough").touch()

@@ -157,9 +157,7 @@ for count in deaths.batches(session):
 
 
 @contextmanager
-def workers(
-    n: int, run: Path, act: str, *, dying: int, limit_s: float, always: str = "pass"
-) -> Iterator[list[Script]]:
+def workers(n: int, run: Path, act: str, *, dying: int, limit_s: float, always: str = "pass") -> Iterator[list[Script]]:
     """Ranks started by hand, as on machines without a launcher: nobody ends the survivors."""
     (port,) = quiet_ports(1)
     world = {

@@ -148,9 +148,7 @@ def test_an_error_of_its_own_keeps_its_kind_and_says_where_it_is_from(
     ]
 
 
-def test_ranks_compare_the_distributions_whose_plug_ins_they_use(
-    balancers: Registry[Balancer], tmp_path: Path
-) -> None:
+def test_ranks_compare_the_distributions_whose_plug_ins_they_use(balancers: Registry[Balancer], tmp_path: Path) -> None:
     install(tmp_path)
     balancers.listed()
     assert "plug-ins" not in versions()

@@ -42,9 +42,7 @@ class Costs(NamedTuple):
         return found
 
 
-def earliest_end(
-    costs: Costs, total: int, lower: Floats, upper: Floats, start: Sequence[int]
-) -> tuple[int, ...]:
+def earliest_end(costs: Costs, total: int, lower: Floats, upper: Floats, start: Sequence[int]) -> tuple[int, ...]:
     """Shares for which the last worker finishes as early as possible.
 
     A worker takes as many samples as it can finish by a time T. The least T by which all together finish ``total`` is

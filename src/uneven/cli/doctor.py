@@ -64,8 +64,6 @@ def show(found: list[Finding], console: Console) -> None:
     console.print(table)
     missing = [finding.topic for finding in found if finding.level is Level.MISSING]
     verdict = (
-        f"Several workers cannot train here: {', '.join(missing)}."
-        if missing
-        else "Several workers can train here."
+        f"Several workers cannot train here: {', '.join(missing)}." if missing else "Several workers can train here."
     )
     console.print(Text(f"\n{verdict}", style="bold red" if missing else "bold green"))

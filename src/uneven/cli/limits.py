@@ -18,9 +18,7 @@ class Limit:
     memory_bytes: int | None = None
 
 
-def control_group_limit(
-    mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> Limit:
+def control_group_limit(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Limit:
     """The tightest limit on the way from the root group to this process's own.
 
     Args:

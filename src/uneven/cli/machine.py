@@ -79,9 +79,7 @@ def try_torch(environment: Mapping[str, str] = os.environ, limit_s: float = TRIA
             out, complaints = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
         except OSError as no_room:
             return TorchFacts(error=f"no temporary file can be made: {no_room.strerror or no_room}")
-        trial = subprocess.Popen(
-            command, stdout=out, stderr=complaints, env=dict(environment), start_new_session=True
-        )
+        trial = subprocess.Popen(command, stdout=out, stderr=complaints, env=dict(environment), start_new_session=True)
         error = ""
         try:
             if trial.wait(limit_s) != 0:

@@ -40,13 +40,9 @@ Balance = Annotated[
     str | None,
     option(_TRAINING, f"Who takes how many samples: {BALANCERS}. {_FORECASTS} [default: lb-bsp]", metavar="NAME"),
 ]
-Sync = Annotated[
-    str | None, option(_TRAINING, f"When replicas agree: {POLICIES}. [default: bsp]", metavar="NAME")
-]
+Sync = Annotated[str | None, option(_TRAINING, f"When replicas agree: {POLICIES}. [default: bsp]", metavar="NAME")]
 Seed = Annotated[int | None, option(_TRAINING, "Decides the order of the samples.")]
-Budget = Annotated[
-    float | None, option(_TRAINING, "Part of an iteration that measuring may cost. [default: 0.005]")
-]
+Budget = Annotated[float | None, option(_TRAINING, "Part of an iteration that measuring may cost. [default: 0.005]")]
 Threads = Annotated[
     int | None, option(_TRAINING, "Threads of each worker, for session.train(loop). [default: 1]", metavar="M")
 ]
@@ -58,9 +54,7 @@ KeepFreedMemory = Annotated[
     ),
 ]
 Timeout = Annotated[float | None, option(_TRAINING, "How long to wait for a missing worker.", metavar="SECONDS")]
-ConfigFile = Annotated[
-    Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")
-]
+ConfigFile = Annotated[Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")]
 RunDir = Annotated[Path | None, option(_TRAINING, "Journal. [default: runs/TIME-SCRIPT]", metavar="DIR")]
 
 # Of run: workers here, and on several machines.
@@ -83,9 +77,7 @@ Nproc = Annotated[
 ]
 Shares = Annotated[
     str | None,
-    option(
-        _WORKERS, "Slow each worker down to so many cores, for instance 0.1, once it trains.", metavar="0.6,0.4,…"
-    ),
+    option(_WORKERS, "Slow each worker down to so many cores, for instance 0.1, once it trains.", metavar="0.6,0.4,…"),
 ]
 MaxRestarts = Annotated[
     int, option(_WORKERS, "Start all workers anew so often when one dies. Over gloo that may hang after a kill.")

@@ -248,9 +248,7 @@ class Decider:
             reason=answer.reason,
         )
 
-    def _view(
-        self, iteration: int, observed: Sequence[Observation | None], shares: tuple[int, ...]
-    ) -> BalanceView:
+    def _view(self, iteration: int, observed: Sequence[Observation | None], shares: tuple[int, ...]) -> BalanceView:
         return BalanceView(
             iteration=iteration,
             global_batch=self._global_batch,

@@ -39,9 +39,7 @@ class Report(NamedTuple):
 
     def forecast(self, rank: int, iteration: int) -> ForecastRecord:
         """What a worker foretells with it, from ``iteration`` on."""
-        return ForecastRecord(
-            rank=rank, iteration=iteration, predicted_per_s=self.predicted_per_s, doubt=self.doubt
-        )
+        return ForecastRecord(rank=rank, iteration=iteration, predicted_per_s=self.predicted_per_s, doubt=self.doubt)
 
     def observation(self) -> Observation:
         """As predictors see it.

@@ -210,8 +210,17 @@ Record = (
 _KINDS: dict[str, type[Record]] = {
     cls.kind: cls
     for cls in (
-        RunRecord, ProfileRecord, StepRecord, SplitRecord, ForecastRecord, LoadRecord, ScalarRecord, EventRecord,
-        ExchangeRecord, LineRecord, MembershipRecord,
+        RunRecord,
+        ProfileRecord,
+        StepRecord,
+        SplitRecord,
+        ForecastRecord,
+        LoadRecord,
+        ScalarRecord,
+        EventRecord,
+        ExchangeRecord,
+        LineRecord,
+        MembershipRecord,
     )
 }
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS.values()}

@@ -102,7 +102,7 @@ _BY_NAME = {"digits": digits, "fashion-mnist": fashion_mnist}
 
 @lru_cache(maxsize=1)
 def images(name: str) -> ImageData:
-    """"digits" (ships with scikit-learn) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
+    """ "digits" (ships with scikit-learn) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
 
     Raises:
         UnknownNameError: no such data set.

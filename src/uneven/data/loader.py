@@ -123,9 +123,7 @@ class BalancedLoader:
                     "a stream has no index by which workers could each take samples at their own pace: give a data set "
                     "with __len__ and __getitem__, or a policy under which workers wait for each other"
                 )
-            self._source = StreamSource(
-                dataset, plan=plan, rank=rank, sharded=stream_sharded, options=dataloader
-            )
+            self._source = StreamSource(dataset, plan=plan, rank=rank, sharded=stream_sharded, options=dataloader)
         else:
             self._length = _checked_length(dataset, batch_size, drop_last)
             order_of = partial(epoch_order, length=self._length, seed=seed, shuffle=shuffle)
@@ -329,9 +327,7 @@ class BalancedLoader:
             self._changing.resume(cursor, again)
         self._cursor = cursor
 
-    def check_state(
-        self, state: dict[str, Any]
-    ) -> tuple[Cursor, int, list[tuple[int, int]], list[tuple[int, int]]]:
+    def check_state(self, state: dict[str, Any]) -> tuple[Cursor, int, list[tuple[int, int]], list[tuple[int, int]]]:
         """The place that ``state`` names, the epoch that the script was in, what is left of the place's epoch at
         one's own pace, and what comes again in it. Nothing is changed.
 

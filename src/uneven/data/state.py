@@ -12,9 +12,7 @@ from uneven.errors import CheckpointError
 SCHEMA = 1
 
 
-def write_state(
-    cursor: Cursor, *, seed: int, shuffle: bool, length: int | None, batch_size: int
-) -> dict[str, Any]:
+def write_state(cursor: Cursor, *, seed: int, shuffle: bool, length: int | None, batch_size: int) -> dict[str, Any]:
     """JSON-able. ``length`` is None for a stream; ``cursor`` counts the samples of the epoch used so far."""
     return {
         "schema": SCHEMA,
@@ -109,8 +107,7 @@ def _same_order(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         if state[key] != value:
             what = "data set length" if key == "length" else key
             raise CheckpointError(
-                f"{what} of the checkpoint is {_said(key, state[key])}, of this run {_said(key, value)}: "
-                f"{_CURE[key]}"
+                f"{what} of the checkpoint is {_said(key, state[key])}, of this run {_said(key, value)}: {_CURE[key]}"
             )
 
 

@@ -135,9 +135,7 @@ class Emulation:
         return all(is_ready(self._run_directory, rank) for rank in range(len(self._spec.nodes)))
 
     def _say_late(self, ready_within_s: float) -> None:
-        late = [
-            node.name for rank, node in enumerate(self._spec.nodes) if not is_ready(self._run_directory, rank)
-        ]
+        late = [node.name for rank, node in enumerate(self._spec.nodes) if not is_ready(self._run_directory, rank)]
         say(
             f"{', '.join(late)} did not start training within {ready_within_s:g} s (a loader of an uneven.Session says "
             f"so when it is first used): the description holds from now on"

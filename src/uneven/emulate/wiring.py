@@ -66,9 +66,7 @@ class Wiring:
         self._site_of = [sites.index(node.site) if links else 0 for node in nodes]
         self._sites = {name: site for site, name in enumerate(sites)}
         latency_s = {frozenset(link.between): link.latency_s for link in links}
-        own = [
-            Cable((self.up(index), self.down(index)), node.latency_s) for index, node in enumerate(nodes)
-        ]
+        own = [Cable((self.up(index), self.down(index)), node.latency_s) for index, node in enumerate(nodes)]
         between = [
             Cable((self.line(one, other), self.line(other, one)), latency_s.get(frozenset((one, other)), 0.0))
             for one, site in self._sites.items()
@@ -151,4 +149,3 @@ class Wiring:
 
     def _elsewhere(self, site: int) -> list[int]:
         return [index for index, other in enumerate(self._site_of) if other != site]
-

@@ -18,7 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
+from multiprocessing.util import Finalize
 from typing import Any
+
+import psutil
 
 from uneven.errors import ConfigError, PeerError, TrainingError, UnevenError
 from uneven.jobs.command import END_WITHIN_S
@@ -210,6 +213,7 @@ def _begin(target: Callable[..., None], line: Connection, *arguments: Any) -> No
     """In the new process: end quietly when the other one is gone, and leave Ctrl-C to it."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Finalize(None, _end_the_others, exitpriority=-1)  # once it has waited for those that it waits for by itself
     threading.Thread(target=_end_with_the_other, args=(line.fileno(),), daemon=True).start()
     try:
         target(line, *arguments)
@@ -234,6 +238,23 @@ def _end_with_the_other(line: int) -> None:
     gone.poll()
     time.sleep(END_WITHIN_S)
     os.killpg(0, signal.SIGKILL)
+
+
+def _end_the_others() -> None:
+    """Kill what this process has started and leaves behind. Who started it would do so too, unless that is gone."""
+    group, ended = os.getpgid(0), {os.getpid()}
+    while left := [pid for pid in psutil.pids() if pid not in ended and _group_of(pid) == group]:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ended.update(left)  # those that are dead already are still listed
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except (ProcessLookupError, PermissionError):  # it has ended, or is none of ours
+        return None
 
 
 def _limit(line: Connection) -> None:

@@ -70,7 +70,7 @@ def devices_of_cluster(asked: Devices, there: Mapping[str, float]) -> tuple[str,
         kind, count = ("GPU" if asked[0] == "cuda" else "CPU"), len(asked)
     else:
         raise ConfigError(
-            f"devices={asked!r}: Ray chooses which devices of its cluster are used; give \"auto\", a number of CPU "
+            f'devices={asked!r}: Ray chooses which devices of its cluster are used; give "auto", a number of CPU '
             f'slots, or ["cuda"] * 4'
         )
     has = int(there.get(kind, 0))
@@ -82,4 +82,3 @@ def devices_of_cluster(asked: Devices, there: Mapping[str, float]) -> tuple[str,
             f"devices: {count} {what} were asked for, and the cluster has {has}: ask for fewer, or add nodes"
         )
     return kind, count
-

@@ -215,5 +215,3 @@ def _robust_top(series: Iterable[WorkerSeries]) -> float:
         for parts in zip(one.compute_s, one.data_s, one.communicate_s, one.wait_s, strict=True)
     ]
     return 1.25 * draw.quantile(totals, 0.95) or 1.0
-
-

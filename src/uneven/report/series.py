@@ -79,8 +79,10 @@ def run_data(journal: Journal) -> RunData:
             scalars.setdefault(record.name, []).append(record)
         elif isinstance(record, ExchangeRecord) and not join.superseded(record.iteration, record.at_s):
             exchanges.setdefault(record.rank, []).append(record)
-        elif isinstance(record, StepRecord) and record.threads > 1 and not join.superseded(
-            record.iteration, record.ended_at_s
+        elif (
+            isinstance(record, StepRecord)
+            and record.threads > 1
+            and not join.superseded(record.iteration, record.ended_at_s)
         ):
             of_rank = threads.setdefault(record.rank, {})
             steps, samples = of_rank.get(record.thread, (0, 0))

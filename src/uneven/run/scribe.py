@@ -75,16 +75,12 @@ class Scribe:
 
     def scalar(self, name: str, value: float) -> None:
         """Append a number that the user logged."""
-        self.write(
-            ScalarRecord(rank=self.rank, iteration=self.iteration, at_s=time.time(), name=name, value=value)
-        )
+        self.write(ScalarRecord(rank=self.rank, iteration=self.iteration, at_s=time.time(), name=name, value=value))
 
     def event(self, event: str, message: str, warn: bool = False, rank: int | None = None) -> None:
         """Append an event; with ``warn``, say the first few of its kind as a RuntimeWarning too."""
         who = self.rank if rank is None else rank
-        self.write(
-            EventRecord(rank=who, iteration=self.iteration, at_s=time.time(), event=event, message=message)
-        )
+        self.write(EventRecord(rank=who, iteration=self.iteration, at_s=time.time(), event=event, message=message))
         self._said[event] = self._said.get(event, 0) + 1
         if warn and self._said[event] <= _SPOKEN:
             warnings.warn(f"uneven: {message}", RuntimeWarning, stacklevel=2)

@@ -111,9 +111,7 @@ class ShardKeeper:
     ) -> None:
         self.close()
 
-    def _start(
-        self, directory: Path, shard: int, members: int, bind: str, ended: Callable[[Command], None]
-    ) -> Command:
+    def _start(self, directory: Path, shard: int, members: int, bind: str, ended: Callable[[Command], None]) -> Command:
         return shard_process(directory, shard, members, "--bind", bind, events=self._events, ended=ended)
 
     def _wait(self, directory: Path) -> None:

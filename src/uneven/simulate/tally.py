@@ -143,9 +143,7 @@ class Tally:
         ends_s = np.array([end_s for _, end_s in sorted(self._ends_s.items())])
         durations_s = np.diff(ends_s) if len(ends_s) > 1 else ends_s
         end_s = max((sums.ended_s for sums in self._workers.values()), default=0.0)
-        workers = tuple(
-            self._worker(rank, sums, clocks[rank], end_s) for rank, sums in sorted(self._workers.items())
-        )
+        workers = tuple(self._worker(rank, sums, clocks[rank], end_s) for rank, sums in sorted(self._workers.items()))
         time_s = math.fsum(sums.compute_s + sums.exchange_s for sums in self._workers.values())
         wait_s = math.fsum(self._wait_s(sums) for sums in self._workers.values())
         rates = [_ratio(worker.samples, worker.present_s) for worker in workers]

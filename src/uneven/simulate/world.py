@@ -142,9 +142,7 @@ class _World:
             record=self._record,
             over=self._over,
         )
-        self._faults = Faults(
-            spec, stage, exchanges, shares, hire=self._hire, begin=self._steps.begin, tell=self._tell
-        )
+        self._faults = Faults(spec, stage, exchanges, shares, hire=self._hire, begin=self._steps.begin, tell=self._tell)
 
     def play(self) -> Outcome:
         """From the first step to the last."""

@@ -56,9 +56,7 @@ class ASP(SyncPolicy):
 
     def _make_push(self, members: Members) -> Exchange:
         scale = 1 / len(members) if self.scale is None else self.scale
-        return Exchange(
-            payload=Payload.DELTA, members=members, merge=Add(scale), moment=Moment.STEP, via=Via.SERVER
-        )
+        return Exchange(payload=Payload.DELTA, members=members, merge=Add(scale), moment=Moment.STEP, via=Via.SERVER)
 
 
 class SSP(ASP):

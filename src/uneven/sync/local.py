@@ -52,7 +52,7 @@ class Blocks(SyncPolicy):
 
 
 def often(every: int) -> str:
-    """"every step", "every 8 steps"."""
+    """ "every step", "every 8 steps"."""
     return "every step" if every == 1 else f"every {every} steps"
 
 

@@ -303,11 +303,7 @@ class SyncPolicyContract(ABC):
         """What one member after the other is shown while all of them take ``steps`` steps together."""
         here = self.members if members is None else members
         rest = {"sites": self.sites, **rest}
-        return [
-            SyncView(rank=rank, clock=clock, members=here, **rest)
-            for clock in range(self.steps)
-            for rank in here
-        ]
+        return [SyncView(rank=rank, clock=clock, members=here, **rest) for clock in range(self.steps) for rank in here]
 
     def runs(self) -> list[list[SyncView]]:
         """The whole run; then with some gone, with one alone, with one who joined, and with everybody at one place."""

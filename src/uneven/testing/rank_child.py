@@ -104,4 +104,3 @@ def _launcher_variables(command: dict[str, Any]) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": command["environment"].get("GLOO_SOCKET_IFNAME", loopback),
     }
-

@@ -52,9 +52,7 @@ def test_the_cost_is_found() -> None:
     ("sizes", "seconds", "failed"),
     [((), (), None), ((2, 1), (1.0, 1.0), None), ((1,), (0.0,), None), ((1, 2), (1.0,), None), ((1, 4), (1.0, 1.0), 3)],
 )
-def test_what_is_no_profile_is_refused(
-    sizes: tuple[int, ...], seconds: tuple[float, ...], failed: int | None
-) -> None:
+def test_what_is_no_profile_is_refused(sizes: tuple[int, ...], seconds: tuple[float, ...], failed: int | None) -> None:
     with pytest.raises(ConfigError, match="profile"):
         Profile(sizes=sizes, seconds=seconds, failed=failed)
 

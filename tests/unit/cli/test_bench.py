@@ -121,10 +121,7 @@ def test_closed_loops_give_the_same_figures_every_time() -> None:
     assert first == closed_loop.run(quick=True, progress=lambda *_: None)
     assert steps == sorted(steps)
     assert all(
-        0.3 < reached <= 1.0
-        for rows in first["of_best"].values()
-        for row in rows.values()
-        for reached in row.values()
+        0.3 < reached <= 1.0 for rows in first["of_best"].values() for row in rows.values() for reached in row.values()
     )
     assert first["of_best"]["unequal"]["0.12"]["steady"] > first["of_best"]["unequal"]["0.12"]["last"]
     assert len(closed_loop.tables(first)) == 1

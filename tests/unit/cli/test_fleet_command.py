@@ -102,7 +102,7 @@ def test_the_exit_code_tells_trained_from_failed_from_stopped(
         (("[ensemble]", "ensemble = 3\n[other]"), ConfigError, "ensemble is 3: it is a table"),
         (("fleet_members:jitter", "fleet_members:NUMBER"), ConfigError, "transform is 3: give a function"),
         (("patience = 2", "patience = 0"), ConfigError, "patience is at least 1"),
-        (("fleet_members:make\"", "fleet_members:NUMBER\""), ConfigError, "member 'small': fleet_members:NUMBER is 3"),
+        (('fleet_members:make"', 'fleet_members:NUMBER"'), ConfigError, "member 'small': fleet_members:NUMBER is 3"),
         (('metric = "accuracy"', "metric = []"), ConfigError, r"metric: \[\] is a list; it must be a text"),
         (("fleet_members:jitter", ".x:y"), ConfigError, r"transform: it is '\.x:y': it is named as \"module:name\""),
         (("fleet_members:jitter", "a\\u0000b:y"), ConfigError, r"transform: it is .*: it is named as \"module:name\""),
@@ -113,9 +113,7 @@ def test_the_exit_code_tells_trained_from_failed_from_stopped(
         (('"fleet_members:make"', "7"), ConfigError, "member 'small': it is 7: give"),
     ],
 )
-def test_what_is_wrong_is_named(
-    change: tuple[str, str], kind: type[Exception], complaint: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_named(change: tuple[str, str], kind: type[Exception], complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
     path.write_text(ENSEMBLE.replace(*change))
     with pytest.raises(kind, match=complaint):

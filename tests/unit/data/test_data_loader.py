@@ -234,9 +234,7 @@ def test_split_for_may_move_while_torch_reads_ahead_on_several_ranks() -> None:
         ({"batch_size": 99, "drop_last": True}, DataError, "drops all 20 samples"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(
-    keywords: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_settings_that_cannot_work_are_refused(keywords: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         one(Numbers(20), **keywords)
 

@@ -82,9 +82,7 @@ def test_last_part_by_hand(shares: tuple[int, ...], size: int, lower: int, last:
 
 def test_order_depends_on_seed_and_epoch_alone() -> None:
     orders = {
-        (seed, epoch): tuple(epoch_order(length=50, seed=seed, epoch=epoch))
-        for seed in range(3)
-        for epoch in range(3)
+        (seed, epoch): tuple(epoch_order(length=50, seed=seed, epoch=epoch)) for seed in range(3) for epoch in range(3)
     }
     assert len(set(orders.values())) == 9
     assert all(sorted(order) == list(range(50)) for order in orders.values())

@@ -14,9 +14,7 @@ from uneven.data.order import Portion
 from uneven.errors import TrainingError
 from uneven.run.gradients.turns import Turns
 
-BSP = StepPlan(
-    exchanges=(Exchange(payload=Payload.GRADIENT, members=(0, 1), merge=Mean(), moment=Moment.BACKWARD),)
-)
+BSP = StepPlan(exchanges=(Exchange(payload=Payload.GRADIENT, members=(0, 1), merge=Mean(), moment=Moment.BACKWARD),))
 
 
 MODEL = torch.nn.Linear(3, 3)

@@ -57,9 +57,7 @@ class World:
 
     def read(self, name: str, size: int, delay_s: float = 0.0) -> None:
         arguments = (self.feed.ring.handle(writable=False), self.stream, size, delay_s)
-        self.readers[name] = Child(
-            self.events, name, parts.read_all, arguments, heard=self._heard, ended=self._died
-        )
+        self.readers[name] = Child(self.events, name, parts.read_all, arguments, heard=self._heard, ended=self._died)
         self.got[name] = []
 
     def _heard(self, child: Child, message: Any) -> None:

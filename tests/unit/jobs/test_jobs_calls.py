@@ -120,7 +120,8 @@ def test_what_cannot_be_sent_is_refused(world: World) -> None:
         world.start("it", functions.answers, lambda: 2)
 
 
-def test_nothing_is_left_when_the_program_is_killed_that_started_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("does", ["hangs", "speaks"])
+def test_nothing_is_left_when_the_program_is_killed_that_started_it(does: str, tmp_path: Path) -> None:
     script = tmp_path / "starts.py"
     script.write_text(
         "import jobs_functions as functions\n"
@@ -128,7 +129,7 @@ def test_nothing_is_left_when_the_program_is_killed_that_started_it(tmp_path: Pa
         "if __name__ == '__main__':\n"
         "    place = Local(imported=())\n"
         "    say = lambda _, what: print(*what[1:], flush=True)\n"
-        "    one = place.start('it', functions.hangs, (), heard=say, ended=print)\n"
+        f"    one = place.start('it', functions.{does}, (), heard=say, ended=print)\n"
         "    while True: place.wait(60.0)\n"
     )
     path = os.pathsep.join([str(Path(functions.__file__).parent), import_path()])

@@ -30,9 +30,7 @@ def test_no_inode_is_left_in_the_temporary_folder(full: Path, taken: int, tmp_pa
     for number in range(taken):
         (full / str(number)).touch()
     launcher = tmp_path / "launcher.py"
-    launcher.write_text(
-        "from uneven.cli import main; main(['run', '--nproc', '1', '--run-dir', 'run', 'train.py'])\n"
-    )
+    launcher.write_text("from uneven.cli import main; main(['run', '--nproc', '1', '--run-dir', 'run', 'train.py'])\n")
     done = run_script([launcher], cwd=tmp_path, env={**os.environ, "TMPDIR": str(full)})
     assert "Traceback" not in done.stderr
     if done.returncode:

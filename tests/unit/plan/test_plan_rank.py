@@ -84,9 +84,7 @@ def played(sync: str, balance: str = "even", iterations: int = 40) -> Figures:
         workload=Workload(global_batch=40, exchange_core_s=0.0),
     )
     policy = policies.resolve(sync)
-    scenario = streamed(
-        Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=iterations)
-    )
+    scenario = streamed(Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=iterations))
     counter = Counter()
     outcome = simulate(scenario, arithmetic=counter)
     assert policy.facts is not None

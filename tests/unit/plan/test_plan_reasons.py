@@ -30,9 +30,7 @@ def played(spec: ClusterSpec, *pairs: tuple[str, str], lessons: dict[str, Traini
     results = []
     for balance, sync in pairs:
         policy, counter = policies.resolve(sync), Counter()
-        scenario = streamed(
-            Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=60)
-        )
+        scenario = streamed(Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=60))
         outcome = simulate(scenario, arithmetic=counter)
         assert policy.facts is not None
         figures = counter.figures(outcome, waits=policy.facts.pace is not Pace.OWN)

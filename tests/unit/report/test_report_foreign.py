@@ -78,7 +78,7 @@ def test_a_page_shows_it_as_text_and_can_be_written(tmp_path: Path, monkeypatch:
     page = html.report(hostile(tmp_path / "run"))
     html.write(page, tmp_path / "page.html")
     assert "<b>&amp;" not in page
-    pictures = [json.loads(found) for one in figures for found in re.findall("application/json\">(.*?)</script>", one)]
+    pictures = [json.loads(found) for one in figures for found in re.findall('application/json">(.*?)</script>', one)]
     texts = [text for picture in pictures for text in strings(picture) if "owned" in text]
     assert texts
     assert {re.sub(r"^slow: |^rank 0 · ", "", text) for text in texts} == {

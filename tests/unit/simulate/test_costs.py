@@ -98,9 +98,7 @@ def test_a_run_on_described_nodes_gives_the_description_back() -> None:
 
 
 @pytest.mark.parametrize(("recorded", "replayed"), [("lb-bsp", "even"), ("lb-bsp", "lb-bsp")])
-def test_a_run_is_played_again_another_way_without_a_description(
-    recorded: str, replayed: str, tmp_path: Path
-) -> None:
+def test_a_run_is_played_again_another_way_without_a_description(recorded: str, replayed: str, tmp_path: Path) -> None:
     spec = files.load("demo4")
 
     def play(spec: ClusterSpec, balance: str, **rest: object) -> Scenario:

@@ -221,9 +221,7 @@ class Push(SyncPolicy):
     """Every worker adds its delta to the parameter server."""
 
     def plan(self, view: SyncView) -> StepPlan:
-        push = Exchange(
-            payload=Payload.DELTA, members=view.members, merge=Add(), moment=Moment.STEP, via=Via.SERVER
-        )
+        push = Exchange(payload=Payload.DELTA, members=view.members, merge=Add(), moment=Moment.STEP, via=Via.SERVER)
         return StepPlan(exchanges=(push,))
 
 

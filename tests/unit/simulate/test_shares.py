@@ -118,9 +118,7 @@ def scenario(cluster_name: str, balance: str, sync: str, seed: int = 3) -> Scena
 
 
 @pytest.mark.parametrize(("name", "balance", "sync"), CASES)
-def test_the_same_seed_gives_the_same_journal_byte_for_byte(
-    name: str, balance: str, sync: str, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_journal_byte_for_byte(name: str, balance: str, sync: str, tmp_path: Path) -> None:
     texts = []
     for run in (tmp_path / "one", tmp_path / "two"):
         with ManyWriters(run) as writers:

@@ -114,8 +114,7 @@ def test_what_comes_too_late_is_not_in_the_model() -> None:
 def staggered(workers: int):  # type: ignore[no-untyped-def]
     """Equal workers that take turns: each is slowed down at first, by its part of a step."""
     slowed = tuple(
-        Event(node=f"n{rank}", do=Do.SLOW, at_s=0.0, factor=0.5, for_s=2 * rank / workers)
-        for rank in range(1, workers)
+        Event(node=f"n{rank}", do=Do.SLOW, at_s=0.0, factor=0.5, for_s=2 * rank / workers) for rank in range(1, workers)
     )
     return cluster(*(node(f"n{rank}") for rank in range(workers)), events=slowed)
 
@@ -158,9 +157,7 @@ def test_the_same_training_writes_the_same_lines() -> None:
 def test_digits_are_learnt_and_training_ends_at_the_goal() -> None:
     records: list[Record] = []
     spec = uneven_four(global_batch=256)
-    scenario = Scenario(
-        spec=spec, balancer=balancers.resolve("even"), policy=policies.resolve("ssp"), iterations=200
-    )
+    scenario = Scenario(spec=spec, balancer=balancers.resolve("even"), policy=policies.resolve("ssp"), iterations=200)
     learnt = train(scenario, tasks.resolve("digits"), records.append, goal=Goal(0.9))
     assert learnt.reached is not None
     assert learnt.reached.accuracy >= 0.9 > max(point.accuracy for point in learnt.points[:-1])

@@ -66,9 +66,7 @@ def test_a_lockstep_policy_does_what_its_plan_says(policy: str, momentum: float)
     )
     nodes = (node(f"n{rank}", site=SITES[rank]) for rank in SHARES)
     balance = f"static:shares={'/'.join(map(str, SHARES.values()))}"
-    ran = Trained(
-        cluster(*nodes, global_batch=12), task, policy, balance=balance, iterations=11, order=Plain(12)
-    )
+    ran = Trained(cluster(*nodes, global_batch=12), task, policy, balance=balance, iterations=11, order=Plain(12))
     assert torch.allclose(ran.replicas(), torch.tensor(played.all), atol=1e-12)
 
 
@@ -107,6 +105,7 @@ def test_a_mean_in_the_background_keeps_what_was_learnt_meanwhile_or_loses_alpha
     write_back: str, kept: float
 ) -> None:
     """ShadowSync, §1.5: back to back, of S steps the D that an exchange is under way for keep 1 − α under lerp."""
+
     # An exchange takes 2.5 steps, so two end in it and the next one begins after the third. The
     # loss has no minimum but a slope of 1, so every step moves by −0.1 exactly.
     class Slope(Quadratic):

@@ -66,7 +66,7 @@ class Options:
         if self.preprocessors is not None and self.preprocessors < 1:
             raise ConfigError(f"preprocessors={self.preprocessors}: at least one has to make the samples")
         if self.nonfinite not in ("raise", "warn"):
-            raise ConfigError(f"nonfinite={self.nonfinite!r}: give \"raise\" or \"warn\"")
+            raise ConfigError(f'nonfinite={self.nonfinite!r}: give "raise" or "warn"')
         checked(self.timeout_s)
         balancers.resolve(self.balance)  # says now what its workers would say
 

@@ -131,9 +131,15 @@ class _Run:
         self._factories, self._show = factories, show
         self._place = place
         self._free = list(range(len(place.devices)))
-        self._together = options.together if options.together is not None else (
-            place.shares_devices and options.rates is None and place.devices[0] == "cpu"
-            and takes_turns(len(place.devices), usable_cores())
+        self._together = (
+            options.together
+            if options.together is not None
+            else (
+                place.shares_devices
+                and options.rates is None
+                and place.devices[0] == "cpu"
+                and takes_turns(len(place.devices), usable_cores())
+            )
         )
         self._folders = folders(directory, list(state.members))
         self._running: dict[str, int] = {}
@@ -156,9 +162,7 @@ class _Run:
         try:
             self._hosts = Hosts(self._place, self._feed, options.timeout_s)
             try:
-                self._profiler = Profiler(
-                    self._hosts, self._state, self._job, self._place, probed.sample, self._look
-                )
+                self._profiler = Profiler(self._hosts, self._state, self._job, self._place, probed.sample, self._look)
                 planner = self._planner()
                 save(self._directory, self._state)
                 self._rounds(stream, planner)

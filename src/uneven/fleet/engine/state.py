@@ -64,7 +64,6 @@ class MemberState:
         """For the rule of convergence."""
         return History(tuple(self.epochs), higher_is_better)
 
-
     def died(self, how: str, during: str) -> str:
         """Count that its process died; why it is not tried again, if that was too often."""
         self.deaths += 1

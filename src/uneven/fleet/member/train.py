@@ -130,7 +130,7 @@ def diverged(what: str) -> TrainingError:
     """What is said of a member that learns nothing more, with the way out."""
     return TrainingError(
         f"diverged: {what}; let its factory lower the learning rate or clip gradients, and name another directory; "
-        f"Options(nonfinite=\"warn\") trains on"
+        f'Options(nonfinite="warn") trains on'
     )
 
 

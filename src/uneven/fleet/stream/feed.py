@@ -69,9 +69,7 @@ def look(
     raise DataError(_UNSTARTED.format(more[0]))
 
 
-def _looked(
-    place: Place, source: Source, timeout_s: float, watch: Callable[[Linked], None]
-) -> tuple[Any, ...]:
+def _looked(place: Place, source: Source, timeout_s: float, watch: Callable[[Linked], None]) -> tuple[Any, ...]:
     """One attempt: "layout" with that and the sample, "failed" with why, or "died" with how the process ended."""
     heard: list[Any] = []
     child = place.start(
@@ -232,9 +230,7 @@ class Feed:
         self._started += 1
         name = f"preprocessor-{self._started}"
         arguments = (self._source, self.stream, self.ring.handle(writable=True))
-        self._makers[name] = self._place.start(
-            name, preprocess, arguments, heard=self._heard, ended=self._maker_died
-        )
+        self._makers[name] = self._place.start(name, preprocess, arguments, heard=self._heard, ended=self._maker_died)
         self._idle.append(name)
 
     def _heard(self, maker: Linked, message: tuple[Any, ...]) -> None:

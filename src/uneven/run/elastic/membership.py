@@ -284,5 +284,4 @@ def told(generation: Generation) -> str:
     return "; ".join([*said, *(f"worker {one} has joined" for one in generation.came)]) or "nobody came or went"
 
 
-
 _GRACE_S = 2.0

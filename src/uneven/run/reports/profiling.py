@@ -92,9 +92,7 @@ def profile_record(rank: int, own: Profile, most: int, took_s: float) -> Profile
     )
 
 
-def steps_on(
-    step: Callable[[Any], object], batch_of: Callable[[int], Any], *, reads: bool
-) -> Callable[[int], object]:
+def steps_on(step: Callable[[Any], object], batch_of: Callable[[int], Any], *, reads: bool) -> Callable[[int], object]:
     """The step of a profile out of one on a batch.
 
     Args:

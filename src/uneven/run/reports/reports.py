@@ -100,9 +100,7 @@ class Reports:
             },
             "session.loader",
         )
-        self._bounds = {
-            rank: (one["_lower"], min(one["_upper"], loader.batch_size)) for rank, one in enumerate(said)
-        }
+        self._bounds = {rank: (one["_lower"], min(one["_upper"], loader.batch_size)) for rank, one in enumerate(said)}
         elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)
         if elastic is not None:
             _refuse_unlike(said)

@@ -157,9 +157,7 @@ class Connection:
                 yield
 
         everybody, texts = tuple(range(self.world.size)), self.transport.gather_text
-        return GroupLines(
-            self.world.rank, everybody, waiting, texts=texts, timeout_s=self.timeout_s, refusal=refusal
-        )
+        return GroupLines(self.world.rank, everybody, waiting, texts=texts, timeout_s=self.timeout_s, refusal=refusal)
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""

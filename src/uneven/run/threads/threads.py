@@ -57,8 +57,8 @@ class ThreadedTraining:
     def paused(self) -> AbstractContextManager[None]:
         """Inside, in the loop given to :meth:`train`, the other threads stand between two steps; save here::
 
-            with session.paused():             # after optimizer.step()
-                torch.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
+        with session.paused():             # after optimizer.step()
+            torch.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
         """
         return self._threads.paused()
 

@@ -31,9 +31,7 @@ def twin(model: nn.Module) -> tuple[nn.Module, Aliases]:
     Raises:
         ConfigError: the model cannot be copied.
     """
-    aliases: Aliases = {
-        one: nn.Parameter(one.data, requires_grad=one.requires_grad) for one in model.parameters()
-    }
+    aliases: Aliases = {one: nn.Parameter(one.data, requires_grad=one.requires_grad) for one in model.parameters()}
     memo: dict[int, Any] = {id(one): alias for one, alias in aliases.items()}
     memo.update((id(one), one.data) for one in model.buffers())
     try:
