@@ -39,15 +39,22 @@ class Forked(subprocess.Popen[bytes]):
     """A Python program in a fork of this process; poll, wait and signals are those of any other child."""
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
-        environment: Mapping[str, str] = rest[5]
+        inherited, directory, environment = rest[3], rest[4], rest[5]
+        streams = rest[9], rest[12], rest[14]  # the child's ends; −1 where it has those of this process
         sys.stdout.flush()
         sys.stderr.flush()
         path = list(sys.path)
         with _undisturbed():
             self.pid = os.fork()
             if self.pid == 0:
-                _become([*args][1:], environment, path)
+                for ours, theirs in enumerate(streams):
+                    if theirs >= 0:
+                        os.dup2(theirs, ours)
+                if directory is not None:
+                    os.chdir(directory)
+                _become([*args][1:], dict(os.environ) if environment is None else environment, path, inherited)
             vars(self)["_child_created"] = True
+        self._close_pipe_fds(*rest[9:15])  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -66,14 +73,17 @@ def _undisturbed() -> Iterator[None]:
             signal.raise_signal(one)
 
 
-def _become(words: list[str], environment: Mapping[str, str], path: list[str]) -> NoReturn:
-    """Run the program that ``python WORDS…`` would run, here and now, and end."""
+def _become(words: list[str], environment: Mapping[str, str], path: list[str], inherited: Sequence[int]) -> NoReturn:
+    """Run the program that ``python WORDS…`` would run, here and now, with these descriptors, and end."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    first = 3
+    for one in (*sorted(inherited), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(first, one)
+        first = one + 1
     vars(weakref.finalize)["_registry"].clear()  # the launcher's own folders are not ours to remove
     _show(environment)
     vars(os)["execv"] = lambda program, words: _run([*words][1:], os.environ, path)
@@ -123,11 +133,13 @@ def _show(environment: Mapping[str, str]) -> None:
 
 
 def fork_workers() -> None:
-    """From now on, torch's elastic agent in this process forks its workers from it."""
+    """From now on, torch's elastic agent and :mod:`uneven.jobs` in this process fork their workers from it."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    vars(subprocess_handler)["Popen"] = Forked
+    from uneven.jobs import command
+
+    vars(subprocess_handler)["Popen"] = vars(command)["Popen"] = Forked
     # For a log that nobody reads, torch looks up the source of all its callers: a second of processor time.
     vars(dynamic_rendezvous)["get_method_name"] = lambda depth=2: ""
 
