@@ -19,6 +19,7 @@ from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
 from uneven.errors import ConfigError
+from uneven.loops.over_all import OverAll
 from uneven.run.checks import check_profile
 from uneven.run.drawing import drawn_step, drawn_steps, make_loader
 from uneven.run.elastic.handover import LoopOfMembers
@@ -43,7 +44,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
-class Session(PlaceInRun, ThreadedTraining):
+class Session(PlaceInRun, OverAll, ThreadedTraining):
     """One worker's part in a run. The loop, the model, the loss and the optimizer stay the user's::
 
         session = uneven.Session()
@@ -355,11 +356,13 @@ class Session(PlaceInRun, ThreadedTraining):
     def log(self, **scalars: float) -> None:
         """Write numbers to the journal: ``session.log(loss=loss.item(), accuracy=…)``.
 
+        Where every worker logs a number, the report draws the mean by what their batches count.
+
         Raises:
             NonFiniteError: one is NaN or infinite and ``nonfinite="raise"``.
         """
         with self._threads.at_own_step():
-            self._loop.context.log(scalars)
+            self._loop.context.log(scalars, self._counts())
 
     def state_dict(self) -> dict[str, Any]:
         """Where this run is, to be saved beside the model's state: plain data.

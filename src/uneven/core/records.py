@@ -111,6 +111,7 @@ class ScalarRecord:
     at_s: float  # Unix time
     name: str
     value: float
+    weight: Annotated[float, Range(0.0)] = 1.0  # in the mean over all workers: what this one's batch counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

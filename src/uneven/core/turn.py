@@ -22,6 +22,11 @@ class Turn:
     weight: float
     exchanging: bool = True
 
+    @property
+    def in_gradient(self) -> float:
+        """What this worker's gradient counts in everybody's."""
+        return self.weight
+
     def counts_like(self, other: Turn) -> bool:
         """Whether it makes no difference to the gradient which of the two a pass is on."""
         return (self.weight, self.exchanging) == (other.weight, other.exchanging)

@@ -35,7 +35,7 @@ class RunData:
     Attributes:
         runs: rank → what its newest start said.
         loads: rank → use of machine and process.
-        scalars: name → values in the order of iterations, the mean where several ranks logged one.
+        scalars: name → values by iteration; where several ranks logged one, the mean by what their batches count.
         events: what is worth a line in a list, splits included, in the order of iterations.
         exchanges: rank → its exchanges of parameters.
         threads: rank → thread → steps and samples, of workers that had several.
@@ -169,7 +169,14 @@ def _one_each(rows: Iterable[ScalarRecord]) -> list[ScalarRecord]:
     by_iteration: dict[int, list[ScalarRecord]] = {}
     for row in rows:
         by_iteration.setdefault(row.iteration, []).append(row)
-    return [replace(same[0], value=mean([row.value for row in same])) for _, same in sorted(by_iteration.items())]
+    return [replace(same[0], value=_over_all(same)) for _, same in sorted(by_iteration.items())]
+
+
+def _over_all(rows: Sequence[ScalarRecord]) -> float:
+    """The mean by what each worker's batch counted; of a loss, that over the global batch."""
+    known = [row for row in rows if row.value == row.value and row.weight > 0.0]
+    whole = sum(row.weight for row in known)
+    return sum(row.value * row.weight for row in known) / whole if whole else mean([row.value for row in rows])
 
 
 def mean(values: Sequence[float]) -> float:

@@ -14,6 +14,7 @@ from uneven.run.checks import apart
 from uneven.run.context import Context
 from uneven.run.factory import by_copy, exchanging, follow
 from uneven.run.gradients.averaged import Averaged
+from uneven.run.gradients.counted import PassCounts
 from uneven.run.model.check import check_model, describe_model
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
@@ -52,6 +53,7 @@ def attach(
     reports: Reports,
     gradients: Averaged,
     hands: Hands,
+    counting: PassCounts,
     own_pace: OwnPace | None,
     parts: Parts,
     find_unused_parameters: bool,
@@ -78,7 +80,7 @@ def attach(
     alike = isinstance(agreement, Alike)
     follower = None if alike else follow(context, model, hands, agreement, out)
     if not by_copy(context):
-        gradients.exchange(context, out, hands, meter)
+        gradients.exchange(context, out, counting, meter)
     before_step = gradients.attach(model, owner, find_unused_parameters, bucket_cap_mb)
     if not alike:
         before_step.append(agreement.still)

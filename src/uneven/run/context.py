@@ -55,11 +55,11 @@ class Context:
         """
         return partial(tell_nonfinite, self.scribe, self.config, self.rank, what)
 
-    def log(self, scalars: Mapping[str, float]) -> None:
+    def log(self, scalars: Mapping[str, float], weight: float) -> None:
         """See :meth:`uneven.Session.log`."""
         for name, value in scalars.items():
             number = float(value)
-            self.scribe.scalar(name, number)
+            self.scribe.scalar(name, number, weight)
             if not math.isfinite(number):
                 self.nonfinite(name)()
 

@@ -40,6 +40,7 @@ from uneven.run.context import Context
 from uneven.run.elastic.elastic import Elastic, Fixed
 from uneven.run.factory import shared
 from uneven.run.gradients.averaged import Averaged
+from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.turns import Turns
 from uneven.run.model.watch import ModelWatch, Unwatched
 from uneven.run.parameters.plans import Plans
@@ -57,6 +58,7 @@ class StepLoop:
     Attributes:
         part: the batch in the user's hands.
         hands: those that were handed out and that no optimizer step has taken in.
+        counting: what the newest of them counts.
         own_pace: what workers share that take samples at their own pace, where they do.
         agreement: what is exchanged beside gradients.
         attached, closed: whether a model is; whether the session is.
@@ -72,6 +74,7 @@ class StepLoop:
         self.agreement: Exchanging = Alike(Plans(context.policy, context.rank, context.members, context.sites))
         self._streams = Streams(context.connection.transport, together=self.own_pace is None)
         self.hands = Hands(self.turns.of)
+        self.counting = PassCounts(self.hands)
         self.part: Portion | None = None
         self.epoch = -1
         self.attached = self.closed = False
@@ -84,7 +87,7 @@ class StepLoop:
         """Take up the model; see :func:`uneven.run.attach.attach`, which takes ``how``."""
         made = attach(
             self.context, model, optimizers, reports=self.reports, gradients=self.gradients, hands=self.hands,
-            own_pace=self.own_pace, parts=self.parts, **how,
+            counting=self.counting, own_pace=self.own_pace, parts=self.parts, **how,
         )  # fmt: skip
         self.agreement, self.watch, self._detach = made.agreement, made.watch, made.detach
         self.attached = True

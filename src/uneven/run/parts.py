@@ -36,6 +36,7 @@ class Parts:
 
     Attributes:
         wanted: whether any part wants any moment of a step.
+        run: what they are attached to, once there is a model.
 
     Raises:
         ConfigError: something is no part, two have one name, or one has a name that no state can be kept under.
@@ -54,7 +55,7 @@ class Parts:
         self._before, self._ready, self._after = ([one for one in parts if _wants(one, moment)] for moment in _MOMENTS)
         self.wanted = any((self._before, self._ready, self._after))
         self._steps: deque[Step] = deque(maxlen=_HELD)
-        self._run: Run | None = None
+        self.run: Run | None = None
         self._loaded: dict[str, Any] = {}
 
     def attach(self, run: Run) -> None:
@@ -68,7 +69,7 @@ class Parts:
                 f"part {self._ready[0].name!r} has gradients_ready, which is called before the steps of the optimizers "
                 f"given to session.setup, and none was: call session.setup(model, optimizer)"
             )
-        self._run = run
+        self.run = run
         self._each(self._parts, "attach", run)
         self.load(self._loaded)
 
@@ -126,7 +127,7 @@ class Parts:
         tensors: dict[str, torch.Tensor] = {}
         for one in self._parts:
             with _named(one, "state_dict"):
-                state = one.state_dict() if self._run is not None else self._loaded.get(one.name, {})
+                state = one.state_dict() if self.run is not None else self._loaded.get(one.name, {})
             tensors |= {f"{one.name}.{key}": it for key, it in state.items() if isinstance(it, torch.Tensor)}
             plain[one.name] = {key: it for key, it in state.items() if not isinstance(it, torch.Tensor)}
             try:
@@ -145,7 +146,7 @@ class Parts:
         for key, it in (tensors or {}).items():
             name = next((one for one in whole if key.startswith(f"{one}.")), "")
             whole.setdefault(name, {})[key.removeprefix(f"{name}.")] = it
-        if self._run is None:
+        if self.run is None:
             self._loaded = whole
             return
         for one in self._parts:
@@ -154,15 +155,15 @@ class Parts:
 
     def note_traffic(self, scribe: RecordSink) -> None:
         """Write down what has passed on the lines since this was last done."""
-        if self._run is not None:
-            for record in self._run.lines.records(scribe.iteration, time.time()):
+        if self.run is not None:
+            for record in self.run.lines.records(scribe.iteration, time.time()):
                 scribe.write(record)
 
     def close(self, scribe: RecordSink) -> None:
         """The session ends. One part that raises keeps no other from being closed."""
         with ExitStack() as stack:
-            if self._run is not None:
-                stack.callback(self._run.lines.close)
+            if self.run is not None:
+                stack.callback(self.run.lines.close)
             for one in reversed(self._parts):
                 stack.callback(self._each, [one], "close")
             stack.callback(self.note_traffic, scribe)

@@ -73,9 +73,13 @@ class Scribe:
         """Processor time that writing has cost since the last call, in seconds."""
         return self._writer.take_spent_s() if self._writer is not None else 0.0
 
-    def scalar(self, name: str, value: float) -> None:
-        """Append a number that the user logged."""
-        self.write(ScalarRecord(rank=self.rank, iteration=self.iteration, at_s=time.time(), name=name, value=value))
+    def scalar(self, name: str, value: float, weight: float = 1.0) -> None:
+        """Append a number that the user logged; ``weight`` is what it counts in the mean over all workers."""
+        self.write(
+            ScalarRecord(
+                rank=self.rank, iteration=self.iteration, at_s=time.time(), name=name, value=value, weight=weight
+            )
+        )
 
     def event(self, event: str, message: str, warn: bool = False, rank: int | None = None) -> None:
         """Append an event; with ``warn``, say the first few of its kind as a RuntimeWarning too."""

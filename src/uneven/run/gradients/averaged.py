@@ -10,11 +10,11 @@ from torch import nn
 
 from uneven.control.reports import Report
 from uneven.core.turn import Turn
-from uneven.data.hands import Hands
 from uneven.run.context import Context
 from uneven.run.elastic.carrier import ElasticCarrier
 from uneven.run.elastic.elastic import Elastic
 from uneven.run.gradients.carrier import GradientCarrier
+from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.observer import ExchangeObserver
 from uneven.run.start.connect import gradient_group
@@ -36,18 +36,18 @@ class Averaged:
         self.carrier: GradientCarrier | None = None
         self.members: tuple[int, ...] | None = None
 
-    def exchange(self, context: Context, out: Outlook, hands: Hands, observer: ExchangeObserver) -> None:
+    def exchange(self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver) -> None:
         """Make the carrier, where gradients are to be exchanged; every rank calls it at the same time."""
         if context.elastic is not None:
-            self._exchange_elastically(context, context.elastic, hands, observer)
+            self._exchange_elastically(context, context.elastic, counting, observer)
             return
         roll, group = context.connection.roll, gradient_group(out, context.rank, context.members)
         if roll is None or group is None:
             return
-        hands.exchanged = True
+        counting.exchanged()
         self.members = next(one for one in out.gradient_groups if context.rank in one)
         self.carrier = GradientCarrier(
-            turn_now=lambda: hands.turn,
+            turn_now=lambda: counting.turn,
             observer=observer,
             roll=roll,
             on_nonfinite=context.nonfinite("gradient"),
@@ -57,12 +57,12 @@ class Averaged:
         )
 
     def _exchange_elastically(
-        self, context: Context, elastic: Elastic, hands: Hands, observer: ExchangeObserver
+        self, context: Context, elastic: Elastic, counting: PassCounts, observer: ExchangeObserver
     ) -> None:
-        hands.exchanged = True
+        counting.exchanged()
         self.members = context.members
         self.carrier = elastic.carrier = ElasticCarrier(
-            turn_now=lambda: hands.turn,
+            turn_now=lambda: counting.turn,
             observer=observer,
             on_nonfinite=context.nonfinite("gradient"),
             turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / len(context.members)),

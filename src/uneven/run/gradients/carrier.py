@@ -271,16 +271,16 @@ class GradientCarrier:
             self._count(turn, exchanged)
             if exchanged and not self._prepared:
                 self._prepare_again()
-        elif not turn.counts_like(self.turn):
+        elif turn is not self.turn and not turn.counts_like(self.turn):
             raise TrainingError(
                 f"one backward pass through the batches of iterations {self.turn.iteration} and {turn.iteration}, "
-                f"which count differently ({self.turn.weight:.4g} and {turn.weight:.4g} of the gradient): call "
+                f"which count differently ({self._weight:.4g} and {turn.in_gradient:.4g} of the gradient): call "
                 f"backward once for each batch, all but the last inside session.no_sync()"
             )
 
     def _count(self, turn: Turn, exchanged: bool) -> None:
         """What comes into the gradients now is to be scaled by this turn's weight, and so is what waits in them."""
-        self.turn, weight = turn, turn.weight
+        self.turn, weight = turn, turn.in_gradient
         if self._held:
             weight = max(weight, _TINY)
             if weight != self._weight:

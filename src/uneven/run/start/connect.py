@@ -303,8 +303,8 @@ def versions() -> dict[str, str]:
 
 
 IN_A_RUN = (
-    *("__init__", "balance", "board", "config", "control", "core", "data", "errors", "folder", "journal", "merge"),
-    *("plugins", "predict", "registry", "run", "rundir", "server", "session", "sync", "tables", "world"),
+    *("__init__", "balance", "board", "config", "control", "core", "data", "errors", "folder", "journal", "loops"),
+    *("merge", "plugins", "predict", "registry", "run", "rundir", "server", "session", "sync", "tables", "world"),
 )
 """The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
 

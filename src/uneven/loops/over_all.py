@@ -1,0 +1,150 @@
+"""What a session says over all workers: what a batch counts, and means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from uneven.errors import ConfigError, TrainingError
+from uneven.registry import describe
+from uneven.run.lines import Line
+from uneven.run.loop import StepLoop
+from uneven.run.parameters.together import Alike
+
+
+class OverAll:
+    """The part of a session that speaks of all workers together."""
+
+    _loop: StepLoop
+    _line: Line | None = None
+
+    def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
+        """Inside, the loss is a mean over ``count`` things of this worker, not over its samples::
+
+            with session.weighted((y != -100).sum()):           # tokens that are not padding
+                loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100)
+                loss.backward()
+
+        The gradient is then that of one process on the whole batch, Σ (c_i / C) ḡ_i with C = Σ c_i. The forward pass
+        belongs inside; the backward pass may follow. Every worker enters as many blocks. A worker whose count is 0 adds
+        nothing, also where its mean is then a NaN, but for passes in :meth:`no_sync`.
+
+        Args:
+            count: what the mean is divided by: tokens, the sum of class weights, pairs. Finite, not negative.
+
+        Raises:
+            ConfigError: no number that counts; or gradients are not averaged over all workers in every step.
+            TrainingError: all counts add up to 0; no forward pass is inside, or passes on two batches are.
+            PeerError: somebody did not come.
+        """
+        number = float(count)
+        if not (math.isfinite(number) and number >= 0.0):
+            raise ConfigError(f"session.weighted({number}): give what the mean is divided by, a number of 0 or more")
+        if self._alone("session.weighted"):
+            return nullcontext()
+        return self._loop.counting.block(number, self._part_of_all)
+
+    def summed(self) -> AbstractContextManager[None]:
+        """Inside, the loss is a sum over this worker's samples, and the gradient the sum of all workers'.
+
+        Raises:
+            ConfigError, TrainingError: as :meth:`weighted`.
+        """
+        if self._alone("session.summed"):
+            return nullcontext()
+        return self._loop.counting.block(1.0, lambda count: lambda: count)
+
+    @overload
+    def mean(self, x: float, weight: float | None = None) -> float: ...
+    @overload
+    def mean(self, x: Tensor, weight: float | None = None) -> Tensor: ...
+    def mean(self, x: float | Tensor, weight: float | None = None) -> float | Tensor:
+        """The mean of everybody's ``x``: Σ w_i x_i / Σ w_i. All workers call it, and wait for each other::
+
+            session.log(loss=session.mean(loss.item()))          # the loss over the global batch
+
+        Args:
+            x: a number, or a tensor of the same shape on every worker.
+            weight: of this worker's; what its batch counts if None (its samples, or the count of
+                :meth:`weighted`), and 1 outside of a step.
+
+        Returns:
+            The same kind as ``x``, without gradient; NaN if all weights are 0.
+
+        Raises:
+            ConfigError: before ``setup``; or where workers do not meet (``asp``, elastic runs).
+            PeerError: somebody did not come.
+        """
+        counts = self._counts() if weight is None else float(weight)
+        value = x.detach() if isinstance(x, Tensor) else torch.tensor(float(x), dtype=torch.float64)
+        flat = torch.empty(value.numel() + 1, dtype=torch.float64)
+        flat[0] = counts
+        torch.mul(value.reshape(-1).double().cpu(), counts, out=flat[1:])
+        if counts == 0.0:
+            flat[1:] = 0.0  # also where it is a NaN
+        self._sum(flat)
+        mean = flat[1:] / flat[0]
+        return mean.reshape(value.shape).to(value) if isinstance(x, Tensor) else mean.item()
+
+    def _counts(self) -> float:
+        """What this worker's batch in hand counts; 1 if it has none."""
+        part = self._loop.part
+        return 1.0 if part is None else self._loop.counting.of(part, self._loop.context.rank)
+
+    def _part_of_all(self, count: float) -> Callable[[], float]:
+        total = torch.tensor([count], dtype=torch.float64)
+        handle, found = self._open().sum(total), [0.0]
+
+        def part() -> float:
+            handle.wait()
+            if not found[0]:
+                found[0] = total.item()
+            if not found[0]:
+                raise TrainingError(
+                    "session.weighted: the counts of all workers add up to 0, so there is nothing to take a mean over: "
+                    "leave such batches out on all workers, or count at least one"
+                )
+            return count / found[0]
+
+        return part
+
+    def _alone(self, caller: str) -> bool:
+        """Whether this worker's gradients are those of all.
+
+        Raises:
+            ConfigError: nothing is weighed under the policy, or what is weighed cannot be changed.
+        """
+        loop = self._loop
+        if not loop.attached:
+            raise ConfigError(f"{caller} comes after session.setup(model, optimizer)")
+        if len(loop.context.members) == 1 and loop.context.elastic is None:
+            return True
+        if not isinstance(loop.agreement, Alike) or loop.gradients.carrier is None:
+            raise ConfigError(
+                f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
+                f"and not gradients; use sync='bsp'"
+            )
+        self._open()
+        return False
+
+    def _open(self) -> Line:
+        """The line on which all workers add up.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self._line is None:
+            if self._loop.context.elastic is not None:
+                raise ConfigError("session.weighted, session.mean and session.evaluate: not in an elastic run yet")
+            if (run := self._loop.parts.run) is None:
+                raise ConfigError("what is summed over all workers comes after session.setup(model, optimizer)")
+            self._line = run.lines.open("session")
+        return self._line
+
+    def _sum(self, flat: Tensor) -> None:
+        self._open().sum(flat).wait()

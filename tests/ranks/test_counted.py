@@ -1,0 +1,185 @@
+"""Losses that are no mean over samples: ``session.weighted`` and ``session.summed`` give the weights of one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from session_parts import Moving, N, X, assert_same, net, sgd, tensors
+from torch import nn
+from torch.distributed import barrier
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven.data.order import epoch_order
+from uneven.errors import ConfigError, TrainingError
+from uneven.journal import read
+from uneven.report.series import run_data
+from uneven.testing.ranks import RankContext, ranks
+
+CLASSES = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+
+
+def labels() -> TensorDataset:
+    """Some of them are padding."""
+    x, y = tensors(torch.float64)
+    y[torch.rand(N, generator=torch.Generator().manual_seed(4)) < 0.4] = -100
+    return TensorDataset(x, y)
+
+
+def padded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x, y, ignore_index=-100)
+
+
+def by_class(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x, y.clamp(min=0), weight=CLASSES)
+
+
+def total(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x, y, ignore_index=-100, reduction="sum") / 10
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Block = Callable[[uneven.Session, torch.Tensor], Any]
+
+CASES: dict[str, tuple[Loss, Block]] = {
+    "padding": (padded, lambda session, y: session.weighted((y != -100).sum())),
+    "classes": (by_class, lambda session, y: session.weighted(CLASSES[y.clamp(min=0)].sum())),
+    "sum": (total, lambda session, y: session.summed()),
+}
+
+
+def unions(epochs: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = labels().tensors
+    for epoch in range(epochs):
+        for part in torch.from_numpy(epoch_order(length=N, seed=0, epoch=epoch)).split(X):
+            yield x[part], y[part]
+
+
+def alone(loss: Loss, epochs: int, every: int = 1) -> nn.Module:
+    """One process; so many passes for a step."""
+    model = net().double()
+    optimizer = sgd(model)
+    for number, (x, y) in enumerate(unions(epochs), 1):
+        (loss(model(x), y) / every).backward()
+        if number % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def started(**settings: Any) -> tuple[uneven.Session, nn.Module, torch.optim.Optimizer, Any]:
+    session = uneven.Session(**settings)
+    model = net().double()
+    session.setup(model, optimizer := sgd(model))
+    return session, model, optimizer, session.loader(labels(), X)
+
+
+@ranks(3)
+def test_each_loss_trains_as_one_process_would(me: RankContext) -> None:
+    for loss, block in CASES.values():
+        session, model, optimizer, loader = started(balance=Moving())
+        for _ in range(2):  # in their last part some workers only take part
+            for x, y in loader:
+                with block(session, y):
+                    loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same(model, alone(loss, 2), 1e-12)
+        session.close()
+
+
+@ranks(3)
+def test_passes_that_add_up_count_each_by_its_own(me: RankContext) -> None:
+    session, model, optimizer, loader = started(balance="static:shares=6/2/4")
+    for number, (x, y) in enumerate(chain(loader, loader), 1):
+        step = number % 2 == 0
+        with nullcontext() if step else session.no_sync():
+            with session.weighted(CLASSES[y.clamp(min=0)].sum()):
+                loss = by_class(model(x), y) / 2
+            loss.backward()  # the backward pass may follow
+        if step:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(model, alone(by_class, 2, every=2), 1e-12)
+    session.close()
+
+
+@ranks(3)
+def test_means_are_over_all_workers(me: RankContext, tmp_path: Path) -> None:
+    session, model, optimizer, loader = started(balance="static:shares=6/2/4", journal=tmp_path)
+    assert session.mean(float(me.rank)) == 1.0  # outside of a step each counts once
+    assert session.mean(me.rank, weight=me.rank) == 5 / 3
+    assert math.isnan(session.mean(1.0, weight=0.0))
+    apart = session.mean(torch.tensor([float(me.rank), math.nan if me.rank == 2 else 0.0]), weight=2 - me.rank)
+    torch.testing.assert_close(apart, torch.tensor([1 / 3, 0.0]))
+    for (x, y), (union_x, union_y) in zip(loader, unions(1), strict=True):
+        whole = padded(model(union_x), union_y).item()
+        with session.weighted((y != -100).sum()):
+            loss = padded(model(x), y)
+            loss.backward()
+        session.log(loss=loss.item())
+        assert session.mean(loss.item()) == pytest.approx(whole, abs=1e-12)
+        session.log(whole=whole)
+        optimizer.step()
+        optimizer.zero_grad()
+    session.close()
+    barrier()
+    scalars = run_data(read(Path(tmp_path))).scalars
+    assert [row.value for row in scalars["loss"]] == pytest.approx([row.value for row in scalars["whole"]], abs=1e-12)
+    barrier()
+
+
+@ranks(2)
+def test_what_cannot_be_counted_is_refused(me: RankContext) -> None:
+    session, model, _, loader = started()
+    for wrong in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=r"give what the mean is divided by"):
+            session.weighted(wrong)
+    with pytest.raises(TrainingError, match="no forward pass of the model"), session.weighted(1):
+        pass
+    with pytest.raises(TrainingError, match="inside of another"), session.weighted(1), session.summed():
+        pass
+    batches = iter(loader)
+    x = next(batches)[0]
+    with pytest.raises(TrainingError, match="add up to 0"), session.weighted(0):
+        model(x).sum().backward()
+
+    def two_batches() -> None:
+        with session.weighted(1):
+            model(x)
+            model(next(batches)[0])
+
+    with pytest.raises(TrainingError, match="iterations 0 and 1 in one block"):
+        two_batches()
+    session.close()
+
+    session, *_ = started(sync="local:every=2")
+    with pytest.raises(ConfigError, match=r"session\.summed under sync = LocalSGD"):
+        session.summed()
+    session.close()
+
+
+def test_alone_all_is_as_it_is() -> None:
+    session = uneven.Session()
+    with pytest.raises(ConfigError, match=r"session\.weighted comes after session\.setup"):
+        session.weighted(1)
+    with pytest.raises(ConfigError, match=r"comes after session\.setup"):
+        session.mean(1.0)
+    session.close()
+    session, model, optimizer, loader = started()
+    for x, y in loader:
+        with session.weighted((y != -100).sum()):
+            padded(model(x), y).backward()
+        assert session.mean(3.0) == 3.0
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(model, alone(padded, 1), 1e-12)
+    session.close()
