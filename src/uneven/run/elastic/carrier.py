@@ -1,8 +1,9 @@
 """Carries the weighted mean of the gradients among members that come and go, without losing a step when one dies.
 
 Each bucket is scaled into memory of the exchange's own and summed up there, so DDP's bucket holds this worker's
-gradient until the sum is complete, and DDP copies that over it then. The memory of two exchanges takes turns: the sum
-of the last one is kept until this one is over, for a member that had not completed the last one when somebody died.
+gradient until the sums of all buckets are complete; then they are copied over it. The memory of two exchanges takes
+turns: the sum of the last one is kept until this one is over, for a member that had not completed the last one when
+somebody died.
 
 An exchange fails inside of ``loss.backward()``, where autograd's last callback waits for it, and is mended there: the
 members agree on who they are (:mod:`uneven.core.membership`), and either add their gradients up anew or are given the
@@ -10,6 +11,7 @@ sum by one that has it. No backward pass is run twice; it just takes longer.
 """
 
 # No "from __future__ import annotations" here, as in the carrier that this one derives from.
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +31,9 @@ from uneven.run.gradients.instep import out_of_step
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.lines.circle import Broken, Circle, alone
 
+_STRETCH = 1 << 17
+"""Numbers that are looked at and copied in one go: few enough to lie in a core's cache in between."""
+
 _CARRIED = (torch.float32, torch.float64)
 """Types of gradients behind whose buckets reports and announcements fit."""
 
@@ -38,20 +43,29 @@ class _Piece:
     """One bucket, or the batch-norm statistics, in one exchange.
 
     Attributes:
-        own: what this worker brings, unscaled; it is not touched by the exchange.
+        own: what this worker brings, unscaled; it is not touched until the exchange is over.
         sent: ``own`` scaled, then the sum; longer than ``own`` by the slots, where it has any.
-        result: what DDP waits for; None for statistics.
+        bucket: whether it is one of DDP's.
         work: under way; None where it could not be begun.
     """
 
     own: torch.Tensor
     sent: torch.Tensor
-    result: Any = None
+    bucket: bool
     work: Any = None
 
     @property
     def sum(self) -> torch.Tensor:
         return self.sent[: self.own.numel()]
+
+    def take(self) -> bool:
+        """The sum takes the place of what this worker has brought; whether that was finite where the sum is not."""
+        fine = True
+        for own, total in zip(self.own.split(_STRETCH), self.sum.split(_STRETCH), strict=True):
+            if not math.isfinite(total.sum().item()):
+                fine = fine and bool(torch.isfinite(own).all())
+            own.copy_(total)
+        return fine
 
 
 @dataclass(kw_only=True)
@@ -105,6 +119,7 @@ class ElasticCarrier(GradientCarrier):
         assert self._ddp is not None
         model: nn.Module = self._ddp.module
         self._ddp._remove_autograd_hooks()
+        self._lanes.clear()
         self._wrap(model, False, self._bucket_cap_mb, alone())
 
     def _meet(self, model: nn.Module) -> None:
@@ -155,26 +170,25 @@ class ElasticCarrier(GradientCarrier):
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of one bucket whose gradients are ready."""
-        gradients, last = bucket.buffer(), bucket.is_last()
-        if last:
+        lane = self._lane(bucket, len(self._pieces))
+        if lane.last:
             self.observer.ready()
-        result = torch.futures.Future[torch.Tensor]()
-        self._begin(gradients, result, slots=last)
-        if last:
+        self._begin(lane.bucket, bucket=True, slots=lane.last)
+        if lane.last:
             statistics = None if self._statistics is None else self._statistics.flat()
             if statistics is not None:
-                self._begin(statistics, None, slots=False)
+                self._begin(statistics, bucket=False, slots=False)
             torch.autograd.Variable._execution_engine.queue_callback(self._land)
-        return result
+        return lane.result
 
-    def _begin(self, own: torch.Tensor, result: Any, *, slots: bool) -> None:
+    def _begin(self, own: torch.Tensor, *, bucket: bool, slots: bool) -> None:
         assert self._slots is not None
         size = own.numel() + (self._slots.count(own.dtype) if slots else 0)
         place = len(self._pieces)
         spare = self._spare[place].sent if place < len(self._spare) else None
         if spare is None or spare.numel() != size or spare.dtype != own.dtype:
             spare = torch.empty(size, dtype=own.dtype)
-        piece = _Piece(own, spare, result)
+        piece = _Piece(own, spare, bucket)
         self._pieces.append(piece)
         self._send(piece, self._weight_now())
 
@@ -225,17 +239,14 @@ class ElasticCarrier(GradientCarrier):
         assert slots is not None
         for piece in self._pieces:
             piece.work = None
-            if piece.result is None:
+            if not piece.bucket:
                 assert self._statistics is not None
                 self._statistics.put(piece.sum)
                 continue
-            # One look at the sum; at this worker's own only where that is not finite.
-            if not torch.isfinite(piece.sum.sum()) and not torch.isfinite(piece.own).all():
-                culprit = self._weight_now() > 0.0
             if piece.sent.numel() > piece.own.numel():
                 slots.read(piece.sent[piece.own.numel() :])
-            piece.result.set_result(piece.sum)
-            piece.result = None
+            if not piece.take():
+                culprit = self._weight_now() > 0.0
         self._spare, self._kept, self._pieces = self._kept, self._pieces, []
         if slots.apart:
             raise self._out_of_step()

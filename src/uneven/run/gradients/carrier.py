@@ -305,7 +305,7 @@ class GradientCarrier:
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of one bucket whose gradients are ready."""
-        lane = self._lane(bucket)
+        lane = self._lane(bucket, len(self._works))
         if lane.last:
             self.observer.ready()
         self._scale(lane)
@@ -314,9 +314,9 @@ class GradientCarrier:
             torch.autograd.Variable._execution_engine.queue_callback(self._land)
         return lane.result
 
-    def _lane(self, bucket: Any) -> _Lane:
+    def _lane(self, bucket: Any, place: int) -> _Lane:
         """Of this bucket: the one that had its place in the last exchange, unless DDP has made its buckets anew."""
-        gradients, place = bucket.buffer(), len(self._works)
+        gradients = bucket.buffer()
         if place >= len(self._lanes) or self._lanes[place].bucket is not gradients:
             result = torch.futures.Future[torch.Tensor](devices=[gradients.device] if gradients.is_cuda else [])
             result.set_result(gradients)
