@@ -10,6 +10,9 @@ from typing import Any, Protocol
 NEWS, ASKED, WORKERS = "news", "asked", "workers"
 """Counters: of deaths and of members in a recovery; of workers that have asked to join; of all workers ever."""
 
+SESSION, OPEN, CLOSED = "session", "open", "closed"
+"""What a worker writes there about its session. One that ends while it is open has not ended in order."""
+
 
 class Store(Protocol):
     """What is needed of a store; torch's ``TCPStore`` and ``PrefixStore`` have it. Values are bytes."""
@@ -45,6 +48,10 @@ class Board:
     def write_once(self, key: str, text: str) -> str:
         """Write it there if nothing is; what is there then, the same for all who ask."""
         return self.store.compare_set(key, "", text).decode()
+
+    def any_of(self, keys: Iterable[str], worker: int) -> bool:
+        """Whether one of these is written for a worker."""
+        return any(self.store.check([f"{key}/{worker}"]) for key in keys)
 
     def count(self, key: str, more: int = 0) -> int:
         """A counter, after so many more."""

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 
 from uneven.errors import ConfigError, LaunchError
 from uneven.jobs.processes import usable_cores
-from uneven.launch.spec import Launch
+from uneven.launch.spec import Launch, address
 
 _REACHED_WITHIN_S = 5.0
+_AGAIN_AFTER_S = 0.1
+JOINED_WITHIN_S = 10.0
+"""How long a launcher that joins a run looks for the one that keeps its store."""
 
 
 def check(launch: Launch) -> None:
     """See that the workers can meet where they are told to, as far as this machine can tell.
 
     Raises:
-        ConfigError: that is no address, or not one of this machine.
-        LaunchError: its port is in use.
+        ConfigError: that is no address, or not one of this machine, or of none.
+        LaunchError: its port is in use, or nobody keeps the run that is to be joined.
     """
     if launch.local_addr is not None:
         _refuse_foreign_address(launch.local_addr)
     if not launch.alone and (launch.nodes[1] == 1 or (launch.rdzv_backend != "c10d" and launch.node_rank == 0)):
         _refuse_used_port(launch.endpoint)
+    if launch.join is not None:
+        _find_run(launch.join)
 
 
 def local_workers(launch: Launch) -> int:
@@ -55,14 +61,11 @@ def local_workers(launch: Launch) -> int:
 
 def _refuse_used_port(endpoint: str) -> None:
     """The launcher of the first machine opens this port; say so before torch waits for it in vain."""
-    host, _, text = endpoint.rpartition(":")
-    port = int(text) if text.isdigit() else 0
-    if not 0 < port < 65536:
-        raise ConfigError(f"{endpoint!r} is not an address: write it as host:port, for instance 127.0.0.1:29500")
+    host, port = address(endpoint, repr(endpoint))
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host.strip("[]"), port))
+            probe.bind((host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 return  # not an address of this machine, or one of another family: torch knows better
@@ -70,6 +73,26 @@ def _refuse_used_port(endpoint: str) -> None:
                 f"port {port} on {host} is in use, by another run perhaps: give another one with "
                 f"--master-port or --rdzv-endpoint, or leave both out and a free one is taken"
             ) from None
+
+
+def _find_run(endpoint: str) -> None:
+    """Wait until somebody listens there: the first launcher may be about to start."""
+    host, port = address(endpoint, f"--join {endpoint}")
+    until_s = time.monotonic() + JOINED_WITHIN_S
+    while True:
+        left_s = until_s - time.monotonic()
+        try:
+            socket.create_connection((host, port), max(0.1, left_s)).close()
+            return
+        except socket.gaierror as error:
+            raise ConfigError(f"--join {endpoint}: there is no machine {host} ({error.strerror})") from None
+        except OSError as error:
+            if left_s <= _AGAIN_AFTER_S:
+                raise LaunchError(
+                    f"--join {endpoint}: nobody has answered at {host}, port {port}, within {JOINED_WITHIN_S:g} s "
+                    f"({error.strerror or error}): has that run ended, or did its launcher name another address?"
+                ) from None
+        time.sleep(_AGAIN_AFTER_S)
 
 
 def _refuse_foreign_address(address: str) -> None:

@@ -19,15 +19,16 @@ from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
-from uneven.board import WORKERS, Board
-from uneven.errors import ConfigError, LaunchError
+from uneven.board import OPEN, SESSION, WORKERS, Board
+from uneven.errors import LaunchError
 from uneven.folder import TemporaryFolder
 from uneven.jobs import Command, Events, How, Stop, end_all
-from uneven.launch.before import local_workers
+from uneven.launch.before import JOINED_WITHIN_S, check, local_workers
 from uneven.launch.failure import Death, all_gone, blame, gone, told_in
 from uneven.launch.here import keep_store
-from uneven.launch.spec import Launch, run_id
+from uneven.launch.spec import Launch, address, run_id
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
+from uneven.patience import within
 from uneven.world import ELASTIC_VARIABLE
 
 _LOOK_EVERY_S = 0.2
@@ -74,9 +75,11 @@ class Members:
         ending = process.ending
         assert ending is not None
         del self._places[worker]
-        if ending.how is How.ENDED and any(self._board.look(f"{end}/{worker}") is not None for end in _ENDS):
+        if ending.how is How.ENDED and self._board.look(f"{SESSION}/{worker}") != OPEN:
             if self._board.look(f"left/{worker}") is None:
                 self.finished.append(worker)
+            if not self._board.any_of(_ENDS, worker):
+                self._board.bury(worker, "it has ended without training")
             return
         self._board.bury(worker, f"it {ending.words}")
         told: dict[str, Any] = {}
@@ -101,14 +104,16 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
     Raises:
         LaunchError: too few workers are left, or all have failed; or the run was interrupted.
     """
+    check(launch)
     with ExitStack() as stack:
         folder = TemporaryFolder("uneven-launch-")
         stack.callback(folder.remove)
         count = local_workers(launch)
         try:
             store, host, port, run = _join(launch) if launch.join else _open(launch, count, run_directory)
-        except (DistNetworkError, DistStoreError, RuntimeError) as error:
-            raise LaunchError(f"cannot reach the run at {launch.join or launch.endpoint}: {error}") from error
+        except (DistNetworkError, DistStoreError, RuntimeError, TimeoutError) as error:
+            short = str(error).strip().partition("\n")[0]  # below it torch has its own stack
+            raise LaunchError(f"there is no run at {launch.join or launch.endpoint} ({short})") from error
         board = Board(store)
         name = run_id(launch)
         address = "" if launch.local_addr is None else f":{launch.local_addr}"
@@ -169,7 +174,7 @@ def _await_others(board: Board, members: Members, events: Events, stop: Stop) ->
     """Workers of other machines need the store until they have come to their end."""
     while not stop.requests and members.finished:
         everybody = range(board.count(WORKERS))
-        if all(any(board.look(f"{end}/{one}") is not None for end in (*_ENDS, "dead")) for one in everybody):
+        if all(board.any_of((*_ENDS, "dead"), one) for one in everybody):
             return
         if board.look("over") is not None and not board.asking():
             return
@@ -212,16 +217,15 @@ def _open(launch: Launch, count: int, run_directory: Path | None) -> tuple[Any, 
 def _join(launch: Launch) -> tuple[Any, str, int, dict[str, Any]]:
     """Reach the store of a run that has begun."""
     assert launch.join is not None
-    host, _, text = launch.join.rpartition(":")
-    if not host or not text.isdigit():
-        raise ConfigError(f"--join {launch.join}: write it as HOST:PORT")
-    limit = timedelta(seconds=_REACHED_WITHIN_S)
-    store = TCPStore(host.strip("[]"), int(text), is_master=False, wait_for_workers=False, timeout=limit)
+    host, port = address(launch.join, launch.join)
+    limit = timedelta(seconds=JOINED_WITHIN_S)
+    # The time-out is not heeded where somebody has answered who says nothing more.
+    store = within(
+        JOINED_WITHIN_S,
+        lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit),
+    )
     run = json.loads(store.get(_RUN))
     if store.check(["over"]):
         raise LaunchError(f"--join {launch.join}: the run has come to its end")
     own = [store.add(WORKERS, 1) - 1 for _ in range(local_workers(launch))]
-    return store, host, int(text), {**run, "own": own}
-
-
-_REACHED_WITHIN_S = 10.0
+    return store, host, port, {**run, "own": own}

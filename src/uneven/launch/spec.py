@@ -100,6 +100,8 @@ class Launch:
             raise ConfigError("--join with --elastic: the run that is joined says how many workers it may have")
         if not self.silence_s >= 0.0:
             raise ConfigError(f"--silence {self.silence_s}: give seconds, 0 for never")
+        if self.join is not None:
+            address(self.join, f"--join {self.join}")
         if self.members_change and (self.nodes != (1, 1) or self.rdzv_backend):
             raise ConfigError("--elastic starts workers on this machine; start more elsewhere with --join HOST:PORT")
         least, most = self.bounds
@@ -164,6 +166,21 @@ class Launch:
 def run_id(launch: Launch) -> str:
     """Name under which the machines of a run find each other; made up where there is only one."""
     return str(uuid.uuid4()) if launch.alone else launch.rdzv_id or "none"
+
+
+def address(text: str, what: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; the host of IPv6 may stand in brackets.
+
+    Args:
+        what: what to name in the error.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise ConfigError(f"{what} is not an address: write it as HOST:PORT, for instance 127.0.0.1:{DEFAULT_PORT}")
+    return host.strip("[]"), int(port)
 
 
 def _positive(option: str, text: str, alternative: str) -> int:

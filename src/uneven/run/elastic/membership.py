@@ -7,11 +7,12 @@ that dies in the midst of it leaves the others able to.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
-from uneven.board import NEWS, Board
+from uneven.board import CLOSED, NEWS, OPEN, SESSION, Board
 from uneven.core.membership import (
     Generation,
     Members,
@@ -59,6 +60,7 @@ class Membership:
         self.generation: Generation = first_generation(founders)
         self.history: dict[int, Members] = {0: self.generation.members}
         self.board = Board(connect())
+        self.board.write(f"{SESSION}/{worker}", OPEN)
         self._groups_store, self._interface = connect(), interface
         self._news = 0  # as last looked at
         self._lost = False
@@ -238,6 +240,8 @@ class Membership:
 
     def close(self) -> None:
         """Stop looking after the others."""
+        with contextlib.suppress(RuntimeError):  # the store has ended, and nobody reads it any more
+            self.board.write(f"{SESSION}/{self.worker}", CLOSED)
         self.watch.close()
 
     # ----------------------------------------------------------------

@@ -18,8 +18,8 @@ from datetime import timedelta
 from torch.distributed import distributed_c10d as c10d
 
 from uneven.errors import PeerError
+from uneven.patience import within
 from uneven.run.lines.meeting import MeetingPlace
-from uneven.run.lines.patience import within
 
 _GRACE_S = 6.0
 """How long one waits for signs of life: a worker with a tenth of a core has answered by then, also one whose

@@ -24,13 +24,13 @@ from torch.distributed.rendezvous import rendezvous
 import uneven
 from uneven.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
+from uneven.patience import within
 from uneven.registry import in_use
 from uneven.run.lines import GroupLines, Lines, ThreadLines
 from uneven.run.lines.collective import CollectiveTransport
 from uneven.run.lines.groups import new_group
 from uneven.run.lines.hub import Hub
 from uneven.run.lines.meeting import MeetingPlace
-from uneven.run.lines.patience import within
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
@@ -304,7 +304,8 @@ def versions() -> dict[str, str]:
 
 IN_A_RUN = (
     *("__init__", "balance", "board", "config", "control", "core", "data", "errors", "folder", "journal", "loops"),
-    *("merge", "plugins", "predict", "registry", "run", "rundir", "server", "session", "sync", "tables", "world"),
+    *("merge", "patience", "plugins", "predict", "registry", "run", "rundir", "server", "session", "sync", "tables"),
+    "world",
 )
 """The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
 

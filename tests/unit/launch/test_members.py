@@ -1,0 +1,105 @@
+"""The launcher of workers that leave and join: who has ended well, and runs that cannot be joined."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined] # its stubs say that it is private
+
+from uneven.board import CLOSED, OPEN, SESSION, Board
+from uneven.errors import ConfigError, LaunchError
+from uneven.jobs import Events, end_all
+from uneven.launch import Launch, before, members
+from uneven.testing.scripts import run_script
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    return str(tmp_path / "train.py")
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board(HashStore())
+
+
+@pytest.fixture
+def started(board: Board, tmp_path: Path) -> Iterator[members.Members]:
+    """Four workers that end at once, with exit code 0 but for worker 3."""
+    line = [sys.executable, "-I", "-S", "-c", "import os; raise SystemExit(int(os.environ['CODE']))"]
+    with ExitStack() as stack:
+        events = stack.enter_context(Events())
+        those = members.Members(
+            board, line, lambda worker, place: {"CODE": str(worker // 3)}, tmp_path, events, lambda death: None
+        )
+        stack.callback(lambda: end_all(list(those.running.values())))
+        yield those
+
+
+def test_who_ends_in_order_has_ended_well(board: Board, started: members.Members) -> None:
+    for worker, said in enumerate([OPEN, CLOSED, None, CLOSED]):
+        if said is not None:
+            board.write(f"{SESSION}/{worker}", said)
+        started.start(worker)
+    while started.running:
+        started._events.wait(None)
+    assert {one.rank: one.exit_code for one in started.lost} == {0: 0, 3: 1}, "0 was in the midst of its session"
+    assert sorted(started.finished) == [1, 2]
+    assert board.dead(range(4)) == {
+        0: "it ended with exit code 0", 3: "it ended with exit code 1",
+        1: "it has ended without training", 2: "it has ended without training",
+    }  # fmt: skip
+
+
+def test_who_has_trained_to_the_end_or_was_told_to_leave_is_not_missed(board: Board, started: members.Members) -> None:
+    for worker, end in enumerate(["through", "left"]):
+        board.write(f"{SESSION}/{worker}", CLOSED)
+        board.write(f"{end}/{worker}", "")
+        started.start(worker)
+    while started.running:
+        started._events.wait(None)
+    assert (started.finished, started.lost, board.dead(range(2))) == ([0], [], {})
+
+
+def test_a_script_without_a_session_comes_to_its_end(script: str, tmp_path: Path) -> None:
+    words = ["-m", "uneven", "run", "--elastic", "1:2", "--nproc", "2", "--run-dir", str(tmp_path / "run"), script]
+    done = run_script(words, cwd=tmp_path, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    assert "the script made no uneven.Session()" in done.stderr
+
+
+@pytest.mark.parametrize("endpoint", ["foo", "foo:", ":29500", "foo:0", "foo:65536", "foo:²"])
+def test_what_is_no_address_is_refused_before_anything_is_made(script: str, endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--join {endpoint} is not an address: write it as HOST:PORT"):
+        Launch(target=(script,), join=endpoint)
+
+
+def test_a_machine_that_does_not_exist(script: str) -> None:
+    with pytest.raises(ConfigError, match=r"--join no-such\.invalid:29500: there is no machine no-such\.invalid"):
+        before.check(Launch(target=(script,), join="no-such.invalid:29500"))
+
+
+def test_a_run_that_nobody_keeps(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(before, "JOINED_WITHIN_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    with pytest.raises(LaunchError, match=rf"nobody has answered at 127\.0\.0\.1, port {port}, within 0\.3 s"):
+        before.check(Launch(target=(script,), join=f"127.0.0.1:{port}"))
+
+
+def test_somebody_who_is_no_launcher(
+    script: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(members, "JOINED_WITHIN_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(LaunchError, match=f"there is no run at {endpoint}") as told:
+            members.run_members(Launch(target=(script,), nproc="1", join=endpoint), None)
+    assert "\n" not in str(told.value)
+    assert capfd.readouterr().err == ""
