@@ -1,8 +1,8 @@
 """Trains in an elastic run and writes down whose samples each step holds; some workers die, are late, or leave.
 
 Usage: elastic_script.py FOLDER EPOCHS READERS [FAULT …]; a fault is kill@W:I (before the exchange of
-iteration I), after@W:I (dies right after it), late@W:I:V (takes its exchange for failed, when worker V is gone),
-leave@W:I, or door@I (nobody goes on before somebody asks to join).
+iteration I), after@W:I (dies right after it), late@W:I (takes its exchange for failed, once somebody is gone or has
+given it up), leave@W:I, or door@I (nobody goes on before somebody asks to join).
 """
 
 import json
@@ -53,9 +53,8 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
             if f"door@{at}" in faults:
                 while not elastic.membership.watch.asked:
                     time.sleep(0.01)
-            late = [one for one in faults if one.startswith(f"late@{worker}:{at}:")]
-            if late:
-                be_late(elastic, int(late[0].rsplit(":", 1)[1]))
+            if f"late@{worker}:{at}" in faults:
+                be_late(elastic)
             loss = F.cross_entropy(net(x), y)
             if f"kill@{worker}:{at}" in faults:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -72,14 +71,14 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
     session.close()
 
 
-def be_late(elastic: object, victim: int) -> None:
-    """This worker's next exchange has failed, as far as it knows, and that is when the victim is gone already."""
+def be_late(elastic: object) -> None:
+    """This worker's next exchange has failed, as far as it knows, and that is when another one's has not."""
     carrier = elastic.carrier
     wait = carrier._wait
 
     def late() -> bool:
         carrier._wait = wait
-        while not elastic.membership.board.dead([victim]):
+        while not elastic.membership.lost():
             time.sleep(0.01)
         return False
 

@@ -87,9 +87,9 @@ def check(folder: Path, epochs: int, survivors: set[int]) -> None:
 
 
 def test_killed_late_joined_and_left_in_one_run(tmp_path: Path) -> None:
-    """Worker 3 dies before an exchange, and 1 after one that 0 has not completed; 4 joins; 2 leaves; in mid-epoch."""
+    """Worker 3 dies before an exchange, and 1 after one that 0 lacks; 4 joins; 2 leaves after one that 0 lacks."""
     port, run = free_port(), tmp_path / "run"
-    faults = ["kill@3:7", "after@1:12", "late@0:12:1", "door@33", "leave@2:44"]
+    faults = ["kill@3:7", "after@1:12", "late@0:12", "door@33", "leave@2:44", "late@0:44"]
     script = [HERE / "elastic_script.py", tmp_path, 3, 0, *faults]
     meeting = f"127.0.0.1:{port}"
     whole = start("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", run, *script)

@@ -218,7 +218,9 @@ class ElasticCarrier(GradientCarrier):
             whole = self._wait()
         except TimeoutError:
             raise self.membership.missing(self._this_exchange, self._exchanges) from None
-        if not whole:
+        if whole:
+            self.by = self.membership.generation.number
+        else:
             contributors = self._recover()
         self._complete(contributors)
 
