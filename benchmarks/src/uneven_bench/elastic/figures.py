@@ -98,6 +98,7 @@ def told(runs: Sequence[JudgedRun]) -> dict[str, Any]:
         "woke": woke,
         "wrong": [one for run in runs for one in run.wrong],
         "replay_error": max(errors) if errors else None,
+        "said": [run.played.said for run in runs if run.played.said],
     }
 
 

@@ -33,6 +33,9 @@ _AHEAD = 8
 _AFTERWARDS = 4
 """Steps after a fault that count to its consequences."""
 
+_SAID = 6000
+"""Characters of what a run has printed that are kept when it does not come to its end."""
+
 Told = Callable[[str, float], None]
 
 
@@ -71,6 +74,7 @@ class Played:
             ended, or hung.
         left: processes that were there when the run had ended.
         over: whether it came to its end.
+        said: what launchers and workers have printed, where it did not; the last of it.
         since_s: when the trace began; 0 where there is none.
     """
 
@@ -79,6 +83,7 @@ class Played:
     woke: dict[str, int]
     left: int
     over: bool
+    said: str = ""
     since_s: float = 0.0
 
 
@@ -295,7 +300,7 @@ class Player:
         left = sum(1 for _ in running(self.arm.folder))
         return Played(
             logs=tuple(self.logs.all()), events=tuple(self.events), woke=self.woke, left=left if over else 0, over=over,
-            since_s=since_s,
+            said="" if over else self.arm.said()[-_SAID:], since_s=since_s,
         )  # fmt: skip
 
 
