@@ -73,16 +73,16 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
 
 def be_late(elastic: object) -> None:
     """This worker's next exchange has failed, as far as it knows, and that is when another one's has not."""
-    carrier = elastic.carrier
-    wait = carrier._wait
+    recovery = elastic.recovery
+    wait = recovery._wait
 
     def late() -> bool:
-        carrier._wait = wait
+        recovery._wait = wait
         while not elastic.membership.lost():
             time.sleep(0.01)
         return False
 
-    carrier._wait = late
+    recovery._wait = late
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ class Returned:
     def __init__(self, members: Members) -> None:
         self._eras: list[tuple[int, Members]] = [(0, members)]
         self._open: dict[int, Portion] = {}  # drawn, and not exchanged yet
+        self._last: Portion | None = None  # the newest that was, as a script may take several steps on it
         self._missing: dict[int, set[int]] = {}  # iteration → members whose samples of it come again already
         self._waiting: list[tuple[int, Run]] = []  # from which iteration on, and what
         self._epoch = self.newest = -1
@@ -43,7 +44,9 @@ class Returned:
         return next(members for first, members in reversed(self._eras) if first <= iteration or first == 0)
 
     def part(self, iteration: int) -> Portion | None:
-        """What was drawn for it, as long as it has not been exchanged."""
+        """What was drawn for it, as long as it or the next one has not been exchanged."""
+        if self._last is not None and self._last.iteration == iteration:
+            return self._last
         return self._open.get(iteration)
 
     # ---------------------------------------------------------------- drawing
@@ -52,8 +55,11 @@ class Returned:
         if cursor.epoch != self._epoch:
             self._epoch = cursor.epoch
             self._waiting.clear()
-        self._open.clear()
-        self._missing.clear()
+            self._open.clear()
+            self._missing.clear()
+        for later in [one for one in self._open if one >= cursor.iteration]:  # drawn, and never handed out
+            del self._open[later]
+            self._missing.pop(later, None)
 
     def waiting(self, iteration: int) -> int:
         """Samples that may come again in it."""
@@ -90,12 +96,11 @@ class Returned:
 
     # ---------------------------------------------------------------- exchanges and changes
     def exchanged(self, iteration: int, members: Collection[int]) -> None:
-        """The gradients of a part have been averaged; these members' are in it."""
-        part = self._open.pop(iteration, None)
-        if part is not None:
+        """What was made of the parts up to an iteration has been added up over these members: their samples of all
+        parts that were not settled before count as used, and those of the others come again."""
+        for part in [part for part in self._open.values() if part.iteration <= iteration]:
+            self._last = self._open.pop(part.iteration)
             self._give_up(part, set(part.members or ()) - set(members), self._eras[-1][0])
-        for earlier in [one for one in self._open if one < iteration]:  # the script has left them out
-            del self._open[earlier]
         for earlier in [one for one in self._missing if one < iteration]:
             del self._missing[earlier]
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from uneven.run.elastic.carrier import _STRETCH, _Piece
+from uneven.run.elastic.recovery import _STRETCH, Contribution
 
 BEYOND = _STRETCH + 3
 """Longer than one stretch, and not a whole number of them."""
@@ -20,6 +20,6 @@ BEYOND = _STRETCH + 3
 def test_the_sum_is_taken_and_a_number_that_is_none_is_found(place: int, own: float, total: float, fine: bool) -> None:
     brought, sent = torch.arange(BEYOND, dtype=torch.float32), torch.full((BEYOND + 4,), 2.0)
     brought[place], sent[place] = own, total
-    piece = _Piece(brought, sent, bucket=True)
+    piece = Contribution(brought, lambda: 1.0, sent)
     assert piece.take() == fine
     assert torch.equal(brought.nan_to_num(-1.0), sent[:BEYOND].nan_to_num(-1.0))

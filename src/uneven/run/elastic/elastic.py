@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from uneven.control.reports import Report
 from uneven.core.membership import Generation, Members
 from uneven.core.records import MembershipRecord
 from uneven.data.order import Portion
@@ -22,6 +23,7 @@ from uneven.errors import TrainingError
 from uneven.run.elastic import parcel
 from uneven.run.elastic.carrier import ElasticCarrier
 from uneven.run.elastic.membership import LeftOut, Membership, told
+from uneven.run.elastic.recovery import Recovery
 from uneven.run.elastic.slots import DOOR, LEAVES
 from uneven.run.lines.circle import Broken
 
@@ -71,6 +73,8 @@ class Elastic:
 
     Attributes:
         returned: which samples come again.
+        recovery: makes all exchanges of this worker.
+        carrier: of gradients, where all average them.
         leaving: whether this worker leaves after its step.
     """
 
@@ -79,6 +83,10 @@ class Elastic:
     ) -> None:
         self.membership = membership
         self.returned = Returned(membership.members)
+        self.recovery = Recovery(
+            membership, self.returned, changed=self.changed, flush=self.flush, announce=self.announce,
+            report_length=len(Report._fields),
+        )  # fmt: skip
         self.leaving = False
         self.carrier: ElasticCarrier | None = None
         self._run: Run | None = None
@@ -125,23 +133,24 @@ class Elastic:
 
     # ---------------------------------------------------------------- members have changed
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
-        """Called by the carrier; see there."""
+        """See :class:`Recovery`."""
         pause_s = time.monotonic() - began_s
         if now:
-            self._apply(generation, pause_s, self._exchanging())
+            at = self.recovery.at
+            self._apply(generation, pause_s, -1 if at is None else at.settles)
         else:
             self._later.append((generation, pause_s))
 
-    def _exchanging(self) -> int:
-        """The iteration in whose exchange this worker is; −1 between two steps."""
-        assert self.carrier is not None
-        return self.carrier.turn.iteration if self.carrier.under_way else -1
+    def flush(self) -> None:
+        """Generations that hold from here on: the exchange in which this worker heard of them is complete."""
+        later, self._later = self._later, []
+        for generation, pause_s in later:
+            self._apply(generation, pause_s, -1)
 
     def _apply(self, generation: Generation, pause_s: float, exchanging: int) -> None:
         assert self._run is not None
-        assert self.carrier is not None
         self.returned.changed(generation.border, generation.members, exchanging)
-        self.carrier.renew(generation)
+        self.recovery.renew(generation)
         self._run.members_changed(generation)
         if generation.left or generation.came:
             text = told(generation)
@@ -185,29 +194,25 @@ class Elastic:
         Raises:
             Left: this one was told to leave.
         """
-        later, self._later = self._later, []
-        for generation, pause_s in later:
-            self._apply(generation, pause_s, -1)
-        carrier = self.carrier
-        assert carrier is not None
-        announced = carrier.announced()
+        self.flush()
+        announced = self.recovery.announced()
         # Where members have changed at this very place, those that had completed the exchange have seen to it.
-        if not any(announced) or self.membership.generation.exchange == carrier.exchanges:
+        if not any(announced) or self.membership.generation.exchange == self.recovery.exchanges:
             return
         self._change_members(leaving=announced[self.membership.place] == LEAVES)
 
     def _change_members(self, leaving: bool) -> None:
-        carrier, began_s = self.carrier, time.monotonic()
-        assert carrier is not None
+        began_s = time.monotonic()
         while True:
-            new = carrier.next_generation(between=True, leaving=leaving)
+            new = self.recovery.next_generation(between=True, leaving=leaving)
             if leaving:
                 self._leave()
             try:
-                carrier.hand_over(new, lacking=False)
+                self.recovery.hand_over(new, lacking=False)
                 self.changed(new, True, began_s)
                 if new.came:
-                    carrier.wrap_again()
+                    if self.carrier is not None:
+                        self.carrier.wrap_again()
                     self._give_state(new)
                 return
             except Broken:
@@ -228,14 +233,14 @@ class Elastic:
             return
         assert self._run is not None
         assert self._attached is not None
-        assert self.carrier is not None
         text, tensors = parcel.pack(
             {
                 "run": self._run.for_newcomers(),
                 "returned": self.returned.state(),
-                "exchanges": self.carrier.exchanges,
-                "by": self.carrier.by,
+                "exchanges": self.recovery.exchanges,
+                "by": self.recovery.by,
                 "model": dict(self._attached.model.state_dict()),
+                "buffers": _unsaved(self._attached.model),
                 "others": [one.state_dict() for one in self._attached.others],
             }
         )
@@ -255,18 +260,18 @@ class Elastic:
         Raises:
             PeerError: the run has ended.
         """
-        if self._in or self._run is None or self._attached is None or self.carrier is None:
+        if self._in or self._run is None or self._attached is None:
             return
         new: Generation | None = None
         while not self._in:
             try:
                 if new is None:
                     new = self.membership.ask(self._run.introduction(), self._waits)
-                    self.carrier.exchanges = new.exchange
+                    self.recovery.exchanges = new.exchange
                 else:
-                    new = self.carrier.next_generation(between=True, new=True)
-                if self.carrier.circle is None:
-                    self.carrier.circle = self.membership.circle("gradients")
+                    new = self.recovery.next_generation(between=True, new=True)
+                if self.recovery.circle is None:
+                    self.recovery.circle = self.membership.circle("exchanges")
                 self._take_state(new)
                 self._in = True
             except LeftOut:
@@ -281,7 +286,6 @@ class Elastic:
     def _take_state(self, new: Generation) -> None:
         assert self._run is not None
         assert self._attached is not None
-        assert self.carrier is not None
         donor, *_ = [one for one in new.members if str(one) not in new.came]
         key, board = f"state/{new.number}", self.membership.board
         while (said := board.look(key)) is None:
@@ -295,10 +299,12 @@ class Elastic:
         model, others = self._attached.model, self._attached.others
         with torch.no_grad():
             model.load_state_dict(state["model"])
+            for name, buffer in _unsaved(model).items():
+                buffer.copy_(state["buffers"][name])
         for one, its in zip(others, state["others"], strict=True):
             one.load_state_dict(its)
-        self.carrier.exchanges, self.carrier.by = state["exchanges"], state["by"]
-        self.carrier.renew(new)
+        self.recovery.exchanges, self.recovery.by = state["exchanges"], state["by"]
+        self.recovery.renew(new)
         self.returned.take_up(state["returned"])
         self._run.take_over(state["run"])
         self._attached.versions = [one._version for one in model.parameters()]
@@ -314,8 +320,8 @@ class Elastic:
             return
         self._over = True
         try:
-            if not failed and self._in and self.carrier is not None and self.carrier.circle is not None:
-                self.membership.part_company(self.carrier.serve)
+            if not failed and self._in and self.recovery.circle is not None:
+                self.membership.part_company(self.recovery.serve)
         finally:
             self.membership.close()
 
@@ -326,6 +332,12 @@ class Fixed:
     def begins(self, part: Portion) -> None: ...
 
     def step_over(self) -> None: ...
+
+
+def _unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are not in the model's state (``persistent=False``)."""
+    saved = model.state_dict()
+    return {name: one for name, one in model.named_buffers() if name not in saved}
 
 
 def _nothing() -> None:

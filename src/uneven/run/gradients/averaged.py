@@ -66,11 +66,9 @@ class Averaged:
             observer=observer,
             on_nonfinite=context.nonfinite("gradient"),
             turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / len(context.members)),
-            report_length=len(Report._fields),
             membership=elastic.membership,
             returned=elastic.returned,
-            changed=elastic.changed,
-            announce=elastic.announce,
+            recovery=elastic.recovery,
         )
 
     def attach(

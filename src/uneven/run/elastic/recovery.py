@@ -1,0 +1,329 @@
+"""Exchanges that survive a member: tensors are added up among members that come and go, and no sum is lost.
+
+What this worker brings is scaled into memory of the exchange's own and summed up there, so it is still there if the
+exchange has to be made again. The memory of two exchanges takes turns: the sums of the last one are kept until this one
+is over, for a member that had not completed the last one when somebody died.
+
+One exchange is under way at a time, and all members make the same ones in the same order: gradients, parameters, and
+the sums of parts on their lines. So members are at most one exchange apart. When one fails, the members agree on who
+they are (:mod:`uneven.core.membership`), and either add up anew or are given the sums by one that has them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uneven.core.membership import Generation, Members, Statement
+from uneven.data.returned import Returned
+from uneven.errors import TrainingError
+from uneven.run.elastic.membership import Membership
+from uneven.run.elastic.slots import Slots
+from uneven.run.gradients.instep import out_of_step
+from uneven.run.lines.circle import Broken, Circle
+
+_STRETCH = 1 << 17
+"""Numbers that are looked at and copied in one go: few enough to lie in a core's cache in between."""
+
+Weight = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Contribution:
+    """One tensor in one exchange.
+
+    Attributes:
+        own: what this worker brings, unscaled; it is not touched until the exchange is over.
+        weight: what it is scaled by, among those that take part now.
+        sent: ``own`` scaled, then the sum; longer than ``own`` by the slots, where it has any.
+        work: under way; None where it could not be begun.
+    """
+
+    own: Tensor
+    weight: Weight
+    sent: Tensor
+    work: Any = None
+
+    @property
+    def sum(self) -> Tensor:
+        """What came of it, once the exchange is complete; of the shape of ``own``."""
+        return self.sent[: self.own.numel()]
+
+    def take(self) -> bool:
+        """The sum takes the place of what this worker has brought; whether that was finite where the sum is not."""
+        fine = True
+        for own, total in zip(self.own.split(_STRETCH), self.sum.split(_STRETCH), strict=True):
+            if not math.isfinite(total.sum().item()):
+                fine = fine and bool(torch.isfinite(own).all())
+            own.copy_(total)
+        return fine
+
+    @property
+    def slotted(self) -> bool:
+        """Whether the members' announcements ride behind it."""
+        return self.sent.numel() > self.own.numel()
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePlace:
+    """Where this worker is in an exchange.
+
+    Attributes:
+        what: it is, for messages.
+        epoch, place: the same on all members; a number of the place in the epoch.
+        settles: the iteration up to which samples count as used once it is complete; −1 for none.
+    """
+
+    what: str
+    epoch: int
+    place: int
+    settles: int = -1
+
+
+class Recovery:
+    """See the module.
+
+    Args:
+        membership: who takes part.
+        returned: what each iteration's samples were split into.
+        changed: told of each new generation of which this worker is a member, and whether it holds for the exchange
+            under way (else from the next one on).
+        flush: called before an exchange begins, as a generation may hold from this one on.
+        announce: what this member has to announce with the next exchange; see :mod:`uneven.run.elastic.slots`.
+        report_length: numbers in a row of a report.
+
+    Attributes:
+        circle: the process group of this generation.
+        exchanges: completed over the whole run.
+        by: number of the generation among whose members the newest of these was worked out.
+        at: of the exchange under way; None between two.
+        slots: what is said behind the sums.
+        pieces: of the exchange under way.
+    """
+
+    def __init__(
+        self, membership: Membership, returned: Returned, *, changed: Callable[[Generation, bool, float], None],
+        flush: Callable[[], None], announce: Callable[[], float], report_length: int,
+    ) -> None:  # fmt: skip
+        self.membership = membership
+        self.circle: Circle | None = None
+        self.exchanges = self.by = 0
+        self.at: ExchangePlace | None = None
+        self.slots = Slots(report_length)
+        self.slots.renew(membership.place, len(membership.members))
+        self.pieces: list[Contribution] = []
+        self._returned, self._changed, self._flush, self._announce = returned, changed, flush, announce
+        self._kept: list[Contribution] = []  # of the last one, with their sums
+        self._spare: list[Contribution] = []  # of the one before, whose memory is used again
+
+    # ---------------------------------------------------------------- an exchange
+    def enter(self, at: ExchangePlace) -> None:
+        """An exchange begins.
+
+        Raises:
+            TrainingError: another one is under way.
+        """
+        if self.at is not None:
+            raise TrainingError(
+                f"{at.what} inside of {self.at.what}: in an elastic run one exchange is made after the other, as all "
+                f"members must have made the same ones when one of them is lost; wait for one before the next"
+            )
+        self._flush()
+        self.at = at
+
+    def begin(self, own: Tensor, weight: Weight, *, slots: bool = False) -> Contribution:
+        """Begin to add up one tensor, flat and contiguous, which stays as it is."""
+        size = own.numel() + (self.slots.count(own.dtype) if slots else 0)
+        place = len(self.pieces)
+        spare = self._spare[place].sent if place < len(self._spare) else None
+        if spare is None or spare.numel() != size or spare.dtype != own.dtype:
+            spare = torch.empty(size, dtype=own.dtype)
+        piece = Contribution(own, weight, spare)
+        self.pieces.append(piece)
+        self._send(piece)
+        return piece
+
+    def land(self) -> Members:
+        """Wait until all sums of the exchange under way are there, whatever it takes.
+
+        Returns:
+            Whose tensors are in them.
+
+        Raises:
+            PeerError: too few are left; or one that is alive does not come within the time-out.
+        """
+        contributors = self.membership.members
+        try:
+            whole = self._wait()
+        except TimeoutError:
+            assert self.at is not None
+            raise self.membership.missing(self.at.what, self.exchanges) from None
+        if not whole:
+            return self._recover()
+        self.by = self.membership.generation.number
+        return contributors
+
+    def complete(self, contributors: Members) -> list[Contribution]:
+        """The exchange under way is over.
+
+        Returns:
+            Its pieces; their sums are kept, so nobody may change them.
+
+        Raises:
+            TrainingError: members were at different places.
+        """
+        at, pieces = self.at, self.pieces
+        assert at is not None
+        for piece in pieces:
+            piece.work = None
+            if piece.slotted:
+                self.slots.read(piece.sent[piece.own.numel() :])
+        self._spare, self._kept, self.pieces, self.at = self._kept, pieces, [], None
+        if self.slots.apart:
+            raise self._out_of_step(at)
+        if at.settles >= 0:
+            self._returned.exchanged(at.settles, contributors)
+        self.exchanges += 1
+        return pieces
+
+    def announced(self) -> tuple[float, ...]:
+        """What the members have announced in the last exchange that had slots, by place; once."""
+        said, self.slots.announced = self.slots.announced, ()
+        return said
+
+    # ---------------------------------------------------------------- between exchanges
+    def next_generation(self, *, between: bool = False, leaving: bool = False, new: bool = False) -> Generation:
+        """Give the old one up, agree on the next one and make its group.
+
+        Args:
+            between: this worker is between two steps, where newcomers can come.
+            leaving: it takes no part in the next one.
+            new: it has joined, and was not given the state of the run yet.
+
+        Raises:
+            LeftOut, PeerError: see :meth:`Membership.agree`.
+        """
+        while True:
+            if self.circle is not None:
+                self.circle.drop(works := [piece.work for piece in self.pieces])
+                del works
+            for piece in self.pieces:
+                piece.work = None
+            self.circle = None
+            said = Statement(
+                exchanges=self.exchanges, by=self.by, drawn=self._returned.newest, between=between, leaving=leaving,
+                new=new,
+            )  # fmt: skip
+            made = self.membership.agree(said)
+            if leaving:
+                return made
+            try:
+                self.circle = self.membership.circle("exchanges")
+            except Broken:
+                if not new:
+                    self._changed(made, self.exchanges >= made.exchange, time.monotonic())
+                continue
+            return made
+
+    def hand_over(self, new: Generation, lacking: bool) -> None:
+        """Those that have the sums of the last exchange give them to those that lack them.
+
+        Raises:
+            Broken: one of them is gone, too.
+        """
+        if new.donor is None:
+            return
+        assert self.circle is not None
+        pieces, source = self.pieces if lacking else self._kept, new.place(new.donor)
+        for piece in pieces:
+            # What an exchange that has failed was given may still be written into.
+            sent = piece.sent if new.donor == self.membership.worker else torch.empty_like(piece.sent)
+            self.circle.wait(self.circle.broadcast(sent, source))
+            if lacking:
+                piece.sent = sent
+
+    def serve(self) -> None:
+        """Outside of all exchanges: others have given the generation up; give them what they lack."""
+        while True:
+            new, began_s = self.next_generation(), time.monotonic()
+            try:
+                self.hand_over(new, lacking=False)
+            except Broken:
+                continue
+            self._changed(new, True, began_s)
+            return
+
+    def renew(self, generation: Generation) -> None:
+        """From the next exchange on, or in the one that is begun anew, these are the members."""
+        self.slots.renew(generation.place(self.membership.worker), len(generation.members))
+
+    # ----------------------------------------------------------------
+    def _send(self, piece: Contribution) -> None:
+        assert self.at is not None
+        weight = piece.weight()
+        if weight == 0.0:
+            piece.sum.zero_()  # a padded batch; zero even where its gradient is not finite
+        elif weight == 1.0:
+            piece.sum.copy_(piece.own)  # whole numbers, too
+        else:
+            torch.mul(piece.own, weight, out=piece.sum)
+        if piece.slotted:
+            slots = piece.sent[piece.own.numel() :]
+            self.slots.fill(slots, self.at.epoch, self.at.place, self._announce())
+        try:
+            piece.work = None if self.circle is None else self.circle.sum(piece.sent)
+        except Broken:
+            piece.work = None
+
+    def _wait(self) -> bool:
+        """Whether all sums of this exchange have come."""
+        circle = self.circle
+        if circle is None or any(piece.work is None for piece in self.pieces):
+            return False
+        try:
+            for piece in self.pieces:
+                circle.wait(piece.work)
+        except Broken:
+            return False
+        return True
+
+    def _recover(self) -> Members:
+        """Complete the exchange under way among those that are left; whose tensors are in it."""
+        while True:
+            new, began_s = self.next_generation(), time.monotonic()
+            try:
+                lacking = self.exchanges < new.exchange
+                self.hand_over(new, lacking)
+                self._changed(new, not lacking, began_s)
+                if lacking:
+                    self.by = new.by
+                    return self.membership.history[new.by]
+                self._begin_anew()
+                if self._wait():
+                    self.by = new.number
+                    return new.members
+            except Broken:
+                continue
+            except TimeoutError:
+                assert self.at is not None
+                raise self.membership.missing(self.at.what, self.exchanges) from None
+
+    def _begin_anew(self) -> None:
+        """What this worker brings once more, weighted by who is left, in memory that nobody else writes into."""
+        for piece in self.pieces:
+            slots = self.slots.count(piece.own.dtype) if piece.slotted else 0
+            piece.sent = torch.empty(piece.own.numel() + slots, dtype=piece.own.dtype)
+            self._send(piece)
+
+    def _out_of_step(self, at: ExchangePlace) -> TrainingError:
+        circle = self.circle
+        assert circle is not None
+        return out_of_step(
+            lambda table: circle.wait(circle.sum(table)), at.epoch, at.place, circle.place, self.membership.members
+        )
