@@ -21,7 +21,7 @@ from uneven.data.order import Portion
 from uneven.errors import ConfigError
 from uneven.loops.over_all import OverAll
 from uneven.run.checks import check_profile
-from uneven.run.drawing import drawn_step, drawn_steps, make_loader
+from uneven.run.drawing import drawn_step, drawn_steps, make_loader, shards_of
 from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.join import join
 from uneven.run.loop import StepLoop
@@ -196,6 +196,7 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         min_batch: int = 1,
         max_batch: int | None = None,
         epochs: int | None = None,
+        sharded: bool = False,
         **dataloader: Any,
     ) -> BalancedLoader:
         """The data loader of this worker.
@@ -206,7 +207,8 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
             min_batch: least samples of this worker in an iteration (batch norm wants at least 2).
             max_batch: most samples of this worker, for instance what fits its memory; None for no limit.
             epochs: how many epochs are planned; only for the progress display.
-            dataloader: anything else that torch's ``DataLoader`` takes: ``num_workers``, ``collate_fn``, …
+            sharded: whether this rank's stream is a shard of its own, whose ``__len__`` says how many samples it has.
+            dataloader: anything else that torch's ``DataLoader`` takes: ``num_workers``, ``collate_fn``, ``sampler``, …
 
         Raises:
             DataError: the data set has neither length nor stream interface, or a keyword does not fit.
@@ -216,8 +218,11 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         if self._loader is not None:
             raise ConfigError("session.loader was called twice: one session balances one loader; use torch's own "
                               "DataLoader for evaluation, or make another Session")  # fmt: skip
+        more = self._members.loading(dataset) | dataloader
+        if sharded:
+            more["shards"] = shards_of(self._loop, dataset, batch_size, max_batch)
         loader = make_loader(
-            self._loop, self._members.loading(dataset) | dataloader, self._begin, dataset=dataset,
+            self._loop, more, self._begin, dataset=dataset,
             batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, lower=min_batch,
         )  # fmt: skip
         self._loop.reports.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)

@@ -150,7 +150,7 @@ def stream_shuffled(session: Any) -> nn.Module:
     return trained(session, Shuffled())
 
 
-@idiom("a `DistributedSampler` or another `sampler`", DATA, expect=Refused("sampler cannot be given"))
+@idiom("a `DistributedSampler`", DATA, expect=Refused("divides samples by rank"))
 def sampler(session: Any) -> nn.Module:
     return trained(session, samples(), sampler=DistributedSampler(samples()))
 

@@ -81,7 +81,7 @@ def test_streams_that_differ_between_ranks_are_refused(me: RankContext, sync: st
     if kind in ("same", "augmented"):
         assert epoch() == epoch() == -(-60 // X)
     else:
-        with pytest.raises(DataError, match=r"stream of rank 1.* is not that of rank 0.*set_epoch"):
+        with pytest.raises(DataError, match=r"stream or sampler of rank 1.* is not that of rank 0.*set_epoch"):
             epoch()
     session.close()
 

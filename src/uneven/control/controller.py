@@ -339,7 +339,8 @@ class Controller:
                 raise Misfit(saved["past"], f"tables of {size[0]} reports with {size[1]} numbers each", "past")
             past = list(map(_table, saved["past"]))
             for row in (row for table in past for row in table.rows.tolist()):  # all ranks refuse what one must
-                if (report := Report(*row)).believable and not report.observation().speed_per_s > 0.0:
+                report = Report(*row)  # one of no finished iteration has no speed
+                if report.believable and report.iterations and not report.observation().speed_per_s > 0.0:
                     raise Misfit(row, "a report with a speed above 0", "past")
             self._foretelling(rank, saved, past)
 
@@ -373,7 +374,7 @@ class Controller:
         else:
             for table in past:
                 own = Report(*table.rows[self._era.places[rank]].tolist())
-                if own.believable:
+                if own.believable and own.iterations:
                     forecaster.observe(own.observation())
         forecaster.tell()
         return forecaster

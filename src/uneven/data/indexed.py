@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DataLoader
 
 from uneven.data.order import Changing, Cursor, EpochPlan, Portion
+from uneven.data.sampled import EpochOrders
 
 
 class Sampler(Protocol):
@@ -90,18 +89,14 @@ class PlannedSampler:
     the garbage collector, late and slowly.
 
     Args:
-        order_of: epoch → index of the sample at every position.
-        length: samples in an epoch.
+        orders: epoch → index of the sample at every position.
     """
 
-    def __init__(
-        self, *, plan: EpochPlan, rank: int, order_of: Callable[..., npt.NDArray[np.int64]], length: int
-    ) -> None:
+    def __init__(self, *, plan: EpochPlan, rank: int, orders: EpochOrders) -> None:
         self.drawn: deque[Portion] = deque()  # drawn by torch, not yet handed out
         self._plan = plan
         self._rank = rank
-        self._order_of = order_of
-        self._length = length
+        self._orders = orders
         self._cursor = Cursor()
         self._ahead: tuple[Portion, ...] = ()
 
@@ -121,8 +116,8 @@ class PlannedSampler:
             self._plan.changing.start(cursor)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order, shares, offset, own = self._order_of(epoch=self._cursor.epoch), None, 0, 0
-        for part in self._parts():
+        order, shares, offset, own = self._orders(self._cursor.epoch), None, 0, 0
+        for part in self._parts(len(order)):
             self.drawn.append(part)
             if part.shares is not shares:
                 shares, offset, own = part.shares, part.offset(self._rank), part.batch(self._rank)
@@ -131,7 +126,7 @@ class PlannedSampler:
             mine = order[start : start + own] if whole else order[part.positions(self._rank, self._plan.lower)]
             yield mine.tolist()
 
-    def _parts(self) -> Iterator[Portion]:
+    def _parts(self, length: int) -> Iterator[Portion]:
         ahead, self._ahead = self._ahead, ()
         cursor = self._cursor
         for part in ahead:
@@ -139,4 +134,4 @@ class PlannedSampler:
                 self._plan.changing.adopt(part)
             cursor = cursor.after(part)
             yield part
-        yield from self._plan.walk(cursor, self._length)
+        yield from self._plan.walk(cursor, length, self._orders.ends())

@@ -7,23 +7,24 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import closing
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
 from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
-from uneven.data.order import Changing, Cursor, EpochPlan, Portion, SplitSource, epoch_order, never
-from uneven.data.paced import PacedSampler
+from uneven.data.order import Changing, Cursor, EpochPlan, Portion, SplitSource, never
+from uneven.data.paced import PacedSampler, Positions
 from uneven.data.returned import Returned
+from uneven.data.sampled import EpochOrders, SampledOrders, check_samplers
+from uneven.data.sharded import Shards, ShardSource
 from uneven.data.state import read_again, read_left, read_reached, read_state, write_state
 from uneven.data.stream import StreamSource, is_stream
 from uneven.data.supply import SampleCounter
 from uneven.errors import CheckpointError, DataError, UnknownNameError
 
-# What the loader decides itself. Batches out of order could not be told from one another.
-_OURS = frozenset(("sampler", "batch_sampler", "in_order"))
+# What the loader decides itself: batches out of order could not be told from one another.
+_OURS = frozenset(("in_order",))
 _PASSED = frozenset(inspect.signature(DataLoader.__init__).parameters) - _OURS - {"self", "dataset"}
 
 
@@ -73,8 +74,11 @@ class BalancedLoader:
         changing: where workers leave and join: whose samples are split among whom, and what comes again.
         enter: called before the place in the run is asked for, as a worker that joins has none before it is let in.
         stream_sharded: see above.
+        shards: of a stream of which each rank has a shard of its own, how long they are; see :mod:`.sharded`.
+        sampler: draws the order of an epoch, the same on all ranks; see :mod:`.sampled`.
+        batch_sampler: draws lists of at most ``batch_size`` indices; each is a global batch.
         dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
-            ``pin_memory``, ``prefetch_factor``, …), except ``sampler``, ``batch_sampler`` and ``in_order``.
+            ``pin_memory``, ``prefetch_factor``, …), except ``in_order``.
 
     Raises:
         DataError: the data set can be neither indexed nor iterated, or is empty; the global batch is too
@@ -89,7 +93,8 @@ class BalancedLoader:
         over: Callable[[], None] | None = None, hands: Hands | None = None,
         sample_counter: SampleCounter | None = None, settled: Callable[[], bool] = never,
         changing: Changing | None = None, enter: Callable[[], None] | None = None,
-        stream_sharded: bool = False, **dataloader: Any,
+        stream_sharded: bool = False, shards: Shards | None = None, sampler: Any = None, batch_sampler: Any = None,
+        **dataloader: Any,
     ) -> None:  # fmt: skip
         _check_keywords(dataloader)
         _check_sizes(batch_size, world_size, lower)
@@ -114,9 +119,18 @@ class BalancedLoader:
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self._drop_last = drop_last
         self._seed, self._shuffle = seed, shuffle
-        self._source: IndexedSource | StreamSource
+        self._source: IndexedSource | StreamSource | ShardSource
+        self._orders: EpochOrders | None = None
+        self._length: int | None
         self.paced: PacedSampler | None = None
-        if is_stream(dataset):
+        check_samplers(sampler, batch_sampler, stream=is_stream(dataset), drop_last=drop_last)
+        if shards is not None:
+            self._length = sum(shards.lengths)
+            self._source = ShardSource(
+                dataset, shards=shards, rank=rank, split_for=split_for, lower=lower, drop_last=drop_last,
+                options=dataloader,
+            )  # fmt: skip
+        elif is_stream(dataset):
             self._length = None
             if sample_counter is not None:
                 raise DataError(
@@ -125,16 +139,23 @@ class BalancedLoader:
                 )
             self._source = StreamSource(dataset, plan=plan, rank=rank, sharded=stream_sharded, options=dataloader)
         else:
-            self._length = _checked_length(dataset, batch_size, drop_last)
-            order_of = partial(epoch_order, length=self._length, seed=seed, shuffle=shuffle)
-            sampler: Sampler = PlannedSampler(plan=plan, rank=rank, order_of=order_of, length=self._length)
+            size = _checked_length(dataset, batch_size, drop_last)
+            orders, drawn = EpochOrders(size, seed, shuffle), sampler if batch_sampler is None else batch_sampler
+            if drawn is not None:
+                orders = SampledOrders(
+                    drawn, batch_size=batch_size, batched=batch_sampler is not None, size=size, seed=seed
+                )
+            self._orders, self._length = orders, orders.length
+            indices: Sampler = PlannedSampler(plan=plan, rank=rank, orders=orders)
             if sample_counter is not None:
+                orders.check_paced()
                 usable = self._length - self._length % batch_size if drop_last else self._length
-                sampler = self.paced = PacedSampler(
+                order_of = cast("Callable[..., Positions]", orders)
+                indices = self.paced = PacedSampler(
                     rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower,
                     counter=sample_counter, workers=world_size, now=time.perf_counter, unused=self._hands.unused,
                 )  # fmt: skip
-            self._source = IndexedSource(dataset, sampler=sampler, options=dataloader)
+            self._source = IndexedSource(dataset, sampler=indices, options=dataloader)
 
     def __len__(self) -> int:
         """Iterations in a whole epoch; a resumed epoch has fewer left.
@@ -142,6 +163,8 @@ class BalancedLoader:
         Raises:
             TypeError: the data set is a stream that does not know its length.
         """
+        if self._orders is not None and self._orders.batches is not None:
+            return self._orders.batches
         length = len(self.dataset) if self._length is None else self._length
         return length // self.batch_size if self._drop_last else -(-length // self.batch_size)
 
@@ -178,8 +201,10 @@ class BalancedLoader:
 
     @property
     def first_samples(self) -> list[float] | None:
-        """What tells a stream's first samples in this pass from those that other ranks read; None for a data set with
-        an index. See :mod:`uneven.data.alike`."""
+        """What tells a stream's first samples in this pass, or a sampler's order, from those of other ranks; None where
+        ranks cannot differ. See :mod:`uneven.data.alike`."""
+        if self._orders is not None and self._changing is None:
+            return self._orders.tell()
         return self._source.first if isinstance(self._source, StreamSource) else None
 
     @property
@@ -293,8 +318,12 @@ class BalancedLoader:
         cursor = min(places if lacking is None else [*places, lacking])
         state = write_state(
             cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
-            batch_size=self.batch_size,
+            batch_size=self.batch_size, kind=self._kind,
         )  # fmt: skip
+        if self._orders is not None and cursor.start and (drawn := self._orders.drawn(cursor.epoch)):
+            state |= {"drawn": drawn}
+        if isinstance(self._source, ShardSource):
+            state |= {"taken": [*self._source.taken(cursor.start)]}
         if self.paced is not None:
             return state | self.paced.place(cursor.epoch)
         if self._changing is not None:
@@ -316,6 +345,10 @@ class BalancedLoader:
             CheckpointError: naming what differs, with both values; or called inside the loop.
         """
         cursor, self._reached, left, again = self.check_state(state)
+        if isinstance(self._source, ShardSource):
+            self._source.resume(cursor.start, state.get("taken"))
+        if self._orders is not None:
+            self._orders.expect(str(state.get("drawn", "")))
         self._resumed = True
         self._hands.clear()
         if self.paced is not None:
@@ -327,6 +360,12 @@ class BalancedLoader:
             self._changing.resume(cursor, again)
         self._cursor = cursor
 
+    @property
+    def _kind(self) -> str:
+        if self._orders is not None:
+            return self._orders.kind
+        return "shards" if isinstance(self._source, ShardSource) else ""
+
     def check_state(self, state: dict[str, Any]) -> tuple[Cursor, int, list[tuple[int, int]], list[tuple[int, int]]]:
         """The place that ``state`` names, the epoch that the script was in, what is left of the place's epoch at
         one's own pace, and what comes again in it. Nothing is changed.
@@ -336,7 +375,7 @@ class BalancedLoader:
         """
         if self._suspended() is not None:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
-        cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length)
+        cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length, kind=self._kind)
         again = read_again(state, cursor)
         left = [] if self.paced is None else [*again, *read_left(state, cursor, self.paced.usable)]
         return cursor, read_reached(state, cursor), left, again
@@ -346,8 +385,7 @@ def _check_keywords(dataloader: dict[str, Any]) -> None:
     for name in dataloader:
         if name in _OURS:
             raise DataError(
-                f"{name} cannot be given: the loader decides which samples come when, so that every sample "
-                "is used once an epoch while the split moves; reorder or subset the data set instead"
+                f"{name} cannot be given: the loader hands batches out in order, as it knows them by that"
             )
         if name not in _PASSED:
             raise UnknownNameError("keyword for the loader:", name, _PASSED)

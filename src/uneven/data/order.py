@@ -177,15 +177,17 @@ class EpochPlan:
     settled: Callable[[], bool] = never
     changing: Changing | None = None
 
-    def walk(self, cursor: Cursor, length: int) -> Iterator[Portion]:
+    def walk(self, cursor: Cursor, length: int, ends: npt.NDArray[np.int64] | None = None) -> Iterator[Portion]:
         """The parts from ``cursor`` to the end of an epoch of ``length`` samples.
+
+        ``ends`` are the positions behind each part where those are not all of the global batch's size.
 
         ``split_for`` is asked once for each part, when that part is drawn and not before, unless it is settled.
         """
-        while (part := self.part(cursor, length - cursor.start)) is not None:
+        while (part := self.part(cursor, _until(cursor.start, length, ends) - cursor.start)) is not None:
             yield part
             cursor = cursor.after(part)
-            for later in self._alike(part, length):
+            for later in self._alike(part, length) if ends is None else ():
                 yield later
                 cursor = cursor.after(later)
 
@@ -237,6 +239,13 @@ class EpochPlan:
                 f"split of iteration {iteration} is {shares}, adding up to {sum(shares)}: it must hold "
                 f"{workers} shares, none negative, adding up to the global batch of {self.batch_size}"
             )
+
+
+def _until(start: int, length: int, ends: npt.NDArray[np.int64] | None) -> int:
+    """The position up to which the part from ``start`` on may reach."""
+    if ends is None or start >= length:
+        return length
+    return int(ends[np.searchsorted(ends, start, side="right")])
 
 
 def last_shares(shares: tuple[int, ...], size: int, lower: int) -> tuple[int, ...]:

@@ -12,9 +12,12 @@ from uneven.errors import CheckpointError
 SCHEMA = 1
 
 
-def write_state(cursor: Cursor, *, seed: int, shuffle: bool, length: int | None, batch_size: int) -> dict[str, Any]:
-    """JSON-able. ``length`` is None for a stream; ``cursor`` counts the samples of the epoch used so far."""
-    return {
+def write_state(
+    cursor: Cursor, *, seed: int, shuffle: bool, length: int | None, batch_size: int, kind: str = ""
+) -> dict[str, Any]:
+    """JSON-able. ``length`` is None for a stream; ``cursor`` counts the samples of the epoch used so far;
+    ``kind`` says how its order is made, "" for the usual one."""
+    return ({"order": kind} if kind else {}) | {
         "schema": SCHEMA,
         "seed": seed,
         "shuffle": shuffle,
@@ -26,7 +29,7 @@ def write_state(cursor: Cursor, *, seed: int, shuffle: bool, length: int | None,
     }
 
 
-def read_state(state: Mapping[str, Any], *, seed: int, shuffle: bool, length: int | None) -> Cursor:
+def read_state(state: Mapping[str, Any], *, seed: int, shuffle: bool, length: int | None, kind: str = "") -> Cursor:
     """The place that ``state`` names, if it belongs to a run with this order.
 
     Raises:
@@ -38,11 +41,25 @@ def read_state(state: Mapping[str, Any], *, seed: int, shuffle: bool, length: in
             f"loader state has schema {state.get('schema')!r}, this is {SCHEMA}: read it with the version of "
             "uneven that wrote it"
         )
+    if (was := state.get("order", "")) != kind:
+        raise CheckpointError(
+            f"the samples of the checkpoint were ordered by {_ORDERS.get(was, was)}, those of this run by "
+            f"{_ORDERS[kind]}: resume with the same sampler, on the same data"
+        )
     _same_order(state, {"seed": seed, "shuffle": shuffle, "length": length})
     epoch, start, iteration = (_count(state, key) for key in ("epoch", "cursor", "iteration"))
-    if length is not None and start > length:
+    if length is not None and kind != "batches" and start > length:
         raise CheckpointError(f"loader state is damaged: cursor {start} is beyond the {length} samples")
     return Cursor(epoch=epoch, start=start, iteration=iteration)
+
+
+_ORDERS = {
+    "": "seed and epoch",
+    "keyed": "seed and epoch, reckoned where it is asked",
+    "sampler": "a sampler",
+    "batches": "a batch sampler",
+    "shards": "the ranks' own shards",
+}
 
 
 def read_reached(state: Mapping[str, Any], cursor: Cursor) -> int:

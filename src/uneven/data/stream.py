@@ -75,11 +75,11 @@ class StreamSource:
         self._rank = rank
         self.first: list[float] | None = None  # what tells the first samples of this pass from those of other ranks
         packed = options.get("num_workers", 0) > 0
-        self._unpack: Callable[[Any], Any] = unpack if packed else _same
+        self._unpack: Callable[[Any], Any] = unpack if packed else same
         self._chunks: DataLoader[Any] = DataLoader(
-            dataset if isinstance(dataset, IterableDataset) else _Adapter(dataset),
+            dataset if isinstance(dataset, IterableDataset) else Adapter(dataset),
             batch_size=plan.batch_size,
-            collate_fn=pack_all if packed else _same,
+            collate_fn=pack_all if packed else same,
             **options,
         )
 
@@ -120,12 +120,14 @@ def _pinned(batches: Iterator[Any]) -> Iterator[Any]:
     """The same batches in pinned memory, by torch's own rules for what can be pinned and where."""
     # Torch draws a seed for each pass: from a generator of its own, so the user's random numbers stay.
     one_by_one: DataLoader[Any] = DataLoader(
-        _Adapter(batches), batch_size=None, collate_fn=_same, pin_memory=True, generator=torch.Generator()
+        Adapter(batches), batch_size=None, collate_fn=same, pin_memory=True, generator=torch.Generator()
     )
     return iter(one_by_one)
 
 
-class _Adapter(IterableDataset[Any]):
+class Adapter(IterableDataset[Any]):
+    """Anything with ``__iter__`` as torch wants it."""
+
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
 
@@ -167,5 +169,6 @@ def pack_all(samples: list[Any]) -> list[bytes]:
     return [pack(sample) for sample in samples]
 
 
-def _same(items: Any) -> Any:
+def same(items: Any) -> Any:
+    """Not collated."""
     return items

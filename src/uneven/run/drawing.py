@@ -10,7 +10,9 @@ from uneven.balance import Balancer, Even
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
-from uneven.errors import ConfigError, TrainingError
+from uneven.data.sharded import Shards
+from uneven.data.stream import is_stream
+from uneven.errors import ConfigError, DataError, TrainingError
 from uneven.registry import describe
 from uneven.run.factory import counter_of
 from uneven.run.loop import StepLoop
@@ -92,6 +94,28 @@ def make_loader(loop: StepLoop, more: dict[str, Any], begin: Callable[[Portion],
         sample_counter=counter_of(given["dataset"], context, loop.own_pace), settled=loop.reports.settled,
         **given, **more,
     )  # fmt: skip
+
+
+def shards_of(loop: StepLoop, dataset: Any, batch_size: int, most: int | None) -> Shards:
+    """How many samples each worker's stream has, and how many each takes at once.
+
+    Raises:
+        DataError: ``dataset`` is no stream with a length, or an empty one.
+        ConfigError: workers take samples at their own pace.
+    """
+    if not is_stream(dataset) or not hasattr(dataset, "__len__") or len(dataset) == 0:
+        raise DataError(
+            f"session.loader(sharded=True) of a {type(dataset).__name__}: it is for a stream of this worker's own, an "
+            f"IterableDataset whose __len__ says how many samples this worker has, at least 1"
+        )
+    if loop.own_pace is not None:
+        raise ConfigError(
+            f"session.loader(sharded=True) under sync = {describe(loop.context.policy)}: workers take samples at their "
+            f"own pace there; take a policy whose workers step together"
+        )
+    mine = {"sharded": True, "_length": len(dataset), "_most": batch_size if most is None else most}
+    said = compare(loop.context.connection.transport, mine, "session.loader")
+    return Shards(tuple(one["_length"] for one in said), tuple(one["_most"] for one in said))
 
 
 def _made(loop: StepLoop, balancer: Balancer, batch_size: int | None, samples: int | None) -> DrawnSteps:

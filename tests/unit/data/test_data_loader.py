@@ -227,8 +227,6 @@ def test_split_for_may_move_while_torch_reads_ahead_on_several_ranks() -> None:
         ({"batch_size": 3, "world_size": 4}, DataError, "global batch of 3 is too small for 4 workers"),
         ({"batch_size": 7, "world_size": 4, "lower": 2}, DataError, "batch_size of at least 8"),
         ({"lower": 0}, DataError, "lower = 0"),
-        ({"sampler": [1]}, DataError, "sampler cannot be given"),
-        ({"batch_sampler": [[1]]}, DataError, "batch_sampler cannot be given"),
         ({"in_order": False}, DataError, "in_order cannot be given"),
         ({"num_worker": 2}, UnknownNameError, "did you mean 'num_workers'"),
         ({"batch_size": 99, "drop_last": True}, DataError, "drops all 20 samples"),

@@ -39,9 +39,9 @@ class Streams:
         rows, self._pending = self._pending.result(), None
         if rows is not None and (others := differing(rows)):
             raise DataError(
-                f"the stream of rank {', '.join(map(str, others))} is not that of rank 0: its first samples differ. "
-                f"Every rank must read the same samples in the same order, and is handed its part of them: do not "
-                f"shard the stream by rank, and shuffle it with a seed that is the same on all ranks (and set_epoch). "
+                f"the stream or sampler of rank {', '.join(map(str, others))} is not that of rank 0: samples "
+                f"differ. Every rank must read the same samples in the same order, and is handed its part of them: do "
+                f"not shard the stream by rank, and shuffle with a seed that is the same on all ranks (and set_epoch). "
                 f"If they differ only by random augmentation, let each sample carry something that does not, like its "
                 f"label"
             )
