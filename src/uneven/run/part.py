@@ -73,6 +73,10 @@ class Run:
         model: as it was given to ``session.setup``, its parameters the same on all workers.
         optimizers: those given there.
         log: name, number → a line in the journal, as ``session.log`` writes it.
+        now: the step of the batch that the newest forward pass is on, also where others have been handed out since;
+            None before the first one.
+        spread: ``with run.spread(10):`` around what is done every ten steps and serves all of them. Its time counts in
+            each of these alike, so that shares follow it and nobody takes it for a change of speed.
     """
 
     rank: int
@@ -81,6 +85,8 @@ class Run:
     model: nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...]
     log: Callable[[str, float], None]
+    now: Callable[[], Step | None] = lambda: None
+    spread: Callable[[int], AbstractContextManager[None]] = lambda steps: nullcontext()
 
 
 class Part:

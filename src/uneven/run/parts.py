@@ -92,17 +92,23 @@ class Parts:
         Raises:
             TrainingError: its step makes the gradients itself.
         """
-        if not self._steps:
+        if (step := self.now(turn)) is None:
             return  # outside of the loop: a warm-up, say
-        step = self._steps[-1]
-        if turn is not None and turn.iteration != step.iteration:
-            step = next((one for one in self._steps if one.iteration == turn.iteration), step)
         if any(map(callable, args[1:])) or kwargs.get("closure") is not None:
             raise TrainingError(
                 f"part {self._ready[0].name!r} works on the gradients before optimizer.step(), but a closure makes "
                 f"them inside of it: call loss.backward() before, and optimizer.step() without one"
             )
         self._each(self._ready, "gradients_ready", step, optimizer)
+
+    def now(self, turn: Turn | None) -> Step | None:
+        """The step of the batch that the newest forward pass is on; the newest where nobody can tell."""
+        if not self._steps:
+            return None
+        step = self._steps[-1]
+        if turn is None or turn.iteration == step.iteration:
+            return step
+        return next((one for one in self._steps if one.iteration == turn.iteration), step)
 
     def after(self) -> None:
         """The newest step is over."""

@@ -331,3 +331,23 @@ def test_it_ends_also_where_what_was_waited_for_fails(clock: Script, meter: Mete
     clock.go(1.0)
     meter.end()
     assert meter.timings()[0].exchange_s == 5.0
+
+
+def test_what_serves_several_iterations_counts_in_each_of_them_alike(meter: Meter, clock: Script) -> None:
+    for iteration in range(6):
+        meter.begin(iteration)
+        backward(meter, clock, 1.0, 0.5)
+        if iteration in (1, 4):
+            with meter.spread(4):
+                clock.go(3.0)
+                with meter.spread(2):  # inside of another one it is that one's
+                    clock.go(1.0)
+                with meter.waiting():
+                    clock.go(10.0)
+        meter.end()
+    found = meter.timings()
+    assert [t.compute_s for t in found] == [1.0, 2.0, 2.0, 2.0, 3.0, 2.0]
+    assert [t.local_cpu_s for t in found] == [1.0, 2.0, 2.0, 2.0, 3.0, 2.0]
+    assert [t.exchange_s for t in found] == [0.5, 10.5, 0.5, 0.5, 10.5, 0.5]
+    with meter.spread(3):  # between two iterations it belongs to none
+        clock.go(1.0)

@@ -9,7 +9,9 @@
           └────────── compute_s ─┘                └──────── compute_s ───┘
 
 The exchange overlaps the backward pass; the moment the last bucket is ready ends compute, and only what is
-left of the exchange after it counts as ``exchange_s``. Several backward passes in one iteration add up.
+left of the exchange after it counts as ``exchange_s``. Several backward passes in one iteration add up. What serves
+several iterations (a part that refreshes something every hundred) counts in each of them alike, and so is no change of
+speed.
 """
 
 from __future__ import annotations
@@ -67,12 +69,32 @@ class MeterReading(NamedTuple):
         return self.local_s + self.exchange_s
 
 
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """A block of one iteration that serves several."""
+
+    begin: Mark
+    end: Mark
+    waits: tuple[tuple[Mark, Mark], ...]  # for others, inside of it
+    iterations: int
+
+
+@dataclass(slots=True)
+class _Owed:
+    """What each of the next iterations is still to count of such blocks: seconds, and processor seconds."""
+
+    each_s: float
+    each_cpu_s: float
+    left: int
+
+
 @dataclass(slots=True)
 class _Marks:
     iteration: int
     asked: Mark  # when the batch was asked for
     begin: Mark
     exchanges: tuple[tuple[Mark, Mark], ...] = ()
+    spreads: tuple[_Spread, ...] = ()
     end: Mark = None
     worked: Mark = None  # the processor time between here and the end is known, too
 
@@ -94,6 +116,8 @@ class Meter:
         self._worked: Mark = None  # where the processor time was asked for last, with no pause since
         self._unknown = _KNOWN_EVERY  # iterations since then; so many as if, before the first one
         self._exchanges = False  # whether the training has ever waited for an exchange
+        self._spreading = False
+        self._owed: list[_Owed] = []
 
     def begin(self, iteration: int) -> None:
         """A batch is about to be handed over."""
@@ -124,6 +148,20 @@ class Meter:
             yield
         finally:
             self.done()
+
+    @contextmanager
+    def spread(self, iterations: int) -> Iterator[None]:
+        """What is done inside serves so many iterations, and counts in each of them alike, this one the first."""
+        marks = self._open
+        if marks is None or self._ready is not None or self._spreading:
+            yield
+            return
+        self._spreading, waited, begin = True, len(marks.exchanges), self._clock.mark()
+        try:
+            yield
+        finally:
+            self._spreading = False
+            marks.spreads += (_Spread(begin, self._clock.mark(), marks.exchanges[waited:], iterations),)
 
     def end(self) -> None:
         """The next batch is asked for: the iteration is over."""
@@ -201,11 +239,29 @@ class Meter:
         whole_s, worked_s = between(marks.begin, marks.end)
         compute_s, computed_s = whole_s - exchange_s, worked_s - moved_s  # NaN before there was any exchange
         transfer_s = min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0
-        local_s = data_s + compute_s
         local_cpu_s = between(marks.asked, marks.end)[1] - moved_s
+        if marks.spreads or self._owed:
+            later_s, later_cpu_s = self._later(marks.spreads)
+            compute_s, local_cpu_s = compute_s - later_s, local_cpu_s - later_cpu_s
+        local_s = data_s + compute_s
         if marks.worked is not None and not marks.exchanges:
             went_on_s, used_s = between(marks.worked, marks.end)
             self._cores = used_s / went_on_s if went_on_s > 0.0 else 0.0
         if math.isnan(local_cpu_s):
             local_cpu_s = self._cores * local_s
         return MeterReading(marks.iteration, data_s, compute_s, exchange_s, transfer_s, local_cpu_s, moved_s)
+
+    def _later(self, spreads: tuple[_Spread, ...]) -> tuple[float, float]:
+        """Seconds of this iteration that others count, less what it counts of its own and earlier blocks."""
+        between, later_s, later_cpu_s = self._clock.between, 0.0, 0.0
+        for one in spreads:
+            seconds, cpu_s = between(one.begin, one.end)
+            for wait in one.waits:
+                waited_s, worked_s = between(*wait)
+                seconds, cpu_s = seconds - waited_s, cpu_s - worked_s
+            self._owed.append(_Owed(seconds / one.iterations, cpu_s / one.iterations, one.iterations))
+            later_s, later_cpu_s = later_s + seconds, later_cpu_s + cpu_s
+        for owed in self._owed:
+            later_s, later_cpu_s, owed.left = later_s - owed.each_s, later_cpu_s - owed.each_cpu_s, owed.left - 1
+        self._owed = [owed for owed in self._owed if owed.left]
+        return later_s, later_cpu_s
