@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnevenError,
     )
     from uneven.merge import Merge, merges
+    from uneven.precondition.kfac.part import KFAC
     from uneven.predict import Predictor, predictors
     from uneven.run.part import Part, Run, Step
     from uneven.session import Session
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "KFAC",
     "BalanceView",
     "Balancer",
     "CheckpointError",
@@ -84,6 +86,7 @@ _HOMES = {
         "UnevenError",
     ),
     "uneven.merge": ("Merge", "merges"),
+    "uneven.precondition.kfac.part": ("KFAC",),
     "uneven.predict": ("Predictor", "predictors"),
     "uneven.run.part": ("Part", "Run", "Step"),
     "uneven.session": ("Session",),

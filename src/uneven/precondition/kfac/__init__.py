@@ -1,0 +1,1 @@
+"""K-FAC: layers' factors, from sums that are exact on unequal shares."""

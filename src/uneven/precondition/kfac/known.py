@@ -1,0 +1,60 @@
+"""Arguments of kfac-pytorch's ``KFACPreconditioner`` by their own names, in ours. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uneven.errors import ConfigError
+
+_SHARES = {"COMM_OPT": 1.0, "HYBRID_OPT": 0.5, "MEM_OPT": 0.0}
+_METHODS = {"EIGEN": "eigen", "INVERSE": "inverse"}
+_RULES = {"COMPUTE": "compute", "MEMORY": "memory"}
+
+_NO_MATTER = {
+    "allreduce_bucket_cap_mb": "all factors travel in one exchange",
+    "compute_eigenvalue_outer_product": "it is made where it is used",
+    "symmetry_aware": "one half of a symmetric factor travels always",
+    "update_factors_in_hook": "factors are summed up in the hooks always",
+    "inv_dtype": "decompositions are made in the factors' dtype",
+    "loglevel": "the journal has it",
+}
+"""What changes no result here, whatever its value, and why."""
+
+_ELSEWHERE = {
+    "lr": "the learning rate is read from the optimizer, group by group",
+    "model": "the model is the session's",
+}
+
+
+def translated(ours: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """``ours`` with what ``known`` says by kfac-pytorch's names.
+
+    Raises:
+        ConfigError: a name that neither knows, or a value.
+    """
+    found = dict(ours)
+    for name, given in known.items():
+        if name in ("factor_update_steps", "inv_update_steps"):
+            often, seldom = found["periods"]
+            found["periods"] = (given, seldom) if name == "factor_update_steps" else (often, given)
+        elif name == "grad_worker_fraction":
+            found["share"] = given if isinstance(given, int | float) else _one_of(name, given, _SHARES)
+        elif name == "compute_method":
+            found["method"] = _one_of(name, given, _METHODS)
+        elif name == "assignment_strategy":
+            found["place"] = _one_of(name, given, _RULES)
+        elif name == "colocate_factors":
+            found["colocate"] = bool(given)
+        elif name in _ELSEWHERE:
+            raise ConfigError(f"{name} = {given!r}: leave it out, {_ELSEWHERE[name]}")
+        elif name not in _NO_MATTER:
+            raise ConfigError(f"KFAC has no argument {name!r}; see the reference for those that it has")
+    return found
+
+
+def _one_of(name: str, given: Any, known: dict[str, Any]) -> Any:
+    """By the name of an enumeration's member, or the text."""
+    text = str(getattr(given, "name", given)).upper().replace("-", "_")
+    if text not in known:
+        raise ConfigError(f"{name} = {given!r} is none of {', '.join(known)}")
+    return known[text]

@@ -1,0 +1,196 @@
+"""K-FAC's arithmetic for one layer: factors, their bases, the preconditioned gradient.
+
+Formulas are those of Pauloski et al. (SC 2020, arXiv 2007.00784; SC 2021, arXiv 2107.01739) as in their authors' code.
+With rank i's share x_i of X samples, the factors of the union batch are A = Σ (x_i / X) A_i and G = Σ (x_i / X) G_i,
+where G_i undoes the 1 / x_i of a mean loss: the weights that the gradients themselves are averaged with. In the scaling
+of the newer code ("compat"), which does not undo it, G takes (x_i / X)² once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import ConfigError
+from uneven.precondition.item_work import ItemWork, Sizes
+from uneven.precondition.kfac.sums import AutoSums, PatchSums, PixelSums, RowSums, Sums
+from uneven.precondition.place import Item
+
+
+@dataclass(slots=True)
+class Numbers:
+    """What all layers of one preconditioner share, and what changes with the step.
+
+    Attributes:
+        inverse: whether factors are inverted, else decomposed.
+        compat: whether factors are scaled as in kfac-pytorch, else as in KFC and SC 2020.
+        kind: dtype of factors and bases.
+        damping: λ now.
+        lr_of: parameter → learning rate of its group.
+        clipped: whether products with the gradient are asked for.
+    """
+
+    inverse: bool
+    compat: bool
+    kind: torch.dtype
+    damping: float
+    lr_of: Callable[[nn.Parameter], float]
+    clipped: bool
+
+
+class Layer(ItemWork):
+    """A Linear or Conv2d.
+
+    Args:
+        name: of the module in the model.
+        numbers: shared.
+
+    Attributes:
+        module: the layer.
+        sums: of its inputs and of its output gradients.
+        passes: backward passes that have come since the last step.
+    """
+
+    def __init__(self, name: str, module: nn.Linear | nn.Conv2d, numbers: Numbers) -> None:
+        self.name, self.module, self._numbers = name, module, numbers
+        bias = module._parameters["bias"]
+        ones = bias is not None and bias.requires_grad
+        self.weights = (module.weight, bias) if bias is not None and ones else (module.weight,)  # type: ignore[assignment]
+        self.sums = _sums(module, ones)
+        self.passes = 0
+        self.seen = False
+        self._bases: list[Tensor] = []
+        self._scale: tuple[float, Tensor] | None = None  # of λ, 1 / (dG dAᵀ + λ)
+        a, g = (one.side for one in self.sums)
+        basis = tuple(n * n + n * (not numbers.inverse) for n in (a, g))
+        self.sizes = Sizes(tuple(one.numbers for one in self.sums), basis, sum(p.numel() for p in self.weights))
+        self.item = Item(name, (a, g), step=(2.0 if numbers.inverse else 4.0) * a * g * (a + g))
+
+    def add_inputs(self, flat: Tensor, seen: Tensor, weight: float) -> None:
+        """Add the second moment of this pass's inputs, of which ``weight`` (x_i / X and the like) counts."""
+        seen = seen.to(self._numbers.kind)
+        if isinstance(self.module, nn.Linear):
+            rows = seen.reshape(-1, seen.shape[-1])
+            self.sums[0].add(flat, rows, weight / max(1, len(rows)))
+            return
+        positions = _positions(self.module, seen)
+        scale = weight / (positions**2 * max(1, len(seen)))
+        self.sums[0].add(flat, seen, scale / positions if self._numbers.compat else scale)
+
+    def add_outputs(self, flat: Tensor, seen: Tensor, weight: float, share: float, undo: float) -> None:
+        """Add that of this pass's output gradients.
+
+        Args:
+            share: x_i / X.
+            undo: what the loss was divided by besides (passes of an accumulation), or multiplied by (its inverse).
+        """
+        seen, compat = seen.to(self._numbers.kind), self._numbers.compat
+        scale = weight * share**2 if compat else weight * undo**2
+        if isinstance(self.module, nn.Linear):
+            rows = seen.reshape(-1, seen.shape[-1])
+            self.sums[1].add(flat, rows, scale / max(1, len(rows)) if compat else scale * len(rows))
+            return
+        samples, positions = max(1, len(seen)), seen.shape[2] * seen.shape[3]
+        self.sums[1].add(flat, seen, scale / (samples * positions**3) if compat else scale * samples * positions)
+
+    def factor(self, square: int, kept: Tensor, identity: float) -> Tensor:
+        """A or G, shape (n, n)."""
+        found = self.sums[square].square(kept)
+        return found + identity * torch.eye(len(found), dtype=found.dtype) if identity else found
+
+    def decompose(self, square: int, kept: Tensor, identity: float) -> Tensor:
+        """Q and d of the factor, in one row; or its damped inverse."""
+        factor = self.factor(square, kept, identity)
+        if self._numbers.inverse:
+            factor.diagonal().add_(self._numbers.damping)
+            return torch.cholesky_inverse(torch.linalg.cholesky(factor)).reshape(-1)
+        values, vectors = torch.linalg.eigh(factor)
+        return torch.cat([vectors.reshape(-1), values.clamp_(min=0.0)])
+
+    def neutral(self, square: int) -> Tensor:
+        """A factor that is the unit matrix."""
+        side = self.item.sides[square]
+        unit = torch.eye(side, dtype=self._numbers.kind).view(-1)
+        return unit if self._numbers.inverse else torch.cat([unit, torch.ones(side, dtype=self._numbers.kind)])
+
+    def renew(self, bases: list[Tensor]) -> None:
+        """New bases of A and G."""
+        self._bases = [one[: n * n].view(n, n) for one, n in zip(bases, self.item.sides, strict=True)]
+        self._values = [one[n * n :] for one, n in zip(bases, self.item.sides, strict=True)]
+        self._scale = None
+
+    @property
+    def curvature(self) -> float:
+        """Median of dG dA, to be compared with λ; NaN where the factors are inverted."""
+        if self._numbers.inverse or not self._bases:
+            return float("nan")
+        return float(torch.outer(self._values[1], self._values[0]).median())
+
+    def apply(self, out: Tensor) -> Tensor | None:
+        """QG ((QGᵀ ∇ QA) / (dG dAᵀ + λ)) QAᵀ, or G⁻¹ ∇ A⁻¹."""
+        numbers, (qa, qg) = self._numbers, self._bases
+        gradient = self._gradient()
+        if numbers.inverse:
+            found = qg @ gradient @ qa
+        else:
+            if self._scale is None or self._scale[0] != numbers.damping:
+                outer = torch.outer(self._values[1], self._values[0]).add_(numbers.damping).reciprocal_()
+                self._scale = numbers.damping, outer
+            found = qg @ (qg.t() @ gradient @ qa).mul_(self._scale[1]) @ qa.t()
+        wide = self.module.weight.numel() // len(self.module.weight)
+        out[: self.module.weight.numel()].view(-1, wide).copy_(found[:, :wide])
+        if len(self.weights) > 1:
+            out[self.module.weight.numel() :].copy_(found[:, wide])
+        if not numbers.clipped:
+            return None
+        return torch.dot(found.reshape(-1), gradient.reshape(-1)) * numbers.lr_of(self.weights[0]) ** 2
+
+    def _gradient(self) -> Tensor:
+        """As a matrix, with that of the bias as its last column; shape (out, in · kernel + bias)."""
+        found = [_or_zero(one).reshape(len(self.module.weight), -1) for one in self.weights]
+        return (torch.cat(found, 1) if len(found) > 1 else found[0]).to(self._numbers.kind)
+
+
+def _or_zero(weight: nn.Parameter) -> Tensor:
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad
+
+
+def _pair(what: Any) -> tuple[int, int]:
+    return (what, what) if isinstance(what, int) else (int(what[0]), int(what[1]))
+
+
+def _padding(module: nn.Conv2d) -> tuple[int, int]:
+    if module.padding == "valid":
+        return 0, 0
+    if module.padding == "same":
+        down, right = module.kernel_size
+        if down % 2 == 0 or right % 2 == 0:
+            raise ConfigError("padding='same' with an even kernel pads more on one side")
+        return down // 2, right // 2
+    return _pair(module.padding)
+
+
+def _positions(module: nn.Conv2d, seen: Tensor) -> int:
+    """Ho · Wo."""
+    found = 1
+    for size, kernel, stride, pad in zip(
+        seen.shape[2:], module.kernel_size, module.stride, _padding(module), strict=True
+    ):
+        found *= (size + 2 * pad - kernel) // stride + 1
+    return found
+
+
+def _sums(module: nn.Linear | nn.Conv2d, ones: bool) -> tuple[Sums, Sums]:
+    if isinstance(module, nn.Linear):
+        return RowSums(module.in_features, ones), RowSums(module.out_features)
+    kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _padding(module)
+    outputs = PixelSums(module.out_channels)
+    if kernel == (3, 3) and stride == padding == (1, 1):
+        return AutoSums(module.in_channels, ones), outputs
+    if kernel == (1, 1) and padding == (0, 0):
+        return PixelSums(module.in_channels, stride, ones), outputs
+    return PatchSums(module.in_channels, kernel, stride, padding, ones), outputs

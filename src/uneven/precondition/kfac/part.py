@@ -1,0 +1,269 @@
+"""K-FAC as a part of a session."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import ConfigError, TrainingError
+from uneven.precondition.item_work import ItemWork
+from uneven.precondition.kfac.known import translated
+from uneven.precondition.kfac.layer import Layer, Numbers
+from uneven.precondition.kfac.watch import LayerWatch, find_layers
+from uneven.precondition.part import Preconditioner
+from uneven.precondition.schedule import RunningAverage, Value, value
+from uneven.run.part import Run, Step
+
+
+class KFAC(Preconditioner):
+    """Preconditions gradients of Linear and Conv2d layers by Kronecker factors of the empirical Fisher matrix::
+
+        session = uneven.Session(parts=[uneven.KFAC(damping=0.03, periods=(1, 10))])
+
+    Of each layer it keeps A, the second moment of its inputs, and G, that of its output gradients, and turns the
+    gradient into (G ⊗ A + λ)⁻¹ times it, before ``optimizer.step()``. On unequal shares all of it is that of one
+    process on the union batch. Other weights keep their plain gradient; ``notes`` says which, and why.
+
+    Formulas: Pauloski et al., SC 2020 (arXiv 2007.00784) and SC 2021 (KAISA, arXiv 2107.01739), as in their authors'
+    code. Defaults without a word are ours. Names of kfac-pytorch's arguments are accepted as ``known``.
+
+    Args:
+        damping: λ, above 0: a number, a callable of the step, or "adaptive".
+        periods: steps between factors, and between refreshes of the bases; numbers or callables of the step.
+        share: see :class:`~uneven.precondition.part.Preconditioner`.
+        factor_decay: α of the running average, a callable of the factor step, or "exp": min(1 − 1/k, 0.95).
+        kl_clip: bound on the step's predicted change in KL divergence, at the learning rate of the weight's group;
+            None for none.
+        method: "eigen" damps the product of the factors, "inverse" each of them, by Cholesky: cheaper, and λ means
+            something else.
+        scaling: "kfc" as in SC 2020, or "compat" as in kfac-pytorch's newer code, whose λ is far smaller.
+        accumulation_steps: backward passes before each step, if the loss of each is divided by their number.
+        grad_scaler: torch's, where there is one.
+        factor_dtype: of factors and bases; float32 unless the whole model is in float64.
+        skip_layers: regular expressions for names of layers that keep their plain gradient.
+        place, colocate, refresh: see :class:`~uneven.precondition.part.Preconditioner`.
+
+    Raises:
+        ConfigError: an argument out of range, or one of kfac-pytorch's that has no meaning here.
+    """
+
+    def __init__(
+        self,
+        *,
+        damping: Value | str = 0.03,
+        periods: tuple[Value, Value] = (1, 10),
+        share: float | str = "auto",
+        factor_decay: Value | str = 0.95,
+        kl_clip: Value | None = 0.001,
+        method: str = "eigen",
+        scaling: str = "kfc",
+        accumulation_steps: int = 1,
+        grad_scaler: Any = None,
+        factor_dtype: torch.dtype | None = None,
+        skip_layers: Sequence[str] = (),
+        place: str = "speed",
+        colocate: bool = True,
+        refresh: str = "now",
+        **known: Any,
+    ) -> None:
+        if known:
+            mine: dict[str, Any] = {
+                "periods": periods,
+                "share": share,
+                "method": method,
+                "place": place,
+                "colocate": colocate,
+            }
+            mine = translated(mine, known)
+            periods, share, method = mine["periods"], mine["share"], mine["method"]
+            place, colocate = mine["place"], mine["colocate"]
+        super().__init__(
+            share=share, periods=periods, place=place, colocate=colocate, refresh=refresh, kind=factor_dtype
+        )
+        _check(method=(method, ("eigen", "inverse")), scaling=(scaling, ("kfc", "compat")))
+        if isinstance(accumulation_steps, bool) or accumulation_steps < 1:
+            raise ConfigError(f"accumulation_steps = {accumulation_steps!r} must be a whole number of at least 1")
+        if kl_clip is not None and not callable(kl_clip) and not kl_clip > 0.0:
+            raise ConfigError(f"kl_clip = {kl_clip!r} must be above 0; None is for no bound")
+        self._damping: Value = damping  # type: ignore[assignment]
+        self._kl_clip, self._method, self._scaling = kl_clip, method, scaling
+        self._average = RunningAverage(factor_decay)
+        self._identity = 1.0
+        self._accumulated, self._scaler = accumulation_steps, grad_scaler
+        self._skip = [re.compile(one) for one in skip_layers]
+        self._coefficient = 0.0
+        self.nu = 1.0
+        self._damping_now(0)
+
+    def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
+        """Layers and hooks on them."""
+        groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
+
+        def lr_of(weight: nn.Parameter) -> float:
+            return float(groups[id(weight)]["lr"])
+
+        self.numbers = Numbers(
+            inverse=self._method == "inverse", compat=self._scaling == "compat", kind=self._kind,
+            damping=self._damping_now(0), lr_of=lr_of, clipped=self._kl_clip is not None,
+        )  # fmt: skip
+        layers, self.notes = find_layers(
+            model, optimizer, self.numbers, lambda name: any(p.search(name) for p in self._skip)
+        )
+        self.layers = layers
+        self._watch = LayerWatch(layers, self._take, self._weight)
+        return list(layers)
+
+    def attach(self, run: Run) -> None:
+        """Take up the model, and look at the first step's passes."""
+        super().attach(run)
+        self._arm()
+
+    # ── factors ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _arm(self) -> None:
+        """The next step: are its factors wanted?"""
+        for one in self.layers:
+            one.passes = 0
+        self._watch.armed = self.schedule.due(self.clock).factors
+        self._begun = False
+
+    def _begin_factors(self) -> None:
+        """The first pass of a step whose factors are wanted, or its end on a worker that has none."""
+        if self._watch.armed and not self._begun:
+            self._begun = True
+            shrink, self._coefficient = self._average.step()
+            if shrink != 1.0:
+                self._sums.mul_(shrink)
+
+    def _weight(self) -> float:
+        """x_i / X of the pass under way; 0 outside of the loop."""
+        step = self.run.now()
+        return 0.0 if step is None else step.weight
+
+    def _take(self, layer: Layer, seen: Tensor, gradient: Tensor, share: float) -> None:
+        self._begin_factors()
+        layer.passes += 1
+        layer.seen = True
+        if layer.passes > self._accumulated:
+            if self._scaler is None:
+                self._refuse_pass(layer)
+            layer.passes = 1  # the scaler has left the step out
+        if share == 0.0:
+            return
+        inputs, outputs = self._views[layer.name]
+        passes = self._accumulated
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        with self.run.spread(self.schedule.periods(self.clock)[0]):
+            weight = self._coefficient * share / passes
+            layer.add_inputs(inputs, seen, weight)
+            layer.add_outputs(outputs, gradient, weight, share, passes / scale)
+
+    def _refuse_pass(self, layer: Layer) -> None:
+        raise TrainingError(
+            f"{self.name}: layer {layer.name!r} has seen {layer.passes} backward passes since the last optimizer step, "
+            f"and accumulation_steps={self._accumulated}. If gradients are accumulated, say over how many passes; if "
+            f"it is used several times in one pass, or the loss is made of derivatives, leave it out by "
+            f"skip_layers=[{layer.name!r}]"
+        )
+
+    def laid_out(self) -> None:
+        """Sums of this worker's own, laid out by owner; they are empty whenever owners change."""
+        self._sums = torch.zeros(self._kept_layout.size, dtype=self._kind)
+        views = [self._sums[slice(*span)] for span in self._kept_layout.spans]
+        self._views = {one.name: (views[2 * i], views[2 * i + 1]) for i, one in enumerate(self.layers)}
+
+    def start_kept(self, work: ItemWork, square: int) -> Tensor:
+        """Nothing: the unit matrix that the average begins with is a number of its own."""
+        return torch.zeros(work.sizes.kept[square], dtype=self._kind)
+
+    @property
+    def identity(self) -> float:
+        """What is left of the unit matrix that the average has begun with."""
+        return self._identity
+
+    def bring_up_to_date(self) -> None:
+        """Sums of all workers go into the averages of their owners."""
+        total = self.exchanges.to_owners(self._sums, self._kept_layout)
+        start = self._kept_layout.bound(self.run.rank)[0]
+        for unit, kept in self._kept.items():
+            first, last = self._kept_layout.spans[unit]
+            new = total[first - start : last - start]
+            if torch.isfinite(new.sum()):
+                kept.mul_(self._average.kept).add_(new, alpha=self._average.fade)
+            else:
+                self.run.log(f"{self.name}/not_finite", 1.0)
+        self._identity *= self._average.kept
+        self._sums.zero_()
+        self._average.folded()
+
+    # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _damping_now(self, step: int) -> float:
+        found = value(self._damping, step)
+        if not found > 0.0:
+            raise ConfigError(f"damping = {found!r} at step {step} must be above 0")
+        return found
+
+    def before(self, step: Step, due_factors: bool) -> None:
+        """See that the hooks have seen every layer."""
+        self._begin_factors()
+        self.numbers.damping = self._damping_now(self.clock)
+        if due_factors and step.samples and (blind := [one.name for one in self.layers if not one.seen]):
+            raise TrainingError(
+                f"{self.name}: layer {blind[0]!r} was in no backward pass that its hooks have seen. Compile the model "
+                f"after session.setup, not before; if the layer is not used, leave it out by skip_layers=[{blind[0]!r}]"
+            )
+
+    def scale(self, product: float, optimizer: torch.optim.Optimizer) -> float:
+        """ν = min(1, √(κ / |s|)), with s = Σ lr² ⟨result, gradient⟩ over all layers; 1 for s = 0."""
+        self.nu = 1.0
+        if self._kl_clip is not None and product and math.isfinite(product):
+            self.nu = min(1.0, math.sqrt(value(self._kl_clip, self.clock) / abs(product)))
+        return self.nu
+
+    def renewed(self) -> None:
+        """Write down what a reader of the run wants to know."""
+        if self.run.rank == self.run.members[0]:
+            self.run.log(f"{self.name}/nu", self.nu)
+            curvatures = sorted(one.curvature for one in self.layers if not math.isnan(one.curvature))
+            if curvatures:
+                self.run.log(
+                    f"{self.name}/curvature_by_damping", curvatures[len(curvatures) // 2] / self.numbers.damping
+                )
+
+    def stepped(self) -> None:
+        """Look at the next step's passes, or not."""
+        self._arm()
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        super().close()
+        if self.works:
+            self._watch.close()
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> dict[str, Any]:
+        """With what is left of the unit matrix, and factor steps so far."""
+        state = super().state_dict()
+        return {**state, "identity": self._identity, "taken": self._average.taken} if state else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`Preconditioner.load_state_dict`."""
+        super().load_state_dict(state)
+        if "clock" in state:
+            self._identity, self._average.taken = float(state["identity"]), int(state["taken"])
+            self._average.folded()
+            self._sums.zero_()
+            self._arm()
+
+
+def _check(**given: tuple[str, tuple[str, ...]]) -> None:
+    for name, (what, those) in given.items():
+        if what not in those:
+            raise ConfigError(f"{name} = {what!r} is none of {', '.join(map(repr, those))}")

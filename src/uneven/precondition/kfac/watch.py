@@ -1,0 +1,99 @@
+"""Which layers K-FAC can work on, and hooks that show it their inputs and output gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import ConfigError
+from uneven.precondition.kfac.layer import Layer, Numbers
+from uneven.run.model.hooks import ModelHook
+
+
+def find_layers(
+    model: nn.Module, optimizer: torch.optim.Optimizer, numbers: Numbers, skipped: Callable[[str], bool]
+) -> tuple[list[Layer], dict[str, str]]:
+    """The layers of a model, and why others with weights of their own keep their plain gradient."""
+    uses = Counter(
+        id(weight) for module in model.modules() for weight in module._parameters.values() if weight is not None
+    )
+    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    found, notes = [], {}
+    for name, module in model.named_modules():
+        weights = [one for one in module._parameters.values() if one is not None]
+        if not weights:
+            continue
+        why = "skipped, as asked for" if skipped(name) else _plain(module, weights, uses, stepped)
+        if why is None:
+            try:
+                found.append(Layer(name, module, numbers))
+            except ConfigError as error:
+                why = str(error)
+        if why is not None:
+            notes[name or "the model"] = why
+    return found, notes
+
+
+def _plain(module: nn.Module, weights: list[nn.Parameter], uses: Counter[int], stepped: set[int]) -> str | None:
+    """Why a module keeps its plain gradient; None if it need not."""
+    kind = type(module).__name__
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        return f"{kind} is neither Linear nor Conv2d"
+    if not module.weight.requires_grad:
+        return "its weight is frozen"
+    if any(uses[id(one)] > 1 for one in weights):
+        return "its weight is tied to another layer's, so its inputs are not all that the gradient is made of"
+    if any(one.requires_grad and id(one) not in stepped for one in weights):
+        return "another optimizer steps it"
+    if isinstance(module, nn.Conv2d):
+        if module.groups != 1:
+            return f"it has groups={module.groups}"
+        if any(one != 1 for one in module.dilation):
+            return f"it has dilation={module.dilation}"
+        if module.padding_mode != "zeros":
+            return f"it has padding_mode={module.padding_mode!r}"
+    return None
+
+
+class LayerWatch:
+    """Hooks on layers: a forward hook that, on armed steps only, hooks the output's gradient.
+
+    A tensor hook, not a module's full backward hook: it costs nothing on other steps, and in-place activations behind
+    the layer do not disturb it.
+
+    Args:
+        take: given a layer, its input and the gradient of its output, after each backward pass.
+
+    Attributes:
+        armed: whether this step's passes are looked at.
+    """
+
+    def __init__(
+        self, layers: Iterable[Layer], take: Callable[[Layer, Tensor, Tensor, Any], None], about: Callable[[], Any]
+    ) -> None:
+        self.armed = False
+        self._take, self._about = take, about
+        self._handles = [
+            one.module.register_forward_hook(ModelHook(partial(self._forward, one)), with_kwargs=False)
+            for one in layers
+        ]
+
+    def _forward(self, layer: Layer, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if self.armed and module.training and torch.is_grad_enabled() and output.requires_grad and args:
+            output.register_hook(partial(self._backward, layer, args[0].detach(), self._about()))
+
+    def _backward(self, layer: Layer, seen: Tensor, about: Any, gradient: Tensor) -> None:
+        if self.armed:
+            with torch.no_grad(), torch.autocast(seen.device.type, enabled=False):
+                self._take(layer, seen, gradient, about)
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for one in self._handles:
+            one.remove()
+        self._handles.clear()

@@ -1,0 +1,346 @@
+"""The seam for preconditioners: items with an owner, costs, a square to keep and a result to gather.
+
+A preconditioner turns gradients between their exchange and the optimizer's step. What it is (K-FAC, SOAP) is in the
+:class:`~uneven.precondition.item_work.ItemWork` that it makes for each of its items, and in what it does before a
+refresh. Here is what all of them share: which step does what, who owns what, what is packed and exchanged when.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.core.actions import Payload
+from uneven.errors import CheckpointError, ConfigError
+from uneven.precondition.agree import OwnWork, agreed, better
+from uneven.precondition.carrier import PackedExchanges
+from uneven.precondition.item_work import ItemWork
+from uneven.precondition.pack import Layout
+from uneven.precondition.place import Placement, RankGrid, gradient_workers, grid, place
+from uneven.precondition.probe import probed_share
+from uneven.precondition.refresh import Refresh, idle_cores
+from uneven.precondition.schedule import Schedule, Value
+from uneven.run.part import Part, Run, Step
+
+REFRESHES = ("now", "shadow", "auto")
+
+
+class Preconditioner(Part):
+    """Base of K-FAC and SOAP.
+
+    Args:
+        share: f, the share of the workers that hold an item's basis and precondition it: 1 sends least in a plain
+            step, 1 / P computes least; "auto" measures at the start what either would take.
+        periods: steps between factors, and between refreshes; numbers, or callables of the step.
+        place: "speed", "compute", "memory" or "round-robin"; see :func:`uneven.precondition.place.place`.
+        colocate: whether one worker refreshes all squares of an item.
+        refresh: "now", "shadow" (beside the training, in force half a period later), or "auto": in the shadow while
+            every worker's machine has half a core idle.
+
+    Attributes:
+        notes: name of a layer → why it keeps its plain gradient.
+        clock: optimizer steps so far.
+
+    Raises:
+        ConfigError: an argument out of range.
+    """
+
+    movable = True
+    """Whether items can be given to other owners."""
+
+    def __init__(
+        self,
+        *,
+        share: float | str,
+        periods: tuple[Value, Value],
+        place: str,
+        colocate: bool,
+        refresh: str,
+        kind: torch.dtype | None,
+    ) -> None:
+        if share != "auto" and (isinstance(share, str) or not 0.0 < share <= 1.0):
+            raise ConfigError(f"share = {share!r}: give 'auto', or a number above 0 up to 1")
+        if refresh not in REFRESHES:
+            raise ConfigError(f"refresh = {refresh!r} is none of {', '.join(map(repr, REFRESHES))}")
+        self._share, self._rule, self._colocate, self._when = share, place, colocate, refresh
+        self.schedule = Schedule(*periods)
+        self.notes: dict[str, str] = {}
+        self.clock = 0
+        self.works: list[ItemWork] = []
+        self._asked_kind = kind
+        self._kind = kind or torch.float32
+        self._bases: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}
+        self._loaded: dict[str, Any] | None = None
+        self._gathered: dict[str, Tensor] | None = None
+        self._refreshing: Refresh | None = None
+        self._began = False  # whether there is a basis
+
+    # ── what a tenant fills in ──────────────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
+        """One work for each item; writes ``notes`` about what is left plain."""
+
+    @abstractmethod
+    def bring_up_to_date(self) -> None:
+        """Let what this worker keeps of its squares hold all that was seen so far; all workers come at once."""
+
+    @abstractmethod
+    def start_kept(self, work: ItemWork, square: int) -> Tensor:
+        """What the owner of a square keeps at first."""
+
+    @property
+    def identity(self) -> float:
+        """How much of the unit matrix is left in what is kept."""
+        return 0.0
+
+    def before(self, step: Step, due_factors: bool) -> None:
+        """A step is due; gradients are ready and plain."""
+
+    def scale(self, product: float, optimizer: torch.optim.Optimizer) -> float:
+        """What results are multiplied by, from the sum of the products that :meth:`ItemWork.apply` gave."""
+        return 1.0
+
+    def renewed(self) -> None:
+        """New bases are in force."""
+
+    def stepped(self) -> None:
+        """Gradients are preconditioned; ``clock`` has gone on."""
+
+    # ── moments ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, run: Run) -> None:
+        """Take up the model: items, lines, owners."""
+        self.run, self.optimizer = run, run.optimizers[0]
+        self._kind = self._asked_kind or _kind(run.model)
+        self.works = self.make(run.model, self.optimizer)
+        if not self.works:
+            told = "; ".join(f"{name}: {why}" for name, why in self.notes.items()) or "it has no layers"
+            raise ConfigError(f"{self.name} finds nothing to precondition in this model: {told}")
+        self._units = [(i, j) for i, work in enumerate(self.works) for j in range(len(work.item.sides))]
+        self._sizes = [self.works[i].sizes.kept[j] for i, j in self._units]
+        self._measured = OwnWork()
+        share = probed_share(run, self.name, self.works) if isinstance(self._share, str) else self._share
+        self.grid: RankGrid = grid(run.members, gradient_workers(share, len(run.members)))
+        self.exchanges = PackedExchanges(run.lines, self.name, self.grid)
+        self._lay_out(self._place(()))
+
+    @torch.no_grad()
+    def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
+        """Refresh what is due, and precondition."""
+        if optimizer is not self.optimizer:
+            return
+        self._check_plan(step)
+        due = self.schedule.due(self.clock)
+        self.before(step, due.factors)
+        period = self.schedule.periods(self.clock)[1]
+        if due.refresh or not self._began:
+            with self.run.spread(period):
+                self._land()
+                self._begin_refresh(step, period)
+        elif self._refreshing is not None and self.clock >= self._refreshing.due:
+            with self.run.spread(period):
+                self._land()
+        self._precondition(optimizer)
+        self.clock += 1
+        self.stepped()
+
+    @contextmanager
+    def evaluated(self) -> Any:
+        """Inside, :meth:`state_dict` has the factors of all workers."""
+        if self.works:
+            self._gathered = self._gather()
+        try:
+            yield
+        finally:
+            self._gathered = None
+
+    def close(self) -> None:
+        """Let go of what runs beside the training."""
+        if self._refreshing is not None:
+            self._refreshing.abandon()
+            self._refreshing = None
+
+    # ── owners ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def owners(self) -> dict[str, tuple[int, ...]]:
+        """Name of each item → rank that refreshes each of its squares."""
+        return dict(zip((one.item.name for one in self.works), self.placement.owners, strict=True))
+
+    def _place(self, speeds: Sequence[float]) -> Placement:
+        period = float(self.schedule.periods(self.clock)[1])
+        items = [one.item for one in self.works]
+        return place(items, self.grid, rule=self._rule, speeds=speeds, period=period, colocate=self._colocate)
+
+    def _lay_out(self, placement: Placement) -> None:
+        """Buffers for a placement; bases that this worker already had stay."""
+        rank, before = self.run.rank, dict(self._bases) if self._began else {}
+        self.placement = placement
+        self._owner_of = [placement.owners[i][j] for i, j in self._units]
+        column, row = self.grid.column(rank), self.grid.row(rank)
+        self._mine = [i for i in range(len(self.works)) if rank in placement.columns[i]]
+        held = [unit for unit, (i, _) in enumerate(self._units) if i in set(self._mine)]
+        sizes = [self.works[i].sizes.basis[j] for i, j in (self._units[unit] for unit in held)]
+        self._base_layout = Layout.of(sizes, [self._owner_of[unit] for unit in held], column)
+        self._base_flat = torch.empty(self._base_layout.size, dtype=self._kind)
+        self._bases = {
+            unit: self._base_flat[slice(*span)] for unit, span in zip(held, self._base_layout.spans, strict=True)
+        }
+        for unit, view in self._bases.items():
+            i, j = self._units[unit]
+            view.copy_(before[unit] if unit in before else self.works[i].neutral(j))
+        workers = [next(one for one in row if one in placement.columns[i]) for i in range(len(self.works))]
+        self._result_layout = Layout.of([one.sizes.result for one in self.works], workers, row, extra=1)
+        self._result_flat = torch.zeros(self._result_layout.size, dtype=self._kind)
+        self._kept_layout = Layout.of(self._sizes, self._owner_of, self.run.members)
+        for unit, owner in enumerate(self._owner_of):
+            i, j = self._units[unit]
+            if owner == rank and unit not in self._kept:
+                self._kept[unit] = self.start_kept(self.works[i], j)
+        self.laid_out()
+
+    def laid_out(self) -> None:
+        """Owners, and with them the layout of what is kept, are other ones."""
+
+    def _move(self, placement: Placement) -> None:
+        old = self._owner_of
+        new = [placement.owners[i][j] for i, j in self._units]
+        self.exchanges.move(self._kept, self._sizes, old, new, self._kind)
+        self._lay_out(placement)
+
+    # ── refresh ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin_refresh(self, step: Step, period: int) -> None:
+        measured, self._measured = self._measured, OwnWork()
+        idle = idle_cores() if self._when == "auto" else 0.0
+        table = agreed(self.exchanges.table((measured.speed, idle)), step.shares)
+        self._take_loaded()
+        self.bring_up_to_date()
+        if self.movable or not self._began:
+            items, members = [one.item for one in self.works], self.run.members
+            other = better(self.placement, self._place(table.speeds), items, table.speeds, members, period)
+            if other is not None:
+                self._move(other)
+        mine = {unit: self._kept[unit] for unit, owner in enumerate(self._owner_of) if owner == self.run.rank}
+        calls = {unit: self._call(unit, kept) for unit, kept in mine.items()}
+        cost = sum(self.works[i].item.refresh(j) for i, j in (self._units[unit] for unit in mine))
+        shadow = self._began and period > 1 and (self._when == "shadow" or (self._when == "auto" and table.idle))
+        self._refreshing = Refresh(calls, due=self.clock + max(1, period // 2), beside=shadow, cost=cost)
+        if not shadow:
+            self._land()
+
+    def _call(self, unit: int, kept: Tensor) -> Callable[[], Tensor]:
+        (i, j), identity = self._units[unit], self.identity
+        kept = kept.clone() if self._when != "now" else kept
+        return lambda: self.works[i].decompose(j, kept, identity)
+
+    def _land(self) -> None:
+        """Take up what the refresh under way has found."""
+        refresh, self._refreshing = self._refreshing, None
+        if refresh is None:
+            return
+        found, failed = refresh.end()
+        for unit, basis in found.items():
+            self._bases[unit].copy_(basis)
+        for unit, why in failed.items():
+            name = self.works[self._units[unit][0]].item.name
+            self.run.log(f"{self.name}/refresh_failed", 1.0)
+            warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
+        self._measured.add(refresh.cost, refresh.seconds)
+        self.exchanges.in_column(self._base_flat, self._base_layout)
+        for i in self._mine:
+            units = [unit for unit, (item, _) in enumerate(self._units) if item == i]
+            self.works[i].renew([self._bases[unit] for unit in units])
+        self._began = True
+        self.run.log(f"{self.name}/refresh_s", refresh.seconds)
+        self.renewed()
+
+    # ── every step ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _precondition(self, optimizer: torch.optim.Optimizer) -> None:
+        began_s = time.perf_counter()
+        products = []
+        for i in self._mine:
+            product = self.works[i].apply(self._result_flat[slice(*self._result_layout.spans[i])])
+            if product is not None:
+                products.append(product)
+        if products:
+            self._result_flat[self._result_layout.bound(self.run.rank)[1] - 1] = torch.stack(products).sum()
+        cost = sum(self.works[i].item.step for i in self._mine)
+        self._measured.add(cost, time.perf_counter() - began_s)
+        self.exchanges.in_row(self._result_flat, self._result_layout)
+        ends = [end - 1 for _, end in self._result_layout.bounds]
+        scale = self.scale(sum(self._result_flat[ends].tolist()), optimizer)
+        for work, span in zip(self.works, self._result_layout.spans, strict=True):
+            work.write(self._result_flat[slice(*span)], scale)
+
+    def _check_plan(self, step: Step) -> None:
+        averaged = any(one.payload is Payload.GRADIENT and one.members == step.members for one in step.plan.exchanges)
+        if len(step.members) > 1 and not averaged:
+            raise ConfigError(
+                f"{self.name} needs the gradients of all workers averaged on every step, and the policy does not do so "
+                f"at step {step.clock}: use sync='bsp'"
+            )
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _gather(self) -> dict[str, Tensor]:
+        """What all workers keep, by item and square."""
+        self.bring_up_to_date()
+        flat = torch.zeros(self._kept_layout.size, dtype=self._kind)
+        for unit, kept in self._kept.items():
+            flat[slice(*self._kept_layout.spans[unit])] = kept
+        self.exchanges.among_all(flat, self._kept_layout)
+        return {self._key(unit): flat[slice(*span)].clone() for unit, span in enumerate(self._kept_layout.spans)}
+
+    def _key(self, unit: int) -> str:
+        i, j = self._units[unit]
+        return f"{self.works[i].item.name}/{j}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clock and what is kept of each square.
+
+        Raises:
+            CheckpointError: other workers keep a part of it, and this is not inside of ``session.evaluated()``.
+        """
+        if not self.works:
+            return {}
+        if self._gathered is None and len(self.run.members) > 1:
+            raise CheckpointError(
+                f"{self.name} keeps each factor on one worker only; save inside of `with session.evaluated():`, which "
+                f"every worker enters and where all of them are gathered"
+            )
+        return {"clock": self.clock, **(self._gathered if self._gathered is not None else self._gather())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from it, with any workers; bases are made anew at the next step."""
+        if "clock" not in state:
+            return
+        names = {self._key(unit): size for unit, size in enumerate(self._sizes)}
+        other = [key for key, size in names.items() if key not in state or state[key].numel() != size]
+        if other:
+            raise CheckpointError(
+                f"{self.name}: the state has no {other[0]!r} of {names[other[0]]} numbers: another model"
+            )
+        self.clock, self._loaded, self._began = int(state["clock"]), {key: state[key] for key in names}, False
+
+    def _take_loaded(self) -> None:
+        if self._loaded is not None:
+            for unit in self._kept:
+                self._kept[unit] = self._loaded[self._key(unit)].to(self._kind).clone()
+            self._loaded = None
+
+
+def _kind(model: nn.Module) -> torch.dtype:
+    """float64 for a model in it, else float32: decompositions want no less."""
+    kinds = {one.dtype for one in model.parameters()}
+    return torch.float64 if kinds == {torch.float64} else torch.float32

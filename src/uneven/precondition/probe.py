@@ -1,0 +1,49 @@
+"""Which share of the workers should precondition a layer? OwnWork once, when a preconditioner is attached."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from uneven.precondition.carrier import PackedExchanges
+from uneven.precondition.item_work import ItemWork
+from uneven.precondition.pack import Layout
+from uneven.precondition.place import grid
+from uneven.run.part import Run
+
+_TIMES = 3
+_SIDE = 256
+
+
+def probed_share(run: Run, name: str, works: Sequence[ItemWork]) -> float:
+    """1 or 1 / P, whichever makes the shorter plain step.
+
+    With 1 every worker preconditions everything and nothing is sent; with 1 / P each layer is preconditioned once and
+    gradients are handed round. Shares in between lie between the two. The slowest worker's times count.
+    """
+    size = len(run.members)
+    if size == 1:
+        return 1.0
+    exchanges = PackedExchanges(run.lines, f"{name} probe", grid(run.members, 1))
+    total = sum(one.sizes.result for one in works)
+    layout = Layout.of([-(-total // size)] * size, run.members, run.members)
+    flat, square = torch.zeros(layout.size), torch.ones(_SIDE, _SIDE)
+    sending_s = _median_s(lambda: exchanges.among_all(flat, layout))
+    rate = 2.0 * _SIDE**3 / _median_s(lambda: torch.mm(square, square))
+    computing_s = sum(one.item.step for one in works) / rate
+    rows = exchanges.table((sending_s, computing_s))
+    once_s = max(row[0] for row in rows) + max(row[1] for row in rows) / size
+    return 1.0 / size if once_s < max(row[1] for row in rows) else 1.0
+
+
+def _median_s(call: Callable[[], object]) -> float:
+    call()
+    taken = []
+    for _ in range(_TIMES):
+        began_s = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began_s)
+    return statistics.median(taken)

@@ -1,0 +1,73 @@
+"""Preconditioners in sessions of real workers: on unequal shares they train as one process on the union batch does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch.nn.functional as F
+from session_parts import Numbered, X, assert_same, batches, net, sgd
+from torch import nn
+
+import uneven
+from uneven import Part, Run, Step
+from uneven.core.actions import StepPlan
+from uneven.errors import CheckpointError
+from uneven.run.lines import ThreadLines
+from uneven.testing.ranks import RankContext, ranks
+
+EPOCHS = 3  # of four iterations, and one that is smaller
+
+
+def alone(part: Part) -> nn.Module:
+    """One process, with the part but without a session."""
+    model = net()
+    optimizer = sgd(model)
+    now = [Step(0, 0, 0, 0, (0,), (1,), StepPlan())]
+    lines = ThreadLines.of(1)[0]
+    part.attach(
+        Run(
+            rank=0,
+            members=(0,),
+            lines=lines,
+            model=model,
+            optimizers=(optimizer,),
+            log=lambda *_: None,
+            now=lambda: now[0],
+        )
+    )
+    for x, y in batches(EPOCHS):
+        F.cross_entropy(model(x), y).backward()
+        part.gradients_ready(now[0], optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def in_session(part: Part) -> nn.Module:
+    session = uneven.Session(parts=[part], balance="static:shares=3/1")
+    model = net()
+    model, optimizer = session.setup(model, sgd(model))
+    loader = session.loader(Numbered(), X)
+    for _ in range(EPOCHS):
+        for x, y, _ in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.raises(CheckpointError, match=r"save inside of `with session.evaluated\(\)"):
+        session.state_dict()
+    with session.evaluated():
+        assert session.state_dict()
+    session.close()
+    return model
+
+
+def kfac(share: float | str = 1.0) -> Part:
+    return uneven.KFAC(damping=0.1, kl_clip=0.01, periods=(2, 4), share=share)
+
+
+@ranks(2)
+def test_three_to_one_is_as_one_process(me: RankContext) -> None:
+    makers: list[Callable[[], Part]] = [lambda: kfac(1.0), lambda: kfac(0.5), lambda: kfac("auto")]
+    for make in makers:
+        assert_same(in_session(make()), alone(make()))

@@ -1,0 +1,62 @@
+"""K-FAC on unequal shares is that of one process on the union batch, and its arithmetic that of the papers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from workers import Worker, train, vector
+
+from uneven import KFAC
+
+X, STEPS = 16, 12
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3, stride=2), nn.Tanh(),
+        nn.Conv2d(4, 3, 1, bias=False), nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 3),
+    ).double()  # fmt: skip
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    make = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(X, 2, 6, 6, generator=make, dtype=torch.float64), torch.randint(0, 3, (X,), generator=make))
+        for _ in range(STEPS)
+    ]
+
+
+def run_on(shares: tuple[int, ...], passes: int = 1, **how: object) -> list[Tensor]:
+    def use(worker: Worker) -> Tensor:
+        for x, y in batches():
+            worker.step(x, y, shares, passes=passes)
+        return vector(worker.model)
+
+    options = {"damping": 0.1, "periods": (1, 3), "kl_clip": 0.01, "accumulation_steps": passes} | how
+    return train(len(shares), small, lambda: KFAC(**options), use)
+
+
+@pytest.mark.parametrize(
+    ("shares", "how"),
+    [
+        ((12, 4), {"share": 1.0}),
+        ((12, 4), {"share": 0.5, "periods": (2, 4)}),
+        ((8, 5, 3), {"share": 1 / 3, "factor_decay": "exp"}),
+        ((7, 5, 0, 4), {"share": 0.5}),
+        ((8, 5, 2, 1), {"share": 0.25, "method": "inverse"}),
+        ((12, 4), {"share": 1.0, "scaling": "compat", "damping": 1e-6}),
+        ((10, 6), {"share": 1.0, "place": "round-robin", "colocate": False}),
+        ((10, 6), {"share": 0.5, "kl_clip": None, "factor_decay": 0.5, "periods": (1, 6)}),
+    ],
+)
+def test_unequal_workers_train_as_one_process_on_the_union(shares: tuple[int, ...], how: dict[str, object]) -> None:
+    alone = run_on((X,), **(how | {"share": 1.0}))[0]
+    for one in run_on(shares, **how):
+        torch.testing.assert_close(one, alone, rtol=0, atol=1e-9)
+
+
+def test_passes_of_an_accumulation_count_as_one_batch() -> None:
+    alone = run_on((X,))[0]
+    for one in run_on((8, 8), passes=2):
+        torch.testing.assert_close(one, alone, rtol=0, atol=1e-9)
