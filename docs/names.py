@@ -10,10 +10,18 @@ from pathlib import Path
 from uneven.balance import balancers
 from uneven.predict import predictors
 from uneven.registry import Registry
+from uneven.search.schedulers import schedulers
+from uneven.search.searchers import searchers
 from uneven.sync import policies
 
 PAGE = Path(__file__).parent / "reference.md"
-LISTS: dict[str, Registry] = {"balancers": balancers, "predictors": predictors, "policies": policies}
+LISTS: dict[str, Registry] = {
+    "balancers": balancers,
+    "predictors": predictors,
+    "policies": policies,
+    "schedulers": schedulers,
+    "searchers": searchers,
+}
 
 
 def table(registry: Registry) -> str:

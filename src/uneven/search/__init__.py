@@ -1,0 +1,1 @@
+"""Which settings are worth training."""

@@ -1,0 +1,396 @@
+"""What a search knows, and what it decides: events in, answers out. Pure.
+
+It has no clock, process, file or tensor. Whoever runs trials tells it what has happened, and is told what to do; each
+event that matters is noted, so that a search which was killed comes back by telling a new core the same::
+
+    start()          who runs next ─────────────┐            note({"event": "start", "trial": 7})
+    reported(7, …)   continue, pause or stop ───┼──► note ──► the log, and apply() reads it again
+    ended(7)         its function has returned ─┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from uneven.errors import CheckpointError, ConfigError, UnknownNameError
+from uneven.search.records import SearchTerms, TrialRecord, TrialStatus, WaitingTrials
+from uneven.search.rulings import GO_ON, Clone, Move, Progress, Ruling
+from uneven.search.schedulers import Scheduler
+from uneven.search.searchers import NoneNow, Searcher
+from uneven.search.space import Plain, Space, domain_of
+
+Happened = dict[str, Any]
+"""An event as it is noted: plain data, for JSON."""
+
+
+class SearchCore:
+    """See the module.
+
+    Args:
+        note: called with each event once it has been decided on.
+
+    Attributes:
+        trials: all of them, by number.
+        target_by: the trial that has reached the target.
+
+    Raises:
+        ConfigError: the terms and the scheduler contradict each other, or the searcher cannot search this space.
+    """
+
+    def __init__(
+        self, terms: SearchTerms, space: Space, scheduler: Scheduler, searcher: Searcher,
+        note: Callable[[Happened], None] = lambda event: None,
+    ) -> None:  # fmt: skip
+        if terms.max_t is not None and scheduler.max_t is not None and terms.max_t != scheduler.max_t:
+            raise ConfigError(
+                f"max_t={terms.max_t:g} for the search, max_t={scheduler.max_t:g} for its scheduler: give one of them"
+            )
+        self.terms, self.space = terms, space
+        self.trials: list[TrialRecord] = []
+        self.target_by: int | None = None
+        self.note = note
+        self.scheduler, self._searcher = scheduler, searcher
+        self._queues = WaitingTrials()
+        self._suggested = 0
+        self._exhausted = False
+        self._stopping: dict[int, str] = {}
+        self._running = 0
+        scheduler.begin(space, terms.seed)
+        searcher.begin(space, terms.seed)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing runs and nobody will be started any more; ask after :meth:`start` has given nobody."""
+        return self._running == 0 and (self.target_by is not None or self._upcoming() is None)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The trial with the best score of all, None while nobody has one."""
+        scored = [one for one in self.trials if one.best == one.best]
+        return max(scored, key=lambda one: (one.best, -one.number), default=None)
+
+    @property
+    def pending(self) -> Collection[int]:
+        """Trials that are to run for the first time."""
+        return self._queues.pending.keys()
+
+    @property
+    def paused(self) -> Collection[int]:
+        """Trials that were paused, in the order in which they were."""
+        return self._queues.paused.keys()
+
+    def waiting(self) -> list[int]:
+        """Trials that wait for a device, those who may be next first."""
+        return [*self._queues.urgent, *self._queues.pending, *self._queues.paused]
+
+    def left(self, trial: int, t: float) -> float:
+        """How much training a trial may still get that has had ``t``; infinite where nothing limits it."""
+        most = self.terms.max_t if self.terms.max_t is not None else self.scheduler.max_t
+        return math.inf if most is None else max(0.0, most - t)
+
+    def known(self, trial: int) -> TrialRecord:
+        """A trial.
+
+        Raises:
+            UnknownNameError: there is none of that number.
+        """
+        if not 0 <= trial < len(self.trials):
+            raise UnknownNameError("trial", str(trial), [str(one.number) for one in self.trials])
+        return self.trials[trial]
+
+    # ---------------------------------------------------------------- who runs
+    def start(self) -> TrialRecord | None:
+        """The next trial; it runs now. None if nobody is to be started at the moment."""
+        if self.target_by is not None:
+            return None
+        self._refill()
+        trial = self._upcoming()
+        return None if trial is None else self._started(trial)
+
+    def _started(self, trial: int) -> TrialRecord:
+        self._queues.out(trial)
+        one = self.trials[trial]
+        one.status, one.why = TrialStatus.RUNNING, ""
+        self._running += 1
+        self.scheduler.started(trial)
+        self.note({"event": "start", "trial": trial})
+        return one
+
+    def _upcoming(self) -> int | None:
+        if self._queues.urgent:
+            return next(iter(self._queues.urgent))
+        return self.scheduler.choose(self.pending, self.paused)
+
+    def _refill(self) -> None:
+        while (
+            not self._exhausted and self._suggested < self.terms.trials
+            and len(self._queues.pending) < self.scheduler.ahead
+        ):  # fmt: skip
+            if not self._suggest():
+                return
+
+    def _suggest(self) -> bool:
+        number = len(self.trials)
+        found = self._searcher.suggest(number)
+        if isinstance(found, NoneNow):
+            self._exhausted = found is NoneNow.NEVER
+            return False
+        self._suggested += 1
+        self._add(TrialRecord(number, {**self.space.constants, **found}))
+        self._queues.pending[number] = None
+        self.note({"event": "suggest", "trial": number, "params": self.trials[number].params})
+        return True
+
+    def _add(self, one: TrialRecord) -> None:
+        self.trials.append(one)
+        self.scheduler.added(one.number, one.params)
+
+    # ---------------------------------------------------------------- what comes of it
+    def reported(self, trial: int, t: float, metric: float | None, more: Mapping[str, Any] | None = None) -> Ruling:
+        """A running trial has reported.
+
+        A trial that goes on from before its last report, since it or the search was killed, reports again what is
+        known: that changes nothing.
+
+        Args:
+            t: how much it has been trained.
+            metric: None if this report had none.
+            more: what else is to be noted.
+        """
+        one = self.trials[trial]
+        if trial in self._stopping:
+            self.note({"event": "halt", "trial": trial})
+            return self._halted(one)
+        if t <= one.t or metric is None:
+            return GO_ON
+        score = self.terms.sign * metric
+        one.t, one.score = t, score
+        if not one.best >= score and score == score:
+            one.best, one.best_t = score, t
+        ruling, ordered = self._judged(one)
+        self.note({
+            "event": "report", "trial": trial, "t": t, "metric": metric,
+            "move": ruling.move.value, "why": ruling.why, **(more or {}),
+        })  # fmt: skip
+        self._settle(one, ruling, ordered)
+        return ruling
+
+    def _judged(self, one: TrialRecord) -> tuple[Ruling, bool]:
+        """What becomes of it, and whether the scheduler has said so."""
+        if self.target_by is not None:
+            return Ruling(Move.STOP, f"trial {self.target_by} has reached the target"), False
+        if not math.isfinite(one.score) and self.terms.nonfinite == "stop":
+            return Ruling(Move.STOP, f"diverged: {self.terms.metric} is no finite number at {one.t:g}"), False
+        if self.terms.target is not None and one.score >= self.terms.sign * self.terms.target:
+            self.target_by = one.number
+            return Ruling(Move.STOP, f"reached the target {self.terms.target:g}"), False
+        ruling = self.scheduler.on_result(Progress(one.number, one.t, one.score, self._queues.waiting))
+        if self.terms.max_t is not None and one.t >= self.terms.max_t and ruling.move is not Move.STOP:
+            return Ruling(Move.STOP, f"trained to max_t={self.terms.max_t:g}", others=ruling.others), False
+        return ruling, True
+
+    def _settle(self, one: TrialRecord, ruling: Ruling, ordered: bool) -> None:
+        for other, what in ruling.others.items():
+            self._paused_other(self.trials[other], what)
+        if ruling.move is Move.STOP:
+            failed = not math.isfinite(one.score) and self.terms.nonfinite == "stop"
+            self._over(one, TrialStatus.ERROR if failed else TrialStatus.TERMINATED, ruling, told=not ordered)
+        elif ruling.clone is not None:
+            self._become(one, ruling.clone)
+            self._wait(one, ruling.why, urgent=ruling.move is Move.CONTINUE)
+        elif ruling.move is Move.PAUSE:
+            self._wait(one, ruling.why)
+
+    def _paused_other(self, one: TrialRecord, ruling: Ruling) -> None:
+        if ruling.clone is not None:
+            self._become(one, ruling.clone)
+        if ruling.move is Move.STOP and not one.over:
+            self._over(one, TrialStatus.TERMINATED, ruling, told=False)
+
+    def _become(self, one: TrialRecord, clone: Clone) -> None:
+        one.params, one.t, one.life = dict(clone.params), clone.t, one.life + 1
+        one.source = clone.source, self.trials[clone.source].life, clone.t
+
+    def _wait(self, one: TrialRecord, why: str, *, urgent: bool = False) -> None:
+        self._running -= one.status is TrialStatus.RUNNING
+        one.status, one.why = TrialStatus.PAUSED, why
+        (self._queues.urgent if urgent else self._queues.paused)[one.number] = None
+
+    def _over(self, one: TrialRecord, status: TrialStatus, ruling: Ruling, *, told: bool) -> Ruling:
+        """It ends; the scheduler is told unless it has said so itself."""
+        self._running -= one.status is TrialStatus.RUNNING
+        self._queues.out(one.number)
+        self._stopping.pop(one.number, None)
+        one.status, one.why = status, ruling.why
+        failed = status is TrialStatus.ERROR or one.score != one.score
+        self._searcher.tell(one.number, None if failed else one.score)
+        if told:
+            for other, what in self.scheduler.gone(one.number).items():
+                self._paused_other(self.trials[other], what)
+        return ruling
+
+    def _halted(self, one: TrialRecord) -> Ruling:
+        return self._over(one, TrialStatus.TERMINATED, Ruling(Move.STOP, self._stopping[one.number]), told=True)
+
+    def saved(self, trial: int, t: float) -> None:
+        """A checkpoint that a ruling has asked for is there."""
+        self.trials[trial].kept_t = t
+        self.scheduler.saved(trial, t)
+        self.note({"event": "saved", "trial": trial, "t": t})
+
+    def ended(self, trial: int) -> None:
+        """A running trial's function has returned."""
+        self.note({"event": "end", "trial": trial})
+        self._over(self.trials[trial], TrialStatus.TERMINATED, Ruling(why="its function returned"), told=True)
+
+    def failed(self, trial: int, why: str, *, lost: bool = False) -> bool:
+        """A running trial has raised, or its process was killed; whether it is tried again.
+
+        Args:
+            lost: neither it nor its settings are to blame: its machine went, or the whole search was killed.
+        """
+        self.note({"event": "fail", "trial": trial, "why": why, "lost": lost})
+        one = self.trials[trial]
+        one.failures += not lost
+        again = trial not in self._stopping and (lost or one.failures <= self.terms.max_failures)
+        if trial in self._stopping:
+            self._halted(one)
+        elif again:
+            self._running -= 1
+            one.status, one.why = TrialStatus.PENDING, why
+            self._queues.urgent[trial] = None
+        else:
+            self._over(one, TrialStatus.ERROR, Ruling(why=why), told=True)
+        return again
+
+    def define(self, trial: int, name: str, said: Mapping[str, Any]) -> Plain:
+        """A setting that a training function asks for while it runs; the same answer each time.
+
+        Raises:
+            ConfigError: the space names it and says something else, or the searcher cannot suggest it.
+        """
+        one, domain = self.trials[trial], domain_of(said)
+        if name not in one.params:
+            one.params[name] = self._searcher.define(trial, name, domain)
+            self.note({"event": "define", "trial": trial, "name": name, "domain": dict(said)})
+        elif not domain.holds(one.params[name]):
+            raise ConfigError(
+                f"trial.suggest of {name!r} as {domain}: it is {one.params[name]!r} in this trial; two places say what "
+                f"it may be, keep one of them"
+            )
+        return one.params[name]
+
+    # ---------------------------------------------------------------- a person's word
+    def stop(self, trial: int) -> str:
+        """Let a trial end at its next report, or now if it does not run; what is done, in words.
+
+        Raises:
+            UnknownNameError: there is no such trial.
+        """
+        one = self.known(trial)
+        if one.over:
+            return f"trial {trial} has ended already"
+        self.note({"event": "stop", "trial": trial})
+        why = "stopped by hand"
+        if one.status is TrialStatus.RUNNING:
+            self._stopping[trial] = why
+            return f"trial {trial} stops at its next report"
+        self._over(one, TrialStatus.TERMINATED, Ruling(why=why), told=True)
+        return f"trial {trial} is stopped"
+
+    def resume(self, trial: int) -> str:
+        """Let a trial that waits or has ended run next; what is done, in words.
+
+        Raises:
+            UnknownNameError: there is no such trial.
+        """
+        one = self.known(trial)
+        if one.status is TrialStatus.RUNNING:
+            return f"trial {trial} runs already"
+        self.note({"event": "resume", "trial": trial})
+        self._queues.out(trial)
+        if one.over:
+            self.scheduler.added(trial, one.params)
+        one.status, one.why, one.failures = TrialStatus.PENDING, "resumed by hand", 0
+        self._queues.urgent[trial] = None
+        return f"trial {trial} is next"
+
+    def clone(self, trial: int, t: float, changes: Mapping[str, object]) -> int:
+        """A new trial that goes on from this one's checkpoint with some settings changed; its number.
+
+        Args:
+            t: of the checkpoint; 0 if there is none.
+
+        Raises:
+            UnknownNameError: there is no such trial.
+            ConfigError: no such setting, or a value that it cannot have.
+        """
+        one = self.known(trial)
+        changed = self.space.checked(changes)
+        self.note({"event": "clone", "trial": trial, "t": t, "changes": changed})
+        number = len(self.trials)
+        made = TrialRecord(
+            number, {**one.params, **changed}, t=t, source=(trial, one.life, t), why=f"a clone of trial {trial}"
+        )
+        self._add(made)
+        self._queues.urgent[number] = None
+        return number
+
+    def close(self) -> None:
+        """The search is over: who still waits will not run."""
+        for one in self.trials:
+            if not one.over:
+                one.status = TrialStatus.TERMINATED
+                self._queues.out(one.number)
+
+    # ---------------------------------------------------------------- once more
+    def apply(self, event: Happened) -> None:
+        """Let happen again what was noted.
+
+        Raises:
+            CheckpointError: searcher or scheduler answer otherwise than they did: the search was begun with others.
+        """
+        trial = event.get("trial", -1)
+        match event["event"]:
+            case "suggest":
+                if not self._suggest() or self.trials[-1].params != event["params"]:
+                    raise self._differs("the searcher suggests other settings", event)
+            case "start":
+                if self._upcoming() != trial:
+                    raise self._differs("the scheduler starts another trial", event)
+                self._started(trial)
+            case "report":
+                ruling = self.reported(trial, event["t"], float(event["metric"]))
+                if ruling.move.value != event["move"]:
+                    raise self._differs(f"the scheduler says {ruling.move.value}", event)
+            case "saved":
+                self.saved(trial, event["t"])
+            case "end":
+                self.ended(trial)
+            case "halt":
+                self._halted(self.trials[trial])
+            case "fail":
+                self.failed(trial, event["why"], lost=event["lost"])
+            case "define":
+                self.define(trial, event["name"], event["domain"])
+            case "stop":
+                self.stop(trial)
+            case "resume":
+                self.resume(trial)
+            case "clone":
+                self.clone(trial, event["t"], event["changes"])
+
+    def interrupted(self) -> list[int]:
+        """The search was killed: who ran at that moment runs first again, and is not to blame. These trials."""
+        running = [one.number for one in self.trials if one.status is TrialStatus.RUNNING]
+        for trial in running:
+            self.failed(trial, "the search was interrupted", lost=True)
+        return running
+
+    def _differs(self, what: str, event: Happened) -> CheckpointError:
+        return CheckpointError(
+            f"{what} than when the search began ({event}): it was begun with another searcher, scheduler, space or "
+            f"version; go on with the same, or name another directory"
+        )

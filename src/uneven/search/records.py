@@ -1,0 +1,125 @@
+"""What is known of a search and of its trials. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from uneven.errors import ConfigError
+from uneven.search.space import Plain
+
+
+class TrialStatus(Enum):
+    """Where a trial is."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    TERMINATED = "terminated"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class TrialRecord:
+    """What is known of a trial.
+
+    Attributes:
+        number: from 0.
+        t: how much it has been trained, by its reports.
+        score: the last metric, the higher the better; not a number before one was reported.
+        best: the best of them, and ``best_t`` when that was.
+        failures: how often it has crashed.
+        life: how often it has become a clone; its checkpoints before that are no longer its own.
+        source: whose checkpoint its life begins with: the trial, the life and the ``t`` of that; None for a new trial.
+        kept_t: of the checkpoint that is kept for others to clone.
+        why: what has become of it, in words.
+    """
+
+    number: int
+    params: dict[str, Plain]
+    status: TrialStatus = TrialStatus.PENDING
+    t: float = 0.0
+    score: float = math.nan
+    best: float = math.nan
+    best_t: float = 0.0
+    failures: int = 0
+    life: int = 0
+    source: tuple[int, int, float] | None = None
+    kept_t: float | None = None
+    why: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether it will not run again by itself."""
+        return self.status in (TrialStatus.TERMINATED, TrialStatus.ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchTerms:
+    """What a search was asked for.
+
+    Attributes:
+        metric: the name under which trials report what is to be optimized.
+        mode: "max" or "min".
+        trials: how many are suggested.
+        time_attr: the reported number that says how much a trial has been trained; by default its reports are counted.
+        max_t: after so much a trial is done, whatever the scheduler says.
+        target: the search is over when a trial reaches this metric.
+        max_failures: a trial that crashes is tried so many times again.
+        nonfinite: "stop": a metric that is no finite number ends the trial; "keep" leaves it to the scheduler.
+        seed: decides all that is random.
+
+    Raises:
+        ConfigError: a value that makes no sense.
+    """
+
+    metric: str
+    mode: str = "max"
+    trials: int = 1
+    time_attr: str = "training_iteration"
+    max_t: float | None = None
+    target: float | None = None
+    max_failures: int = 0
+    nonfinite: str = "stop"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ConfigError('metric="": name what trials report and the search is to optimize')
+        if self.mode not in ("max", "min"):
+            raise ConfigError(f'mode={self.mode!r}: give "max" or "min"')
+        if self.trials < 1:
+            raise ConfigError(f"trials={self.trials}: give at least one")
+        if self.max_failures < 0:
+            raise ConfigError(f"max_failures={self.max_failures}: give zero or more")
+        if self.nonfinite not in ("stop", "keep"):
+            raise ConfigError(f'nonfinite={self.nonfinite!r}: give "stop" or "keep"')
+        if self.max_t is not None and not self.max_t > 0:
+            raise ConfigError(f"max_t={self.max_t}: give more than 0")
+        if self.time_attr.endswith("_s") or "time" in self.time_attr.split("_"):
+            raise ConfigError(
+                f"time_attr={self.time_attr!r}: seconds compare devices, not trials; count reports, epochs or samples"
+            )
+
+    @property
+    def sign(self) -> float:
+        """Times the metric: the higher the better."""
+        return 1.0 if self.mode == "max" else -1.0
+
+
+@dataclass(slots=True)
+class WaitingTrials:
+    """Trials that wait, in order; as keys, so that each is found at once."""
+
+    urgent: dict[int, None] = field(default_factory=dict)
+    pending: dict[int, None] = field(default_factory=dict)
+    paused: dict[int, None] = field(default_factory=dict)
+
+    def out(self, trial: int) -> None:
+        for queue in (self.urgent, self.pending, self.paused):
+            queue.pop(trial, None)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.urgent) + len(self.pending) + len(self.paused)

@@ -1,0 +1,30 @@
+"""Which trials go on, and which of those that wait is next? Pure."""
+
+from uneven.search.schedulers.asha import StoppingAsha
+from uneven.search.schedulers.base import Scheduler, schedulers
+from uneven.search.schedulers.fifo import Fifo
+from uneven.search.schedulers.hyperband import HyperBand
+from uneven.search.schedulers.median import MedianStopping
+from uneven.search.schedulers.pbt import PopulationBased
+from uneven.search.schedulers.promotion import PromotingAsha
+from uneven.search.schedulers.thaw import FreezeThaw
+
+schedulers.register("fifo", Fifo)
+schedulers.register("asha", StoppingAsha)
+schedulers.register("asha-promote", PromotingAsha)
+schedulers.register("hyperband", HyperBand)
+schedulers.register("median", MedianStopping)
+schedulers.register("pbt", PopulationBased)
+schedulers.register("freeze-thaw", FreezeThaw)
+
+__all__ = [
+    "Fifo",
+    "FreezeThaw",
+    "HyperBand",
+    "MedianStopping",
+    "PopulationBased",
+    "PromotingAsha",
+    "Scheduler",
+    "StoppingAsha",
+    "schedulers",
+]

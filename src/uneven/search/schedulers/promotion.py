@@ -1,0 +1,120 @@
+"""Asynchronous successive halving, the form that promotes. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from uneven.search.rulings import GO_ON, Move, Progress, Ruling
+from uneven.search.schedulers.asha import milestones
+from uneven.search.schedulers.base import Scheduler, checked_rungs
+
+_Place = tuple[float, int]
+"""Minus the score, and the trial: the best first, the earlier of equals first."""
+
+
+@dataclass(slots=True)
+class Ladder:
+    """One rung, whose best are promoted.
+
+    Attributes:
+        all: who has been here, the best first.
+        waiting: those of them that were not promoted yet.
+    """
+
+    milestone: float
+    all: list[_Place] = field(default_factory=list)
+    waiting: list[_Place] = field(default_factory=list)
+    places: dict[int, _Place] = field(default_factory=dict)
+
+    def record(self, trial: int, score: float) -> None:
+        """A trial has come here."""
+        place = (math.inf if math.isnan(score) else -score, trial)
+        self.places[trial] = place
+        insort(self.all, place)
+        insort(self.waiting, place)
+
+    def promotable(self, reduction_factor: float) -> int | None:
+        """The best of those that wait, if it belongs to the best 1/reduction_factor of all that were here."""
+        if not self.waiting:
+            return None
+        good = bisect_left(self.all, self.waiting[0]) < int(len(self.all) / reduction_factor)
+        return self.waiting[0][1] if good else None
+
+    def forget(self, trial: int) -> None:
+        """It waits no longer."""
+        place = self.places.get(trial)
+        at = bisect_left(self.waiting, place) if place is not None else len(self.waiting)
+        if at < len(self.waiting) and self.waiting[at] == place:
+            del self.waiting[at]
+
+
+class PromotingAsha(Scheduler):
+    """ASHA that pauses every trial at a rung and resumes those that turn out to be among the best there.
+
+    A free device goes to the promotable trial at the highest rung, else to a new trial. So nothing is decided on the
+    first few results, and one worker is enough.
+
+    Args:
+        max_t: a trial is done after so much training.
+        grace_period: the first rung.
+        reduction_factor: of each rung, one in so many is promoted; each rung is so many times higher.
+
+    Raises:
+        ConfigError: max_t below the grace period, and other numbers that make no sense.
+    """
+
+    def __init__(self, max_t: float = 100, grace_period: float = 1, reduction_factor: float = 4) -> None:
+        checked_rungs(max_t, grace_period, reduction_factor)
+        self.max_t: float = max_t
+        self._factor = reduction_factor
+        self.rungs = [Ladder(at) for at in milestones(max_t, grace_period, reduction_factor) if at < max_t]
+        self._at: dict[int, int] = {}
+        """Trial → how many rungs it has been recorded at."""
+
+    def on_result(self, progress: Progress) -> Ruling:
+        """See the class."""
+        trial = progress.trial
+        if progress.t >= self.max_t:
+            self._at.pop(trial, None)
+            return Ruling(Move.STOP, f"trained to max_t={self.max_t:g}")
+        at = self._at.get(trial, 0)
+        reached = at
+        while reached < len(self.rungs) and progress.t >= self.rungs[reached].milestone:
+            reached += 1
+        if reached == at:
+            return GO_ON
+        self._at[trial] = reached
+        rung = self.rungs[reached - 1]
+        rung.record(trial, progress.score)
+        if self._promoted() == trial:
+            rung.forget(trial)
+            return GO_ON
+        return Ruling(Move.PAUSE, f"waits at rung {rung.milestone:g}")
+
+    def started(self, trial: int) -> None:
+        """It was promoted, by the rule or by a person."""
+        if self._at.get(trial, 0):
+            self.rungs[self._at[trial] - 1].forget(trial)
+
+    def gone(self, trial: int) -> Mapping[int, Ruling]:
+        """What it scored stays on record."""
+        for rung in self.rungs:
+            rung.forget(trial)
+        return {}
+
+    def choose(self, pending: Collection[int], paused: Collection[int]) -> int | None:
+        """Who is promoted, else who is new."""
+        promoted = self._promoted()
+        if promoted is not None and promoted in paused:
+            return promoted
+        return next(iter(pending), None)
+
+    def _promoted(self) -> int | None:
+        for rung in reversed(self.rungs):
+            trial = rung.promotable(self._factor)
+            if trial is not None:
+                return trial
+        return None

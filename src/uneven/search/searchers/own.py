@@ -1,0 +1,108 @@
+"""Random settings, and each of a grid. Pure."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from uneven.errors import ConfigError
+from uneven.search.searchers.base import NoneNow, Searcher, searchers
+from uneven.search.space import Choices, Domain, Params, Plain, Space
+
+
+class RandomSearch(Searcher):
+    """Every setting drawn from its range, each trial for itself; grids are gone through as :class:`GridSearch` does."""
+
+    def __init__(self) -> None:
+        self._space = Space({})
+        self._seed = 0
+        self._grids: dict[str, Choices] = {}
+
+    def begin(self, space: Space, seed: int) -> None:
+        """See the base."""
+        self._space, self._seed = space, seed
+        self._grids = {name: one for name, one in space.items() if isinstance(one, Choices) and one.every}
+
+    @property
+    def combinations(self) -> int:
+        """Of the values of all grids."""
+        return math.prod(len(one.values) for one in self._grids.values())
+
+    def suggest(self, trial: int) -> Params | NoneNow:
+        """They depend on the seed and the trial's number alone."""
+        found: dict[str, Plain] = {}
+        place = trial % self.combinations
+        for name, one in reversed(self._grids.items()):  # the last one changes fastest
+            place, at = divmod(place, len(one.values))
+            found[name] = one.values[at]
+        return {
+            name: found[name] if name in found else self.define(trial, name, one) for name, one in self._space.items()
+        }
+
+    def define(self, trial: int, name: str, domain: Domain) -> Plain:
+        """Drawn by the seed, the trial's number and the name."""
+        return domain.sample(Random(f"{self._seed} {trial} {name}"))
+
+
+class GridSearch(RandomSearch):
+    """Each value of every choice and grid with each of the others, once; a range of numbers is refused."""
+
+    def begin(self, space: Space, seed: int) -> None:
+        """See the base."""
+        super().begin(space, seed)
+        for name, one in space.items():
+            if not isinstance(one, Choices):
+                raise ConfigError(
+                    f'searcher="grid" cannot go through all of {name!r}, which is {one}: name values with '
+                    f'search.grid(…), or take searcher="random"'
+                )
+            self._grids[name] = one
+
+    def suggest(self, trial: int) -> Params | NoneNow:
+        """The combination of this number."""
+        return super().suggest(trial) if trial < self.combinations else NoneNow.NEVER
+
+
+class ConcurrencyLimit(Searcher):
+    """Suggests nothing while so many trials are under way, so that a searcher which learns hears of some results first.
+
+    Args:
+        inner: the searcher that suggests.
+        max_concurrent: trials that were suggested and have not ended.
+
+    Raises:
+        ConfigError: fewer than one.
+    """
+
+    def __init__(self, inner: str | Searcher = "random", max_concurrent: int = 1) -> None:
+        if max_concurrent < 1:
+            raise ConfigError(f"max_concurrent={max_concurrent}: at least one trial must be under way")
+        self._inner = searchers.resolve(inner)
+        self._most = max_concurrent
+        self._open: set[int] = set()
+
+    def begin(self, space: Space, seed: int) -> None:
+        """See the base."""
+        self._inner.begin(space, seed)
+
+    def suggest(self, trial: int) -> Params | NoneNow:
+        """What the inner one does, if there is room."""
+        if len(self._open) >= self._most:
+            return NoneNow.LATER
+        found = self._inner.suggest(trial)
+        if not isinstance(found, NoneNow):
+            self._open.add(trial)
+        return found
+
+    def tell(self, trial: int, score: float | None) -> None:
+        """See the base."""
+        self._open.discard(trial)
+        self._inner.tell(trial, score)
+
+    def learn(self, params: Params, score: float) -> None:
+        """See the base."""
+        self._inner.learn(params, score)
+
+    def define(self, trial: int, name: str, domain: Domain) -> Plain:
+        """See the base."""
+        return self._inner.define(trial, name, domain)

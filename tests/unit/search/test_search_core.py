@@ -1,0 +1,299 @@
+"""Spaces, searchers, the core, placing and planning; no process, no clock."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from uneven.errors import CheckpointError, ConfigError, UnknownNameError
+from uneven.fleet.planning.rates import Rates
+from uneven.search.core import Happened, SearchCore
+from uneven.search.placing import Paces, Placer, Placing
+from uneven.search.planning import one_each, plan
+from uneven.search.records import SearchTerms, TrialStatus
+from uneven.search.rulings import Move
+from uneven.search.schedulers import schedulers
+from uneven.search.searchers import NoneNow, searchers
+from uneven.search.simulate import simulate
+from uneven.search.space import Domain, Space, choice, domain_of, grid, integer, log, uniform
+
+
+def core(scheduler: str = "fifo", searcher: str = "random", **terms: object) -> SearchCore:
+    asked = SearchTerms(metric="accuracy", **{"trials": 4, **terms})  # type: ignore[arg-type]
+    space = Space({"rate": log(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"})
+    return SearchCore(asked, space, schedulers.resolve(scheduler), searchers.resolve(searcher))
+
+
+# -------------------------------------------------------------------- spaces
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: choice(), "among nothing"),
+        (lambda: choice(1, 1), "twice"),
+        (lambda: choice(object()), "numbers, words"),
+        (lambda: grid(math.nan), "numbers, words"),
+        (lambda: uniform(1, 1), "is empty"),
+        (lambda: uniform(0, math.inf), "finite"),
+        (lambda: uniform(math.nan, 1), "finite"),
+        (lambda: log(0, 1), "above zero"),
+        (lambda: integer(0.5, 2), "whole numbers"),  # type: ignore[arg-type]
+        (lambda: Space({"": 1}), "a word"),
+        (lambda: Space({"a": [1]}), "nested"),  # type: ignore[dict-item]
+        (lambda: domain_of({"kind": "vector"}), "there are float"),
+    ],
+)
+def test_a_space_that_makes_no_sense_is_refused(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    "domain", [uniform(0, 1), log(1e-3, 10), integer(2, 9), integer(1, 64, log=True), choice(1, "a")]
+)
+def test_a_domain_comes_back_from_json(domain: Domain) -> None:
+    assert domain_of(domain.to_plain()) == domain
+
+
+def test_a_choice_of_one_is_not_true() -> None:
+    assert not choice(1, 2).holds(True)
+    assert not integer(0, 3).holds(True)
+
+
+def test_a_grid_is_gone_through_in_order_and_then_again() -> None:
+    searcher = searchers.resolve("random")
+    searcher.begin(Space({"a": grid(1, 2), "b": grid("x", "y")}), 0)
+    found = [tuple(searcher.suggest(trial).values()) for trial in range(5)]  # type: ignore[union-attr]
+    assert found == [(1, "x"), (1, "y"), (2, "x"), (2, "y"), (1, "x")]
+
+
+def test_the_grid_searcher_ends_and_refuses_a_range() -> None:
+    searcher = searchers.resolve("grid")
+    searcher.begin(Space({"a": choice(1, 2)}), 0)
+    assert [searcher.suggest(trial) for trial in range(3)] == [{"a": 1}, {"a": 2}, NoneNow.NEVER]
+    with pytest.raises(ConfigError, match="cannot go through all of 'rate'"):
+        core(searcher="grid")
+
+
+def test_a_limit_holds_suggestions_back_until_a_trial_has_ended() -> None:
+    searcher = searchers.resolve("limit:max_concurrent=2:random")
+    searcher.begin(Space({"a": uniform(0, 1)}), 0)
+    assert [searcher.suggest(trial) is NoneNow.LATER for trial in range(3)] == [False, False, True]
+    searcher.tell(0, None)
+    assert searcher.suggest(2) is not NoneNow.LATER
+    with pytest.raises(ConfigError, match="max_concurrent=0"):
+        searchers.resolve("limit:max_concurrent=0:random")
+
+
+# -------------------------------------------------------------------- the core
+def test_the_order_of_a_trial() -> None:
+    search = core(trials=1)
+    one = search.start()
+    assert one is not None
+    assert set(one.params) == {"rate", "width", "fixed"}
+    assert search.start() is None
+    assert not search.over
+    assert search.reported(0, 1, 0.5).move is Move.CONTINUE
+    search.ended(0)
+    assert (one.status, one.best, search.over, search.best) == (TrialStatus.TERMINATED, 0.5, True, one)
+
+
+def test_less_is_better_where_it_was_said() -> None:
+    search = core(mode="min", trials=2)
+    for loss in (3.0, 2.0):
+        one = search.start()
+        assert one is not None
+        search.reported(one.number, 1, loss)
+        search.ended(one.number)
+    assert search.best is search.trials[1]
+
+
+def test_a_trial_is_tried_max_failures_plus_one_times() -> None:
+    search = core(trials=1, max_failures=2)
+    tried = 0
+    while (one := search.start()) is not None:
+        tried += 1
+        search.reported(one.number, tried, 0.1)
+        search.failed(one.number, "it raised")
+    assert tried == 3
+    assert search.trials[0].status is TrialStatus.ERROR
+    assert search.best is search.trials[0]  # what it had reached is known
+
+
+def test_what_is_reported_again_changes_nothing() -> None:
+    search = core("asha:max_t=4,reduction_factor=2", trials=2)
+    events: list[Happened] = []
+    search.start()
+    search.start()
+    search.reported(0, 1, 0.5)
+    search.failed(0, "killed", lost=True)
+    search.note = events.append
+    assert search.start() is search.trials[0]
+    assert search.reported(0, 1, 0.0).move is Move.CONTINUE
+    assert [event["event"] for event in events] == ["start"]
+
+
+def test_a_metric_that_is_no_number_ends_the_trial() -> None:
+    search = core()
+    search.start()
+    ruling = search.reported(0, 3, math.nan)
+    assert ruling.move is Move.STOP
+    assert search.trials[0].status is TrialStatus.ERROR
+    assert search.trials[0].why == "diverged: accuracy is no finite number at 3"
+    keeps = core(nonfinite="keep")
+    keeps.start()
+    assert keeps.reported(0, 3, math.nan).move is Move.CONTINUE
+
+
+def test_a_target_ends_the_search() -> None:
+    search = core(target=0.9)
+    search.start()
+    search.start()
+    assert search.reported(1, 1, 0.95).why == "reached the target 0.9"
+    assert search.start() is None
+    assert search.reported(0, 1, 0.1).move is Move.STOP
+    assert search.over
+
+
+def test_max_t_of_the_search_and_of_its_scheduler_must_agree() -> None:
+    search = core(max_t=2, trials=1)
+    search.start()
+    assert search.reported(0, 2, 0.5).why == "trained to max_t=2"
+    with pytest.raises(ConfigError, match="max_t=2 for the search, max_t=9 for its scheduler"):
+        core("asha:max_t=9", max_t=2)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"metric": ""}, {"mode": "best"}, {"trials": 0}, {"max_failures": -1}, {"nonfinite": "raise"}, {"max_t": 0},
+        {"time_attr": "time_total_s"}, {"time_attr": "train_s"},
+    ],
+)  # fmt: skip
+def test_terms_that_make_no_sense_are_refused(terms: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(terms))):
+        SearchTerms(**{"metric": "accuracy", **terms})  # type: ignore[arg-type]
+
+
+def test_a_person_stops_resumes_and_clones() -> None:
+    search = core("asha-promote:max_t=9,reduction_factor=3", trials=3)
+    events: list[Happened] = []
+    search.note = events.append
+    search.start()
+    assert search.stop(0) == "trial 0 stops at its next report"
+    assert search.reported(0, 1, 0.5).why == "stopped by hand"
+    assert search.stop(0) == "trial 0 has ended already"
+    assert search.resume(0) == "trial 0 is next"
+    assert search.start() is search.trials[0]
+    assert search.resume(0) == "trial 0 runs already"
+    number = search.clone(0, 1.0, {"width": 64})
+    assert search.trials[number].params == {**search.trials[0].params, "width": 64}
+    assert search.trials[number].source == (0, 0, 1.0)
+    assert search.start() is search.trials[number]
+    for changes, said in (
+        ({"wide": 3}, "no setting 'wide'"),
+        ({"width": 65}, "not in the space"),
+        ({"width": []}, "word"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            search.clone(0, 1.0, changes)
+    with pytest.raises(UnknownNameError, match="trial"):
+        search.stop(99)
+    again = core("asha-promote:max_t=9,reduction_factor=3", trials=3)
+    for event in events:
+        again.apply(event)
+    assert repr(again.trials) == repr(search.trials)
+
+
+def test_another_scheduler_or_seed_is_seen_when_a_search_comes_back() -> None:
+    search = core("asha:max_t=4,reduction_factor=2")
+    events: list[Happened] = []
+    search.note = events.append
+    for score in (0.9, 0.1):
+        one = search.start()
+        assert one is not None
+        search.reported(one.number, 1, score)
+    for other, said in ((core(seed=1), "other settings"), (core("fifo"), "says continue")):
+        with pytest.raises(CheckpointError, match=said):
+            list(map(other.apply, events))
+
+
+def test_settings_that_are_asked_for_while_training() -> None:
+    search = core(trials=2)
+    search.start()
+    value = search.define(0, "momentum", uniform(0, 1).to_plain())
+    assert search.define(0, "momentum", uniform(0, 1).to_plain()) == value == search.trials[0].params["momentum"]
+    with pytest.raises(ConfigError, match="two places say"):
+        search.define(0, "momentum", uniform(3, 4).to_plain())
+
+
+# -------------------------------------------------------------------- devices
+def test_flotillas_are_one_plan_and_one_device_each_another() -> None:
+    rates = Rates({
+        "D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120),
+    })  # fmt: skip
+    assert dict(plan(["D1", "D2", "D3", "D4"], rates, 4)) == {"D1": 1, "D4": 3}
+    assert dict(plan(["D2", "D3"], rates, 4)) == {"D2": 2, "D3": 2}
+    assert one_each(["D1", "D2", "D3"], 2) == (("D1", 1), ("D2", 1))
+    with pytest.raises(ConfigError, match="-1 devices"):
+        one_each([], -1)
+
+
+def test_the_slowness_of_devices_is_told_from_the_cost_of_trials() -> None:
+    paces = Paces()
+    assert paces.unit_s(0, 0) == 1.0
+    for trial, cost in ((0, 1.0), (1, 3.0)):
+        for device, speed in ((0, 1.0), (1, 0.25)):
+            paces.measured(trial, device, 2, 2 * cost / speed)
+    assert paces.unit_s(0, 1) / paces.unit_s(0, 0) > 2
+    assert paces.unit_s(1, 0) / paces.unit_s(0, 0) > 1.5
+    paces.measured(1, 1, 0, 5.0)
+    assert paces.seen_s[1, 1] == 12.0
+
+
+def test_the_next_trial_gets_the_fastest_device_and_a_slow_one_is_left_idle_for_it() -> None:
+    placer = Placer()
+    for device, seconds in ((0, 1.0), (1, 2.0), (2, 30.0)):
+        for trial in range(9):
+            placer.paces.measured(trial, device, 1, seconds)
+    assert placer.device_for(10, (1, 0), {}) == 0
+    assert placer.device_for(10, (2,), {0: 0.5, 1: 0.1}) is None
+    assert placer.device_for(10, (2,), {0: math.inf}) == 2
+    assert placer.moves == 0
+    assert placer.device_for(3, (1,), {}, here=2) == 1
+    assert placer.device_for(3, (), {1: 1.0}, here=2) is None
+    assert placer.moves == 2
+    assert placer.device_for(3, (1,), {}, here=0) == 0
+    first = Placer(Placing.FIRST_COME, placer.paces)
+    assert first.device_for(10, (2, 1), {}) == 1
+    assert first.device_for(3, (1,), {}, here=2) == 2
+
+
+def test_placing_ends_a_search_on_unequal_devices_sooner() -> None:
+    ended = {}
+    for kind in Placing:
+        played = simulate(
+            core(max_t=9, trials=8), lambda params, t: t, speeds=(0.6, 0.4, 0.2, 0.1), placer=Placer(kind)
+        )
+        assert played.units == 8 * 9
+        ended[kind] = played.end_s
+    assert ended[Placing.FIRST_COME] > 1.2 * ended[Placing.PLANNED]
+
+
+def test_a_simulated_search_needs_devices_that_move() -> None:
+    for speeds in ((), (1.0, 0.0)):
+        with pytest.raises(ConfigError, match="speeds"):
+            simulate(core(), lambda params, t: t, speeds=speeds)
+
+
+def test_halving_finds_the_best_with_a_part_of_the_training() -> None:
+    used = {}
+    for scheduler in ("fifo", "asha:max_t=27,reduction_factor=3", "asha-promote:max_t=27,reduction_factor=3"):
+        search = core(scheduler, trials=27, **({"max_t": 27} if scheduler == "fifo" else {}))
+        played = simulate(search, lambda params, t: -abs(math.log10(params["rate"]) + 2) * (1 + 1 / t))  # type: ignore[arg-type]
+        used[scheduler] = played.units
+        assert search.best is not None
+        assert search.best.t == 27
+        assert played.best_after(played.units) == search.best.best
+    fifo, stopping, promoting = used.values()
+    assert fifo == 27 * 27
+    assert promoting < stopping < fifo / 2
