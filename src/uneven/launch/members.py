@@ -22,10 +22,11 @@ from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type
 from uneven.board import OPEN, SESSION, WORKERS, Board
 from uneven.errors import LaunchError
 from uneven.folder import TemporaryFolder
-from uneven.jobs import Command, Events, How, Stop, end_all
+from uneven.jobs import Command, Ending, Events, How, Stop, end_all
 from uneven.launch.before import JOINED_WITHIN_S, check, local_workers
 from uneven.launch.failure import Death, all_gone, blame, gone, told_in
 from uneven.launch.here import keep_store
+from uneven.launch.others import ENDS, Others
 from uneven.launch.spec import Launch, address, run_id
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 from uneven.patience import within
@@ -44,6 +45,9 @@ class Members:
         variables: local rank → what its worker finds in its environment.
         line: program and arguments of a worker.
         on_lost: told of each worker that did not end well.
+
+    Attributes:
+        cut: whether the store has ended.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Members:
         self.running: dict[int, Command] = {}
         self.lost: list[Death] = []
         self.finished: list[int] = []
+        self.cut = False
         self._board = board
         self._line = line
         self._variables = variables
@@ -75,13 +80,14 @@ class Members:
         ending = process.ending
         assert ending is not None
         del self._places[worker]
-        if ending.how is How.ENDED and self._board.look(f"{SESSION}/{worker}") != OPEN:
-            if self._board.look(f"left/{worker}") is None:
+        try:
+            if self._in_order(worker, ending):
+                return
+        except RuntimeError:
+            self.cut = True  # the store has ended, with the launcher that kept it; the worker says so, if it is lost
+            if ending.how is How.ENDED:
                 self.finished.append(worker)
-            if not self._board.any_of(_ENDS, worker):
-                self._board.bury(worker, "it has ended without training")
-            return
-        self._board.bury(worker, f"it {ending.words}")
+                return
         told: dict[str, Any] = {}
         if self._error_file(worker).is_file():
             data = json.loads(self._error_file(worker).read_text())
@@ -91,11 +97,19 @@ class Members:
         )
         self._on_lost(self.lost[-1])
 
+    def _in_order(self, worker: int, ending: Ending) -> bool:
+        """Whether a worker that has ended is not missed; of one that is, all hear."""
+        if ending.how is How.ENDED and self._board.look(f"{SESSION}/{worker}") != OPEN:
+            if self._board.look(f"left/{worker}") is None:
+                self.finished.append(worker)
+            if not self._board.any_of(ENDS, worker):
+                self._board.bury(worker, "it has ended without training")
+            return True
+        self._board.bury(worker, f"it {ending.words}")
+        return False
+
     def _error_file(self, worker: int) -> Path:
         return self._folder / f"{worker}.json"
-
-
-_ENDS = ("through", "left")
 
 
 def run_members(launch: Launch, run_directory: Path | None) -> None:
@@ -139,7 +153,7 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         def lost(death: Death) -> None:
             nonlocal restarts
             print(f"uneven: {gone(death)}", file=sys.stderr)
-            if restarts > 0 and not stop.requests and board.look("over") is None:
+            if restarts > 0 and not stop.requests and not members.cut and board.look("over") is None:
                 restarts -= 1
                 members.start(board.count(WORKERS, 1) - 1)
 
@@ -151,8 +165,8 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
             members.start(worker)
         _supervise(members, events, stop)
         if not launch.join:
-            _await_others(board, members, events, stop)
-        _end(members, stop)
+            _await_others(board, launch.silence_s, events, stop)
+        _end(members, stop, through=not launch.join and board.look("over") == "")
 
 
 def _supervise(members: Members, events: Events, stop: Stop) -> None:
@@ -170,19 +184,22 @@ def _supervise(members: Members, events: Events, stop: Stop) -> None:
                 process.signal(signal.SIGKILL)
 
 
-def _await_others(board: Board, members: Members, events: Events, stop: Stop) -> None:
-    """Workers of other machines need the store until they have come to their end."""
-    while not stop.requests and members.finished:
-        everybody = range(board.count(WORKERS))
-        if all(board.any_of((*_ENDS, "dead"), one) for one in everybody):
-            return
-        if board.look("over") is not None and not board.asking():
-            return
+def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) -> None:
+    """Workers of other launchers need the store until they have come to their end."""
+    others, said = Others(board, silence_s), False
+    while not stop.requests and (there := others.there(time.monotonic())):
+        if not said and board.look("over") is None:
+            words = f"worker {', '.join(map(str, there))}"
+            print(f"uneven: no worker of this launcher is left; it keeps the run's store for {words}", file=sys.stderr)
+            said = True
         events.wait(_LOOK_EVERY_S)
 
 
-def _end(members: Members, stop: Stop) -> None:
+def _end(members: Members, stop: Stop, *, through: bool) -> None:
     """How it ended.
+
+    Args:
+        through: whether workers have come to the end of the training, whosoever they are.
 
     Raises:
         LaunchError: see :func:`run_members`.
@@ -190,7 +207,7 @@ def _end(members: Members, stop: Stop) -> None:
     if stop.requests:
         name = signal.Signals(stop.number).name
         raise LaunchError(f"stopped by {name}; all workers have ended", 128 + stop.number)
-    if members.finished or not members.lost:
+    if through or members.finished or not members.lost:
         if members.lost:
             print(f"uneven: the run has come to its end; {len(members.lost)} of its workers were lost", file=sys.stderr)
         return

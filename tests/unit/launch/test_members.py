@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined] # its stubs say that it is private
+from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined] # its stubs say: private
 
-from uneven.board import CLOSED, OPEN, SESSION, Board
+from uneven.board import CLOSED, OPEN, SESSION, WORKERS, Board
 from uneven.errors import ConfigError, LaunchError
 from uneven.jobs import Events, end_all
 from uneven.launch import Launch, before, members
+from uneven.launch.others import Others
 from uneven.testing.scripts import run_script
 
 
@@ -103,3 +104,73 @@ def test_somebody_who_is_no_launcher(
             members.run_members(Launch(target=(script,), nproc="1", join=endpoint), None)
     assert "\n" not in str(told.value)
     assert capfd.readouterr().err == ""
+
+
+class TestOthers:
+    """Workers that other launchers have started, when the first one's own have ended."""
+
+    SILENCE_S = 10.0
+
+    def test_who_gives_signs_of_life_is_waited_for_and_who_is_silent_is_not(self, board: Board) -> None:
+        others = Others(board, self.SILENCE_S)
+        board.count(WORKERS, 4)
+        board.write("through/0", "")
+        board.bury(1, "it was killed")
+        board.count("beats/2", 1)
+        assert others.there(0.0) == (2, 3)
+        board.count("beats/2", 1)
+        assert others.there(9.0) == (2, 3)
+        assert others.there(18.0) == (2, 3)
+        assert others.there(20.0) == (2, 3)
+        assert board.dead([2]) == {2: "it gave no sign of life for 10 s"}
+        assert others.there(61.0) == (3,), "3 has had its number, and may still start"
+        assert others.there(61.1) == (), "it has not"
+        assert board.dead([3]) == {3: "it gave no sign of life for 60 s"}
+
+    def test_without_a_limit_nobody_is_taken_for_gone(self, board: Board) -> None:
+        others = Others(board, 0.0)
+        board.count(WORKERS, 1)
+        assert others.there(0.0) == (0,)
+        assert others.there(1e6) == (0,)
+        assert others.there(1e6) == (0,)
+
+    def test_the_run_is_over_where_nobody_is_left_who_could_let_them_in(self, board: Board) -> None:
+        others = Others(board, self.SILENCE_S)
+        board.count(WORKERS, 3)
+        board.bury(0, "it was killed")
+        board.ask(1, {})
+        assert others.there(0.0) == (1, 2)
+        assert board.look("over") is None, "2 trains"
+        board.bury(2, "it was killed")
+        assert others.there(1.0) == (1,)
+        assert board.look("over")
+        board.bury(1, "it ended with exit code 1")
+        assert others.there(2.0) == ()
+
+    def test_after_the_end_only_those_that_still_ask_are_waited_for(self, board: Board) -> None:
+        others = Others(board, self.SILENCE_S)
+        board.count(WORKERS, 3)
+        board.write("through/0", "")
+        board.write(f"{SESSION}/0", OPEN)
+        board.write("over", "")
+        board.ask(2, {})
+        assert others.there(0.0) == (0, 2), "0 has to see that all are through"
+        board.write(f"{SESSION}/0", CLOSED)
+        assert others.there(0.0) == (2,)
+        board.bury(2, "it ended with exit code 1")
+        assert others.there(1.0) == (), "1 may start still, and will see that there is nothing to join"
+
+
+def test_a_worker_that_ends_after_the_store_is_told_by_how_it_ended(started: members.Members) -> None:
+    class Ended(HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise DistNetworkError("Connection was likely closed")
+
+    started._board = Board(Ended())
+    for worker in (0, 3):
+        started.start(worker)
+    while started.running:
+        started._events.wait(None)
+    assert started.cut
+    assert started.finished == [0]
+    assert [one.rank for one in started.lost] == [3]

@@ -1,0 +1,52 @@
+"""Workers that other launchers have started, for the one that keeps the store: it waits for them."""
+
+from __future__ import annotations
+
+from uneven.board import OPEN, SESSION, WORKERS, Board
+
+ENDS = ("through", "left")
+"""What a worker writes when it has come to its end, and when it has left."""
+
+_STARTS_WITHIN_S = 60.0
+"""How long a worker may take from its number until its first sign of life."""
+
+
+class Others:
+    """See the module.
+
+    Args:
+        silence_s: how long one may give no sign of life before it counts as gone; 0 is for ever. While a member is
+            there it sees to that; when the last of them is gone, nobody else does.
+    """
+
+    def __init__(self, board: Board, silence_s: float) -> None:
+        self._board = board
+        self._silence_s = silence_s
+        self._beats: dict[int, tuple[int, float]] = {}
+
+    def there(self, now_s: float) -> tuple[int, ...]:
+        """Workers that need the store. Where all of them only wait for somebody to let them in, the run is over."""
+        board = self._board
+        there = [one for one in range(board.count(WORKERS)) if not self._done(one)]
+        for one in there:
+            self._look_after(one, now_s)
+        asking = board.asking()
+        if board.look("over") is not None:  # who has not asked yet will see that there is nothing to join
+            return tuple(one for one in there if one in asking or board.any_of(ENDS, one))
+        if there and set(there) <= set(asking):
+            board.write("over", "nobody is left who could let them in")
+        return tuple(there)
+
+    def _done(self, worker: int) -> bool:
+        board = self._board
+        closed = board.any_of(ENDS, worker) and board.look(f"{SESSION}/{worker}") != OPEN
+        return closed or board.any_of(("dead",), worker)
+
+    def _look_after(self, worker: int, now_s: float) -> None:
+        count = self._board.count(f"beats/{worker}")
+        if worker not in self._beats or self._beats[worker][0] != count:
+            self._beats[worker] = count, now_s
+            return
+        limit_s = self._silence_s if count else max(self._silence_s, _STARTS_WITHIN_S)
+        if self._silence_s > 0.0 and now_s - self._beats[worker][1] > limit_s:
+            self._board.bury(worker, f"it gave no sign of life for {limit_s:g} s")
