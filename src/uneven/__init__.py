@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from uneven import plugins, registry
+from uneven.installed import VERSION
 
 if TYPE_CHECKING:
     from uneven.balance import Balancer, WrappingBalancer, balancers
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from uneven.session import Session
     from uneven.sync import SyncPolicy, WrappingPolicy, policies
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "KFAC",

@@ -20,6 +20,8 @@ from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
 from uneven.errors import ConfigError
 from uneven.loops.over_all import OverAll
+from uneven.run.attach import Attached
+from uneven.run.checkpoint import state_of, take_up
 from uneven.run.checks import check_profile
 from uneven.run.drawing import drawn_step, drawn_steps, make_loader, shards_of
 from uneven.run.elastic.handover import LoopOfMembers
@@ -127,7 +129,7 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
     @property
     def exchanging(self) -> bool:
         """Whether a shadow exchanges beside the training now, and does not wait for others: steps take longer then."""
-        return self._loop.agreement.exchanging
+        return self._loop.model.agreement.exchanging
 
     @overload
     def setup(
@@ -174,7 +176,7 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
             ConfigError: the model is wrapped or in an open session already, has nothing to train, or lies on several
                 devices.
         """
-        if self._loop.attached:
+        if isinstance(self._loop.model, Attached):
             raise ConfigError("session.setup was called twice: one session carries one model, or one nn.Module of all")
         self._threads.check(model)
         optimizers = tuple(one for one in stateful if isinstance(one, torch.optim.Optimizer))
@@ -385,7 +387,7 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         """
         if self._loader is None and self._loaded is not None:
             return self._loaded
-        return pack(self._loop.state(self._loader, self._threads.in_hand()))
+        return pack(state_of(self._loop, self._loader, self._threads.in_hand()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
@@ -404,11 +406,7 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         if self._loader is None or state is None:
             return
         saved, self._loaded = unpack(state), None
-        if saved.loader:
-            self._loader.check_state(saved.loader)
-            self._loop.load(saved)
-            self._loader.load_state_dict(saved.loader)
-        self._loop.parts.load(saved.parts, saved.tensors)
+        take_up(self._loop, self._loader, saved)
 
     def _say_ready(self) -> bool:
         """Let a launcher that waits for it slow this worker down from here on, not while it imports torch."""

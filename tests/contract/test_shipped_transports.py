@@ -12,6 +12,7 @@ from uneven.run.lines.collective import CollectiveTransport
 from uneven.run.lines.hub import Hub
 from uneven.run.lines.meeting import MeetingPlace
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import Traffic
 from uneven.testing.contracts import check_transport
 from uneven.testing.ranks import RankContext, ranks
 
@@ -33,4 +34,4 @@ def test_threads_say_who_was_missing() -> None:
 @ranks(3)
 def test_processes(me: RankContext) -> None:
     roll = RollCall(MeetingPlace(c10d._get_default_store()), "uneven", me.rank, me.size, 20.0)
-    check_transport(CollectiveTransport(20.0, roll))
+    check_transport(CollectiveTransport(20.0, roll, Traffic()))

@@ -41,7 +41,7 @@ class Run:
         self.session.setup(self.model, self.optimizer)
         self.loader = self.session.loader(Numbered(), X, **loader)
         self.exchanges: list[ExchangeRecord] = []
-        self.agreement = self.session._loop.agreement
+        self.agreement = self.session._loop.model.agreement
         if self.agreement is not None:
             teller: Any = getattr(self.agreement, "_exchanges", self.agreement)
             teller._on_record = self.exchanges.append

@@ -31,7 +31,7 @@ class Run:
         self.session.setup(self.model, self.optimizer)
         self.loader = self.session.loader(Numbered(), X)
         self.exchanges: list[ExchangeRecord] = []
-        self.agreement = self.session._loop.agreement
+        self.agreement = self.session._loop.model.agreement
         assert self.agreement is not None
         self.agreement._exchanges._on_record = self.exchanges.append
 

@@ -125,4 +125,31 @@ def test_shares_follow_speed_although_a_part_waits_in_the_forward_pass(me: RankC
         session.close()
         assert shares[0] >= 2 * shares[1], shares
         mine = journal.read(Path(run)).ranks[me.rank]
-        assert {one.line for one in mine if isinstance(one, LineRecord)} == {"halo"}
+        assert {one.line for one in mine if isinstance(one, LineRecord)} == {"gradients", "halo", "reports"}
+
+
+@pytest.mark.parametrize("sync", ["bsp", "local:every=2", "shadow:ma", "asp"])
+@ranks(2)
+def test_what_the_run_exchanges_itself_is_counted_by_line(me: RankContext, sync: str) -> None:
+    with TemporaryDirectory() as run:
+        session, model, optimizer = started(sync=sync, balance="even", journal=run)
+        steps = 0
+        for x, y, _ in session.loader(Numbered(), X, drop_last=True):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+        with session.evaluated():  # a shadow has exchanged by then
+            pass
+        session.close()
+        found = [one for one in journal.read(Path(run)).ranks[me.rank] if isinstance(one, LineRecord)]
+    lines = {name: [one for one in found if one.line == name] for name in {one.line for one in found}}
+    size_bytes = sum(one.nbytes for one in model.parameters())
+    name = {"bsp": "gradients", "local:every=2": "parameters", "shadow:ma": "shadow", "asp": "parameter server"}[sync]
+    assert set(lines) <= {name, "reports", "parameters" if sync == "shadow:ma" else name}
+    exchanges, sent_bytes = (sum(getattr(one, what) for one in lines[name]) for what in ("exchanges", "sent_bytes"))
+    assert exchanges >= {"bsp": steps, "local:every=2": steps // 2, "shadow:ma": 1, "asp": steps}[sync]
+    least_bytes = {"bsp": steps, "local:every=2": steps // 2, "shadow:ma": 1, "asp": steps}[sync] * size_bytes
+    assert least_bytes <= sent_bytes, (least_bytes, sent_bytes, exchanges, size_bytes)
+    assert sent_bytes <= 2 * exchanges * size_bytes, (sent_bytes, exchanges, size_bytes)  # numbers go along
+    assert sum(one.waited_s for one in lines[name]) > 0.0

@@ -50,7 +50,7 @@ def test_asp_trains_on_digits_at_unequal_paces(me: RankContext) -> None:
     session = uneven.Session(sync="asp", balance="even")
     session.setup(model, optimizer)
     exchanges: list[ExchangeRecord] = []
-    session._loop.agreement._on_record = exchanges.append  # type: ignore[union-attr, assignment]
+    session._loop.model.agreement._on_record = exchanges.append  # type: ignore[union-attr, assignment]
     taken = []
     loader = session.loader(data, batch_size=96)
     for epoch in range(4):

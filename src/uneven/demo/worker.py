@@ -23,6 +23,7 @@ from uneven.config import RunConfig
 from uneven.core.records import StepRecord
 from uneven.data.datasets import ImageData, images
 from uneven.demo.training import FixedSampler, ReadyMark, accuracy, loss_of, make_optimizer, network
+from uneven.run.lines.groups import sum_now
 from uneven.run.scribe import Scribe
 from uneven.run.start.connect import versions
 from uneven.run.start.heap import keep_freed_memory
@@ -109,7 +110,7 @@ def ready() -> None:
     if world.run_directory is not None:
         rundir.mark_ready(world.run_directory, world.rank)
     if not world.alone:
-        dist.barrier()
+        sum_now(torch.zeros(1), None)  # all begin together
 
 
 def finish(log: Callable[[str, float], None], model: nn.Module, data: ImageData, rank: int) -> None:

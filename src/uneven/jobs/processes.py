@@ -8,11 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
 
-import uneven
+from uneven.installed import FOLDER
 
 _LINUX = sys.platform == "linux"
 
@@ -172,6 +171,4 @@ def usable_cores() -> int:
 
 def import_path() -> str:
     """``PYTHONPATH`` with which a child imports this very copy of uneven, installed or not."""
-    assert uneven.__file__ is not None
-    here = str(Path(uneven.__file__).parents[1])
-    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    return os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from uneven.errors import ConfigError, TrainingError
 from uneven.registry import describe
+from uneven.run.attach import NoModel
 from uneven.run.lines import Line
 from uneven.run.loop import StepLoop
 from uneven.run.parameters.together import Alike
@@ -120,11 +121,11 @@ class OverAll:
             ConfigError: nothing is weighed under the policy, or what is weighed cannot be changed.
         """
         loop = self._loop
-        if not loop.attached:
+        if isinstance(loop.model, NoModel):
             raise ConfigError(f"{caller} comes after session.setup(model, optimizer)")
         if len(loop.context.members) == 1 and loop.context.elastic is None:
             return True
-        if not isinstance(loop.agreement, Alike) or loop.gradients.carrier is None:
+        if not isinstance(loop.model.agreement, Alike) or loop.gradients.carrier is None:
             raise ConfigError(
                 f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
                 f"and not gradients; use sync='bsp'"

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from uneven.core.actions import StepPlan
 from uneven.data.hands import Hands
-from uneven.run.checks import apart
+from uneven.run.checks import apart, check_alone, check_attached
 from uneven.run.context import Context
 from uneven.run.factory import by_copy, exchanging, follow
 from uneven.run.gradients.averaged import Averaged
@@ -19,6 +20,7 @@ from uneven.run.model.check import check_model, describe_model
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
 from uneven.run.own_pace.shared import OwnPace
+from uneven.run.parameters.plans import Plans
 from uneven.run.parameters.together import Alike, Exchanging
 from uneven.run.part import Run
 from uneven.run.parts import Parts
@@ -30,17 +32,60 @@ from uneven.sync import outlook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """What was made.
+    """A model in a session, and what was made for it.
 
     Attributes:
         agreement: what is exchanged beside gradients.
         watch: looks after the model.
         detach: leaves the model as it came.
+        averaging: the ranks whose gradients are averaged with this worker's; None where none are.
     """
 
+    context: Context
     agreement: Exchanging
     watch: ModelWatch | Unwatched
     detach: Callable[[], None]
+    averaging: Callable[[], tuple[int, ...] | None]
+
+    def check(self, plan: StepPlan) -> None:
+        """See that everything was made that a plan asks for.
+
+        Raises:
+            ConfigError: naming what the plan exchanges, and none before it did.
+        """
+        if len(self.context.members) > 1:
+            more = not isinstance(self.agreement, Alike)
+            check_attached(self.context.policy, plan, self.agreement.clock, averaging=self.averaging(), exchanging=more)
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        """Other workers take part, from the next step on."""
+        if isinstance(self.agreement, Alike):  # nothing else is carried yet where members change
+            self.agreement.plans.members_changed(members, generation)
+
+
+class NoModel:
+    """Stands where :class:`Attached` does before a session has a model: it can only train alone."""
+
+    def __init__(self, context: Context) -> None:
+        self.agreement = Alike(Plans(context.policy, context.rank, context.members, context.sites))
+        self.watch = Unwatched()
+        self._members = context.members
+
+    def check(self, plan: StepPlan) -> None:
+        """See that there are no other workers, whatever the plan is.
+
+        Raises:
+            ConfigError: there are, and each would train a model of its own.
+        """
+        check_alone(self._members)
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        """Other workers take part, from the next step on."""
+        self._members = members
+        self.agreement.plans.members_changed(members, generation)
+
+    def detach(self) -> None:
+        """Nothing was put on anything."""
 
 
 def attach(
@@ -110,7 +155,9 @@ def attach(
         if heap is not None:
             heap()
 
-    return Attached(agreement=agreement, watch=watch, detach=detach)
+    return Attached(
+        context=context, agreement=agreement, watch=watch, detach=detach, averaging=lambda: gradients.members
+    )
 
 
 def _ready(parts: Parts, hands: Hands, *step: object) -> None:

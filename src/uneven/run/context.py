@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +63,11 @@ class Context:
             self.scribe.scalar(name, number, weight)
             if not math.isfinite(number):
                 self.nonfinite(name)()
+
+    def note_traffic(self) -> None:
+        """Write down what has passed on the lines to other workers since this was last done."""
+        for record in self.connection.traffic.records(self.rank, self.scribe.iteration, time.time()):
+            self.scribe.write(record)
 
     def close(self) -> None:
         """The end of the session: the last line of the journal, and the others are left."""

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from uneven.core.records import LineRecord
 from uneven.core.turn import Turn
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.run.part import Part, Run, Step
-
-
-class RecordSink(Protocol):
-    """Where records go."""
-
-    iteration: int
-
-    def write(self, record: LineRecord) -> object: ...
-
 
 _HELD = 32
 """Batches that a script may hold before it steps on them; see :mod:`uneven.data.hands`."""
@@ -159,20 +148,13 @@ class Parts:
             if one.name in whole:
                 self._each([one], "load_state_dict", whole[one.name])
 
-    def note_traffic(self, scribe: RecordSink) -> None:
-        """Write down what has passed on the lines since this was last done."""
-        if self.run is not None:
-            for record in self.run.lines.records(scribe.iteration, time.time()):
-                scribe.write(record)
-
-    def close(self, scribe: RecordSink) -> None:
+    def close(self) -> None:
         """The session ends. One part that raises keeps no other from being closed."""
         with ExitStack() as stack:
             if self.run is not None:
                 stack.callback(self.run.lines.close)
             for one in reversed(self._parts):
                 stack.callback(self._each, [one], "close")
-            stack.callback(self.note_traffic, scribe)
 
     def _each(self, parts: Iterable[Part], moment: str, *args: Any) -> None:
         for one in parts:

@@ -71,6 +71,8 @@ def _run(command: dict[str, Any]) -> Any:
     import torch
     import torch.distributed as dist
 
+    from uneven.run.lines.groups import sum_now
+
     sys.path[:] = command["path"]
     os.chdir(command["directory"])
     os.environ.clear()
@@ -82,7 +84,7 @@ def _run(command: dict[str, Any]) -> Any:
     if command["join"]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
         # Who is connected on its own side may be through with the body, and gone, while others still connect to it.
-        dist.barrier()
+        sum_now(torch.zeros(1), None)
     found = getattr(importlib.import_module(command["module"]), command["name"])
     body = getattr(found, "rank_body", found)
     result = body(RankContext(command["rank"], command["size"]), *command["args"], **command["kwargs"])

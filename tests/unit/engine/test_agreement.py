@@ -19,6 +19,7 @@ from uneven.core.records import ExchangeRecord
 from uneven.core.views import SyncView
 from uneven.data.order import Portion
 from uneven.errors import ConfigError, NonFiniteError
+from uneven.run.lines.traffic import TrafficBook
 from uneven.run.parameters.agree import Agreement
 from uneven.run.parameters.exchanges import Exchanges
 from uneven.run.parameters.replica import Replica
@@ -35,7 +36,7 @@ class Nobody:
 def agreement(policy: SyncPolicy, model: nn.Module, said: Callable[[Any], None] = lambda record: None) -> Agreement:
     """Of the second of two workers; what leaves it comes back alone."""
     one = Agreement(policy, 1, (0, 1), {}, Replica(model))
-    one.carry_by(roll=None, timeout_s=1.0, shadowed=False, observer=Nobody(), on_record=said,
+    one.carry_by(roll=None, timeout_s=1.0, shadowed=False, book=TrafficBook(), observer=Nobody(), on_record=said,
                  on_nonfinite=lambda: None)  # fmt: skip
     return one
 
@@ -94,7 +95,8 @@ def test_samples_steps_and_what_is_owed() -> None:
 def test_who_is_alone_in_a_group_knows_when_the_others_meet() -> None:
     model, optimizer = linear()
     one = Agreement(Shuffle(MA(every=2), RandomGroups(size=2)), 1, (1,), {}, Replica(model))
-    one.carry_by(roll=None, timeout_s=1.0, shadowed=False, observer=Nobody(), on_record=lambda record: None,
+    one.carry_by(roll=None, timeout_s=1.0, shadowed=False, book=TrafficBook(), observer=Nobody(),
+                 on_record=lambda record: None,
                  on_nonfinite=lambda: None)  # fmt: skip
     said = []
     for iteration in range(4):
@@ -182,7 +184,7 @@ def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(l
     model, optimizer = linear()
     said: list[ExchangeRecord] = []
     one = Agreement(Shadow("ma", load=load), 0, (0,), {}, Replica(model))
-    one.carry_by(roll=None, timeout_s=1.0, shadowed=True, observer=Nobody(), on_record=said.append,
+    one.carry_by(roll=None, timeout_s=1.0, shadowed=True, book=TrafficBook(), observer=Nobody(), on_record=said.append,
                  on_nonfinite=lambda: None)  # fmt: skip
     for iteration in range(12):  # of which the first few tell how long a step is
         now = part(iteration, 4)
@@ -198,7 +200,8 @@ def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(l
 def test_where_exchanges_are_rare_an_order_names_all_steps_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = linear()
     one = Agreement(Shadow("ma"), 0, (0,), {}, Replica(model))
-    one.carry_by(roll=None, timeout_s=1.0, shadowed=True, observer=Nobody(), on_record=lambda record: None,
+    one.carry_by(roll=None, timeout_s=1.0, shadowed=True, book=TrafficBook(), observer=Nobody(),
+                 on_record=lambda record: None,
                  on_nonfinite=lambda: None)  # fmt: skip
     begun: list[Any] = []
     begun_at = [1, 3, 7]
@@ -225,8 +228,8 @@ def test_nobody_lets_the_others_wait_for_an_exchange_until_they_give_up(
     shadow = "uneven.run.parameters.exchanges.ShadowThread"
     monkeypatch.setattr(shadow, lambda meet, gather, patience: told.append(patience))
     Exchanges(
-        Replica(nn.Linear(1, 1)), rank=0, roll=None, timeout_s=timeout_s, shadowed=True, observer=Nobody(),
-        clock=lambda: 0, on_record=lambda record: None, on_nonfinite=lambda: None,
+        Replica(nn.Linear(1, 1)), rank=0, roll=None, timeout_s=timeout_s, shadowed=True, book=TrafficBook(),
+        observer=Nobody(), clock=lambda: 0, on_record=lambda record: None, on_nonfinite=lambda: None,
     )  # fmt: skip
     assert told == [patience_s]
 

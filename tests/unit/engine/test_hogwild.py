@@ -339,8 +339,8 @@ def test_a_checkpoint_in_mid_epoch_holds_what_has_been_learnt(run: Callable[...,
 
     first.session.train(loop)
     second.session.load_state_dict(saved)
-    assert second.session._loop.agreement is not None
-    assert second.session._loop.agreement.clock == len(used) // X + bool(len(used) % X)
+    assert second.session._loop.model.agreement is not None
+    assert second.session._loop.model.agreement.clock == len(used) // X + bool(len(used) % X)
     second.session.train(second.loop)
     assert sorted(used + second.seen) == list(range(N)), "nothing twice, nothing left out"
 

@@ -46,7 +46,7 @@ class Worker:
         self.session.setup(self.model, self.optimizer)
         self.loader = self.session.loader(data(), X, shuffle=False)
         self.records: list[ExchangeRecord] = []
-        self.session._loop.agreement._on_record = self.records.append  # type: ignore[union-attr, assignment]
+        self.session._loop.model.agreement._on_record = self.records.append  # type: ignore[union-attr, assignment]
 
     def epoch(self, spoil: int | None = None) -> None:
         for count, (x, y) in enumerate(self.loader):

@@ -34,8 +34,8 @@ class Trained:
         self.session.setup(self.model, self.optimizer)
         data = TensorDataset(torch.arange(3.0 * SAMPLES).reshape(SAMPLES, 3) / SAMPLES, torch.arange(SAMPLES) % 2)
         self.loader = self.session.loader(data, BATCH)
-        assert self.session._loop.agreement is not None
-        self.agreement = self.session._loop.agreement
+        assert self.session._loop.model.agreement is not None
+        self.agreement = self.session._loop.model.agreement
 
     def epoch(self, at: int = -1, do: Any = None, leave: int = -1) -> None:
         for number, (x, y) in enumerate(self.loader):

@@ -33,7 +33,7 @@ def test_traffic_is_counted_and_told_once() -> None:
         handle = line.sum(torch.ones(6))
         handle.wait()
         handle.wait()  # a second time is nothing
-        return [*lines.records(7, 1.0), *lines.records(8, 2.0)]
+        return [*lines.book.records(lines.rank, 7, 1.0), *lines.book.records(lines.rank, 8, 2.0)]
 
     for rank, (record,) in enumerate(together(body, 3)):
         assert (record.rank, record.iteration, record.line) == (rank, 7, "sums")

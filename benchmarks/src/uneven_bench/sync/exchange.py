@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from uneven.core.views import SyncView
+from uneven.run.lines import Traffic
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.transport import Transport
 from uneven.run.lines.vectors import VectorCarrier
@@ -53,7 +54,7 @@ def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, Exchan
     Raises:
         PeerError: somebody did not take part.
     """
-    carrier, vector = VectorCarrier(roll, timeout_s), torch.zeros(FLOATS)
+    carrier, vector = VectorCarrier(roll, timeout_s, Traffic()), torch.zeros(FLOATS)
     members = tuple(range(line.size))
     view = SyncView(rank=line.rank, clock=0, members=members)
     ways: dict[str, list[tuple[int, ...]]] = {EVERYBODY: [members] * _TURNS}

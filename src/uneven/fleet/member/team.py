@@ -27,6 +27,7 @@ from uneven.errors import PeerError
 from uneven.fleet.ensemble import Member
 from uneven.fleet.stream.order import Section
 from uneven.fleet.stream.reader import Reader, Shared
+from uneven.run.part import Part, Run
 from uneven.world import READY_VARIABLE, RUN_VARIABLE
 
 PATIENCE_S = 1800.0
@@ -134,9 +135,11 @@ class Team:
         for variable in (RUN_VARIABLE, READY_VARIABLE):  # of a launcher that started the whole ensemble, not this
             os.environ.pop(variable, None)
         _meet(seat)
+        self._others = _Others()
         self._session = Session(
-            balance=balance, sync="bsp", timeout_s=PATIENCE_S, seed=0, budget=0.005, nonfinite="warn"
-        )
+            balance=balance, sync="bsp", timeout_s=PATIENCE_S, seed=0, budget=0.005, nonfinite="warn",
+            parts=[self._others],
+        )  # fmt: skip
         self._session.setup(member.model, member.optimizer, find_unused_parameters=member.find_unused_parameters)
         self._loader = self._session.loader(
             self._shared or samples, batch, shuffle=False, min_batch=least_samples(member), collate_fn=_as_it_is
@@ -161,15 +164,13 @@ class Team:
     def total(self, value: torch.Tensor) -> float:
         """The sum over the workers, the same on all."""
         found = value.to("cpu", torch.float64)
-        with _with_others("a sum over the workers"):
-            dist.all_reduce(found)
+        self._others.line.sum(found).wait()
         return float(found)
 
     def first_says(self, number: int) -> int:
         """What worker 0 says, for all."""
         said = torch.tensor([number])
-        with _with_others("a word of worker 0"):
-            dist.broadcast(said, 0)
+        self._others.line.broadcast(said, 0).wait()
         return int(said)
 
     def gathered(self, state: dict[str, Any]) -> list[dict[str, Any]]:
@@ -178,19 +179,16 @@ class Team:
         torch.save(state, packed)
         mine = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8)
         length = torch.tensor([len(mine)])
-        with _with_others("gathering what each worker keeps"):
-            lengths = [torch.zeros_like(length) for _ in range(self.size)]
-            dist.all_gather(lengths, length)
-            longest = int(max(lengths))
-            padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: len(mine)] = mine
-            said = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
-            dist.gather(padded, said)
+        lengths, line = [torch.zeros_like(length) for _ in range(self.size)], self._others.line
+        line.gather(length, lengths).wait()
+        if self.rank:
+            line.send(mine, 0).wait()
+            return []
+        said = [mine, *(torch.empty(int(n), dtype=torch.uint8) for n in lengths[1:])]
+        for rank, its in enumerate(said[1:], 1):
+            line.receive(its, rank).wait()
         # Plain data and tensors, as in a checkpoint: what comes over the network is not unpickled as code.
-        return [
-            torch.load(io.BytesIO(one[: int(n)].numpy().tobytes()), weights_only=True)
-            for one, n in zip(said or [], lengths, strict=False)
-        ]
+        return [torch.load(io.BytesIO(one.numpy().tobytes()), weights_only=True) for one in said]
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -202,6 +200,13 @@ class Team:
         self._session.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+class _Others(Part):
+    """The line to the other workers of the member."""
+
+    def attach(self, run: Run) -> None:
+        self.line = run.lines.open("member")
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -23,6 +23,7 @@ from uneven.run.elastic.recovery import ExchangePlace, Recovery
 from uneven.run.gradients.carrier import GradientCarrier
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.lines.circle import Broken, alone
+from uneven.run.lines.traffic import bytes_of_sum
 
 _CARRIED = (torch.float32, torch.float64)
 """Types of gradients behind whose buckets reports and announcements fit."""
@@ -130,7 +131,10 @@ class ElasticCarrier(GradientCarrier):
         if self._unused:
             # DDP adds this up in its own group, which is of this process only, and reads it when this has returned.
             self.recovery.begin(self._ddp.reducer._get_local_used_map(), _one)
-        pieces = self.recovery.complete(self.recovery.land())
+        with self.traffic.waiting():
+            pieces = self.recovery.complete(self.recovery.land())
+        members = len(self.membership.members)
+        self.traffic.sent_bytes += sum(bytes_of_sum(piece.sent.nbytes, members) for piece in pieces)
         buckets = next(place for place, piece in enumerate(pieces) if piece.slotted) + 1
         fine = [piece.take() for piece in pieces[:buckets]]
         culprit = not all(fine) and self._weight_now() > 0.0

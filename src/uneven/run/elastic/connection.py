@@ -98,6 +98,7 @@ class ElasticConnection(Connection):
             lambda what: meter.waiting(),
             texts=self.transport.gather_text,
             timeout_s=self.timeout_s,
+            book=self.traffic,
             refusal=_NO_LINES,
         )
 

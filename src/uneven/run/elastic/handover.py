@@ -87,7 +87,7 @@ class LoopOfMembers:
         return {
             "cursor": tuple(cursor),
             "drawn": [asdict(part) for part in drawn],
-            "clock": self._loop.agreement.clock,
+            "clock": self._loop.model.agreement.clock,
             "reports": self._loop.reports.for_newcomers(),
         }
 
@@ -97,6 +97,6 @@ class LoopOfMembers:
         elastic = self._loop.context.elastic
         assert elastic is not None
         self.loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
-        self._loop.agreement.clock = state["clock"]
+        self._loop.model.agreement.clock = state["clock"]
         self._loop.members_changed(elastic.members, elastic.membership.generation.number)
         self._loop.reports.take_over(state["reports"])

@@ -34,6 +34,7 @@ from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.groups import begin_sum, sum_now, take_from_first
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import Traffic, bytes_of_sum
 from uneven.run.model.check import refuse_sparse_on_accelerator, unused_parameters
 from uneven.run.model.hooks import ModelHook
 from uneven.run.observer import ExchangeObserver
@@ -75,6 +76,7 @@ class GradientCarrier:
         observer: told when the last bucket is ready and when the exchange is over.
         roll: names the missing when an exchange fails.
         on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
+        traffic: counts what passes.
 
     Attributes:
         turn: of the batch that the newest pass, forward or backward, is on.
@@ -88,6 +90,7 @@ class GradientCarrier:
     observer: ExchangeObserver
     roll: RollCall
     on_nonfinite: Callable[[], None]
+    traffic: Traffic
     turn: Turn
     group: Any = None
     report_length: int = 0
@@ -100,6 +103,7 @@ class GradientCarrier:
     _works: list[dist.Work] = field(default_factory=list)  # under way, one for each lane so far
     _landed: deque[list[dist.Work]] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _group: Any = None
+    _size: int = 1  # of the group
     _weight_on_device: tuple[float, torch.Tensor] | None = None
     _nonfinite: torch.Tensor | None = None
     _flag: Any = None  # the same memory as _nonfinite where the host can read it, without going through torch
@@ -124,13 +128,14 @@ class GradientCarrier:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         refuse_sparse_on_accelerator(model)
         self._group = dist.group.WORLD if self.group is None else self.group
+        self._size = self._group.size()
         self._wrap(model, find_unused_parameters, bucket_cap_mb, self._group)
         take_from_first(model.buffers(), self._group)  # before torch 2.13, NO_BROADCAST left out the first one too
         self._statistics = BatchStatistics.of(model, self._group)
         self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
-        self.piggyback = Piggyback(self._group.rank(), self._group.size(), self.report_length) if on_host else None
+        self.piggyback = Piggyback(self._group.rank(), self._size, self.report_length) if on_host else None
         self._hang(model)
         self._handles += weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer)
 
@@ -255,7 +260,7 @@ class GradientCarrier:
         exchanged = self._ddp.require_backward_grad_sync
         self._prepared |= exchanged
         if self._statistics is not None and exchanged and model.training:
-            self._statistics.start(self.turn.weight)
+            self.traffic.sent_bytes += self._statistics.start(self.turn.weight)
         if not on_entering(output, partial(self._entered, self.turn, exchanged)):
             # What the loss is made of is out of sight, so this pass's own backward pass is taken to come next.
             self._count(self.turn, exchanged)
@@ -325,9 +330,12 @@ class GradientCarrier:
 
     def _reduce(self, lane: _Lane) -> dist.Work:
         try:
-            if self.piggyback is None or lane.bucket.is_sparse:
-                return begin_sum(lane.bucket, self._group)
-            return begin_sum(self.piggyback.attach(lane.bucket, self.turn.epoch, self.turn.iteration), self._group)
+            sent, sparse = lane.bucket, lane.bucket.is_sparse
+            if self.piggyback is not None and not sparse:
+                sent = self.piggyback.attach(sent, self.turn.epoch, self.turn.iteration)
+            nbytes = sent._indices().nbytes + sent._values().nbytes if sparse else sent.nbytes
+            self.traffic.sent_bytes += bytes_of_sum(nbytes, self._size)
+            return begin_sum(sent, self._group)
         except RuntimeError as error:
             raise self.roll.failure(self._this_exchange, error) from error
 
@@ -358,7 +366,7 @@ class GradientCarrier:
     def _land(self) -> None:
         works, self._works = self._works, []
         self._landed.append(works)
-        with self.roll.waiting(self._this_exchange):
+        with self.roll.waiting(self._this_exchange), self.traffic.waiting():
             for lane, work in zip(self._lanes, works, strict=False):
                 work.wait()
                 if lane.bucket.is_sparse:  # whose sum has other entries, so gloo gives another tensor

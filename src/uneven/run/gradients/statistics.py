@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.run.lines.groups import begin_sum
+from uneven.run.lines.traffic import bytes_of_sum
 
 
 class BatchStatistics:
@@ -43,13 +44,19 @@ class BatchStatistics:
         ]
         return cls(layers, group) if layers else None
 
-    def start(self, weight: float) -> None:
-        """Start the exchange; every rank calls it after the same forward pass."""
+    def start(self, weight: float) -> int:
+        """Start the exchange; every rank calls it after the same forward pass.
+
+        Returns:
+            Bytes that this worker sends for it.
+        """
         if self._work is not None:  # several forward passes before one backward pass
             self.finish()
         self._flat = self.flat()
-        if self._flat is not None:
-            self._work = begin_sum(self._flat.mul_(weight), self._group)
+        if self._flat is None:
+            return 0
+        self._work = begin_sum(self._flat.mul_(weight), self._group)
+        return bytes_of_sum(self._flat.nbytes, self._group.size())
 
     def finish(self) -> None:
         """Wait for the exchange and write the mean back."""

@@ -4,8 +4,9 @@ A line has a name and a process group of its own, so what passes on one never me
 the roll call of who is missing, time-outs and bytes are seen to here, once.
 """
 
-from uneven.run.lines.base import Handle, Line, Lines, Traffic
+from uneven.run.lines.base import Handle, Line, Lines
 from uneven.run.lines.groups import GroupLines
 from uneven.run.lines.threads import ThreadLines
+from uneven.run.lines.traffic import Traffic
 
 __all__ = ["GroupLines", "Handle", "Line", "Lines", "ThreadLines", "Traffic"]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from uneven.core.records import LineRecord
 from uneven.errors import ConfigError
+from uneven.run.lines.traffic import Traffic, TrafficBook, bytes_of_sum
 
 Waiting = Callable[[str], AbstractContextManager[None]]
 """What is waited for → a block inside of which this worker waits for others. Time in it is an exchange's, and a failure
@@ -47,21 +45,6 @@ class Carrier(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What has passed on a line.
-
-    Attributes:
-        exchanges: that were waited for.
-        sent_bytes: by this worker, as counted from the shapes of the exchanges.
-        waited_s: seconds that the thread that called waited for them.
-    """
-
-    exchanges: int = 0
-    sent_bytes: int = 0
-    waited_s: float = 0.0
-
-
 class Handle:
     """An exchange that is under way. It must be waited for: only then are its tensors this worker's again."""
 
@@ -78,11 +61,8 @@ class Handle:
         work, self._work = self._work, None
         if work is None:
             return
-        began_s = time.perf_counter()
-        with self._line.waiting(self._what):
+        with self._line.waiting(self._what), self._line.traffic.waiting():
             work.wait()
-        self._line.traffic.exchanges += 1
-        self._line.traffic.waited_s += time.perf_counter() - began_s
 
 
 class Line:
@@ -101,21 +81,23 @@ class Line:
         rank: this worker.
         members: ranks on the line, ascending.
         waiting: inside of it this worker waits for others.
-        traffic: what has passed on it since it was last written down.
+        traffic: what has passed on it.
     """
 
-    def __init__(self, name: str, rank: int, members: tuple[int, ...], carrier: Carrier, waiting: Waiting) -> None:
+    def __init__(
+        self, name: str, rank: int, members: tuple[int, ...], carrier: Carrier, waiting: Waiting, traffic: Traffic
+    ) -> None:
         self.name = name
         self.rank = rank
         self.members = members
-        self.traffic, self.waiting = Traffic(), waiting
+        self.waiting = waiting
+        self.traffic = traffic
         self._carrier = carrier
 
     def sum(self, tensor: Tensor) -> Handle:
         """Replace ``tensor`` by its sum over the members."""
         self._flat(tensor)
-        others = len(self.members) - 1
-        sent = 2 * others * tensor.nbytes // (others + 1)
+        sent = bytes_of_sum(tensor.nbytes, len(self.members))
         return self._begin("sum", lambda: self._carrier.sum(tensor), sent)
 
     def broadcast(self, tensor: Tensor, source: int) -> Handle:
@@ -196,11 +178,13 @@ class Lines(ABC):
         rank: this worker.
         members: all ranks of the run.
         opened: all lines, in that order.
+        book: counts what passes on them.
     """
 
-    def __init__(self, rank: int, members: tuple[int, ...], waiting: Waiting) -> None:
+    def __init__(self, rank: int, members: tuple[int, ...], waiting: Waiting, book: TrafficBook | None = None) -> None:
         self.rank, self.members = rank, members
         self.opened: list[Line] = []
+        self.book = book or TrafficBook()
         self._waiting = waiting
 
     def open(self, name: str, members: Sequence[int] | None = None) -> Line:
@@ -226,28 +210,9 @@ class Lines(ABC):
                 )
         with self._waiting(f"opening line {name!r}"):
             carrier = self._carrier(those)
-        line = Line(name, self.rank, those, carrier, self._waiting)
+        line = Line(name, self.rank, those, carrier, self._waiting, self.book.open(name))
         self.opened.append(line)
         return line
-
-    def records(self, iteration: int, at_s: float) -> Iterator[LineRecord]:
-        """What has passed on each line since this was last asked, for those that were used.
-
-        Args:
-            at_s: now, Unix time.
-        """
-        for line in self.opened:
-            traffic, line.traffic = line.traffic, Traffic()
-            if traffic.exchanges or traffic.sent_bytes:
-                yield LineRecord(
-                    rank=self.rank,
-                    iteration=iteration,
-                    at_s=at_s,
-                    line=line.name,
-                    exchanges=traffic.exchanges,
-                    sent_bytes=traffic.sent_bytes,
-                    waited_s=traffic.waited_s,
-                )
 
     def close(self) -> None:
         """Close all lines."""

@@ -14,19 +14,21 @@ import torch.distributed as dist
 
 from uneven.run.lines.groups import new_group
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import Traffic
 from uneven.run.lines.transport import Rows
 
 _REPORTS = "gathering the reports"
 
 
 class _Gather:
-    def __init__(self, work: dist.Work, table: torch.Tensor, roll: RollCall) -> None:
+    def __init__(self, work: dist.Work, table: torch.Tensor, roll: RollCall, traffic: Traffic) -> None:
         self._work = work
         self._table = table
         self._roll = roll
+        self._traffic = traffic
 
     def result(self) -> Rows:
-        with self._roll.waiting(_REPORTS):
+        with self._roll.waiting(_REPORTS), self._traffic.waiting():
             self._work.wait()
         rows: Rows = self._table.numpy()
         return rows
@@ -38,15 +40,17 @@ class CollectiveTransport:
     Args:
         timeout_s: how long a gather may wait for somebody.
         roll: names the missing when it did.
+        traffic: counts what passes.
 
     Raises:
         PeerError: the group could not be formed in time.
     """
 
-    def __init__(self, timeout_s: float, roll: RollCall) -> None:
+    def __init__(self, timeout_s: float, roll: RollCall, traffic: Traffic) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._roll = roll
+        self._traffic = traffic
         with roll.waiting("forming the group for reports"):
             self._group: Any = new_group(timeout_s=timeout_s, backend="gloo")
 
@@ -57,7 +61,8 @@ class CollectiveTransport:
         with self._roll.waiting(_REPORTS):
             work = dist.all_gather(list(table.unbind()), mine, group=self._group, async_op=True)
         assert work is not None
-        return _Gather(work, table, self._roll)
+        self._traffic.sent_bytes += (self.size - 1) * mine.nbytes
+        return _Gather(work, table, self._roll, self._traffic)
 
     def gather_text(self, text: str) -> tuple[str, ...]:
         """Everybody's text, by rank; sent as bytes, never unpickled."""
@@ -66,7 +71,8 @@ class CollectiveTransport:
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(payload)] = payload
         table = torch.empty((self.size, len(padded)), dtype=torch.uint8)
-        with self._roll.waiting("comparing the ranks at start"):
+        with self._roll.waiting("comparing the ranks at start"), self._traffic.waiting():
+            self._traffic.sent_bytes += (self.size - 1) * padded.nbytes
             dist.all_gather(list(table.unbind()), padded, group=self._group)
         return tuple(bytes(table[rank, :length].tolist()).decode() for rank, length in enumerate(lengths))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from uneven.errors import ConfigError
 from uneven.run.lines.base import Carrier, Line, Lines, Waiting, Work
+from uneven.run.lines.traffic import TrafficBook
 
 
 def new_group(
@@ -121,6 +122,7 @@ class GroupLines(Lines):
     Args:
         texts: gives a text to all ranks, and returns everybody's.
         timeout_s: for how long an exchange may wait for somebody.
+        book: counts what passes on the lines.
         refusal: why no line can be opened, where that is so.
     """
 
@@ -132,9 +134,10 @@ class GroupLines(Lines):
         *,
         texts: Callable[[str], Sequence[str]],
         timeout_s: float,
+        book: TrafficBook,
         refusal: str = "",
     ) -> None:
-        super().__init__(rank, members, waiting)
+        super().__init__(rank, members, waiting, book)
         self._all_texts = texts
         self._timeout_s = timeout_s
         self._refusal = refusal

@@ -13,6 +13,7 @@ from torch import Tensor
 from uneven.errors import ConfigError, PeerError
 from uneven.run.lines.base import Carrier, Lines, Waiting, Work
 from uneven.run.lines.hub import Hub
+from uneven.run.lines.traffic import TrafficBook
 
 
 @contextmanager
@@ -28,8 +29,10 @@ class ThreadLines(Lines):
         waiting: see :data:`uneven.run.lines.base.Waiting`.
     """
 
-    def __init__(self, rank: int, places: _Places, waiting: Waiting = _at_once) -> None:
-        super().__init__(rank, tuple(range(places.size)), waiting)
+    def __init__(
+        self, rank: int, places: _Places, waiting: Waiting = _at_once, book: TrafficBook | None = None
+    ) -> None:
+        super().__init__(rank, tuple(range(places.size)), waiting, book)
         self._places = places
         self._turn = 0
 
@@ -44,9 +47,9 @@ class ThreadLines(Lines):
         return [cls(rank, places) for rank in range(size)]
 
     @classmethod
-    def alone(cls, waiting: Waiting) -> ThreadLines:
-        """Of a worker that has nobody else."""
-        return cls(0, _Places(1, 0.0), waiting)
+    def alone(cls, waiting: Waiting, book: TrafficBook) -> ThreadLines:
+        """The lines of a worker that has nobody else."""
+        return cls(0, _Places(1, 0.0), waiting, book)
 
     def _texts(self, mine: str) -> Sequence[str]:
         said, self._turn = self._turn, self._turn + 1

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from uneven.errors import PeerError
 from uneven.run.lines.groups import new_group
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import Traffic, bytes_of_sum
 
 Members = tuple[int, ...]
 
@@ -29,15 +30,17 @@ class VectorCarrier:
     Args:
         roll: names the missing.
         timeout_s: how long an exchange may wait for somebody.
+        traffic: counts what passes.
 
     Raises:
         PeerError: the group could not be formed in time.
     """
 
-    def __init__(self, roll: RollCall, timeout_s: float) -> None:
+    def __init__(self, roll: RollCall, timeout_s: float, traffic: Traffic) -> None:
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._limit = timedelta(seconds=timeout_s)
         self._roll = roll
+        self._traffic = traffic
         # Works of the newest exchange are kept alive, so that it is never gloo's own thread that destroys one; see
         # uneven.run.gradients.carrier for what could hang otherwise.
         self._kept: list[dist.Work] = []
@@ -67,14 +70,16 @@ class VectorCarrier:
         """
         self._kept.clear()
         try:
-            with self._roll.waiting(what, place):
-                return self._total(vector, members, parties)
+            with self._roll.waiting(what, place), self._traffic.waiting():
+                sent_bytes = self._total(vector, members, parties)
         except PeerError as failure:
             # Who waits for this worker in turn hears of it when the connections end, not by its time-out. A work in a
             # frame of the traceback would keep them.
             traceback.clear_frames(failure.__cause__.__traceback__ if failure.__cause__ is not None else None)
             self.close()
             raise
+        self._traffic.sent_bytes += sent_bytes
+        return sent_bytes
 
     def _total(self, vector: torch.Tensor, members: Members, parties: tuple[Members, ...]) -> int:
         if parties:
@@ -83,7 +88,7 @@ class VectorCarrier:
             return 0
         if len(members) == self._size:
             self._finish([dist.all_reduce(vector, group=self._group, async_op=True)])
-            return 2 * (self._size - 1) * vector.nbytes // self._size
+            return bytes_of_sum(vector.nbytes, self._size)
         return self._ring(vector, members)
 
     def _speak(self, vector: torch.Tensor, parties: tuple[Members, ...]) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from uneven.core.actions import Exchange, Merge, Payload
 from uneven.errors import ConfigError, NonFiniteError
+from uneven.run.lines.traffic import Traffic
 from uneven.run.parameter_server.home import Home
 from uneven.run.parameters.replica import Replica
 from uneven.server import Client, Reply, table_of
@@ -29,11 +30,12 @@ class SharedCopy:
         least: steps that everybody who is counted had finished in the copy that came last.
     """
 
-    def __init__(self, replica: Replica, rank: int, home: Home, timeout_s: float) -> None:
+    def __init__(self, replica: Replica, rank: int, home: Home, timeout_s: float, traffic: Traffic) -> None:
         self._replica = replica
         self._rank = rank
         self._home = home
         self._timeout_s = timeout_s
+        self._traffic = traffic
         self._client: Client | None = None
         self._version = 0  # of the copy that came last
         self._checked: Merge | None = None  # the merge that came last
@@ -85,7 +87,8 @@ class SharedCopy:
             PeerError: as of the client.
         """
         values = self.read()
-        self._note(self.client.pull(due).into([values]))
+        with self._traffic.waiting():
+            self._note(self.client.pull(due).into([values]))
         return values
 
     def follow(self, due: int) -> None:
@@ -115,12 +118,16 @@ class SharedCopy:
             check_served(merge, exchange.payload, factor, torch.from_numpy(own))
             self._checked = merge
         if exchange.payload is Payload.PARAMETERS:
-            self._note(self.client.exchange(step, [own], alpha=factor).into([outcome]))
+            given = own
+            with self._traffic.waiting():
+                self._note(self.client.exchange(step, [given], alpha=factor).into([outcome]))
         else:
             assert self.base is not None, "pulled before the first step"
             given = self._given(merge, own - self.base)
-            self._note(self.client.push_pull(step, [given], scale=factor, clock=due).into([outcome]))
+            with self._traffic.waiting():
+                self._note(self.client.push_pull(step, [given], scale=factor, clock=due).into([outcome]))
             self.base = outcome
+        self._traffic.sent_bytes += given.nbytes
         return outcome, max(0, self._version - before - 1)
 
     def contribute(self, quorum: int, own: Values, samples: int) -> tuple[Values, int]:
@@ -138,13 +145,16 @@ class SharedCopy:
         assert self.base is not None, "pulled before the first step"
         step, outcome = self._version, own.copy()
         reply = self.client.gradient(step, [own], weight=samples, quorum=quorum)
+        self._traffic.sent_bytes += own.nbytes
         try:
-            late = reply.left_out()
+            with self._traffic.waiting():
+                late = reply.left_out()
         except NonFiniteError:
             # It counts as one of the first so many, and for nothing else.
             self.client.gradient(step, [self.base], weight=_NOTHING, quorum=quorum).left_out()
             raise
-        self._note((self.client.pull() if late else reply).into([outcome]))
+        with self._traffic.waiting():
+            self._note((self.client.pull() if late else reply).into([outcome]))
         self.base = outcome
         return outcome, self._version - step if late else 0
 

@@ -30,6 +30,7 @@ from uneven.core.plain import Count, Misfit, loading, read
 from uneven.core.records import ExchangeRecord
 from uneven.data.order import Portion, Portions
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+from uneven.run.lines.traffic import Traffic
 from uneven.run.observer import ExchangeObserver
 from uneven.run.own_pace.shared import OwnPace
 from uneven.run.parameter_server.copy import SharedCopy, Values
@@ -56,6 +57,7 @@ class Served:
         policy: whose plans are carried out.
         home: where the shards are; it ends with this part.
         own_pace: what the workers share beside the server's parameters.
+        traffic: counts what passes between this worker and the shards.
         on_record: told of every exchange.
         on_lost: told once of each rank that has not come to a meeting.
         on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
@@ -74,6 +76,7 @@ class Served:
         home: Home,
         own_pace: OwnPace,
         timeout_s: float,
+        traffic: Traffic,
         observer: ExchangeObserver,
         on_record: Callable[[ExchangeRecord], None],
         on_lost: Callable[[int], None],
@@ -87,7 +90,7 @@ class Served:
         self._own_pace = own_pace
         self._timeout_s = timeout_s
         self._rank = own_pace.rank
-        self.copy = SharedCopy(replica, self._rank, home, timeout_s)
+        self.copy = SharedCopy(replica, self._rank, home, timeout_s, traffic)
         self._observer = observer
         self._on_record = on_record
         self._on_lost = on_lost

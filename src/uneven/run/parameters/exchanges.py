@@ -19,6 +19,7 @@ from uneven.core.actions import Exchange, Moment
 from uneven.core.records import ExchangeRecord
 from uneven.run.gradients.instep import mark, out_of_step
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.observer import ExchangeObserver
 from uneven.run.parameters.overhead import PATIENCE_S
@@ -75,6 +76,7 @@ class Exchanges:
     Args:
         roll: names the missing; None for a worker that is alone.
         shadowed: whether any exchange is to take place in the background.
+        book: counts what passes on the lines.
         clock: steps that this worker has taken, now.
 
     Raises:
@@ -89,6 +91,7 @@ class Exchanges:
         roll: RollCall | None,
         timeout_s: float,
         shadowed: bool,
+        book: TrafficBook,
         observer: ExchangeObserver,
         clock: Callable[[], int],
         on_record: Callable[[ExchangeRecord], None],
@@ -102,8 +105,8 @@ class Exchanges:
         self._on_nonfinite = on_nonfinite
         self._line = self._aside = None
         if roll is not None:
-            self._line = VectorCarrier(roll, timeout_s)
-            self._aside = VectorCarrier(roll, timeout_s) if shadowed else None
+            self._line = VectorCarrier(roll, timeout_s, book.open("parameters"))
+            self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if shadowed else None
         self.shadowed = shadowed
         # Half of what the others, whom it may cost less, are ready to wait for it.
         patience_s = min(PATIENCE_S, timeout_s / 2)

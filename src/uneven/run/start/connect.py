@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-import uneven
 from uneven.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
+from uneven.installed import FOLDER, VERSION
 from uneven.patience import within
 from uneven.registry import in_use
 from uneven.run.lines import GroupLines, Lines, ThreadLines
@@ -32,6 +32,7 @@ from uneven.run.lines.groups import new_group
 from uneven.run.lines.hub import Hub
 from uneven.run.lines.meeting import MeetingPlace
 from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
 from uneven.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_expendable
@@ -120,6 +121,7 @@ class Connection:
         own_group: the default process group if a session made it, else None.
         world: this worker.
         timeout_s: for how long an exchange may wait.
+        traffic: counts what passes between this worker and the others, by line.
         leaving: called first when this worker leaves, with whether something has failed.
     """
 
@@ -128,6 +130,7 @@ class Connection:
     own_group: _OwnGroup | None
     world: World
     timeout_s: float
+    traffic: TrafficBook = field(default_factory=TrafficBook)
     leaving: Callable[[bool], None] | None = None
 
     @contextlib.contextmanager
@@ -149,7 +152,7 @@ class Connection:
         """
         roll = self.roll
         if roll is None:
-            return ThreadLines.alone(lambda what: meter.waiting())
+            return ThreadLines.alone(lambda what: meter.waiting(), self.traffic)
 
         @contextlib.contextmanager
         def waiting(what: str) -> Iterator[None]:
@@ -157,7 +160,10 @@ class Connection:
                 yield
 
         everybody, texts = tuple(range(self.world.size)), self.transport.gather_text
-        return GroupLines(self.world.rank, everybody, waiting, texts=texts, timeout_s=self.timeout_s, refusal=refusal)
+        return GroupLines(
+            self.world.rank, everybody, waiting, texts=texts, timeout_s=self.timeout_s, book=self.traffic,
+            refusal=refusal,
+        )  # fmt: skip
 
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
@@ -218,9 +224,9 @@ def connect(world: World, timeout_s: float) -> Connection:
             )
     if own is not None:
         own.enter()
-    roll = _own.roll(world, timeout_s)
+    roll, traffic = _own.roll(world, timeout_s), TrafficBook()
     try:
-        transport = CollectiveTransport(timeout_s, roll)
+        transport = CollectiveTransport(timeout_s, roll, traffic.open("reports"))
     except PeerError:
         roll.close()
         if own is not None:
@@ -229,7 +235,7 @@ def connect(world: World, timeout_s: float) -> Connection:
     if world.run_directory is not None:
         mark = Expendable("", timeout_s + GIVES_UP_WITHIN_S, training=False, idles=True)
         mark_expendable(world.run_directory, world.rank, mark)
-    return Connection(transport, roll, own, world, timeout_s)
+    return Connection(transport, roll, own, world, timeout_s, traffic)
 
 
 def _join(world: World, timeout_s: float) -> None:
@@ -298,13 +304,14 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of everything that takes part in a decision."""
-    own = {"uneven": uneven.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    own = {"uneven": VERSION, "torch": str(torch.__version__), "numpy": np.__version__}
     return own | ({"plug-ins": ", ".join(in_use())} if in_use() else {})
 
 
 IN_A_RUN = (
-    *("__init__", "balance", "board", "config", "control", "core", "data", "errors", "folder", "journal", "loops"),
-    *("merge", "patience", "plugins", "predict", "registry", "run", "rundir", "server", "session", "sync", "tables"),
+    *("__init__", "balance", "board", "config", "control", "core", "data", "errors", "folder", "installed", "journal"),
+    *("loops", "merge", "patience", "plugins", "predict", "registry", "run", "rundir", "server", "session", "sync"),
+    "tables",
     "world",
 )
 """The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
@@ -317,7 +324,7 @@ Ranks must have the same code in these, and may differ in all others, which only
 @functools.cache
 def _code_digest() -> str:
     """Digest of this package's files when first asked for: editing them later does not change what runs."""
-    return code_digest(Path(uneven.__file__).parent)
+    return code_digest(FOLDER)
 
 
 def code_digest(root: Path) -> str:

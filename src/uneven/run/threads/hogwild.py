@@ -87,7 +87,7 @@ class Hogwild:
         self._loader = loader
         self._threads = threads
         self._pairs = loader.pairs()
-        agreement = loop.agreement if isinstance(loop.agreement, Agreement) else None
+        agreement = loop.model.agreement if isinstance(loop.model.agreement, Agreement) else None
         self._queue = BatchQueue(self._pairs, scribe.rank, agreement)
         self._shared = [SharedOptimizer(one) for one in optimizers]
         self._seats = [_Seat(0, model, optimizers, Meter(ThreadClock()))]

@@ -51,7 +51,8 @@ class ThreadedTraining:
             raise ConfigError("session.train comes after session.setup(model, optimizer) and session.loader(...)")
         self._say_ready()
         if self._threads.count > 1:
-            self._loop.watch.begin(self._loop.watch.epoch + 1)
+            watch = self._loop.model.watch
+            watch.begin(watch.epoch + 1)
         self._threads.train(loop, self._loader, *self._given(self._tried, "session.train"))
 
     def paused(self) -> AbstractContextManager[None]:
