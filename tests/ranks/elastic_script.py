@@ -2,7 +2,8 @@
 
 Usage: elastic_script.py FOLDER EPOCHS READERS [FAULT …]; a fault is kill@W:I (before the exchange of
 iteration I), after@W:I (dies right after it), late@W:I (takes its exchange for failed, once somebody is gone or has
-given it up), leave@W:I, or door@I (nobody goes on before somebody asks to join).
+given it up), leave@W:I, until@W (there is one more epoch until W has left), or door@I (nobody goes on before somebody
+asks to join).
 """
 
 import json
@@ -46,8 +47,10 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
     loader = session.loader(dataset(), batch_size=X, num_workers=readers)
     worker = session.worker
     log = (folder / f"{worker}.jsonl").open("a", buffering=1)
-    for _ in range(loader.epoch, epochs):
+    until = {int(one.removeprefix("until@")) for one in faults if one.startswith("until@")}
+    while loader.epoch < epochs or until & {*elastic.members}:
         for x, y, ids in loader:
+            time.sleep(0.01 if until & {*elastic.members} else 0.0)
             part = session._loop.part
             at = part.iteration
             if f"door@{at}" in faults:

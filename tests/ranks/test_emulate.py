@@ -340,5 +340,5 @@ def test_what_cannot_be_is_refused_before_there_is_a_run(tmp_path: Path) -> None
     nodes = '[[nodes]]\nname = "a"\n[[events]]\ndo = "leave"\nnode = "a"\nat_s = 3\n'
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--", str(script(tmp_path, "")))
     assert done.returncode == 2
-    assert "event leave of node a: real workers cannot yet go" in done.stderr
+    assert "event leave of node a: workers come and go in an elastic run: add --elastic MIN:MAX" in done.stderr
     assert not (tmp_path / "run").exists()

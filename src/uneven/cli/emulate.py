@@ -12,7 +12,7 @@ from uneven.cluster import files
 from uneven.cluster.write import to_toml
 from uneven.emulate.checks import without
 from uneven.emulate.run import READY_WITHIN_S, check, emulate
-from uneven.emulate.workers import Program
+from uneven.emulate.workers import Program, bounds
 from uneven.errors import access
 
 _CLUSTER = "Cluster"
@@ -43,6 +43,8 @@ def command(
             help="The description holds once every worker trains, and after this time in any case.",
         ),
     ] = READY_WITHIN_S,
+    elastic: options.ElasticBounds = None,
+    silence: options.Silence = 10.0,
     balance: options.Balance = None,
     sync: options.Sync = None,
     seed: options.Seed = None,
@@ -66,18 +68,22 @@ def command(
       uneven emulate demo4 -- train.py --epochs 5
       uneven emulate cluster.toml --balance even -- train.py
       uneven emulate cluster.toml --leave-out latency_s -- -m package.train
+      uneven emulate spot --elastic 2:8 -- train.py
     """
     if target[0] == "-m":
         module, target = True, target[1:]
     spec = without(files.load(cluster), leave_out or ())
     program = Program(target=tuple(target), module=module)
-    check(spec, unprivileged=unprivileged)  # before there is a run directory
+    changing = bounds(elastic, silence, len(spec.initial_members))
+    check(spec, unprivileged=unprivileged, elastic=changing is not None)  # before there is a run directory
     asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads,
              "keep_freed_memory": keep_freed_memory}  # fmt: skip
     layers = layers_of(asked, config_file)
-    refuse_misfits(layers, len(spec.nodes))
+    refuse_misfits(layers, len(spec.nodes) if changing is None else None)
     directory = run_directory(run_dir, program.target[0], layers)
     with access(f"write the cluster into {directory}"):
         (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")
-    emulate(spec, program, run_directory=directory, unprivileged=unprivileged, ready_within_s=ready_within)
+    emulate(
+        spec, program, run_directory=directory, unprivileged=unprivileged, ready_within_s=ready_within, elastic=changing
+    )
     told_without_journal(directory)

@@ -30,12 +30,14 @@ class Able:
         memory: a limit on a node's memory.
         links: bandwidth of a node's link, or of a line between sites.
         latency: delay of either.
+        changes: workers that leave and join.
     """
 
     load: str = ""
     memory: str = ""
     links: str = ""
     latency: str = ""
+    changes: str = ""
 
 
 def check(spec: ClusterSpec, able: Able) -> None:
@@ -95,8 +97,8 @@ def _some(names: list[str], shown: int = 4) -> str:
 
 def _events(spec: ClusterSpec, able: Able) -> Iterator[str]:
     reasons = {
-        Do.JOIN: "real workers cannot yet come while a run goes on",
-        Do.LEAVE: "real workers cannot yet go while a run goes on",
+        Do.JOIN: able.changes,
+        Do.LEAVE: able.changes,
         Do.CUT_LINK: able.links,
     }
     for do, why_not in reasons.items():

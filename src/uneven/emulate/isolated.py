@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from uneven.cluster.spec import ClusterSpec
 from uneven.emulate import names, state
@@ -14,7 +15,7 @@ from uneven.emulate.cgroup import ControlGroups, Trees
 from uneven.emulate.enter import Task, command
 from uneven.emulate.load import Rivals
 from uneven.emulate.machines import stop
-from uneven.emulate.netns import EmulatedNetwork
+from uneven.emulate.netns import EmulatedNetwork, inside
 from uneven.emulate.replay import Direction, Quantity, Setting
 from uneven.emulate.wiring import Wiring
 from uneven.jobs import Command, Events
@@ -64,6 +65,14 @@ class Isolated:
             self._stack = undo.pop_all()
         for rivals in self._rivals:
             self._stack.callback(rivals.close)
+
+    def address(self, index: int) -> str:
+        """Where the others reach a node."""
+        return names.address(index)
+
+    def meet(self, keep: Callable[[str, int], Any]) -> Any:
+        """Call ``keep`` in the first node's network; what it opens stays there, and is used from here."""
+        return inside(self._network.namespace(self._wiring.node(0)), lambda: keep(names.address(0), MASTER_PORT))
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
         """Start a worker inside a node."""

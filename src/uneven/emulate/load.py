@@ -36,6 +36,9 @@ class Rivals:
     def set(self, load: float) -> None:
         """From now on, so many processes compete; those that are not needed sleep."""
         wanted = duties(load, self._threads)
+        for gone in [one for one in self._running if one.wait(0.0) is not None]:  # killed with the node
+            gone.kill()
+            self._running.remove(gone)
         while len(self._running) < len(wanted):
             self._running.append(self._start())
         for index, process in enumerate(self._running):
@@ -43,7 +46,7 @@ class Rivals:
             try:
                 process.stdin.write(f"{duty!r}\n".encode())
             except BrokenPipeError:
-                continue  # killed with its node
+                continue  # killed just now
 
     def close(self) -> None:
         """End them."""

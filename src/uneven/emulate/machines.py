@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from uneven.emulate.replay import Direction, Setting
 from uneven.jobs import Command, Events
@@ -21,6 +21,14 @@ class Machines(Protocol):
     @property
     def network(self) -> Mapping[str, str]:
         """Variables that tell a worker how to reach the others."""
+        ...
+
+    def address(self, index: int) -> str | None:
+        """Where the others reach a node; None where all are on this machine's loopback."""
+        ...
+
+    def meet(self, keep: Callable[[str, int], Any]) -> Any:
+        """What ``keep`` makes of the address and the port where workers meet, called on the first node's link."""
         ...
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:

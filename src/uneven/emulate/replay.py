@@ -26,6 +26,9 @@ class Quantity(Enum):
     ALONG = "bit/s along a line"
 
 
+ON_LINKS = frozenset({Quantity.UP, Quantity.DOWN, Quantity.LATENCY})
+"""What holds for a node's link, whatever its worker does."""
+
 Direction = tuple[str, str]
 """From one site to another."""
 
@@ -45,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """The beginning of an event. The caller carries out a kill; other events are already in the settings."""
+    """The beginning of an event. The caller carries out who comes and goes; the rest is already in the settings."""
 
     event: Event
     at_s: float
@@ -79,6 +82,10 @@ class Replay:
                 self._settings[setting.of, setting.quantity] = setting.value
                 changes.append(setting)
         return changes
+
+    def now(self, of: str) -> list[Setting]:
+        """What holds for a node since the last :meth:`advance`."""
+        return [Setting(name, quantity, value) for (name, quantity), value in self._settings.items() if name == of]
 
     def next_s(self, time_s: float) -> float:
         """First time after ``time_s`` at which something changes by the clock; infinite if nothing will."""
@@ -114,8 +121,9 @@ class Replay:
 
     @staticmethod
     def _finished(event: Event, finished: Mapping[str, int]) -> int:
-        """Iterations that the node of an event has finished; for a line, the node that has finished most."""
-        return finished.get(event.node, 0) if event.node else max(finished.values(), default=0)
+        """Iterations that the node of an event has finished; for a line and a newcomer, the node that has most."""
+        own = event.node and event.do is not Do.JOIN
+        return finished.get(event.node, 0) if own else max(finished.values(), default=0)
 
     def _all(self, time_s: float) -> Iterator[Setting]:
         for link in self._spec.links:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from signal import Signals
 
@@ -14,17 +15,20 @@ from uneven.core.records import EventRecord, StepRecord
 from uneven.core.text import printable
 from uneven.emulate import checks, probe, state
 from uneven.emulate.isolated import Isolated
+from uneven.emulate.launcher import EmulatedLauncher
 from uneven.emulate.machines import Machines
-from uneven.emulate.replay import Happening, Replay, Setting, in_words
+from uneven.emulate.replay import ON_LINKS, Happening, Replay, Setting, in_words
 from uneven.emulate.throttled import Throttled
-from uneven.emulate.workers import Program, Workers
+from uneven.emulate.workers import EmulatedWorker, Program, Workers
 from uneven.errors import LaunchError
 from uneven.jobs import Events, Stop
 from uneven.jobs.processes import usable_cores
 from uneven.journal import Follower, Writer, rank_path
 from uneven.rundir import is_ready
+from uneven.world import Elastic
 
 READY_WITHIN_S = 60.0
+_ELASTIC = "workers come and go in an elastic run: add --elastic MIN:MAX"
 _LOOK_EVERY_S = 0.02
 _READ_EVERY_S = 0.1
 
@@ -36,6 +40,7 @@ def emulate(
     run_directory: Path,
     unprivileged: bool = False,
     ready_within_s: float = READY_WITHIN_S,
+    elastic: Elastic | None = None,
 ) -> None:
     """Run ``program`` on every node of ``spec`` until it ends. Call it in the main thread.
 
@@ -44,6 +49,7 @@ def emulate(
         unprivileged: use only what an ordinary user can, also as root.
         ready_within_s: the description holds from when every worker's training has started, and after this time
             in any case.
+        elastic: with it, workers leave, join and are killed as the description says, and the others go on.
 
     Raises:
         ConfigError: something in ``spec`` cannot be emulated here; nothing has been started.
@@ -51,7 +57,7 @@ def emulate(
             ended and been removed by then.
     """
     run_directory = run_directory.absolute()  # a worker may change its working directory
-    isolated = check(spec, unprivileged=unprivileged)
+    isolated = check(spec, unprivileged=unprivileged, elastic=elastic is not None)
     for note in checks.notes(spec, usable_cores()):
         say(note)
     with ExitStack() as stack:
@@ -60,15 +66,19 @@ def emulate(
         machines = _machines(spec, isolated)
         stack.callback(machines.close)
         say(f"{spec.name}: {len(spec.nodes)} nodes, by {machines.how}")
-        workers = Workers(spec, program, machines, run_directory, events)
+        launcher = EmulatedLauncher(machines, elastic, len(spec.initial_members)) if elastic is not None else None
+        workers = Workers(spec, program, machines, run_directory, events, launcher)
         stack.callback(workers.forget_errors)
         stack.callback(workers.end, lambda: stop.requests > 1)
         emulation = Emulation(spec, machines, workers, run_directory, events)
         emulation.run(stop, ready_within_s)
 
 
-def check(spec: ClusterSpec, *, unprivileged: bool = False) -> str:
+def check(spec: ClusterSpec, *, unprivileged: bool = False, elastic: bool = False) -> str:
     """See that this machine can emulate ``spec``.
+
+    Args:
+        elastic: whether workers may come and go.
 
     Returns:
         Why the nodes are not isolated from each other; "" if they are.
@@ -77,7 +87,7 @@ def check(spec: ClusterSpec, *, unprivileged: bool = False) -> str:
         ConfigError: it cannot, naming nodes and keys.
     """
     isolated = "only the means of an ordinary user were asked for" if unprivileged else probe.why_not_isolated()
-    checks.check(spec, probe.able(isolated=isolated))
+    checks.check(spec, replace(probe.able(isolated=isolated), changes="" if elastic else _ELASTIC))
     return isolated
 
 
@@ -101,41 +111,50 @@ class Emulation:
         self._events = events
         self._run_directory = run_directory
         self._replay = Replay(spec)
-        self._places = {node.name: rank for rank, node in enumerate(spec.nodes)}
+        self._places = {node.name: place for place, node in enumerate(spec.nodes)}
         self._follower = Follower(run_directory)
         self._finished = dict.fromkeys(self._places, 0)
         self._read_at_s = 0.0
-        self._begun: set[int] = set()
-        self._through: set[int] = set()
+        self._to_come: list[int] = []  # nodes whose former worker has not ended yet
+        self._coming: set[EmulatedWorker] = set()  # not limited yet
+        self._begun: set[EmulatedWorker] = set()
+        self._through: set[EmulatedWorker] = set()
 
     def run(self, stop: Stop, ready_within_s: float) -> None:
         """Stay until every worker has ended.
 
         Raises:
-            LaunchError: a worker died, or a request to stop came.
+            LaunchError: a worker died that the others cannot do without, or a request to stop came.
         """
         ready = self._wait(stop, lambda: self._all_ready, ready_within_s)
-        if self._workers.all_ended:
+        if not self._workers.running:
             return
         if not ready:
             self._say_late(ready_within_s)
         zero_s = time.monotonic()
-        while not self._workers.all_ended:
+        while self._workers.running:
             now_s = time.monotonic() - zero_s
             self._read_journal(now_s)
+            self._let_in()
             self._carry_out(now_s)
             until_s = min(self._replay.next_s(now_s) - (time.monotonic() - zero_s), _READ_EVERY_S)
             self._wait(stop, lambda: False, until_s)
             self._let_go()
         for event in self._replay.pending():
             say(f"the run has ended before this could happen: {in_words(event)}")
+        if lost := len(self._workers.lost):
+            say(f"the run has come to its end; {lost} of its workers {'was' if lost == 1 else 'were'} lost")
 
     @property
     def _all_ready(self) -> bool:
-        return all(is_ready(self._run_directory, rank) for rank in range(len(self._spec.nodes)))
+        return all(is_ready(self._run_directory, worker.number) for worker in self._workers.founders)
 
     def _say_late(self, ready_within_s: float) -> None:
-        late = [node.name for rank, node in enumerate(self._spec.nodes) if not is_ready(self._run_directory, rank)]
+        late = [
+            self._spec.nodes[worker.node].name
+            for worker in self._workers.founders
+            if not is_ready(self._run_directory, worker.number)
+        ]
         say(
             f"{', '.join(late)} did not start training within {ready_within_s:g} s (a loader of an uneven.Session says "
             f"so when it is first used): the description holds from now on"
@@ -152,13 +171,14 @@ class Emulation:
             if why := self._machines.broken():
                 self._workers.end(lambda: stop.requests > 0)
                 raise LaunchError(why)
+            self._workers.look()
             if self._workers.failed:
                 self._workers.end(lambda: stop.requests > 0)
                 raise self._workers.failure()
             if done():
                 return True
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or self._workers.all_ended:
+            if left_s <= 0 or not self._workers.running:
                 return False
             self._events.wait(min(left_s, _LOOK_EVERY_S))
 
@@ -170,44 +190,68 @@ class Emulation:
                 case Setting(of=(here, there)):
                     self._machines.apply_between((here, there), change)
                 case Setting(of=str(name)):
-                    rank = self._places[name]
-                    if rank not in self._through and self._workers.running(rank):
-                        self._machines.apply(rank, change)
+                    worker = self._workers.on(self._places[name])
+                    on_link = change.quantity in ON_LINKS
+                    if worker is not None and worker not in self._through and (on_link or worker not in self._coming):
+                        self._machines.apply(worker.node, change)
 
     def _happen(self, event: Event, now_s: float) -> None:
-        rank = self._places.get(event.node, 0)
+        node = self._places.get(event.node, 0)
         words = in_words(event)
         say(f"{now_s:.1f} s: {words}")
-        self._record(rank, event.do.value, words)
+        if event.do is Do.JOIN:
+            self._to_come.append(node)
+            self._let_in()
+            return
+        self._record(node, event.do.value, words)
         if event.do is Do.KILL:
             when = f"at {event.at_s:g} s" if event.at_s is not None else f"in iteration {event.at_iteration}"
-            self._workers.kill(rank, f"cluster {self._spec.name!r} says so, {when}")
+            self._workers.kill(node, f"cluster {self._spec.name!r} says so, {when}")
+        elif event.do is Do.LEAVE:
+            self._workers.leave(node)
 
-    def _record(self, rank: int, event: str, message: str) -> None:
+    def _let_in(self) -> None:
+        """Start who is to join, and let the description hold for those whose training has begun."""
+        for node in [one for one in self._to_come if self._workers.on(one) is None]:
+            self._to_come.remove(node)
+            worker = self._workers.join(node)
+            self._coming.add(worker)
+            for setting in self._replay.now(self._spec.nodes[node].name):
+                if setting.quantity in ON_LINKS:
+                    self._machines.apply(node, setting)
+        for worker in [one for one in self._coming if is_ready(self._run_directory, one.number)]:
+            self._coming.remove(worker)
+            for setting in self._replay.now(self._spec.nodes[worker.node].name):
+                self._machines.apply(worker.node, setting)
+
+    def _record(self, node: int, event: str, message: str) -> None:
         """Write into the worker's own journal, if it keeps one; records are single lines at the end of the file."""
-        path = rank_path(self._run_directory, rank)
-        if not path.is_file():
+        worker = self._workers.on(node)
+        path = None if worker is None else rank_path(self._run_directory, worker.number)
+        if worker is None or path is None or not path.is_file():
             return
-        done = self._finished[self._spec.nodes[rank].name]
+        done = self._finished[self._spec.nodes[node].name]
         with Writer(path) as writer:
-            writer.write(EventRecord(rank=rank, iteration=done, at_s=time.time(), event=event, message=message))
+            writer.write(
+                EventRecord(rank=worker.number, iteration=done, at_s=time.time(), event=event, message=message)
+            )
 
     def _read_journal(self, now_s: float) -> None:
         if not self._replay.awaits_iterations or now_s < self._read_at_s:
             return
         self._read_at_s = now_s + _READ_EVERY_S
-        for rank, record in self._follower.poll_ranks():
+        for number, record in self._follower.poll_ranks():
             if isinstance(record, StepRecord):
-                self._finished[self._spec.nodes[rank].name] = record.iteration + 1
+                self._finished[self._spec.nodes[self._workers[number].node].name] = record.iteration + 1
 
     def _let_go(self) -> None:
         """A worker that says it is through may use what it can get, see ``rundir.mark_through``."""
-        for rank in range(len(self._spec.nodes)):
-            if is_ready(self._run_directory, rank):
-                self._begun.add(rank)
-            elif rank in self._begun - self._through:
-                self._through.add(rank)
-                self._machines.lift(rank)
+        for worker in self._workers.running:
+            if is_ready(self._run_directory, worker.number):
+                self._begun.add(worker)
+            elif worker in self._begun - self._through:
+                self._through.add(worker)
+                self._machines.lift(worker.node)
 
 
 def say(text: str) -> None:

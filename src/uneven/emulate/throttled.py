@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from uneven.cluster.throttle import Throttle
 from uneven.emulate.machines import stop
@@ -36,6 +37,13 @@ class Throttled:
         self._workers: dict[int, Command] = {}
         self._cores: dict[int, float] = {}
         self._stopped: dict[int, bool] = {}
+
+    def address(self, index: int) -> None:
+        """All are on the loopback."""
+
+    def meet(self, keep: Callable[[str, int], Any]) -> Any:
+        """Call ``keep`` with an address and a port of this machine."""
+        return keep(self.network["MASTER_ADDR"], int(self.network["MASTER_PORT"]))
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
         """Start a worker."""

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uneven.cluster.spec import ClusterSpec
+from uneven.emulate.launcher import EmulatedLauncher
 from uneven.emulate.machines import Machines
 from uneven.errors import LaunchError
 from uneven.jobs import Command, Ending, Events, How
 from uneven.launch import Launch
-from uneven.launch.failure import Death, blame, told_in
-from uneven.world import NODE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, WORLD_VARIABLE
+from uneven.launch.failure import Death, blame, gone, told_in
+from uneven.world import NODE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, WORLD_VARIABLE, Elastic
 
 _END_WITHIN_S = 10.0
 
@@ -46,83 +47,167 @@ class Program:
         return (sys.executable, "-u", *(["-m"] if self.module else []), *self.target)
 
 
-def environment(spec: ClusterSpec, rank: int, machines: Machines, run_directory: Path) -> dict[str, str]:
+def bounds(elastic: str | None, silence_s: float, founders: int) -> Elastic | None:
+    """What ``--elastic`` and ``--silence`` mean for a run that begins with so many workers.
+
+    Raises:
+        ConfigError: as of `uneven run`.
+    """
+    if elastic is None:
+        return None
+    launch = Launch(target=("m",), module=True, nproc=str(founders), elastic=elastic, silence_s=silence_s)
+    return Elastic(*launch.bounds, silence_s)
+
+
+def environment(
+    spec: ClusterSpec, node: int, worker: int, machines: Machines, run_directory: Path, size: int
+) -> dict[str, str]:
     """What a worker finds in its environment: the user's own, what torch's launcher sets, what uneven sets.
 
     The store in which workers meet is rank 0's own, not the launcher's, so that meeting uses the nodes' links.
+
+    Args:
+        node: where it runs, by place in the description.
+        worker: its number: the same, but where workers come and go.
+        size: how many the run begins with.
     """
-    node, size = spec.nodes[rank], str(len(spec.nodes))
-    threads = {"OMP_NUM_THREADS": str(node.threads)} if "OMP_NUM_THREADS" not in os.environ else {}
+    its = spec.nodes[node]
+    threads = {"OMP_NUM_THREADS": str(its.threads)} if "OMP_NUM_THREADS" not in os.environ else {}
     return {
         **os.environ,
         **threads,
         **machines.network,
-        "RANK": str(rank),
-        "WORLD_SIZE": size,
+        "RANK": str(worker),
+        "WORLD_SIZE": str(size),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": str(rank),
-        "GROUP_WORLD_SIZE": size,
+        "GROUP_RANK": str(worker),
+        "GROUP_WORLD_SIZE": str(size),
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": size,
+        "ROLE_RANK": str(worker),
+        "ROLE_WORLD_SIZE": str(size),
         "TORCHELASTIC_RUN_ID": run_directory.name,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCHELASTIC_ERROR_FILE": str(error_file(run_directory, rank)),
+        "TORCHELASTIC_ERROR_FILE": str(error_file(run_directory, worker)),
         RUN_VARIABLE: str(run_directory),
         READY_VARIABLE: "1",
         WORLD_VARIABLE: "emulated",
-        NODE_VARIABLE: node.name,
+        NODE_VARIABLE: its.name,
     }
 
 
-def error_file(run_directory: Path, rank: int) -> Path:
+def error_file(run_directory: Path, worker: int) -> Path:
     """Where a worker writes about its end, see :func:`uneven.world.report_failures`."""
-    return run_directory / f"error-{rank}.json"
+    return run_directory / f"error-{worker}.json"
+
+
+@dataclass(slots=True, eq=False)
+class EmulatedWorker:
+    """One worker, from its start on.
+
+    Attributes:
+        number: its rank; where workers come and go, its number for life.
+        node: where it runs, by place in the description.
+        killed_by: why the description kills it.
+        settled: its end has been told to the others.
+    """
+
+    number: int
+    node: int
+    process: Command
+    killed_by: str = ""
+    settled: bool = False
+
+    @property
+    def running(self) -> bool:
+        """Whether its end has not been heard of."""
+        return self.process.ending is None
 
 
 class Workers:
-    """One worker on every node.
+    """The workers of an emulation: one on every node, or on those where one is now.
 
     Args:
         machines: where they run; they are started in the thread that calls this.
         events: where their ends are heard of.
+        launcher: of a run whose workers come and go; the nodes that are there at the start get one.
+
+    Attributes:
+        founders: those that the run has begun with.
     """
 
     def __init__(
-        self, spec: ClusterSpec, program: Program, machines: Machines, run_directory: Path, events: Events
-    ) -> None:
-        self._names = [node.name for node in spec.nodes]
+        self, spec: ClusterSpec, program: Program, machines: Machines, run_directory: Path, events: Events,
+        launcher: EmulatedLauncher | None = None,
+    ) -> None:  # fmt: skip
+        self._spec, self._program = spec, program
         self._machines = machines
         self._run_directory = run_directory
-        self._killed_by: dict[int, str] = {}
         self._events = events
-        self._processes: list[Command] = []
-        for rank in range(len(spec.nodes)):
-            env = environment(spec, rank, machines, run_directory)
-            self._processes.append(machines.start(rank, program.line, env, events))
+        self._launcher = launcher
+        self._all: list[EmulatedWorker] = []
+        self._on: dict[int, EmulatedWorker] = {}  # the newest of each node
+        there = [i for i, node in enumerate(spec.nodes) if launcher is None or node.name in spec.initial_members]
+        self._size = len(there)
+        for number, node in enumerate(there):
+            self._start(node, number)
+        self.founders = tuple(self._all)
 
-    def running(self, rank: int) -> bool:
-        """Whether its end has not been heard of."""
-        return self._processes[rank].ending is None
+    def on(self, node: int) -> EmulatedWorker | None:
+        """The worker that runs on a node."""
+        worker = self._on.get(node)
+        return worker if worker is not None and worker.running else None
+
+    def __getitem__(self, number: int) -> EmulatedWorker:
+        return self._all[number]
 
     @property
-    def all_ended(self) -> bool:
-        """Whether nobody runs any more."""
-        return len(self._ends) == len(self._processes)
+    def running(self) -> list[EmulatedWorker]:
+        """Those whose end has not been heard of."""
+        return [one for one in self._all if one.running]
+
+    @property
+    def lost(self) -> list[EmulatedWorker]:
+        """Those that have ended badly, or without a word."""
+        return [one for one in self._all if not one.running and not self._well(one)]
 
     @property
     def failed(self) -> bool:
-        """Whether somebody has ended badly."""
-        return any(ending.how is not How.ENDED for ending in self._ends.values())
+        """Whether the run has: somebody has ended badly, and nobody has gone on to the end."""
+        if self._launcher is None:
+            return bool(self.lost)
+        return not self.running and bool(self.lost) and not self._launcher.through
 
-    def kill(self, rank: int, why: str) -> None:
+    def look(self) -> None:
+        """Tell the others of those that have ended, where others go on."""
+        for one in self._all if self._launcher is not None else ():
+            ending = one.process.ending
+            if ending is None or one.settled:
+                continue
+            one.settled = True
+            assert self._launcher is not None
+            if not self._launcher.settle(one.number, ending):
+                print(f"uneven: {gone(self._death(one))}", file=sys.stderr)
+
+    def join(self, node: int) -> EmulatedWorker:
+        """Start a worker on a node where none runs, in a run that goes on; nothing is limited until it trains."""
+        assert self._launcher is not None
+        worker = self._start(node, self._launcher.next_worker())
+        self._machines.lift(node)
+        return worker
+
+    def kill(self, node: int, why: str) -> None:
         """Kill a worker and everything on its node."""
-        if self.running(rank):
-            self._killed_by[rank] = why
-            self._machines.kill(rank)
+        if (worker := self.on(node)) is not None:
+            worker.killed_by = why
+            self._machines.kill(node)
+
+    def leave(self, node: int) -> None:
+        """Tell a worker to leave after its step."""
+        if (worker := self.on(node)) is not None:
+            worker.process.ask_to_end()
 
     def end(self, in_a_hurry: Callable[[], bool]) -> None:
         """Ask everybody to end and wait for it, ten seconds at most; the machines kill what is left.
@@ -130,52 +215,58 @@ class Workers:
         Args:
             in_a_hurry: whether to wait no longer.
         """
-        for rank, process in enumerate(self._processes):
-            if self.running(rank):
-                self._machines.lift(rank)
-                process.ask_to_end()
+        for one in self.running:
+            self._machines.lift(one.node)
+            one.process.ask_to_end()
         deadline_s = time.monotonic() + _END_WITHIN_S
-        while not self.all_ended and (left_s := deadline_s - time.monotonic()) > 0 and not in_a_hurry():
+        while self.running and (left_s := deadline_s - time.monotonic()) > 0 and not in_a_hurry():
             self._events.wait(left_s)
-        for rank, process in enumerate(self._processes):
-            if self.running(rank):
-                self._machines.kill(rank)
-                process.wait()
+            self.look()
+        for one in self.running:
+            self._machines.kill(one.node)
+            one.process.wait()
 
     def failure(self) -> LaunchError:
         """Why the run has ended; one worker at least has failed, and all have ended."""
-        first_s = min(ending.at_s for ending in self._ends.values())
-        return blame(self._deaths(), first_s=first_s, shutdown_within_s=_END_WITHIN_S)
-
-    @property
-    def _ends(self) -> dict[int, Ending]:
-        return {rank: one.ending for rank, one in enumerate(self._processes) if one.ending is not None}
-
-    def _deaths(self) -> list[Death]:
-        deaths = []
-        for rank, ending in self._ends.items():
-            if not ending.code:
-                continue
-            why = self._killed_by.get(rank, "")
-            if not why and ending == Ending.of(-signal.SIGKILL):
-                why = self._machines.why_killed(rank)
-            deaths.append(
-                Death(
-                    rank=rank,
-                    where=self._names[rank],
-                    pid=self._processes[rank].pid,
-                    exit_code=ending.code,
-                    ended_s=ending.at_s,
-                    told=_told(error_file(self._run_directory, rank)),
-                    killed_by=why,
-                )
-            )
-        return deaths
+        first_s = min(one.process.ending.at_s for one in self._all if one.process.ending is not None)
+        deaths = [self._death(one) for one in self.lost]
+        return blame(deaths, first_s=first_s, shutdown_within_s=_END_WITHIN_S)
 
     def forget_errors(self) -> None:
         """Remove what the workers wrote about their ends; it has been told."""
-        for rank in range(len(self._processes)):
-            error_file(self._run_directory, rank).unlink(missing_ok=True)
+        for one in self._all:
+            error_file(self._run_directory, one.number).unlink(missing_ok=True)
+
+    def _start(self, node: int, number: int) -> EmulatedWorker:
+        env = environment(self._spec, node, number, self._machines, self._run_directory, self._size)
+        if self._launcher is not None:
+            env |= self._launcher.variables(node)
+        worker = EmulatedWorker(number, node, self._machines.start(node, self._program.line, env, self._events))
+        self._all.append(worker)
+        self._on[node] = worker
+        return worker
+
+    def _well(self, one: EmulatedWorker) -> bool:
+        ending = one.process.ending
+        if self._launcher is not None and one.settled:
+            return one.number in self._launcher.ended
+        return ending is not None and ending.how is How.ENDED
+
+    def _death(self, one: EmulatedWorker) -> Death:
+        ending = one.process.ending
+        assert ending is not None
+        why = one.killed_by
+        if not why and ending == Ending.of(-signal.SIGKILL):
+            why = self._machines.why_killed(one.node)
+        return Death(
+            rank=one.number,
+            where=self._spec.nodes[one.node].name,
+            pid=one.process.pid,
+            exit_code=ending.code or 0,
+            ended_s=ending.at_s,
+            told=_told(error_file(self._run_directory, one.number)),
+            killed_by=why,
+        )
 
 
 def _told(path: Path) -> Mapping[str, object]:

@@ -19,14 +19,14 @@ from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
-from uneven.board import OPEN, SESSION, WORKERS, Board
+from uneven.board import WORKERS, Board
 from uneven.errors import LaunchError
 from uneven.folder import TemporaryFolder
 from uneven.jobs import Command, Ending, Events, How, Stop, end_all
 from uneven.launch.before import JOINED_WITHIN_S, check, local_workers
 from uneven.launch.failure import Death, all_gone, blame, gone, told_in
 from uneven.launch.here import keep_store
-from uneven.launch.others import ENDS, Others
+from uneven.launch.others import THROUGH, Others, settled
 from uneven.launch.spec import Launch, address, run_id
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 from uneven.patience import within
@@ -99,14 +99,10 @@ class Members:
 
     def _in_order(self, worker: int, ending: Ending) -> bool:
         """Whether a worker that has ended is not missed; of one that is, all hear."""
-        if ending.how is How.ENDED and self._board.look(f"{SESSION}/{worker}") != OPEN:
-            if self._board.look(f"left/{worker}") is None:
-                self.finished.append(worker)
-            if not self._board.any_of(ENDS, worker):
-                self._board.bury(worker, "it has ended without training")
-            return True
-        self._board.bury(worker, f"it {ending.words}")
-        return False
+        end = settled(self._board, worker, ending)
+        if end == THROUGH:
+            self.finished.append(worker)
+        return bool(end)
 
     def _error_file(self, worker: int) -> Path:
         return self._folder / f"{worker}.json"

@@ -1,14 +1,32 @@
-"""Workers that other launchers have started, for the one that keeps the store: it waits for them."""
+"""What those who keep the store see to: whose end counts as what, and that workers of other launchers still need it."""
 
 from __future__ import annotations
 
 from uneven.board import OPEN, SESSION, WORKERS, Board
+from uneven.jobs import Ending, How
 
-ENDS = ("through", "left")
+THROUGH, LEFT = ENDS = ("through", "left")
 """What a worker writes when it has come to its end, and when it has left."""
 
 _STARTS_WITHIN_S = 60.0
 """How long a worker may take from its number until its first sign of life."""
+
+
+def settled(board: Board, worker: int, ending: Ending) -> str:
+    """Let the members know of a worker whose process has ended.
+
+    Returns:
+        ``LEFT``, or ``THROUGH`` where it has come to its end, with or without training; else "", and it counts as dead.
+
+    Raises:
+        RuntimeError: the store has ended.
+    """
+    if ending.how is not How.ENDED or board.look(f"{SESSION}/{worker}") == OPEN:
+        board.bury(worker, f"it {ending.words}")
+        return ""
+    if not board.any_of(ENDS, worker):
+        board.bury(worker, "it has ended without training")
+    return LEFT if board.any_of([LEFT], worker) else THROUGH
 
 
 class Others:

@@ -48,13 +48,15 @@ def test_shares_and_their_traces_need_nothing() -> None:
     check(ClusterSpec(name="x", nodes=(node,), events=(slow,)), nothing)
 
 
-def test_comings_and_goings_are_the_simulators() -> None:
+def test_comings_and_goings_need_an_elastic_run() -> None:
     nodes = (Node(name="a"), Node(name="b"), Node(name="c"))
     events = (Event(do=Do.LEAVE, node="a", at_s=1), Event(do=Do.JOIN, node="b", at_s=1))
     spec = ClusterSpec(name="spot", nodes=nodes, events=events)
-    with pytest.raises(ConfigError, match=r"(?s)join of node b.*leave of node a.*--leave-out events.*simulate"):
-        check(spec, Able())
-    check(without(spec, ["events"]), Able())
+    fixed = Able(changes="FIXED")
+    with pytest.raises(ConfigError, match=r"(?s)join of node b: FIXED.*leave of node a: FIXED; --leave-out events"):
+        check(spec, fixed)
+    check(without(spec, ["events"]), fixed)
+    check(spec, Able())
 
 
 def test_lines_between_sites_need_what_links_need() -> None:

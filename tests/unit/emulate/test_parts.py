@@ -77,9 +77,10 @@ def test_rivals_start_when_needed_stay_and_end() -> None:
     assert [one.wait(0.0) for one in started] == [None, None]  # asleep
     os.kill(started[0].pid, signal.SIGKILL)
     started[0].wait()
-    rivals.set(2)  # one has been killed with its node: nothing to complain about
+    rivals.set(2)  # one was killed with its node, where another worker computes now
+    assert len(started) == 3
     rivals.close()
-    assert [one.ending for one in started] == [Ending.of(-signal.SIGKILL)] * 2
+    assert [one.ending for one in started] == [Ending.of(-signal.SIGKILL)] * 3
 
 
 def test_a_rival_ends_with_its_standard_input() -> None:

@@ -56,7 +56,7 @@ def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Sa
             events.add(door.fileno(), lambda: _admit(door, events, stack, machines, said))
             program = Program(target=(module, str(directory)), module=True)
             started = Workers(spec, program, machines, directory, events)
-            while not started.all_ended and not started.failed:
+            while started.running and not started.failed:
                 events.wait(None)
             if started.failed:
                 started.end(lambda: False)

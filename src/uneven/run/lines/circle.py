@@ -10,6 +10,7 @@ not be used again.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable
@@ -136,7 +137,9 @@ class Circle:
         for one in more:
             one.clear()
         self.group, self._kept = None, []
-        threading.Thread(target=held.clear, name="uneven-drop", daemon=True).start()
+        thread = threading.Thread(target=held.clear, name="uneven-drop", daemon=True)
+        _DROPS[:] = [*(one for one in _DROPS if one.is_alive()), thread]
+        thread.start()
 
 
 def alone() -> dist.ProcessGroup:
@@ -151,6 +154,18 @@ def alone() -> dist.ProcessGroup:
     return group
 
 
+_DROPS: list[threading.Thread] = []
+"""Threads in which groups are let go of."""
+
+
+@atexit.register
+def _dropped() -> None:
+    """A thread that the interpreter ends inside of gloo's destructor aborts the process, so wait for them."""
+    until_s = time.monotonic() + _DROPPED_WITHIN_S
+    for thread in _DROPS:
+        thread.join(max(0.0, until_s - time.monotonic()))
+
+
 def _quietly(make: Callable[[], None], made: list[Any]) -> Callable[[], None]:
     def run() -> None:
         try:
@@ -162,5 +177,6 @@ def _quietly(make: Callable[[], None], made: list[Any]) -> Callable[[], None]:
 
 
 _MOST = 64
+_DROPPED_WITHIN_S = 5.0
 _LATER_S = 30.0
 """gloo's own time-out comes after ours, which can say who is missing."""
