@@ -8,8 +8,8 @@ here imports torch, but for ``tensors``. How they talk and what is lost when: do
 from uneven.server.client import Client, Reply
 from uneven.server.host import ShardHost, Stored
 from uneven.server.keys import make_keys
+from uneven.server.known import Patience
 from uneven.server.line import ZmqLine
 from uneven.server.partition import PartitionTable, table_of
-from uneven.server.shard import Patience
 
 __all__ = ["Client", "PartitionTable", "Patience", "Reply", "ShardHost", "Stored", "ZmqLine", "make_keys", "table_of"]

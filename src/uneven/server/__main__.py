@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from uneven.server.host import LOOPBACK, serve
-from uneven.server.shard import Patience
+from uneven.server.known import Patience
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ class Client:
             line.close()
             raise
         self._links = {
-            shard: Link(rank, table.fingerprint, table.dtype, table.elements(shard), held, clock=clock)
+            shard: Link(rank, table.fingerprint, table.dtype, table.elements(shard), held, timeout_s, clock=clock)
             for shard, held in first.items()
         }
         self.line = line

@@ -17,7 +17,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from uneven.errors import ConfigError, PeerError
 from uneven.server.keys import Keys, address, local_target, publish, server_keys
-from uneven.server.shard import Patience, Shard
+from uneven.server.known import Patience
+from uneven.server.shard import Shard
 from uneven.server.wire import PIECE_BYTES, Message, Vector, encode
 
 LOOPBACK = "tcp://127.0.0.1"

@@ -53,6 +53,7 @@ class Link:
         table, dtype: as in ``wire.Message``.
         elements: of this shard's vector.
         held: the copy to offer: at first the parameters that the worker starts with, version 0.
+        waits_s: how long it waits for an answer, which the shard is told; 0 says nothing of it.
 
     Attributes:
         life: of the shard that has welcomed this worker; 0 while none has.
@@ -68,6 +69,7 @@ class Link:
     dtype: int
     elements: int
     held: Held
+    waits_s: float = 0.0
     life: int = 0
     clock: int = 0
     left: bool = False
@@ -241,6 +243,7 @@ class Link:
             sequence=self._mine,
             clock=self.clock,
             version=self.held.version,
+            value=self.waits_s,
             extra=int(self.left),
             table=self.table,
             dtype=self.dtype,

@@ -10,12 +10,14 @@ Every change makes a new vector, so that a reply is a reference and a refused me
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uneven.server import vectors
+from uneven.server.known import KnownWorker, Patience
 from uneven.server.rounds import Done, Rounds
 from uneven.server.wire import CHANGING, Entry, Kind, Message, Refusal, Refused, Vector, decode
 
@@ -29,56 +31,6 @@ _LEAVING = frozenset({Kind.PING, Kind.MEET})
 def _asks(m: Message) -> bool:
     """Whether a push asks for the copy too."""
     return m.kind is Kind.PUSH and m.extra > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a shard waits, in seconds.
-
-    Attributes:
-        join_s: at the start of a run, after the first greeting, for the others' greetings.
-        silence_s: without a sign of life, before a member is no longer counted.
-    """
-
-    join_s: float = 60.0
-    silence_s: float = 10.0
-
-
-@dataclass(slots=True)
-class KnownWorker:
-    """A worker as the shard knows it.
-
-    Attributes:
-        here: has been heard lately; None before it has greeted.
-        left: has said that nobody shall wait for it, and asked for nothing since.
-        sequence: of its last update in the copy.
-        clock: steps that it has finished, as its updates say.
-        met: how often it has come to a meeting.
-        through: epochs that it is through with; who is still in one of these does not wait for it.
-        heard_s: when it was last heard.
-        parked: its request that waits, and until when.
-        answer: to its last exchange, kept until its next update shows that it has come.
-    """
-
-    here: bool | None = None
-    left: bool = False
-    sequence: int = 0
-    clock: int = 0
-    met: int = 0
-    through: int = 0
-    heard_s: float = 0.0
-    parked: tuple[Message, float] | None = None
-    answer: Message | None = None
-
-    @property
-    def counted(self) -> bool:
-        """Whether others wait for it."""
-        return self.here is not False and not self.left
-
-    @property
-    def meeting(self) -> bool:
-        """Whether it waits for all others to meet, so that its clock stands."""
-        return self.parked is not None and self.parked[0].kind is Kind.MEET
 
 
 @dataclass(slots=True)
@@ -162,15 +114,16 @@ class Shard:
     def tick(self, now_s: float) -> list[Message]:
         """What the passing of time brings: members fall silent, waits end. Call it a few times a second."""
         out: list[Message] = []
+        silence_s = self._bounded(self.patience.silence_s)
         if not self.serving and self._began_s is not None:
             holds = any(one.version for one in self._greetings.values())
-            limit_s = self.patience.silence_s if holds else self.patience.join_s
+            limit_s = silence_s if holds else self._bounded(self.patience.join_s)
             if now_s - self._began_s > limit_s:
                 for member in self._crew.values():
                     if member.here is None:
                         self._lose(member)
         for rank, member in self._crew.items():
-            if member.here and now_s - member.heard_s > self.patience.silence_s:
+            if member.here and now_s - member.heard_s > silence_s:
                 out += self._leave(rank)
         if not self.serving:
             return out + self._ask()
@@ -179,6 +132,10 @@ class Shard:
                 out.append(self._missing(rank, member.parked[0]))
                 member.parked = None
         return out + self._wake()
+
+    def _bounded(self, most_s: float) -> float:
+        """For how long to wait for a silent member, so that nobody's own patience ends before it is answered."""
+        return min([most_s, *(one.waits_s / 2 for one in self._crew.values() if one.here)])
 
     def _answer(self, m: Message, now_s: float) -> list[Message]:
         self._check(m)
@@ -234,6 +191,7 @@ class Shard:
         if member.here is False:
             self.counts["returned"] += 1
         member.here, member.left = True, bool(m.extra)
+        member.waits_s = m.value or math.inf
         member.clock = max(member.clock, m.clock)
         if self.serving:
             return [self._welcome(m)]

@@ -132,7 +132,7 @@ class Message:
         clock: finished steps, or a step.
         version: updates in the copy; of a push that pulls, how long the pull may wait, in ms.
         life: of the shard; another one after each start.
-        value: scale, α, weight or seconds.
+        value: scale, α, weight or seconds; of HELLO, how long the sender waits for an answer.
         extra: quorum, the number of what is parked, the newest step, or 1 + the clock of a push's pull.
         table: fingerprint of the tensors and how they are divided.
         dtype: place in ``DTYPES``.

@@ -59,7 +59,13 @@ class Forked(subprocess.Popen[bytes]):
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Signals come afterwards: Python loses what their handlers raise in the functions that it calls at a fork."""
+    """Signals come afterwards: Python loses what their handlers raise in the functions that it calls at a fork.
+
+    Handlers run in the main thread alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     came: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     for number in before:

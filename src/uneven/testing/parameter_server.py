@@ -123,6 +123,13 @@ class ParameterServerContract:
             second.push(1, arrays(0.0))
             assert pulled(second, 2) == {112.0}
 
+    def test_who_has_died_before_it_came_is_given_up_before_the_others_give_up(self) -> None:
+        place = self.place(2)
+        client = Crew.client(place, 1, timeout_s=1.0)
+        assert pulled(client) == {1.0}
+        client.close()
+        place.close()
+
     def test_all_who_push_and_pull_for_one_clock_get_one_copy(self) -> None:
         with Crew(self.place(3), 3) as clients:
             for step in range(8):

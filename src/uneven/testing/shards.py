@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from uneven.errors import ConfigError
 from uneven.server.host import Stored
+from uneven.server.known import Patience
 from uneven.server.line import Ear
-from uneven.server.shard import Patience, Shard
+from uneven.server.shard import Shard
 from uneven.server.wire import Message, encode
 
 _BEAT_S = 0.02

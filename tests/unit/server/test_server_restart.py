@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from lossy import ELEMENTS, Net, link, vector
 
-from uneven.server.shard import Patience, Shard
+from uneven.server.known import Patience
+from uneven.server.shard import Shard
 from uneven.server.wire import Kind, Message, encode
 
 

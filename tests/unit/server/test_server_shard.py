@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from lossy import ELEMENTS, TABLE, Net, link, vector
 
-from uneven.server.shard import Patience, Shard
+from uneven.server.known import Patience
+from uneven.server.shard import Shard
 from uneven.server.wire import Kind, Message, encode
 
 
-def tell(shard: Shard, kind: Kind, rank: int, now_s: float, **more: float) -> list[Message]:
+def tell(shard: Shard, kind: Kind, rank: int, now_s: float, *, waits_s: float = 0.0, **more: float) -> list[Message]:
     carried = vector(1, 2, 3) if kind in (Kind.OFFER, Kind.PUSH) else ()
     elements = ELEMENTS if carried or kind is Kind.HELLO else 0
     message = Message(
@@ -19,7 +20,7 @@ def tell(shard: Shard, kind: Kind, rank: int, now_s: float, **more: float) -> li
         table=TABLE,
         elements=elements,
         vector=carried,
-        value=1.0,
+        value=waits_s if kind is Kind.HELLO else 1.0,
         **more,  # type: ignore[arg-type]
     )
     return shard.take(encode(message), now_s)[1]
@@ -50,6 +51,24 @@ def test_after_a_restart_a_silent_member_is_awaited_for_a_shorter_time() -> None
     assert tell(shard, Kind.HELLO, 0, 9.0, version=5) == []
     (want,) = shard.tick(10.5)
     assert (want.kind, want.rank) == (Kind.WANT, 0)
+
+
+def test_nobody_waits_in_vain_for_one_that_has_died_before_it_greeted() -> None:
+    shard = Shard(7, 3, Patience())
+    assert tell(shard, Kind.HELLO, 1, 0.0, waits_s=14.0) == []
+    assert tell(shard, Kind.HELLO, 2, 1.0, waits_s=300.0) == []
+    tell(shard, Kind.HELLO, 1, 6.0, waits_s=14.0)
+    assert shard.tick(6.9) == []
+    (want,) = shard.tick(7.1)
+    assert (want.kind, want.rank) == (Kind.WANT, 1)
+
+
+def test_nobody_waits_in_vain_for_one_that_was_asked_for_its_copy_and_died() -> None:
+    shard = Shard(7, 2, Patience())
+    tell(shard, Kind.HELLO, 0, 0.0, waits_s=14.0)
+    assert [one.rank for one in tell(shard, Kind.HELLO, 1, 1.0, waits_s=14.0)] == [0]
+    assert shard.tick(6.9) == []
+    assert [(one.kind, one.rank) for one in shard.tick(7.1)] == [(Kind.WANT, 1)]
 
 
 def test_if_the_one_with_the_newest_copy_falls_silent_the_next_is_asked() -> None:

@@ -71,8 +71,8 @@ HARMLESS = ("none", "late", "shard", "journal-full", "markers")
 QUIET = ("exit-0", "os-exit-0")
 HANGING = ("stop", "sleep")
 
-SHORT_S, SERVED_S, LONG_S = 8.0, 14.0, 30.0
-"""Time-outs: where somebody has to wait for it, where shards do (that has to be longer than 10 s), and where nobody."""
+SHORT_S, LONG_S = 8.0, 30.0
+"""Time-outs: where somebody has to wait for it, and where nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +106,6 @@ class FaultCase:
     @property
     def timeout_s(self) -> float:
         """What the run is told with ``--timeout``."""
-        if self.servers:
-            return SERVED_S
         waited = self.kind in (*QUIET, *HANGING, "break") or self.sync in SERVED
         return SHORT_S if waited else LONG_S
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,6 +19,7 @@ from torch.utils.data import Dataset
 
 import uneven
 from uneven.journal.paths import rank_path
+from uneven.server.keys import SERVER, address
 from uneven.world import discover
 from uneven_bench.faults.cases import BATCH, MOST_EPOCHS, SAMPLES, SIGNALLED
 
@@ -87,7 +87,9 @@ class Fault:
                 time.sleep(_LONGEST_S)
                 os._exit(99)
             case "shard":
-                next(one for one in _siblings() if "uneven.server" in one.cmdline()).kill()
+                shard = address(self._run / SERVER, 0)
+                assert shard is not None
+                os.kill(shard.pid, signal.SIGKILL)
             case "journal-full" | "journal-none":
                 path = rank_path(self._run, self._rank)
                 path.parent.mkdir(exist_ok=True)
@@ -97,10 +99,6 @@ class Fault:
         if kind in SIGNALLED:
             os.kill(os.getppid(), getattr(signal, f"SIG{kind.removeprefix('launcher-').upper()}"))
         return kind
-
-
-def _siblings() -> list[psutil.Process]:
-    return psutil.Process(os.getppid()).children()
 
 
 class Numbered(Dataset[Any]):

@@ -17,12 +17,11 @@ from uneven.run.lines.transport import Transport
 from uneven.run.own_pace.shutdown import ShutdownHandshake
 from uneven.run.start.connect import compare
 from uneven.rundir import GIVES_UP_WITHIN_S, Expendable, mark_expendable
-from uneven.server import Patience, ShardHost, ZmqLine, make_keys
+from uneven.server import ShardHost, ZmqLine, make_keys
 from uneven.server.host import LOOPBACK
 from uneven.server.keys import SERVER, client_keys, shards_in
 from uneven.world import World
 
-_SILENCE_S = 10.0
 _LOOK_S = 0.05
 _HELD = "it was the parameter server, which `uneven run --servers 1` keeps in a process of its own"
 
@@ -153,8 +152,7 @@ def _made(world: World, timeout_s: float, *, near: bool) -> Home:
     try:
         make_keys(folder.path)
         bind = LOOPBACK if near else f"tcp://{socket.gethostbyname(world.meeting)}"
-        patience = Patience(join_s=timeout_s, silence_s=min(_SILENCE_S, timeout_s))
-        host = ShardHost(folder.path, 0, world.size, bind=bind, patience=patience)
+        host = ShardHost(folder.path, 0, world.size, bind=bind)
     except BaseException:
         folder.remove()
         raise
