@@ -38,6 +38,37 @@ class Branches(nn.Module):
         return out + rare.unsqueeze(1) * self.second(x) if rare.any() else out
 
 
+class Scaling(uneven.Part):
+    """Divides each gradient by the size of the inputs, over all samples of the step and averaged over steps."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self.faults = faults
+        self.average = torch.ones(8, dtype=torch.float64)
+        self.inputs, self.ids = torch.zeros(0, 8), []
+        self.told: list[tuple[int, ...]] = []
+
+    def attach(self, run: uneven.Run) -> None:
+        self.line, self.layer = run.lines.open("scaling"), run.model[0]
+
+    def members_changed(self, members: tuple[int, ...]) -> None:
+        self.told.append(members)
+
+    def gradients_ready(self, step: uneven.Step, optimizer: torch.optim.Optimizer) -> None:
+        wait_for_faults(self.elastic, self.faults)
+        mine = torch.cat((self.inputs.square().sum(0) * bool(step.samples), torch.tensor([float(step.samples)])))
+        self.line.sum(mine).wait()  # those that are there, and how many they are, whoever is lost meanwhile
+        self.log.write(json.dumps([self.elastic.recovery.exchanges - 2, self.ids * bool(step.samples)]) + "\n")
+        self.average.lerp_(mine[:-1] / mine[-1], 0.1)
+        self.layer.weight.grad.div_(self.average.sqrt())
+        die_after(self.elastic, self.faults)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.average.copy_(state["average"])
+
+
 class Fading(nn.Module):
     """Counts its passes in a buffer that is in no checkpoint."""
 
@@ -73,13 +104,22 @@ def wait_for_faults(elastic: object, faults: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_after(elastic: object, faults: list[str]) -> None:
+    """Right after an exchange of this worker."""
+    if f"after@{elastic.membership.worker}:{elastic.recovery.exchanges - 1}" in faults:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
     net = model(way)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
-    session = uneven.Session(balance=Moving())
+    parts = [Scaling(faults)] if way == "part" else []
+    session = uneven.Session(balance=Moving(), parts=parts)
     session.setup(net, optimizer, find_unused_parameters=way == "unused")
     loader = session.loader(dataset(), batch_size=X)
     elastic = session._loop.context.elastic
+    for one in parts:
+        one.elastic, one.log = elastic, (folder / f"{session.worker}.part").open("a", buffering=1)
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
     together, held = TOGETHER if way == "together" else 1, []
     for _ in range(loader.epoch, epochs):
@@ -90,6 +130,8 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
             ends = len(held) == together or part.end == N
             with nullcontext() if ends else session.no_sync():
                 loss = F.cross_entropy(output(way, net, x, ids), y)
+                for one in parts:
+                    one.inputs, one.ids = x, ids.tolist()
                 if ends:
                     wait_for_faults(elastic, faults)
                 loss.backward()
@@ -97,11 +139,12 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
                 for one in held:
                     log.write(json.dumps(one) + "\n")
                 held = []
-                if f"after@{session.worker}:{elastic.recovery.exchanges - 1}" in faults:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                die_after(elastic, faults)
                 optimizer.step()
                 optimizer.zero_grad()
     torch.save(net.state_dict(), folder / f"{session.worker}.pt")
+    for one in parts:
+        assert one.told[-1] == elastic.members == one.line.members, one.told
     session.close()
 
 

@@ -125,6 +125,11 @@ class OverAll:
             raise ConfigError(f"{caller} comes after session.setup(model, optimizer)")
         if len(loop.context.members) == 1 and loop.context.elastic is None:
             return True
+        if loop.context.elastic is not None:
+            raise ConfigError(
+                f"{caller} in an elastic run: what the batch of a lost worker counts is already in the sum by which "
+                f"the others divide; take a mean over samples, or leave --elastic out"
+            )
         if not isinstance(loop.model.agreement, Alike) or loop.gradients.carrier is None:
             raise ConfigError(
                 f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
@@ -140,8 +145,6 @@ class OverAll:
             ConfigError: there is none.
         """
         if self._line is None:
-            if self._loop.context.elastic is not None:
-                raise ConfigError("session.weighted, session.mean and session.evaluate: not in an elastic run yet")
             if (run := self._loop.parts.run) is None:
                 raise ConfigError("what is summed over all workers comes after session.setup(model, optimizer)")
             self._line = run.lines.open("session")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from uneven.balance import Balancer
 from uneven.config import RunConfig
 from uneven.core.actions import Payload, StepPlan, Via
 from uneven.errors import ConfigError
 from uneven.registry import describe
 from uneven.run.gradients.piggyback import MOST_RANKS
-from uneven.run.part import Part
 from uneven.sync import SyncPolicy, carried, first_plans, outlook, refused
 from uneven.world import Elastic
 
@@ -66,9 +63,7 @@ def check_attached(
             )
 
 
-def refuse_elastic(
-    elastic: Elastic, policy: SyncPolicy, balancer: Balancer, config: RunConfig, parts: Sequence[Part]
-) -> None:
+def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, config: RunConfig) -> None:
     """Refuse what cannot go on when workers leave and join.
 
     Raises:
@@ -82,8 +77,6 @@ def refuse_elastic(
         why = f"balance = {describe(balancer)}, which is made for {balancer.made_for} workers"
     elif config.threads > 1:
         why = f"threads = {config.threads}"
-    elif parts:
-        why = f"parts = {[one.name for one in parts]}: their lines do not survive a member"
     elif elastic.most > MOST_RANKS:
         why = f"more than {MOST_RANKS} workers"
     if why:

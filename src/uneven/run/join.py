@@ -11,7 +11,7 @@ from uneven.balance import Balancer, balancers
 from uneven.errors import ConfigError
 from uneven.run.checks import check_carried, refuse_elastic
 from uneven.run.context import Context
-from uneven.run.elastic.connection import connect_elastic
+from uneven.run.elastic.connection import ElasticConnection, connect_elastic
 from uneven.run.elastic.elastic import Elastic
 from uneven.run.part import Part
 from uneven.run.scribe import Scribe
@@ -45,12 +45,8 @@ def join(
     if parts and config.threads > 1:
         raise ConfigError(f"parts with threads = {config.threads}: there is no one step that they could be of")
     if world.elastic is not None:
-        refuse_elastic(world.elastic, policy, balancer, config, parts)
-    membership = None
-    if world.elastic is None:
-        connection = connect(world, config.timeout_s)
-    else:
-        connection, membership = connect_elastic(world, config.timeout_s)
+        refuse_elastic(world.elastic, policy, balancer, config)
+    connection = (connect if world.elastic is None else connect_elastic)(world, config.timeout_s)
     with ExitStack() as undo:
         undo.callback(connection.close, failed=True)
         said = compare(connection.transport, {**identity(config), "_site": world.site}, "start of the session")
@@ -60,9 +56,9 @@ def join(
         scribe.event("conflict", str(conflict), warn=world.rank == 0 and conflict.winner in (CODE, ALONE))
     sites = {rank: one["_site"] for rank, one in enumerate(said)}
     elastic = None
-    if membership is not None:
-        elastic = Elastic(membership, scribe.write, scribe.say)
-        connection.leaving = elastic.close
+    if isinstance(connection, ElasticConnection):
+        elastic = Elastic(connection.membership, scribe.write, scribe.say)
+        connection.leaving, connection.recovery = elastic.close, elastic.recovery
     return Context(
         world=world, config=config, policy=policy, sites=sites, connection=connection, scribe=scribe, elastic=elastic
     ), balancer

@@ -111,7 +111,12 @@ class StepLoop:
         books.meter.begin(part.iteration)
         if self.parts.wanted:  # inside of the step, so that waiting in their lines is told from computing
             at = agreement.clock, part.iteration, part.epoch
-            self.parts.before(Step(*at, self._rank, self._members, part.shares, plan))
+            self.parts.before(Step(*at, self._rank, self._members, self._shares(part), plan))
+
+    def _shares(self, part: Portion) -> tuple[int, ...]:
+        """Of the members; who is gone since the part was drawn has none, nor has who came."""
+        there = part.members in (None, self._members)
+        return part.shares if there else tuple(map(part.batch, self._members))
 
     def end(self, leaving: bool | None = None) -> None:
         """The step is over: the user asks for the next batch, or leaves the loop.
@@ -141,6 +146,7 @@ class StepLoop:
         self.turns.members_changed(members)
         self.model.members_changed(members, generation)
         self.context.scribe.speaks = self.context.place == 0
+        self.parts.members_changed(members)
 
     def over(self) -> None:
         """The epoch has no more batches; its last step has just ended."""

@@ -38,7 +38,7 @@ class Step:
         clock: steps that this worker has taken before, in this run.
         iteration: counted over the whole run, also when it is resumed.
         rank: this worker.
-        members: ranks of all workers.
+        members: ranks of all workers; in an elastic run, of those that were there when it began.
         shares: samples of each of them in the global batch, in the order of ``members``.
         plan: what the synchronisation policy wants around this step.
     """
@@ -120,7 +120,9 @@ class Part:
         return nullcontext()
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """Workers have left or joined; lines of those that were members are closed."""
+        """Workers have left or joined, in an elastic run; lines go on among those that are there.
+
+        It may come in the midst of an exchange of the part's own, which then has the sum over those that are left."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs: numbers, texts, lists and dictionaries of such; and tensors, as values of the

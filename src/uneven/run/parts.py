@@ -6,6 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,6 +62,14 @@ class Parts:
         self.run = run
         self._each(self._parts, "attach", run)
         self.load(self._loaded)
+
+    def members_changed(self, members: tuple[int, ...]) -> None:
+        """Workers have left or joined, where lines go on among those that are there."""
+        if self.run is None:
+            return
+        self.run = replace(self.run, members=members)
+        self.run.lines.members_changed(members)
+        self._each(self._parts, "members_changed", members)
 
     @property
     def sees_optimizers(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -13,15 +13,16 @@ import numpy as np
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 from uneven.errors import PeerError
+from uneven.run.elastic.lines import RecoveredLines
 from uneven.run.elastic.membership import Membership
-from uneven.run.lines import GroupLines, Lines
+from uneven.run.elastic.recovery import Recovery
+from uneven.run.lines import Lines
 from uneven.run.lines.transport import Rows
 from uneven.run.measure.meter import Meter
 from uneven.run.start.connect import Connection
 from uneven.world import World
 
 _LOOK_EVERY_S = 0.002
-_NO_LINES = "lines of parts do not survive a member yet; leave --elastic out"
 
 
 class BoardTransport:
@@ -87,23 +88,25 @@ class _Gathering:
         return self.rows(self.call)
 
 
+@dataclass(slots=True)
 class ElasticConnection(Connection):
-    """See :class:`Connection`."""
+    """See :class:`Connection`.
+
+    Attributes:
+        membership: who takes part.
+        recovery: makes the exchanges, once there is one.
+    """
+
+    membership: Membership = field(kw_only=True)
+    recovery: Recovery | None = None
 
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
-        """None can be opened."""
-        return GroupLines(
-            self.world.rank,
-            tuple(range(self.world.size)),
-            lambda what: meter.waiting(),
-            texts=self.transport.gather_text,
-            timeout_s=self.timeout_s,
-            book=self.traffic,
-            refusal=_NO_LINES,
-        )
+        """See :meth:`Connection.lines`."""
+        assert self.recovery is not None
+        return RecoveredLines(self.world.rank, self.recovery, lambda what: meter.waiting(), self.traffic)
 
 
-def connect_elastic(world: World, timeout_s: float) -> tuple[ElasticConnection, Membership]:
+def connect_elastic(world: World, timeout_s: float) -> ElasticConnection:
     """Reach the store of the run.
 
     Raises:
@@ -126,4 +129,4 @@ def connect_elastic(world: World, timeout_s: float) -> tuple[ElasticConnection, 
             f"worker {world.rank} cannot reach the store of the run at {world.meeting}:{world.port} within "
             f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}): does the launcher still run?"
         ) from error
-    return ElasticConnection(BoardTransport(membership), None, None, world, timeout_s), membership
+    return ElasticConnection(BoardTransport(membership), None, None, world, timeout_s, membership=membership)

@@ -28,7 +28,7 @@ from uneven.run.elastic.slots import DOOR, LEAVES
 from uneven.run.lines.circle import Broken
 
 
-class Run(Protocol):
+class ChangingRun(Protocol):
     """What an elastic run needs of the loop that it is in."""
 
     def members_changed(self, generation: Generation) -> None:
@@ -89,7 +89,7 @@ class Elastic:
         )  # fmt: skip
         self.leaving = False
         self.carrier: ElasticCarrier | None = None
-        self._run: Run | None = None
+        self._run: ChangingRun | None = None
         self._attached: _Attached | None = None
         self._write, self._say = write, say
         self._later: list[tuple[Generation, float]] = []
@@ -104,7 +104,7 @@ class Elastic:
         """Those that take part."""
         return self.membership.members
 
-    def bind(self, run: Run) -> None:
+    def bind(self, run: ChangingRun) -> None:
         """The loop is there."""
         self._run = run
 

@@ -17,7 +17,7 @@ from uneven.run.loop import StepLoop
 
 
 class LoopOfMembers:
-    """See :class:`uneven.run.elastic.elastic.Run`.
+    """See :class:`uneven.run.elastic.elastic.ChangingRun`.
 
     Attributes:
         loader: of the session, once there is one.
@@ -89,6 +89,7 @@ class LoopOfMembers:
             "drawn": [asdict(part) for part in drawn],
             "clock": self._loop.model.agreement.clock,
             "reports": self._loop.reports.for_newcomers(),
+            "parts": self._loop.parts.state(),
         }
 
     def take_over(self, state: dict[str, Any]) -> None:
@@ -100,3 +101,4 @@ class LoopOfMembers:
         self._loop.model.agreement.clock = state["clock"]
         self._loop.members_changed(elastic.members, elastic.membership.generation.number)
         self._loop.reports.take_over(state["reports"])
+        self._loop.parts.load(*state["parts"])

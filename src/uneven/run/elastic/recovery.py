@@ -76,13 +76,13 @@ class ExchangePlace:
 
     Attributes:
         what: it is, for messages.
-        epoch, place: the same on all members; a number of the place in the epoch.
+        epoch, place: the same on all members, a number of the place in the epoch; told where slots ride along.
         settles: the iteration up to which samples count as used once it is complete; −1 for none.
     """
 
     what: str
-    epoch: int
-    place: int
+    epoch: int = 0
+    place: int = 0
     settles: int = -1
 
 

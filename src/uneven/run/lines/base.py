@@ -214,6 +214,12 @@ class Lines(ABC):
         self.opened.append(line)
         return line
 
+    def members_changed(self, members: tuple[int, ...]) -> None:
+        """Workers have left or joined; lines of all go on among these."""
+        self.members = members
+        for line in self.opened:
+            line.members = members
+
     def close(self) -> None:
         """Close all lines."""
         for line in self.opened:

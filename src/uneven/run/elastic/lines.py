@@ -1,0 +1,104 @@
+"""Lines of parts in an elastic run: sums that survive a member, and go on among the new ones.
+
+All lines share the group of the generation and the order of its exchanges (:mod:`uneven.run.elastic.recovery`), so one
+exchange is waited for before the next begins. A sum in which a worker is lost is that over those who are left, or with
+what the lost one brought, the same on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from uneven.core.membership import Members
+from uneven.errors import ConfigError, PeerError
+from uneven.run.elastic.recovery import ExchangePlace, Recovery
+from uneven.run.lines.base import Carrier, Line, Lines, Waiting, Work
+from uneven.run.lines.traffic import TrafficBook
+
+
+class RecoveredLines(Lines):
+    """See the module. To open one is nothing that members would have to do together."""
+
+    def __init__(self, rank: int, recovery: Recovery, waiting: Waiting, book: TrafficBook | None = None) -> None:
+        super().__init__(rank, recovery.membership.members, waiting, book)
+        self._recovery = recovery
+
+    def open(self, name: str, members: Sequence[int] | None = None) -> Line:
+        """See :meth:`Lines.open`.
+
+        Raises:
+            ConfigError: a line of some members only.
+        """
+        if members is not None and set(members) != set(self.members):
+            raise ConfigError(
+                f"line {name!r} for ranks {tuple(members)}: in an elastic run a line is for all, as members come and go"
+            )
+        return super().open(name)
+
+    def _texts(self, mine: str) -> Sequence[str]:
+        return (mine,)
+
+    def _carrier(self, members: Members) -> Carrier:
+        return _RecoveredCarrier(self._recovery)
+
+
+class _RecoveredCarrier:
+    """See :class:`uneven.run.lines.base.Carrier`."""
+
+    def __init__(self, recovery: Recovery) -> None:
+        self._recovery = recovery
+
+    def sum(self, tensor: Tensor) -> Work:
+        return _UnderWay(self._recovery, "a sum on a line", tensor, _one)
+
+    def broadcast(self, tensor: Tensor, source: int) -> Work:
+        return _UnderWay(self._recovery, "a broadcast on a line", tensor, partial(self._from, source))
+
+    def _from(self, source: int) -> float:
+        if source not in self._recovery.membership.members:
+            raise PeerError(f"worker {source} is gone, which was to give what a broadcast on a line gives to all")
+        return float(source == self._recovery.membership.worker)
+
+    def gather(self, tensor: Tensor, into: list[Tensor]) -> NoReturn:
+        raise _refused("gather")
+
+    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> NoReturn:
+        raise _refused("all_to_all")
+
+    def send(self, tensor: Tensor, peer: int) -> NoReturn:
+        raise _refused("send")
+
+    def receive(self, tensor: Tensor, peer: int) -> NoReturn:
+        raise _refused("receive")
+
+    def close(self) -> None:
+        """Nothing of its own to let go of."""
+
+
+class _UnderWay:
+    """One sum that has begun."""
+
+    def __init__(self, recovery: Recovery, what: str, tensor: Tensor, weight: Callable[[], float]) -> None:
+        recovery.enter(ExchangePlace(what))
+        recovery.begin(tensor.view(-1), weight)
+        self._recovery = recovery
+
+    def wait(self) -> Any:
+        """Let the sum take the tensor's place."""
+        (it,) = self._recovery.complete(self._recovery.land())
+        it.take()
+
+
+def _one() -> float:
+    return 1.0
+
+
+def _refused(kind: str) -> ConfigError:
+    return ConfigError(
+        f"{kind} on a line in an elastic run: what a lost worker had to give is missing, and nothing can stand for it; "
+        f"use sum, with zeros in the places of the others, or leave --elastic out"
+    )

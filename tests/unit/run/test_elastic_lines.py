@@ -1,0 +1,70 @@
+"""What a line in an elastic run refuses; sums that survive are played in tests/ranks/test_elastic_ways.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from uneven.core.membership import Generation
+from uneven.data.returned import Returned
+from uneven.errors import ConfigError, PeerError, TrainingError
+from uneven.run.elastic.lines import RecoveredLines
+from uneven.run.elastic.membership import Membership
+from uneven.run.elastic.recovery import Recovery
+
+
+@pytest.fixture
+def recovery() -> Iterator[Recovery]:
+    """Of a worker that is alone at the moment."""
+    store = HashStore()
+    membership = Membership(0, 1, (1, 4), lambda: store, silence_s=0.0, timeout_s=10.0)
+    it = Recovery(
+        membership, Returned((0,)), changed=lambda *_: None, flush=lambda: None, announce=float, report_length=2
+    )
+    it.circle = membership.circle("exchanges")
+    yield it
+    it.circle.drop()
+    membership.close()
+
+
+@pytest.fixture
+def lines(recovery: Recovery) -> RecoveredLines:
+    return RecoveredLines(0, recovery, lambda what: nullcontext())
+
+
+def test_whole_numbers_and_broadcasts_are_exact(lines: RecoveredLines) -> None:
+    line = lines.open("mine")
+    counts, given = torch.arange(6).reshape(2, 3), torch.tensor([0.1, float("inf")])
+    line.sum(counts).wait()
+    line.broadcast(given, 0).wait()
+    assert torch.equal(counts, torch.arange(6).reshape(2, 3))
+    assert given.tolist() == [pytest.approx(0.1), float("inf")]
+
+
+def test_one_exchange_is_waited_for_before_the_next(lines: RecoveredLines) -> None:
+    line = lines.open("mine")
+    first = line.sum(torch.ones(2))
+    with pytest.raises(TrainingError, match="wait for one before the next"):
+        line.sum(torch.ones(2))
+    first.wait()
+    line.sum(torch.ones(2)).wait()
+
+
+def test_what_a_lost_worker_cannot_be_replaced_in_is_refused(lines: RecoveredLines) -> None:
+    line, x = lines.open("mine"), torch.ones(2)
+    for begin in (lambda: line.gather(x, [x]), lambda: line.all_to_all([x], [x])):
+        with pytest.raises(ConfigError, match="on a line in an elastic run"):
+            begin()
+    with pytest.raises(ConfigError, match="is for all"):
+        lines.open("some", [0, 1])
+
+
+def test_a_broadcast_of_one_that_is_gone_ends_with_its_name(lines: RecoveredLines, recovery: Recovery) -> None:
+    lines.members_changed((0, 3))
+    recovery.membership.enter(Generation(number=1, members=(0,), came={}, why={}))
+    with pytest.raises(PeerError, match="worker 3 is gone"):
+        lines.open("mine").broadcast(torch.ones(2), 3)
