@@ -39,6 +39,14 @@ def keep_store(host: str, port: int) -> tuple[TCPStore, int]:
     return store, port
 
 
+def towards(host: str, port: int) -> str:
+    """The address of this machine that is seen there; nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as line:
+        line.connect(address)
+        return str(line.getsockname()[0])
+
+
 class Here(RendezvousHandler):
     """The rendezvous of a single launcher, with itself.
 

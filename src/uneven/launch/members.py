@@ -25,12 +25,12 @@ from uneven.folder import TemporaryFolder
 from uneven.jobs import Command, Ending, Events, How, Stop, end_all
 from uneven.launch.before import JOINED_WITHIN_S, check, local_workers
 from uneven.launch.failure import Death, all_gone, blame, gone, told_in
-from uneven.launch.here import keep_store
+from uneven.launch.here import keep_store, towards
 from uneven.launch.others import THROUGH, Others, settled
 from uneven.launch.spec import Launch, address, run_id
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 from uneven.patience import within
-from uneven.world import ELASTIC_VARIABLE
+from uneven.world import ELASTIC_VARIABLE, is_loopback
 
 _LOOK_EVERY_S = 0.2
 _RUN = "run"
@@ -126,7 +126,8 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
             raise LaunchError(f"there is no run at {launch.join or launch.endpoint} ({short})") from error
         board = Board(store)
         name = run_id(launch)
-        address = "" if launch.local_addr is None else f":{launch.local_addr}"
+        own_address = launch.local_addr or towards(host, port)
+        address = "" if is_loopback(own_address) else f":{own_address}"
 
         def own_variables(worker: int, place: int) -> dict[str, str]:
             return {

@@ -95,6 +95,12 @@ def test_what_survivors_took_again_counts_and_not_what_the_dead_one_wrote() -> N
     assert judge.disagreements([dead, survivor]) == [], "the dead one did not go on from its step"
 
 
+def test_what_one_that_was_stopped_takes_when_it_wakes_up_does_not_count() -> None:
+    survivor = log(12, [*plain(last=2), LoggedStep(0.5, 2, 0, (8, 9)), LoggedStep(0.6, 3, 0, (10, 11))])
+    stopped = log(11, [*plain(last=2), LoggedStep(99.0, 2, 0, (8, 9, 10, 11))])
+    assert [step.ids for step in logs.history([survivor, stopped])[2:]] == [(8, 9), (10, 11)]
+
+
 def test_a_later_life_undoes_what_an_earlier_one_did_after_its_checkpoint() -> None:
     before, after = log(11, plain(last=5)), log(12, plain(3, 4, begin_s=9.0), life=8.0)
     assert [step.number for step in logs.history([after, before])] == [0, 1, 2, 3]

@@ -95,17 +95,21 @@ def read(lines: Iterable[str]) -> WorkerLog | None:
 
 
 def history(logs: Sequence[WorkerLog]) -> list[LoggedStep]:
-    """The steps that are in the model in the end, in order: of each number the last that was taken.
+    """The steps that are in the model in the end, in order: of each number the last one from which its worker went on.
 
-    The worker that wrote a step may have died before the others took it again; theirs came later. A later life undoes
-    everything from the step on from which it went on.
+    The worker that wrote a step may have died before the others took it again, or wake up and find that they have; then
+    that is the last that it writes. A later life undoes everything from the step on from which it went on.
     """
     last: dict[int, LoggedStep] = {}
     for life in sorted({log.life for log in logs}):
-        found: dict[int, LoggedStep] = {}
-        for step in (step for log in logs if log.life == life for step in log.steps):
-            if step.number not in found or step.at_s > found[step.number].at_s:
-                found[step.number] = step
+        taken: dict[int, tuple[bool, float, LoggedStep]] = {}
+        for log in (log for log in logs if log.life == life):
+            for step in log.steps:
+                went_on = bool(log.digest) or step.number < log.steps[-1].number
+                this = went_on, step.at_s, step
+                if step.number not in taken or this[:2] > taken[step.number][:2]:
+                    taken[step.number] = this
+        found = {number: step for number, (_, _, step) in taken.items()}
         if found:
             since = min(found)
             last = {number: step for number, step in last.items() if number < since} | found

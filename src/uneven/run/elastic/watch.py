@@ -40,8 +40,8 @@ class Watch:
 
     def _run(self) -> None:
         beats: dict[int, tuple[int, float]] = {}
-        every_s = max(_LOOK_EVERY_S, self._silence_s / 10.0) if self._silence_s > 0.0 else 1.0
-        next_s = 0.0
+        every_s = max(_LOOK_EVERY_S, self._silence_s / _BEATS) if self._silence_s > 0.0 else 1.0
+        next_s = look_s = 0.0
         try:
             while not self._over.wait(_LOOK_EVERY_S):
                 self.asked = bool(self._board.asking())
@@ -52,7 +52,8 @@ class Watch:
                 slept = now_s > next_s + self._silence_s / 2.0 and next_s > 0.0
                 next_s = now_s + every_s
                 self._board.count(f"beats/{self._worker}", 1)
-                if self._silence_s > 0.0:
+                if self._silence_s > 0.0 and (slept or now_s >= look_s):
+                    look_s = now_s + every_s * max(1, len(self.members) // _OFTEN)
                     self._look_after(beats, now_s, slept)
         except RuntimeError:
             self.lost = True
@@ -68,5 +69,11 @@ class Watch:
                 del beats[one]
                 self._board.bury(one, f"it gave no sign of life for {self._silence_s:g} s")
 
+
+_BEATS = 40
+"""In the time that a member may be silent."""
+
+_OFTEN = 8
+"""Members up to whom each is looked after at every beat; among more, as often that the store has not more to do."""
 
 _LOOK_EVERY_S = 0.05
