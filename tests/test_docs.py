@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from uneven.balance import balancers
 from uneven.core.actions import Moment, Payload, Via, Wait
 from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.errors import ConfigError
@@ -336,11 +335,9 @@ def test_the_lists_of_names_are_those_of_the_registries() -> None:
 
 def test_the_reference_says_what_the_notes_of_the_lists_mean() -> None:
     page = (DOCS / "reference.md").read_text()
-    for word, registry in (("experimental", balancers), ("costly", predictors)):
-        noted = [name for name, note in registry.notes.items() if note == word]
-        assert noted
-        assert all(f"`{name}` *({word})*" in page for name in noted)
-    assert "`model` is *experimental*" in page
+    noted = [name for name, note in predictors.notes.items() if note == "costly"]
+    assert noted
+    assert all(f"`{name}` *(costly)*" in page for name in noted)
     assert "**When the costly ones pay.**" in page
 
 

@@ -39,7 +39,7 @@ class UnknownNameError(ConfigError):
         what: kind of thing, in the user's words ("balancer", "key in uneven.toml").
         name: what was asked for.
         known: every name that would have been accepted.
-        shown: how the list of these shows some of them ("model (experimental)"); by default as they are.
+        shown: how the list of these shows some of them ("rnn (costly)"); by default as they are.
     """
 
     def __init__(self, what: str, name: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> None:

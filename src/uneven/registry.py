@@ -85,7 +85,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         return self._notes
 
     def marked(self, spec: str) -> str:
-        """A specification with what lists say of its name: ``"model:margin=0 (experimental)"``."""
+        """A specification with what lists say of its name: ``"rnn:hidden=4 (costly)"``."""
         note = self._notes.get(spec.partition(":")[0].strip())
         return f"{spec} ({note})" if note else spec
 
@@ -99,7 +99,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         """Let ``name`` stand for ``maker`` in this process.
 
         Args:
-            note: a word that lists put behind the name, for instance "experimental".
+            note: a word that lists put behind the name, for instance "costly".
 
         Raises:
             ConfigError: the name is taken.
@@ -130,7 +130,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         return len(self._makers)
 
     def listed(self) -> list[str]:
-        """Every name that can be asked for, as lists show it: ``"model (experimental)"``, ``"mine (fast-shares 1.2)"``.
+        """Every name that can be asked for, as lists show it: ``"rnn (costly)"``, ``"mine (fast-shares 1.2)"``.
 
         Raises:
             ConfigError: another distribution brings a name that is taken.

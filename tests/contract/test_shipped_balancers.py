@@ -8,7 +8,6 @@ from uneven.balance import (
     Even,
     Hysteresis,
     LbBsp,
-    Model,
     Numerical,
     PresumeEqual,
     Proportional,
@@ -68,11 +67,6 @@ class TestAnalyticWithAProfile(BalancerContract):
         return Analytic(profile=((0.0, 0.1, 0.01), (0.2, 0.0, 0.02)))
 
 
-class TestModel(BalancerContract):
-    def make(self) -> Balancer:
-        return Model(margin=0.0, hysteresis=0.0)
-
-
 class TestNumerical(BalancerContract):
     def make(self) -> Balancer:
         return Numerical(window=1)
@@ -86,5 +80,5 @@ class TestNumericalOfADevice(BalancerContract):
 
 
 def test_no_shipped_balancer_is_left_out() -> None:
-    ours = {"even", "static", "proportional", "lb-bsp", "analytic", "model", "numerical"}
+    ours = {"even", "static", "proportional", "lb-bsp", "analytic", "numerical"}
     assert set(balancers) == ours | set(RIVALS)  # which keep it in tests/unit/balance/test_rival_*.py

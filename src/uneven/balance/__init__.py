@@ -5,7 +5,6 @@ from uneven.balance.base import Balancer, WrappingBalancer, balancers, standing
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import Hysteresis
 from uneven.balance.lb_bsp import LbBsp
-from uneven.balance.model import Model
 from uneven.balance.numerical import Numerical
 from uneven.balance.presume import PresumeEqual
 from uneven.balance.proportional import Proportional
@@ -17,7 +16,6 @@ balancers.register("static", Static)
 balancers.register("proportional", Proportional)
 balancers.register("lb-bsp", LbBsp)
 balancers.register("analytic", Analytic)
-balancers.register("model", Model, note="experimental")
 balancers.register("numerical", Numerical)
 for _name, _rival in RIVALS.items():
     balancers.register(_name, _rival)
@@ -28,7 +26,6 @@ __all__ = [
     "Even",
     "Hysteresis",
     "LbBsp",
-    "Model",
     "Numerical",
     "PresumeEqual",
     "Proportional",

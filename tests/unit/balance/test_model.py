@@ -8,13 +8,25 @@ import statistics
 
 import pytest
 
-from uneven.balance import Model
+from uneven.balance import Balancer, balancers
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.testing.contracts import BalancerContract
 from uneven_bench.balancers.bench import loop
 from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, slowest_s
+from uneven_bench.balancers.model.balancer import Model
 
 SEEDS = range(3)
+
+
+class TestModel(BalancerContract):
+    def make(self) -> Balancer:
+        return Model(margin=0.0, hysteresis=0.0)
+
+
+def test_it_has_its_name_where_the_benches_are_installed() -> None:
+    assert isinstance(balancers.resolve("model:margin=0"), Model)
+    assert Model().partial_updates
 
 
 def case(name: str) -> DeviceCase:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from uneven.balance import balancers
 from uneven.cli import main
 from uneven.cli.plan import split
 from uneven.sync import carried, unheeded
@@ -70,11 +71,12 @@ def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixtu
     assert "but it comes to" in text
 
 
-def test_what_is_experimental_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    text, told = planned(capsys, "demo4", "--iterations", "20", "--balance", "even,model:margin=0", "--sync", "bsp")
-    assert "model:margin=0 (experimental)" in text
+def test_what_has_a_note_is_marked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(balancers._notes, "numerical", "costly")
+    text, told = planned(capsys, "demo4", "--iterations", "20", "--balance", "even,numerical:pairs=2", "--sync", "bsp")
+    assert "numerical:pairs=2 (costly)" in text
     assert "even (" not in text
-    assert {row["balance"] for row in told["rows"]} == {"even", "model:margin=0"}, "as a command takes it"
+    assert {row["balance"] for row in told["rows"]} == {"even", "numerical:pairs=2"}, "as a command takes it"
 
 
 def test_a_recorded_run_is_planned_with_its_own_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from uneven.balance import Model, Numerical, balancers
+from uneven.balance import Numerical, balancers
 from uneven.balance.bounds import not_growing, profiled_limits, still_held
 from uneven.balance.profile import Profile
 from uneven.control import Decider, Report, ReportTable
@@ -87,7 +87,7 @@ def test_memory_becomes_a_limit_and_saturation_does_not() -> None:
         profiled_limits(FREE, {0: full, 1: full}, X)
 
 
-@pytest.mark.parametrize("balancer", ["lb-bsp", "proportional", "model", "analytic"])
+@pytest.mark.parametrize("balancer", ["lb-bsp", "proportional", "analytic"])
 def test_the_first_split_is_made_from_profiles(balancer: str) -> None:
     fast, slow = decider(balancer, r0=QUICK, r1=SLOW).newest
     assert fast >= 50, "32 samples take 0.048 s here, 0.33 s there"
@@ -95,10 +95,9 @@ def test_the_first_split_is_made_from_profiles(balancer: str) -> None:
     assert decider(balancer).newest == (32, 32), "without them nobody knows"
 
 
-@pytest.mark.parametrize("balancer", ["lb-bsp", "model"])
-def test_equal_profiles_leave_equal_shares(balancer: str) -> None:
+def test_equal_profiles_leave_equal_shares() -> None:
     noisy = Profile(sizes=SLOW.sizes, seconds=tuple(1.03 * t for t in SLOW.seconds))
-    assert decider(balancer, r0=SLOW, r1=noisy).newest == (32, 32)
+    assert decider("lb-bsp", r0=SLOW, r1=noisy).newest == (32, 32)
 
 
 def test_the_first_split_is_told() -> None:
@@ -109,9 +108,8 @@ def test_the_first_split_is_told() -> None:
 
 
 def test_balancers_take_what_they_can_use() -> None:
-    numerical, model, given = Numerical(), Model(), Numerical(saturation=(4, 4))
-    for balancer in (numerical, model, given):
+    numerical, given = Numerical(), Numerical(saturation=(4, 4))
+    for balancer in (numerical, given):
         balancer.profiled({0: QUICK, 1: SLOW})
     assert numerical._saturation == (QUICK.saturation, SLOW.saturation)
     assert given._saturation == (4, 4), "what the user says holds"
-    assert model._curves.known.all()

@@ -92,6 +92,6 @@ def test_who_has_decided_another_split_is_named() -> None:
         one.partial_update(1, {0: report(one, 10.0, 1), 1: report(other, 10.0, 1)})
 
 
-@pytest.mark.parametrize(("balancer", "partial_updates"), [("lb-bsp", True), ("model", True), ("numerical", False)])
+@pytest.mark.parametrize(("balancer", "partial_updates"), [("lb-bsp", True), ("numerical", False)])
 def test_those_that_reckon_with_everybody_are_not_asked(balancer: str, partial_updates: bool) -> None:
     assert decider(balancer).partial_updates == partial_updates

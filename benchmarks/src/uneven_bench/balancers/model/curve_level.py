@@ -6,10 +6,10 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance._curves import Curves
 from uneven.balance._intake import ReportColumns
 from uneven.core.exact import Floats, column
 from uneven.core.plain import PerMember, read
+from uneven_bench.balancers.model.curves import Curves
 
 _STRANGE = 1.5
 """Relative; so far may a prediction be off that was made while the size changed before it counts for nothing: the first

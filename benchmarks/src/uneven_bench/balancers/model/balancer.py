@@ -8,12 +8,9 @@ from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
-from uneven.balance._curve_level import CurveLevel, CurveLevelState
-from uneven.balance._curves import Curves, CurvesState
 from uneven.balance._fitting import Curve
 from uneven.balance._intake import Intake, IntakeState
 from uneven.balance._minmax import CostLines, Costs, earliest_end
-from uneven.balance._overlap import Overlap, OverlapState
 from uneven.balance.base import Balancer, check_predictor, standing
 from uneven.balance.bounds import whole_numbers, with_memory
 from uneven.balance.even import Even
@@ -26,6 +23,9 @@ from uneven.core.exact import column, exact_sum
 from uneven.core.plain import Count, Range, inside, read
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
+from uneven_bench.balancers.model.curve_level import CurveLevel, CurveLevelState
+from uneven_bench.balancers.model.curves import Curves, CurvesState
+from uneven_bench.balancers.model.overlap import Overlap, OverlapState
 
 _CHANCE_SHARE = 0.1
 """Part of the gain that chance alone would promise that a move is asked for on top, as in Hysteresis."""
@@ -57,8 +57,8 @@ class _ModelState(TypedDict):
 class Model(Balancer):
     """Fits Γ_i(x) = max(g, a + b x) and the communication beside it, and solves the integer min-max exactly.
 
-    Experimental: it may change or go. In simulations it is a little ahead of ``lb-bsp``; in the real runs that were
-    measured it was not faster (docs/measurements/predictors.md, "which is the default").
+    In simulations it is a little ahead of ``lb-bsp``; in the real runs that were measured it was not faster
+    (docs/measurements/predictors.md, "which is the default"). So it is here and not in the library.
 
     ::
 
