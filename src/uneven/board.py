@@ -10,6 +10,9 @@ from typing import Any, Protocol
 NEWS, ASKED, WORKERS = "news", "asked", "workers"
 """Counters: of deaths and of members in a recovery; of workers that have asked to join; of all workers ever."""
 
+DEAD, MISSED = "dead", "missed"
+"""What others write of a worker: that it is gone, and why; that it is alive, but has kept them waiting for too long."""
+
 SESSION, OPEN, CLOSED = "session", "open", "closed"
 """What a worker writes there about its session. One that ends while it is open has not ended in order."""
 
@@ -60,12 +63,17 @@ class Board:
     # ---------------------------------------------------------------- deaths
     def bury(self, worker: int, why: str) -> None:
         """Let all know that a worker is gone. The first to say so says why."""
-        if self.write_once(f"dead/{worker}", why) == why:
+        if self.write_once(f"{DEAD}/{worker}", why) == why:
             self.count(NEWS, 1)
+
+    def miss(self, workers: Iterable[int], what: str) -> None:
+        """Let all know that workers, which are alive, have kept this one waiting for too long."""
+        for one in workers:
+            self.write_once(f"{MISSED}/{one}", what)
 
     def dead(self, workers: Iterable[int]) -> dict[int, str]:
         """Those that are gone, and why."""
-        return {one: why for one in workers if (why := self.look(f"dead/{one}")) is not None}
+        return {one: why for one in workers if (why := self.look(f"{DEAD}/{one}")) is not None}
 
     # ---------------------------------------------------------------- newcomers
     def ask(self, worker: int, introduction: dict[str, Any]) -> str:
@@ -91,7 +99,7 @@ class Board:
                 worker, introduction = json.loads(text)
                 self._asks[place] = worker, introduction
         for place, (worker, _) in list(self._asks.items()):
-            if self.look(f"admitted/{place}") is not None or self.look(f"dead/{worker}") is not None:
+            if self.look(f"admitted/{place}") is not None or self.look(f"{DEAD}/{worker}") is not None:
                 self._answered.add(place)
                 del self._asks[place]
         return dict(self._asks.values())

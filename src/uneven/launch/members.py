@@ -26,13 +26,15 @@ from uneven.jobs import Command, Ending, Events, How, Stop, end_all
 from uneven.launch.before import JOINED_WITHIN_S, check, local_workers
 from uneven.launch.failure import Death, all_gone, blame, gone, told_in
 from uneven.launch.here import keep_store, towards
-from uneven.launch.others import THROUGH, Others, settled
+from uneven.launch.others import THROUGH, GivenUp, Others, settled
+from uneven.launch.silence import STOPPED, stopped
 from uneven.launch.spec import Launch, address, run_id
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 from uneven.patience import within
 from uneven.world import ELASTIC_VARIABLE, is_loopback
 
 _LOOK_EVERY_S = 0.2
+_GIVEN_UP_EVERY_S = 1.0
 _RUN = "run"
 """Where the first launcher says what a joining one needs to know."""
 
@@ -65,6 +67,16 @@ class Members:
         self._events = events
         self._on_lost = on_lost
         self._places: dict[int, int] = {}
+        self._given_up = GivenUp(board, shutdown_within_s())
+        self._killed_by: dict[int, str] = {}
+
+    def end_overdue(self, now_s: float) -> None:
+        """Kill those that the others have given up and that have not ended by themselves."""
+        for worker in self._given_up.overdue(list(self.running), now_s):
+            process = self.running[worker]
+            how = f"it {STOPPED}" if stopped(process.pid) else "it did not end by itself"
+            self._killed_by[worker] = f"the others had given it up, and {how}"
+            process.signal(signal.SIGKILL)
 
     def start(self, worker: int) -> None:
         """Start a worker, with the lowest local rank that is free."""
@@ -93,7 +105,14 @@ class Members:
             data = json.loads(self._error_file(worker).read_text())
             told = told_in(json.dumps(data))
         self.lost.append(
-            Death(rank=worker, pid=process.pid, exit_code=ending.code or 0, ended_s=ending.at_s, told=told)
+            Death(
+                rank=worker,
+                pid=process.pid,
+                exit_code=ending.code or 0,
+                ended_s=ending.at_s,
+                told=told,
+                killed_by=self._killed_by.pop(worker, ""),
+            )
         )
         self._on_lost(self.lost[-1])
 
@@ -170,7 +189,8 @@ def _supervise(members: Members, events: Events, stop: Stop) -> None:
     """Until all workers of this launcher have ended."""
     asked, until_s = 0, float("inf")
     while members.running:
-        events.wait(_LOOK_EVERY_S if stop.requests else None)
+        events.wait(_LOOK_EVERY_S if stop.requests else _GIVEN_UP_EVERY_S)
+        members.end_overdue(time.monotonic())
         if stop.requests > asked:
             asked = stop.requests
             until_s = time.monotonic() + shutdown_within_s()

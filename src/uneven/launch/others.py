@@ -1,8 +1,10 @@
-"""What those who keep the store see to: whose end counts as what, and that workers of other launchers still need it."""
+"""What a launcher reads in the store: whose end counts as what, who still needs the store, who has been given up."""
 
 from __future__ import annotations
 
-from uneven.board import OPEN, SESSION, WORKERS, Board
+from collections.abc import Iterable
+
+from uneven.board import DEAD, MISSED, OPEN, SESSION, WORKERS, Board
 from uneven.jobs import Ending, How
 
 THROUGH, LEFT = ENDS = ("through", "left")
@@ -29,8 +31,32 @@ def settled(board: Board, worker: int, ending: Ending) -> str:
     return LEFT if board.any_of([LEFT], worker) else THROUGH
 
 
+class GivenUp:
+    """Workers that the others have given up, and that do not end by themselves: stopped ones, and such as hang.
+
+    Args:
+        grace_s: how long one may take to find that out and end.
+    """
+
+    def __init__(self, board: Board, grace_s: float) -> None:
+        self._board, self._grace_s = board, grace_s
+        self._since_s: dict[int, float] = {}
+
+    def overdue(self, workers: Iterable[int], now_s: float) -> list[int]:
+        """Those of these, which all run, that have had their time."""
+        those = [one for one in workers if one in self._since_s or self._is(one)]
+        self._since_s = {one: self._since_s.get(one, now_s) for one in those}
+        return [one for one in those if now_s - self._since_s[one] > self._grace_s]
+
+    def _is(self, worker: int) -> bool:
+        try:
+            return self._board.any_of((DEAD, MISSED), worker)
+        except RuntimeError:  # the store has ended, and with it the run
+            return True
+
+
 class Others:
-    """See the module.
+    """Workers of other launchers, which still need the store.
 
     Args:
         silence_s: how long one may give no sign of life before it counts as gone; 0 is for ever. While a member is
@@ -58,7 +84,7 @@ class Others:
     def _done(self, worker: int) -> bool:
         board = self._board
         closed = board.any_of(ENDS, worker) and board.look(f"{SESSION}/{worker}") != OPEN
-        return closed or board.any_of(("dead",), worker)
+        return closed or board.any_of([DEAD], worker)
 
     def _look_after(self, worker: int, now_s: float) -> None:
         count = self._board.count(f"beats/{worker}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from uneven.errors import ConfigError, LaunchError
 from uneven.jobs import Events, end_all
 from uneven.launch import Launch, before, members
 from uneven.launch.others import Others
+from uneven.launch.silence import stopped
 from uneven.testing.scripts import run_script
 
 
@@ -161,11 +164,53 @@ class TestOthers:
         assert others.there(1.0) == (), "1 may start still, and will see that there is nothing to join"
 
 
-def test_a_worker_that_ends_after_the_store_is_told_by_how_it_ended(started: members.Members) -> None:
-    class Ended(HashStore):
-        def check(self, keys: list[str]) -> bool:
-            raise DistNetworkError("Connection was likely closed")
+@pytest.fixture
+def hanging(board: Board, tmp_path: Path) -> Iterator[members.Members]:
+    """Workers that never end."""
+    line = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
+    with ExitStack() as stack:
+        events = stack.enter_context(Events())
+        those = members.Members(board, line, lambda worker, place: {}, tmp_path, events, lambda death: None)
+        stack.callback(lambda: end_all(list(those.running.values())))
+        for worker in range(3):
+            those.start(worker)
+        yield those
 
+
+def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: members.Members) -> None:
+    os.kill(pid := hanging.running[0].pid, signal.SIGSTOP)
+    while not stopped(pid):
+        signal.sigtimedwait([], 0.005)
+    board.bury(0, "it gave no sign of life for 10 s")
+    board.miss([1], "the gradient exchange of iteration 6")
+    hanging.end_overdue(100.0)
+    assert sorted(hanging.running) == [0, 1, 2]
+    hanging.end_overdue(110.5)
+    while len(hanging.running) > 1:
+        hanging._events.wait(None)
+    killed = {one.rank: one for one in hanging.lost}
+    assert {rank: one.exit_code for rank, one in killed.items()} == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert killed[0].killed_by.endswith("given it up, and it was stopped, by SIGSTOP or in a debugger")
+    assert killed[1].killed_by.endswith("given it up, and it did not end by itself")
+
+
+def test_without_a_store_nobody_goes_on(board: Board, hanging: members.Members) -> None:
+    hanging._given_up._board = Board(Ended())
+    hanging.end_overdue(100.0)
+    hanging.end_overdue(110.5)
+    while hanging.running:
+        hanging._events.wait(None)
+    assert {one.exit_code for one in hanging.lost} == {-signal.SIGKILL}
+
+
+class Ended(HashStore):
+    """A store whose launcher has ended."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise DistNetworkError("Connection was likely closed")
+
+
+def test_a_worker_that_ends_after_the_store_is_told_by_how_it_ended(started: members.Members) -> None:
     started._board = Board(Ended())
     for worker in (0, 3):
         started.start(worker)

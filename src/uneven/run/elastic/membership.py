@@ -170,6 +170,7 @@ class Membership:
             self.board.write(f"waits/{n}/{exchange}/{self.worker}", what)
             time.sleep(_GRACE_S)
             absent = [one for one in self.members if self.board.look(f"waits/{n}/{exchange}/{one}") is None]
+            self.board.miss(absent, what)
         except RuntimeError as error:
             return self._ended(error)
         if absent:
@@ -235,6 +236,7 @@ class Membership:
                 until_s = time.monotonic() + self.timeout_s
             if time.monotonic() > until_s:
                 who = ", ".join(map(str, open_))
+                self.board.miss(open_, "the end")
                 raise PeerError(f"worker {who} did not come to its end within {self.timeout_s:g} s")
             time.sleep(_LOOK_EVERY_S)
 
@@ -263,6 +265,7 @@ class Membership:
                 break
             if time.monotonic() > until_s:
                 silent = [one for one in old.members if one not in gone and one not in statements]
+                board.miss(silent, "the next generation")
                 raise PeerError(
                     f"worker {', '.join(map(str, silent))} did not say where it is within {self.timeout_s:g} s after "
                     f"members had changed, but is alive: it hangs, or left the loop that the others are in"
