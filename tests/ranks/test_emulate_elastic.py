@@ -9,7 +9,7 @@ from emulation import WHY_NOT, cluster, emulate
 from test_elastic import HERE, check, steps
 
 from uneven import journal
-from uneven.core.records import EventRecord, MembershipRecord
+from uneven.core.records import EventRecord, MembershipRecord, StepRecord
 
 pytestmark = [pytest.mark.slow(30), pytest.mark.timeout(300)]
 
@@ -51,6 +51,10 @@ def test_killed_joined_and_left_as_the_description_says(tmp_path: Path) -> None:
     assert told == [(0, "leave"), (1, "kill")]
     seen = [(one.rank, one.left, one.came) for one in records if isinstance(one, MembershipRecord)]
     assert seen == [(0, (1,), ()), (0, (), (2,)), (2, (0,), ())]
+    counted = {one.iteration: one.global_batch for one in records if isinstance(one, StepRecord) and one.rank != 1}
+    assert counted == {iteration: len(ids) for (_, iteration), ids in steps(tmp_path).items()}
+    assert counted[10] < 24, "the one that died was waiting in it"
+    assert [one.iteration for one in journal.iterations(records)] == list(counted)
 
 
 def test_nobody_is_left(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ class Returned:
             return self._last
         return self._open.get(iteration)
 
+    def counted(self, part: Portion) -> int:
+        """Samples of the newest part that was exchanged whose gradients were in it; the others come again."""
+        return part.size - sum(map(part.batch, self._missing.get(part.iteration, ())))
+
     # ---------------------------------------------------------------- drawing
     def start(self, cursor: Cursor) -> None:
         """A pass begins. In another epoch than before, nothing comes again of that one."""

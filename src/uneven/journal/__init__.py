@@ -13,6 +13,7 @@ records of all ranks into iterations, which ``journal.summary`` sums up.
 """
 
 from uneven.journal.background import BackgroundWriter
+from uneven.journal.changes import LEFT, MemberChange, MemberChanges
 from uneven.journal.events import END, PLAN, plan_message, planned_iterations
 from uneven.journal.many import ManyWriters
 from uneven.journal.metrics import Iteration, Timing, iterations
@@ -23,12 +24,15 @@ from uneven.journal.writer import Writer
 
 __all__ = [
     "END",
+    "LEFT",
     "PLAN",
     "BackgroundWriter",
     "Follower",
     "Iteration",
     "Journal",
     "ManyWriters",
+    "MemberChange",
+    "MemberChanges",
     "Summary",
     "Timing",
     "WorkerSummary",

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from uneven.core.records import ForecastRecord, Record, RunRecord, SplitRecord, StepRecord
+from uneven.core.records import ForecastRecord, MembershipRecord, Record, RunRecord, SplitRecord, StepRecord
+from uneven.journal.changes import MemberChanges
 
 NAN = float("nan")
 
@@ -61,6 +62,7 @@ class Iteration:
         timings: by rank, ascending.
         predicted_per_s: by rank, samples per second: what the worker foretold with its newest report, or what the split
             in force was based on where it foretold nothing; may be empty.
+        members: among whom it was split, where workers come and go; else empty.
     """
 
     iteration: int
@@ -70,6 +72,7 @@ class Iteration:
     duration_s: float
     timings: dict[int, Timing]
     predicted_per_s: tuple[float, ...] = ()
+    members: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -79,9 +82,13 @@ class Join:
     A run that was resumed from a checkpoint repeats the iterations after it; the newest life counts, what it
     repeats of an older one is dropped. ``rewound`` turns true when that concerns iterations that were taken
     already: start again with a new Join.
+
+    Attributes:
+        changes: of the members.
     """
 
     rewound: bool = False
+    changes: MemberChanges = field(default_factory=MemberChanges)
     _pending: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
     _splits: list[SplitRecord] = field(default_factory=list)
     _forecasts: dict[int, list[ForecastRecord]] = field(default_factory=dict)  # by rank, ascending iterations
@@ -102,6 +109,8 @@ class Join:
             while told and told[-1].iteration >= record.iteration:  # a later life does these iterations again
                 told.pop()
             told.append(record)
+        elif isinstance(record, MembershipRecord):
+            self.changes.add(record)
         elif isinstance(record, RunRecord) and record.rank == 0:
             self._starts.append(record.started_at_s)
             self._opening = [] if len(self._starts) > 1 else None
@@ -129,10 +138,11 @@ class Join:
         """Finished iterations that were not taken before, in order.
 
         An iteration is finished when the workers' batches add up to the global batch; one that never
-        does (a worker died in it, records were lost) is left out. The newest is held back unless ``final``,
-        for workers without samples of their own may still report.
+        does (a worker died in it, records were lost) is left out; of an elastic run, one in which only workers are
+        missing that are gone is not, for they took their last records with them. The newest is held back unless
+        ``final``, for workers without samples of their own may still report.
         """
-        complete = [i for i in sorted(self._pending) if _adds_up(self._pending[i])]
+        complete = [i for i in sorted(self._pending) if _adds_up(self._pending[i]) or self._lacks_the_gone(i)]
         if not final:
             complete = complete[:-1]
         taken = [self._joined(iteration, self._pending.pop(iteration)) for iteration in complete]
@@ -140,6 +150,13 @@ class Join:
             for iteration in [i for i in self._pending if i < taken[-1].iteration]:
                 del self._pending[iteration]
         return taken
+
+    def _members(self, iteration: int) -> tuple[int, ...]:
+        return self.changes.members(iteration) or self.changes.founders() or ()
+
+    def _lacks_the_gone(self, iteration: int) -> bool:
+        missing = set(self._members(iteration)) - set(self._pending[iteration])
+        return bool(missing) and missing <= self.changes.gone
 
     def _joined(self, iteration: int, steps: dict[int, StepRecord]) -> Iteration:
         first = next(iter(steps.values()))
@@ -155,6 +172,7 @@ class Join:
             duration_s=duration_s,
             timings={rank: _timing(steps[rank], communicate_s) for rank in sorted(steps)},
             predicted_per_s=self._predicted(iteration),
+            members=self._members(iteration) if self.changes else (),
         )
 
     def _duration(self, iteration: int, ended_at_s: float, threads: int) -> float:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
@@ -40,7 +41,8 @@ class WorkerSummary:
 class Summary:
     """All workers over many iterations.
 
-    The first iteration after a start has no measured duration and is left out of everything here.
+    The first iteration after a start has no measured duration and is left out of everything here. Where workers come
+    and go, the limit is the mean over the iterations of what those can do that are there.
 
     Attributes:
         iteration_s: median duration; ``iteration_low_s`` and ``iteration_high_s`` are its quartiles.
@@ -103,6 +105,7 @@ class Totals:
     _workers: dict[int, _Sums] = field(default_factory=dict)
     _durations_s: array[float] = field(default_factory=lambda: array("d"))
     _batches: array[int] = field(default_factory=lambda: array("q"))
+    _members: Counter[tuple[int, ...]] = field(default_factory=Counter)  # iterations of each
 
     def add(self, iteration: Iteration) -> None:
         """Count one iteration, unless its duration is not known."""
@@ -110,6 +113,7 @@ class Totals:
             return
         self._durations_s.append(iteration.duration_s)
         self._batches.append(iteration.global_batch)
+        self._members[iteration.members] += 1
         for rank, timing in iteration.timings.items():
             predicted = iteration.predicted_per_s[rank] if rank < len(iteration.predicted_per_s) else NAN
             self._workers.setdefault(rank, _Sums()).add(timing, predicted)
@@ -121,8 +125,10 @@ class Totals:
             for part in ("batch", "data_s", "compute_s", "wait_s", "communicate_s", "control_s"):
                 setattr(everybody, part, getattr(everybody, part) + getattr(sums, part))
         workers = tuple(_worker(rank, sums) for rank, sums in sorted(self._workers.items()))
-        speeds = [worker.speed_per_s for worker in workers if math.isfinite(worker.speed_per_s)]
-        limit_s = ratio(_median(self._batches), sum(speeds))
+        limits_s = {one: self._limit_s(workers, one) for one in self._members}
+        limit_s = next(iter(limits_s.values()), NAN)
+        if len(limits_s) > 1:
+            limit_s = sum(self._members[one] * each_s for one, each_s in limits_s.items()) / self._members.total()
         low_s, middle_s, high_s = _quartiles(self._durations_s)
         rates = [batch / time for batch, time in zip(self._batches, self._durations_s, strict=True)]
         return Summary(
@@ -137,6 +143,12 @@ class Totals:
             fraction_of_limit=ratio(limit_s, middle_s),
             **everybody.shares(),
         )
+
+    def _limit_s(self, workers: Sequence[WorkerSummary], members: tuple[int, ...]) -> float:
+        """Of these members; all workers if empty."""
+        there = [one for one in workers if not members or one.rank in members]
+        speeds = [worker.speed_per_s for worker in there if math.isfinite(worker.speed_per_s)]
+        return ratio(_median(self._batches), sum(speeds))
 
 
 def summarize(over: Iterable[Iteration]) -> Summary:

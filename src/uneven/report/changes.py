@@ -131,21 +131,24 @@ def _key(phase: str) -> Figure:
 
 
 def _marks(run: RunData, last: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A vertical line for each event of the cluster, with its words where there is room."""
-    happened = [event for event in run.events if event.event in CLUSTER]
+    """A vertical line for each event of the cluster or change of the members, with its words where there is room."""
+    happened = sorted(
+        [(event.iteration, f"{event.event}: {event.message}") for event in run.events if event.event in CLUSTER]
+        + [(change.border, change.why) for change in run.changes.all]
+    )
     lines = [
-        {"type": "line", "xref": "x", "yref": "paper", "x0": event.iteration, "x1": event.iteration, "y0": 0, "y1": 1,
+        {"type": "line", "xref": "x", "yref": "paper", "x0": iteration, "x1": iteration, "y0": 0, "y1": 1,
          "line": {"color": "#555", "width": 1.2, "dash": "dash"}}
-        for event in happened
+        for iteration, _ in happened
     ]  # fmt: skip
     labels: list[dict[str, Any]] = []
     level, before = 0, -float("inf")
-    for event in happened if len(happened) <= _LABELS else []:
-        level = level + 1 if event.iteration - before < _CLOSE * last else 0
-        before = event.iteration
-        late = event.iteration > 0.6 * last
+    for iteration, words in happened if len(happened) <= _LABELS else []:
+        level = level + 1 if iteration - before < _CLOSE * last else 0
+        before = iteration
+        late = iteration > 0.6 * last
         labels.append(
-            {"text": f"{event.event}: {event.message}", "xref": "x", "yref": "paper", "x": event.iteration,
+            {"text": words, "xref": "x", "yref": "paper", "x": iteration,
              "y": 1, "yshift": 16 * level, "xanchor": "right" if late else "left", "yanchor": "bottom",
              "showarrow": False, "font": {"size": 11, "color": "#555"}}
         )  # fmt: skip

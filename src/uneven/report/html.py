@@ -9,9 +9,9 @@ from uneven.errors import JournalError, access
 from uneven.journal.exchanges import Exchanged, staleness_told
 from uneven.journal.metrics import NAN
 from uneven.journal.reader import read
-from uneven.report import changes, figures, snapshot
+from uneven.report import changes, figures, members, snapshot
 from uneven.report.page import Page, Table
-from uneven.report.screen import split_message
+from uneven.report.screen import change_message, split_message
 from uneven.report.series import RunData, WorkerSeries, run_data, training_s
 from uneven.report.text import count, percent, seconds, size, span
 
@@ -34,6 +34,7 @@ def report(run: Path) -> str:
     page = Page(f"Run {data.name}", _lead(data))
     page.cards(_cards(data))
     page.table("Workers", _worker_table(data), "Shares of the time of a worker's own steps.")
+    _add_members(page, data)
     page.figure(
         "Cost of a batch, measured before the start",
         snapshot.cost_curves(data),
@@ -62,6 +63,24 @@ def report(run: Path) -> str:
     _add_loads(page, data)
     _add_events(page, data)
     return page.html()
+
+
+def _add_members(page: Page, data: RunData) -> None:
+    if not data.changes:
+        return
+    page.figure(
+        "Who was there",
+        members.band(data),
+        "A bar for each worker while it took part. The pause of each change is in the table below.",
+    )
+    columns = ("after", "iteration", "came", "went", "workers", "pause", "in steps", "why")
+    page.table(
+        "Workers that came and went",
+        Table(columns, members.rows(data), text=frozenset({2, 3, 7})),
+        "Iteration: the first one that is split among the workers that are there then. Pause: the longest that anybody "
+        "who stayed has seen, from when it knew until the new members had met; in steps: how many of the usual ones "
+        "around it.",
+    )
 
 
 def _add_exchanges(page: Page, data: RunData) -> None:
@@ -173,6 +192,10 @@ def summary_table(runs: Mapping[str, RunData]) -> Table:
 def _lead(run: RunData) -> str:
     first = run.runs.get(0)
     parts = [f"{len(run.ranks)} worker{'s' if len(run.ranks) != 1 else ''}"]
+    if run.changes:
+        there = [len(change.members) for change in run.changes.all]
+        there.append(len(run.changes.founders() or ()))
+        parts[0] += f", {min(there)} to {max(there)} at a time"
     if first:
         parts += [f"{key} {first.settings[key]}" for key in ("balance", "sync") if key in first.settings]
         parts += [f"{first.world} world"] if first.world != "real" else []
@@ -256,6 +279,7 @@ def _add_loads(page: Page, run: RunData) -> None:
 def _add_events(page: Page, run: RunData) -> None:
     told = [(event.iteration, f"rank {event.rank}", event.event, event.message) for event in run.events]
     told += [(split.iteration, "all", "split", split_message(split)) for split in run.splits]
+    told += [(change.border, "all", "members", change_message(change)) for change in run.changes.all]
     told.sort(key=lambda row: row[0])
     shown = told[-_EVENTS:]
     note = f"The last {len(shown)} of {len(told)}." if len(shown) < len(told) else ""

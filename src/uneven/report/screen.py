@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from uneven.core.records import EventRecord, SplitRecord
+from uneven.core.records import EventRecord, MembershipRecord, SplitRecord
+from uneven.journal.changes import MemberChange
 from uneven.journal.metrics import NAN
 from uneven.journal.summary import Summary, WorkerSummary
 from uneven.report.state import RunProgress
@@ -22,7 +23,7 @@ PARTS = (
     ("communicate", "▒", "blue"),
     ("wait", "░", "red"),
 )
-_EVENT_STYLES = {"split": "cyan", "bad-report": "yellow"}
+_EVENT_STYLES = {"split": "cyan", "bad-report": "yellow", "members": "magenta", "left": "magenta"}
 _HEADER_ROWS, _EVENT_ROWS = 9, 5
 
 
@@ -31,9 +32,9 @@ def live(state: RunProgress, name: str, width: int, height: int) -> RenderableTy
     if state.last is None:
         return Text(f"{name}: waiting for the first iteration", style="dim")
     now = state.now()
-    lines = bool(state.scalars) + bool(state.exchanged.count) + bool(state.threads)
+    lines = bool(state.scalars) + bool(state.exchanged.count) + bool(state.threads) + bool(state.changes)
     rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - lines)
-    said = (*_exchanged(state), *_threads(state), *_scalars(state))
+    said = (*_members(state), *_exchanged(state), *_threads(state), *_scalars(state))
     parts = (_title(state, name, width), _progress(state, width), _speed(now), *said)
     return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
 
@@ -46,6 +47,7 @@ def final(state: RunProgress, name: str, width: int) -> RenderableType:
     return Group(
         _title(state, name, width),
         _progress(state, width),
+        *_members(state),
         *_exchanged(state),
         *_threads(state),
         *_scalars(state),
@@ -93,6 +95,24 @@ def _speed(now: Summary) -> Text:
     for index, (value, what) in enumerate(parts):
         text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
     return text
+
+
+def _members(state: RunProgress) -> list[Text]:
+    """How many there are, how many came and went, and the longest pause."""
+    changes = state.changes.all
+    if not changes:
+        return []
+    came, left = (sum(len(getattr(one, name)) for one in changes) for name in ("came", "left"))
+    parts = (
+        (str(len(changes[-1].members)), " workers"),
+        (str(came), " came"),
+        (str(left), " went"),
+        (seconds(max(one.pause_s for one in changes)), " the longest pause"),
+    )
+    text = Text()
+    for index, (value, what) in enumerate(parts):
+        text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
+    return [text]
 
 
 def _exchanged(state: RunProgress) -> list[Text]:
@@ -156,6 +176,8 @@ def _row(state: RunProgress, worker: WorkerSummary, batch: int, biggest: int, ba
     run, load = state.runs.get(worker.rank), state.loads.get(worker.rank)
     room = max(1, bar - 6)
     share = Text.assemble(f"{batch:>5} ", ("■" * max(1 if batch else 0, round(room * batch / biggest)), "cyan"))
+    if worker.rank in state.gone:
+        share = Text(" gone", style="dim")
     row: list[str | Text] = [
         str(worker.rank),
         run.host if run else "?",
@@ -225,10 +247,14 @@ def _events(state: RunProgress, width: int, rows: int) -> list[Text]:
     return lines
 
 
-def _event(event: EventRecord | SplitRecord, width: int) -> Text:
-    kind, message = ("split", split_message(event)) if isinstance(event, SplitRecord) else (event.event, "")
-    if isinstance(event, EventRecord):
-        message = f"rank {event.rank}: {event.message}"
+def _event(event: EventRecord | SplitRecord | MembershipRecord, width: int) -> Text:
+    match event:
+        case SplitRecord():
+            kind, message = "split", split_message(event)
+        case MembershipRecord():
+            kind, message = "members", change_message(event)
+        case EventRecord():
+            kind, message = event.event, f"rank {event.rank}: {event.message}"
     text = Text.assemble((f"{event.iteration:>7} ", "dim"), (kind, _EVENT_STYLES.get(kind, "bold red")), f" {message}")
     text.truncate(width, overflow="ellipsis")
     return text
@@ -239,3 +265,8 @@ def split_message(split: SplitRecord) -> str:
     shares = split.shares
     said = "/".join(map(str, shares)) if len(shares) <= 16 else f"{min(shares)} … {max(shares)} samples"
     return f"{said} ({split.reason})" if split.reason else said
+
+
+def change_message(change: MembershipRecord | MemberChange) -> str:
+    """A change of the members in one line."""
+    return f"{change.why}; {len(change.members)} go on after {seconds(change.pause_s)}"

@@ -17,6 +17,7 @@ from uneven.core.records import (
     SplitRecord,
     StepRecord,
 )
+from uneven.journal.changes import LEFT, MemberChanges
 from uneven.journal.events import END, PLAN
 from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
 from uneven.journal.summary import Summary, summarize
@@ -39,6 +40,7 @@ class RunData:
         events: what is worth a line in a list, splits included, in the order of iterations.
         exchanges: rank → its exchanges of parameters.
         threads: rank → thread → steps and samples, of workers that had several.
+        changes: of the members, in the order in which they happened.
         profiles: rank → what it measured of itself before the start, in its newest life.
     """
 
@@ -54,6 +56,12 @@ class RunData:
     profiles: dict[int, ProfileRecord] = field(default_factory=dict)
     exchanges: dict[int, list[ExchangeRecord]] = field(default_factory=dict)
     threads: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    changes: MemberChanges = field(default_factory=MemberChanges)
+
+    @property
+    def told_to_leave(self) -> set[int]:
+        """Workers that have left as they were told to."""
+        return {event.rank for event in self.events if event.event == LEFT}
 
     @property
     def ranks(self) -> list[int]:
@@ -101,6 +109,7 @@ def run_data(journal: Journal) -> RunData:
         profiles={r.rank: r for r in records if isinstance(r, ProfileRecord)},
         exchanges=exchanges,
         threads=threads,
+        changes=join.changes,
     )
 
 

@@ -10,12 +10,14 @@ from uneven.core.records import (
     EventRecord,
     ExchangeRecord,
     LoadRecord,
+    MembershipRecord,
     Record,
     RunRecord,
     ScalarRecord,
     SplitRecord,
     StepRecord,
 )
+from uneven.journal.changes import LEFT, MemberChanges
 from uneven.journal.events import END, planned_iterations
 from uneven.journal.exchanges import Exchanged
 from uneven.journal.metrics import NAN, Iteration, Join
@@ -33,9 +35,10 @@ class RunProgress:
         runs: rank → what its newest start said.
         loads: rank → newest use of machine and process.
         scalars: name → newest value of the lowest rank that logged it.
-        events: the newest, oldest first; plans and ends are left out, splits are put in.
+        events: the newest, oldest first; plans and ends are left out, splits and changes of the members are put in.
         exchanged: all workers' exchanges of parameters; gradients do not count.
         threads: rank, thread → its steps, of workers that have several.
+        changes: of the members.
         planned: iterations of the whole run; None if nobody said.
         last: newest finished iteration.
         newest_s: Unix time of the newest record.
@@ -45,13 +48,15 @@ class RunProgress:
     runs: dict[int, RunRecord] = field(default_factory=dict)
     loads: dict[int, LoadRecord] = field(default_factory=dict)
     scalars: dict[str, ScalarRecord] = field(default_factory=dict)
-    events: deque[EventRecord | SplitRecord] = field(default_factory=lambda: deque(maxlen=50))
+    events: deque[EventRecord | SplitRecord | MembershipRecord] = field(default_factory=lambda: deque(maxlen=50))
     exchanged: Exchanged = field(default_factory=Exchanged)
     threads: Counter[tuple[int, int]] = field(default_factory=Counter)
     planned: int | None = None
     last: Iteration | None = None
     newest_s: float = NAN
+    changes: MemberChanges = field(default_factory=MemberChanges)
     _ended: set[int] = field(default_factory=set)
+    _left: set[int] = field(default_factory=set)
     _join: Join = field(default_factory=Join)
     _recent: deque[Iteration] = field(default_factory=lambda: deque(maxlen=RECENT))
     _totals: Totals = field(default_factory=Totals)
@@ -87,6 +92,9 @@ class RunProgress:
             self.events.append(record)
         elif isinstance(record, ExchangeRecord):
             self.exchanged.add(record)
+        elif isinstance(record, MembershipRecord):
+            if self.changes.add(record):
+                self.events.append(record)
         elif isinstance(record, EventRecord):
             self._note_event(record)
 
@@ -94,8 +102,10 @@ class RunProgress:
         plan = planned_iterations(event)
         if plan is not None:
             self.planned = plan
-        elif event.event == END:
+        elif event.event in (END, LEFT):
             self._ended.add(event.rank)
+            if event.event == LEFT:
+                self._left.add(event.rank)
         else:
             self.events.append(event)
 
@@ -106,8 +116,15 @@ class RunProgress:
 
     @property
     def ended(self) -> bool:
-        """Whether rank 0 said so, or everybody that was heard of."""
-        return 0 in self._ended or (bool(self.runs) and self._ended >= set(self.runs))
+        """Whether rank 0 said so, or everybody that was heard of and is not gone."""
+        if 0 in self._ended and 0 not in self._left:
+            return True
+        return bool(self.runs) and self._ended >= set(self.runs) - self.changes.gone
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """Workers that are not there any more, while the others went on."""
+        return self.changes.gone | self._left
 
     def shares(self) -> dict[int, int]:
         """Samples by rank in the newest iteration that was as large as any of late.

@@ -13,7 +13,7 @@ from pathlib import Path
 from uneven.config import RunConfig
 from uneven.core.records import EventRecord, Record, RunRecord, ScalarRecord, SplitRecord
 from uneven.errors import NonFiniteError
-from uneven.journal import END, PLAN, BackgroundWriter, Writer, plan_message, rank_path
+from uneven.journal import END, LEFT, PLAN, BackgroundWriter, Writer, plan_message, rank_path
 from uneven.world import World
 
 _SPOKEN = 3
@@ -41,6 +41,7 @@ class Scribe:
         self.speaks = world.rank == 0
         self.iteration = 0
         self._said: dict[str, int] = {}
+        self._left = False  # the others go on
         self._old = (sys.exception(), getattr(sys, "last_value", None))
         self._writer = None
         if directory is not None:
@@ -99,9 +100,11 @@ class Scribe:
         if self.speaks:
             self.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
 
-    def say(self, text: str) -> None:
-        """Append that members have changed, and say it on the terminal."""
-        self.event("members", text)
+    def say(self, text: str, event: str = "") -> None:
+        """Say on the terminal what members do, and append it as an event, where no other record has it."""
+        self._left = self._left or event == LEFT
+        if event:
+            self.event(event, text)
         print(f"uneven: {text}", file=sys.stderr)
 
     def plan(self, iterations: int) -> None:
@@ -124,9 +127,9 @@ class Scribe:
         if self._writer is None:
             return
         error = self.failure()
-        if error is None:
+        if error is None and not self._left:
             self.event(END, "the run has ended")
-        else:
+        elif error is not None:
             self.event(FAILED, f"{type(error).__name__}: {error}")
         self._writer.close()
         self._writer = None

@@ -20,6 +20,7 @@ from uneven.core.records import MembershipRecord
 from uneven.data.order import Portion
 from uneven.data.returned import Returned
 from uneven.errors import TrainingError
+from uneven.journal import LEFT
 from uneven.run.elastic import parcel
 from uneven.run.elastic.carrier import ElasticCarrier
 from uneven.run.elastic.membership import LeftOut, Membership, told
@@ -69,7 +70,7 @@ class Elastic:
 
     Args:
         write: where records go.
-        say: says something to the user.
+        say: says something to the user, and writes it down as the event that is named, if one is.
 
     Attributes:
         returned: which samples come again.
@@ -79,7 +80,7 @@ class Elastic:
     """
 
     def __init__(
-        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[[str], None]
+        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None]
     ) -> None:
         self.membership = membership
         self.returned = Returned(membership.members)
@@ -221,7 +222,8 @@ class Elastic:
     def _leave(self) -> None:
         self._over = True
         self.membership.board.write(f"left/{self.membership.worker}", "")
-        self._say(f"worker {self.membership.worker} was told to leave, and has left after iteration {self._iteration}")
+        said = f"worker {self.membership.worker} was told to leave, and has left after iteration {self._iteration}"
+        self._say(said, LEFT)
         raise Left
 
     # ---------------------------------------------------------------- newcomers
@@ -309,7 +311,8 @@ class Elastic:
         self._run.take_over(state["run"])
         self._attached.versions = [one._version for one in model.parameters()]
         count = sum(one.nbytes for one in tensors)
-        self._say(f"worker {self.membership.worker} has joined, with {count / 1e6:.3g} MB of state from worker {donor}")
+        said = f"worker {self.membership.worker} has joined, with {count / 1e6:.3g} MB of state from worker {donor}"
+        self._say(said, "members")
 
     # ---------------------------------------------------------------- the end
     def close(self, failed: bool) -> None:

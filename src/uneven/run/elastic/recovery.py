@@ -251,7 +251,7 @@ class Recovery:
     def serve(self) -> None:
         """Outside of all exchanges: others have given the generation up; give them what they lack."""
         while True:
-            new, began_s = self.next_generation(), time.monotonic()
+            began_s, new = time.monotonic(), self.next_generation()
             try:
                 self.hand_over(new, lacking=False)
             except Broken:
@@ -296,7 +296,7 @@ class Recovery:
     def _recover(self) -> Members:
         """Complete the exchange under way among those that are left; whose tensors are in it."""
         while True:
-            new, began_s = self.next_generation(), time.monotonic()
+            began_s, new = time.monotonic(), self.next_generation()
             try:
                 lacking = self.exchanges < new.exchange
                 self.hand_over(new, lacking)

@@ -48,14 +48,18 @@ class Books:
         self.meter = Meter(clock_for(device))
         self.load = LoadMeter(rank, gpu_uuid=nvml_uuid(device), device=device)
         self._others = Others(find())
-        self._ended: dict[int, tuple[Portion, float]] = {}
+        self._ended: dict[int, tuple[Portion, int, float]] = {}
         self._shortest_s = math.inf
         self.use = Load()
         self.control_s = 0.0
 
-    def end(self, part: Portion) -> None:
-        """An iteration is over, and the meter knows it."""
-        self._ended[part.iteration] = part, time.time()
+    def end(self, part: Portion, counted: int) -> None:
+        """An iteration is over, and the meter knows it.
+
+        Args:
+            counted: its samples that count.
+        """
+        self._ended[part.iteration] = part, counted, time.time()
 
     def read(self, slow: SlowLoop) -> None:
         """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""
@@ -66,10 +70,11 @@ class Books:
         if slow.adapts:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
         for timing in timings:
-            part, ended_at_s = self._ended.pop(timing.iteration)
+            part, counted, ended_at_s = self._ended.pop(timing.iteration)
             slow.measured(timing, part.batch(self._rank), self.control_s, self.use)
             if self._scribe.writing:
-                self._scribe.write(partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use))
+                its = partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use)
+                self._scribe.write(partial(its, counted=counted))
             self.control_s = 0.0
 
     def _trained_s(self, timings: list[MeterReading]) -> float:
@@ -80,7 +85,7 @@ class Books:
 
     def _look(self, trained_s: float) -> None:
         """Look at the machine, if it is time; and at its memory after a batch that was larger than any before."""
-        parts = [part for part, _ in self._ended.values()]
+        parts = [part for part, *_ in self._ended.values()]
         look = self.load.sample(parts[-1].iteration, max(part.batch(self._rank) for part in parts), trained_s)
         if look is not None and self._scribe.writing:
             self._scribe.write(look)
@@ -94,7 +99,7 @@ class Books:
 
 def step_record(
     rank: int, part: Portion, timing: MeterReading, control_s: float, ended_at_s: float, use: Load | None = None,
-    thread: int = 0, threads: int = 1,
+    thread: int = 0, threads: int = 1, counted: int | None = None,
 ) -> StepRecord:  # fmt: skip
     """What the journal keeps of one iteration; see :class:`StepRecord`."""
     use = use or Load()
@@ -103,7 +108,7 @@ def step_record(
         iteration=timing.iteration,
         epoch=part.epoch,
         batch=part.batch(rank),
-        global_batch=part.size,
+        global_batch=part.size if counted is None else counted,
         data_s=timing.data_s,
         compute_s=timing.compute_s,
         exchange_s=timing.exchange_s,

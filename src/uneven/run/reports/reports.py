@@ -237,7 +237,8 @@ class Reports:
         if slow is None:
             return
         heard = self.piggyback.take() if called and self.piggyback is not None else None
-        self.books.end(part)
+        elastic = self._context.elastic
+        self.books.end(part, part.size if elastic is None else elastic.returned.counted(part))
         adapts = slow.adapts
         due = adapts and slow.due(part.iteration, heard)
         if due or leaving or (adapts and (slow.watches or slow.suspects_change)) or self.books.meter.ripe(adapts):
