@@ -13,6 +13,7 @@ from uneven.search.schedulers import (
 )  # fmt: skip
 from uneven.search.searchers import ConcurrencyLimit, GridSearch, RandomSearch, Searcher, searchers
 from uneven.search.space import Space, choice, grid, integer, log, uniform
+from uneven.search.with_optuna import OptunaPruner, OptunaSearch
 from uneven.testing.search import SchedulerContract, SearcherContract
 
 
@@ -87,6 +88,16 @@ class TestConcurrencyLimit(SearcherContract):
         return ConcurrencyLimit("random", max_concurrent=2)
 
 
+class TestOptunaSearch(SearcherContract):
+    def make(self) -> Searcher:
+        return OptunaSearch("tpe")
+
+
+class TestOptunaPruner(SchedulerContract):
+    def make(self) -> Scheduler:
+        return OptunaPruner("halving")
+
+
 def test_every_shipped_one_is_tried() -> None:
     tried = {type(one().make()) for one in globals().values() if isinstance(one, type) and one.__name__[:4] == "Test"}
-    assert set(schedulers.values()) | set(searchers.values()) <= tried
+    assert {type(make()) for make in (*schedulers.values(), *searchers.values())} <= tried

@@ -89,8 +89,8 @@ def _options(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
                 if found[key] is None:
                     raise UnknownNameError("metric", value, METRICS)
             else:
-                named = _named(value)
-                found[key] = _call(named, value)() if key in _CALLED and callable(named) else named
+                there = named(value)
+                found[key] = _call(there, value)() if key in _CALLED and callable(there) else there
     patience, least = found.pop("patience", None), found.pop("least", 0.0)
     found["converged"] = never() if patience is None else plateau(patience, least)
     return found
@@ -98,13 +98,13 @@ def _options(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def _factory(value: Any) -> Factory:
     arguments = dict(value) if isinstance(value, dict) else {"factory": value}
-    named = arguments.pop("factory", None)
-    if not isinstance(named, str):
+    said = arguments.pop("factory", None)
+    if not isinstance(said, str):
         raise ConfigError(f'it is {shown(value)}: give "module:function", or a table with the key factory')
-    made: Factory = _named(named)
+    made: Factory = named(said)
     if not callable(made):
-        raise ConfigError(f"{named} is {shown(made)}: give a function that returns a fleet.Member")
-    return _call(made, named, arguments)
+        raise ConfigError(f"{said} is {shown(made)}: give a function that returns a fleet.Member")
+    return _call(made, said, arguments)
 
 
 def _call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | None = None) -> Callable[[], Any]:
@@ -123,7 +123,12 @@ def _call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any] 
     return partial(function, **arguments) if arguments else function
 
 
-def _named(value: Any) -> Any:
+def named(value: Any) -> Any:
+    """What "module:name" stands for.
+
+    Raises:
+        ConfigError: it is no such text, or names nothing.
+    """
     module, colon, name = text(value).partition(":")
     if not (colon and name and all(part.isidentifier() for part in module.split("."))):
         raise ConfigError(f'it is {shown(value)}: it is named as "module:name"')

@@ -1,1 +1,95 @@
-"""Which settings are worth training."""
+"""Which settings are worth training: trials on unequal devices, stopped, paused, resumed and cloned as they learn.
+
+::
+
+    from uneven import search
+
+    def train(trial):
+        model, optimizer = build(trial.params)
+        for step in trial.steps(model=model, optimizer=optimizer):  # goes on where the trial was paused
+            ...
+            trial.report(accuracy=evaluate(model))                  # may not return: stopped or paused here
+
+    result = search.run(train, space={"lr": search.log(1e-4, 1e-1)}, metric="accuracy", trials=64,
+                        scheduler="asha:max_t=27,reduction_factor=3")
+
+A name is imported when it is first touched: deciding needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from uneven.errors import ConfigError
+from uneven.search.schedulers import schedulers as _schedulers
+from uneven.search.searchers import searchers as _searchers
+
+if TYPE_CHECKING:
+    from uneven.search.begin import run
+    from uneven.search.result import SearchResult
+    from uneven.search.schedulers import Scheduler
+    from uneven.search.searchers import Searcher
+    from uneven.search.space import Space, choice, grid, integer, log, uniform
+    from uneven.search.trial import Trainable, Trial
+    from uneven.search.with_optuna import OptunaPruner, OptunaSearch
+
+__all__ = [
+    "Scheduler",
+    "SearchResult",
+    "Searcher",
+    "Space",
+    "Trainable",
+    "Trial",
+    "choice",
+    "grid",
+    "integer",
+    "log",
+    "run",
+    "uniform",
+]
+
+_HOMES = {
+    "uneven.search.result": ("SearchResult",),
+    "uneven.search.begin": ("run",),
+    "uneven.search.schedulers": ("Scheduler",),
+    "uneven.search.searchers": ("Searcher",),
+    "uneven.search.space": ("Space", "choice", "grid", "integer", "log", "uniform"),
+    "uneven.search.trial": ("Trainable", "Trial"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def _optuna() -> Any:
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("Optuna is not installed: pip install 'uneven[search]'")
+    return importlib.import_module("uneven.search.with_optuna")
+
+
+def _optuna_search(inner: str = "tpe") -> OptunaSearch:
+    """Optuna's samplers, asked and told: `optuna:tpe`; also `cmaes`, `gp`, `qmc`, `nsgaii`, `random`."""
+    made: OptunaSearch = _optuna().OptunaSearch(inner)
+    return made
+
+
+def _optuna_pruner(inner: str = "median") -> OptunaPruner:
+    """Optuna's pruners: `optuna:median`; also `percentile`, `halving`, `hyperband`. They stop, and never pause."""
+    made: OptunaPruner = _optuna().OptunaPruner(inner)
+    return made
+
+
+_searchers.register("optuna", _optuna_search)
+_schedulers.register("optuna", _optuna_pruner)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'uneven.search' has no attribute {name!r}", name=name)
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -170,9 +170,10 @@ class SearchCore:
         if not one.best >= score and score == score:
             one.best, one.best_t = score, t
         ruling, ordered = self._judged(one)
+        others = {str(other): what.why for other, what in ruling.others.items() if what.why}
         self.note({
             "event": "report", "trial": trial, "t": t, "metric": metric,
-            "move": ruling.move.value, "why": ruling.why, **(more or {}),
+            "move": ruling.move.value, "why": ruling.why, **({"others": others} if others else {}), **(more or {}),
         })  # fmt: skip
         self._settle(one, ruling, ordered)
         return ruling

@@ -1,0 +1,110 @@
+"""A person's word to a search that runs: notes in a folder of its directory, which only the same user can write.
+
+A note is there at once or not at all; its answer lies beside it. So it works at any terminal, on any machine that sees
+the directory, and nobody listens at a port.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import ConfigError, UnevenError
+
+FOLDER = "control"
+_ASK_EVERY_S = 0.05
+VERBS = ("stop", "resume", "clone")
+
+
+class SearchControl:
+    """The search's end.
+
+    Args:
+        answer: called with each note; what it returns is the answer.
+
+    Raises:
+        ConfigError: the folder belongs to somebody else.
+    """
+
+    def __init__(self, directory: Path, answer: Callable[[dict[str, Any]], str]) -> None:
+        self._folder = directory / FOLDER
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        if self._folder.stat().st_uid != os.geteuid():
+            raise ConfigError(f"{self._folder} belongs to somebody else: name another directory for the search")
+        self._folder.chmod(0o700)
+        self._answer = answer
+
+    def listen(self) -> int:
+        """Answer what has come; how many that was."""
+        notes = sorted(self._folder.glob("*.note"))
+        for note in notes:
+            _put(note.with_suffix(".answer"), self._heard(note))
+            note.unlink()
+        return len(notes)
+
+    def _heard(self, note: Path) -> dict[str, str]:
+        if note.lstat().st_uid != os.geteuid() or note.is_symlink():
+            return {"refused": "only the user who runs a search may act on it"}
+        try:
+            asked = json.loads(note.read_text(encoding="utf-8"))
+            if not isinstance(asked, dict) or asked.get("verb") not in VERBS:
+                return {"refused": f"a note says one of {', '.join(VERBS)}"}
+            return {"done": self._answer(asked)}
+        except (UnevenError, ValueError, KeyError, TypeError) as error:
+            return {"refused": str(error)}
+
+
+def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | None = None, within_s: float = 30) -> str:
+    """Say something to the search that runs in a directory; its answer.
+
+    Args:
+        verb: "stop", "resume" or "clone".
+        changes: settings of a clone that are other than the trial's.
+        within_s: how long to wait for the answer.
+
+    Raises:
+        ConfigError: no search runs there, it refuses, or it does not answer in time.
+    """
+    if not running(directory):
+        raise ConfigError(f"no search runs in {directory}: start it again with its own command, then say it")
+    note = directory / FOLDER / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.note"
+    answer = note.with_suffix(".answer")
+    try:
+        _put(note, {"verb": verb, "trial": trial, "changes": dict(changes or {})})
+    except PermissionError as error:
+        raise ConfigError(f"only the user who runs the search in {directory} may act on it") from error
+    until_s = time.monotonic() + within_s
+    while not answer.exists():
+        if time.monotonic() > until_s:
+            note.unlink(missing_ok=True)
+            raise ConfigError(f"the search in {directory} has not answered within {within_s:g} s")
+        time.sleep(_ASK_EVERY_S)
+    said: dict[str, str] = json.loads(answer.read_text(encoding="utf-8"))
+    answer.unlink()
+    if "refused" in said:
+        raise ConfigError(said["refused"])
+    return said["done"]
+
+
+def running(directory: Path) -> bool:
+    """Whether somebody holds the lock of a directory."""
+    try:
+        with (directory / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _put(path: Path, what: Mapping[str, Any]) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(dict(what)), encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,95 @@
+"""What has happened in a search, in a file that only grows: one line of JSON for each event.
+
+A line is written at once, by one call, so a search that is killed leaves whole lines and at most one that is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import CheckpointError, ConfigError
+from uneven.search.core import Happened
+
+EVENTS = "events.jsonl"
+ASKED = "search.json"
+
+
+class SearchLog:
+    """The file, open for more.
+
+    Args:
+        directory: of the search.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / EVENTS
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        os.ftruncate(self._file, len(_whole(path)))
+
+    def write(self, event: Happened) -> None:
+        """One more."""
+        line = json.dumps({**event, "at_s": round(time.time(), 3)}, separators=(",", ":")).encode() + b"\n"
+        if os.write(self._file, line) != len(line):
+            raise CheckpointError(f"{EVENTS}: the disk is full; make room, and start again")
+
+    def close(self) -> None:
+        """No more."""
+        os.close(self._file)
+
+
+def read_events(directory: Path) -> list[Happened]:
+    """Every event, but a last line that was cut off.
+
+    Raises:
+        CheckpointError: a line is no event.
+    """
+    events = []
+    for number, line in enumerate(_whole(directory / EVENTS).splitlines(), 1):
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            raise CheckpointError(f"{directory / EVENTS}, line {number}, cannot be read ({error})") from error
+        if not isinstance(event, dict) or "event" not in event:
+            raise CheckpointError(f"{directory / EVENTS}, line {number}, is no event")
+        events.append(event)
+    return events
+
+
+def agree(directory: Path, asked: dict[str, Any]) -> None:
+    """See that a search which was begun here was asked for the same; otherwise note what it is asked for.
+
+    Raises:
+        CheckpointError: it was asked for something else.
+    """
+    path = directory / ASKED
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+        for key in sorted({*before, *asked}):
+            if before.get(key) != asked.get(key):
+                raise CheckpointError(
+                    f"{directory} holds a search with {key}={before.get(key)!r}, and {asked.get(key)!r} is asked for: "
+                    f"go on with the same, or name another directory"
+                )
+        return
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asked, indent=1), encoding="utf-8")
+    part.replace(path)
+
+
+def _whole(path: Path) -> bytes:
+    """All lines that are not cut off."""
+    text = path.read_bytes() if path.exists() else b""
+    return text[: text.rfind(b"\n") + 1]

@@ -1,0 +1,88 @@
+"""A search described in TOML.
+
+::
+
+    [search]
+    train = "mymodels:train"              # a function of a trial, or a search.Trainable
+    metric = "accuracy"
+    trials = 64
+    scheduler = "asha:max_t=27,reduction_factor=3"
+    searcher = "optuna:tpe"               # the other keys are those of search.run
+
+    [space]
+    lr = { log = [1e-4, 1e-1] }
+    depth = { integer = [1, 4] }
+    width = { choice = [32, 64, 128] }
+    mix = { uniform = [0, 1] }
+    batch = 64                            # stays
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import ConfigError, UnknownNameError, access
+from uneven.fleet.ensemble_file import named
+from uneven.search.space import Domain, Plain, choice, grid, integer, log, uniform
+from uneven.tables import document, items, known, located, number, required, shown, table, text
+from uneven.tables import integer as whole
+
+_KEYS: dict[str, Callable[[Any], Any]] = {
+    "train": named, "metric": text, "mode": text, "trials": whole, "scheduler": text, "searcher": text,
+    "max_t": number, "time_attr": text, "target": number, "max_failures": whole, "nonfinite": text, "seed": whole,
+    "placing": text, "timeout_s": number,
+}  # fmt: skip
+_DOMAINS: dict[str, Callable[..., Domain]] = {
+    "uniform": uniform, "log": log, "integer": integer, "choice": choice, "grid": grid,
+}  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What ``search.run`` is given.
+
+    Raises:
+        ConfigError: the file cannot be read or understood, or names something that is not there.
+        UnknownNameError: a table, key or kind that does not exist, offering the nearest one.
+    """
+    with access(f"read {path}"):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise ConfigError(
+                f"there is no file {path}: give the path of a TOML file with the tables [search] and [space]"
+            ) from None
+    found = document(data, str(path))
+    with located(str(path)):
+        known(found, ("search", "space"))
+        asked = table(required(found, "search"))
+        known(asked, _KEYS)
+        for key in ("train", "metric"):
+            required(asked, key)
+    given: dict[str, Any] = {}
+    for key, value in asked.items():
+        with located(f"{path}: {key}"):
+            given[key] = _KEYS[key](value)
+    with located(f"{path}: space"):
+        space = table(found.get("space", {}))
+    given["space"] = {}
+    for name, value in space.items():
+        with located(f"{path}: {shown(name)}"):
+            given["space"][name] = _domain(value)
+    return given
+
+
+def _domain(value: Any) -> Domain | Plain:
+    if not isinstance(value, dict):
+        plain: Plain = value
+        return plain
+    if len(value) != 1:
+        raise ConfigError(f"{shown(value)}: give one kind, such as {{ log = [1e-4, 1e-1] }}")
+    ((kind, values),) = value.items()
+    if kind not in _DOMAINS:
+        raise UnknownNameError("kind of setting", kind, _DOMAINS)
+    try:
+        return _DOMAINS[kind](*items(values))
+    except TypeError as error:
+        raise ConfigError(f"{kind} = {shown(values)}: give its two ends") from error

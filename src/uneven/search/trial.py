@@ -1,0 +1,260 @@
+"""What a training function is given: its settings, and whom to report to."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from uneven.errors import ConfigError
+from uneven.fleet.member.checkpoint import random_state, set_random_state
+from uneven.jobs.place import ProcessLine
+from uneven.search import checkpoints
+from uneven.search.space import Domain, FloatRange, IntRange, Params, Plain, choice
+
+SAVE_SHARE = 0.05
+"""Of a trial's time, so much may go into keeping states; its best one is kept in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialJob:
+    """What a process is told about a trial.
+
+    Attributes:
+        t: how much it has been trained; its checkpoint may be older.
+        folder: where its states lie.
+        load: the state to go on from; None begins anew.
+        sign: times the metric: the higher the better.
+        best: its best score so far.
+        device: torch's name of it.
+    """
+
+    number: int
+    params: Params
+    seed: int
+    t: float
+    life: int
+    folder: Path
+    load: Path | None
+    metric: str
+    time_attr: str
+    sign: float
+    best: float
+    device: str
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, or anything else that has a state."""
+
+    def state_dict(self) -> Any:
+        """Tensors and plain data."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Go on from there."""
+        ...
+
+
+class LeaveTrial(BaseException):
+    """The trial ends or pauses here; it unwinds the user's function, which is not to catch it."""
+
+
+class Trial:
+    """One set of settings, being trained.
+
+    Attributes:
+        number: of the trial in its search.
+        params: the settings.
+        device: torch's name of the device that it may use.
+        seed: of this trial; the search's seed and its number decide it.
+    """
+
+    def __init__(self, line: ProcessLine, job: TrialJob) -> None:
+        self.number = job.number
+        self.params = dict(job.params)
+        self.device = job.device
+        self.seed = job.seed
+        self._line, self._job = line, job
+        self._parts: dict[str, Stateful] = {}
+        self._loaded: dict[str, Any] = checkpoints.read(job.load) if job.load is not None else {}
+        self._iteration: int = self._loaded.get("iteration", 0)
+        self._epoch: int = self._loaded.get("epoch", 0)
+        self._reported: bool | None = None  # in this step; None outside of steps
+        self._best = job.best
+        self._t = float(self._loaded.get("t", 0.0))
+        self._since_s = time.perf_counter()
+        self._saved_s, self._save_took_s = -math.inf, 0.0
+
+    def __getitem__(self, name: str) -> Plain:
+        return self.params[name]
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it goes on from a state."""
+        return bool(self._loaded)
+
+    def keep(self, **parts: Stateful) -> None:
+        """What belongs to the trial's state: models, optimizers and whatever else has a ``state_dict``.
+
+        If the trial goes on from a state, each part is brought to it now.
+
+        Raises:
+            ConfigError: a part without a state.
+            CheckpointError: the state has no such part: the function kept others when it was written.
+        """
+        for name, part in parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise ConfigError(
+                    f"trial.keep({name}=…): a {type(part).__name__} has no state_dict and load_state_dict"
+                )
+            self._parts[name] = part
+            if self._loaded:
+                if name not in self._loaded["parts"]:
+                    raise ConfigError(
+                        f"trial {self.number}: its state has no part {name!r}, but {list(self._loaded['parts'])}: "
+                        f"keep what was kept when the search began, or name another directory"
+                    )
+                part.load_state_dict(self._loaded["parts"][name])
+        if self._loaded:
+            set_random_state(self._loaded["random"])
+
+    def steps(self, **parts: Stateful) -> Iterator[int]:
+        """Numbers of steps, from the one at which the trial was paused, without end: ``report`` ends it.
+
+        Each step reports once, at its end.
+
+        Args:
+            parts: see :meth:`keep`.
+        """
+        self.keep(**parts)
+        while True:
+            self._reported = False
+            yield self._epoch
+            if not self._reported:
+                self._epoch += 1
+
+    def report(self, **metrics: float) -> None:
+        """Tell the search how good the trial is now. It may not return: the trial is stopped or paused here.
+
+        Raises:
+            ConfigError: a value that is no number, or a second report in one step.
+        """
+        for name, value in metrics.items():
+            if not isinstance(value, int | float):
+                hint = f"float({name})" if hasattr(value, "__float__") else "a number"
+                raise ConfigError(f"trial.report({name}=…) is given a {type(value).__name__}: give {hint}")
+        if self._reported:
+            raise ConfigError(
+                f"trial.report was called twice in step {self._epoch - 1}: report once, at its end, so that a trial "
+                f"can go on from there"
+            )
+        self._iteration += 1
+        self._epoch += 1
+        if self._reported is not None:
+            self._reported = True
+        self._t = float(self._needed_t(metrics))
+        score = self._job.sign * float(metrics.get(self._job.metric, math.nan))
+        better = not self._best >= score and score == score
+        self._best = score if better else self._best
+        now_s = time.perf_counter()
+        saved = self._worth_saving(now_s, better) and self._save()
+        told = {"seconds": time.perf_counter() - self._since_s, "saved": saved}
+        self._line.send(("report", self.number, self._t, dict(metrics), told))
+        _, move, save = self._line.recv()
+        if move == "stop":
+            raise LeaveTrial
+        if (save or move == "pause") and not saved:
+            self._save()
+        if save:
+            self._line.send(("saved", self.number, self._t))
+        if move != "continue":
+            raise LeaveTrial
+        self._since_s = time.perf_counter()
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """A setting that the space does not name, as Optuna has it."""
+        return float(self._suggest(name, FloatRange(low, high, log)))  # type: ignore[arg-type]
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
+        """The same of a whole number."""
+        return int(self._suggest(name, IntRange(low, high, log)))  # type: ignore[arg-type]
+
+    def suggest_categorical(self, name: str, choices: list[Plain] | tuple[Plain, ...]) -> Plain:
+        """The same of a choice."""
+        return self._suggest(name, choice(*choices))
+
+    def _suggest(self, name: str, domain: Domain) -> Plain:
+        if name not in self.params or not domain.holds(self.params[name]):
+            self._line.send(("define", self.number, name, domain.to_plain()))
+            what, value = self._line.recv()
+            if what == "refused":
+                raise ConfigError(value)
+            self.params[name] = value
+        return self.params[name]
+
+    def _needed_t(self, metrics: Mapping[str, float]) -> float:
+        if self._job.time_attr == "training_iteration":
+            return self._iteration
+        if self._job.time_attr not in metrics:
+            raise ConfigError(
+                f"trial.report without {self._job.time_attr!r}, by which the search counts training (time_attr): "
+                f"report it, or leave time_attr out to count reports"
+            )
+        return metrics[self._job.time_attr]
+
+    def _worth_saving(self, now_s: float, better: bool) -> bool:
+        if not self._parts:
+            return False
+        return better or now_s - self._saved_s >= self._save_took_s / SAVE_SHARE
+
+    def _save(self) -> bool:
+        if not self._parts:
+            return False
+        began_s = time.perf_counter()
+        checkpoints.write(checkpoints.path_of(self._job.folder, self._job.life, self._t), {
+            "trial": self.number, "t": self._t, "iteration": self._iteration, "epoch": self._epoch,
+            "params": self.params, "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "random": random_state(),
+        })  # fmt: skip
+        self._saved_s = time.perf_counter()
+        self._save_took_s = self._saved_s - began_s
+        return True
+
+
+class Trainable(ABC):
+    """The other way to write a training: a class that is stepped, and reports what ``step`` returns."""
+
+    @abstractmethod
+    def setup(self, params: Params) -> None:
+        """Make model, optimizer and data; called once."""
+
+    @abstractmethod
+    def step(self) -> Mapping[str, float]:
+        """Train a little, and return metrics."""
+
+    @abstractmethod
+    def save(self) -> dict[str, Any]:
+        """The state, of tensors and plain data."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from there; called after ``setup``."""
+
+
+class _Kept:
+    """The state of a class that is stepped, as a part of a trial's."""
+
+    def __init__(self, one: Trainable) -> None:
+        self.state_dict, self.load_state_dict = one.save, one.load
+
+
+def drive(kind: type[Trainable], trial: Trial) -> None:
+    """Step one until the search ends it."""
+    one = kind()
+    one.setup(trial.params)
+    for _ in trial.steps(trainable=_Kept(one)):
+        trial.report(**one.step())

@@ -1,0 +1,92 @@
+"""What one sees while a search runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from uneven.report.console import Console
+from uneven.search.engine import SearchSnapshot
+from uneven.search.records import TrialRecord, TrialStatus
+
+_ROWS = 16
+_BARS = "▁▂▃▄▅▆▇█"
+_ORDER = {TrialStatus.RUNNING: 0, TrialStatus.PAUSED: 1, TrialStatus.PENDING: 2}
+
+
+@contextmanager
+def silent(metric: str) -> Iterator[Callable[[SearchSnapshot], None]]:
+    """Shows nothing."""
+    yield lambda moment: None
+
+
+@contextmanager
+def live(metric: str, console: Console | None = None) -> Iterator[Callable[[SearchSnapshot], None]]:
+    """A table on the terminal, on the standard error; where that is no terminal, a line for each trial that ends."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(metric, console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as screen:
+        yield lambda moment: screen.update(view(moment), refresh=True)
+
+
+def _lines(metric: str, console: Console) -> Callable[[SearchSnapshot], None]:
+    told: set[int] | None = None
+
+    def show(moment: SearchSnapshot) -> None:
+        nonlocal told
+        over = {one.number for one in moment.core.trials if one.over}
+        for number in sorted(over - told) if told is not None else ():
+            one = moment.core.trials[number]
+            best = f"{metric} {moment.core.terms.sign * one.best:.6g}" if one.best == one.best else f"no {metric}"
+            console.print(Text(f"trial {number}: {best} at {one.best_t:g}; {one.why.splitlines()[-1]}"), soft_wrap=True)
+        told = over
+
+    return show
+
+
+def view(moment: SearchSnapshot) -> Group:
+    """Trials as rows: those that run, then those that wait, then the best of those that have ended."""
+    core = moment.core
+    counts = {status: sum(one.status is status for one in core.trials) for status in TrialStatus}
+    table = Table("trial", core.terms.metric, "curve", "at", "device", "s/unit", "left", "state", "settings")
+    shown = sorted(core.trials, key=lambda one: (_ORDER.get(one.status, 3), _worst(one), one.number))
+    for one in shown[:_ROWS]:
+        device = moment.running.get(one.number)
+        unit_s = moment.unit_s.get(one.number, math.nan)
+        left_s = core.left(one.number, one.t) * unit_s
+        table.add_row(
+            str(one.number),
+            f"{core.terms.sign * one.best:.5g}" if one.best == one.best else "–",
+            sparkline([metric for _, metric in moment.curves.get(one.number, [])][-12:]),
+            f"{one.t:g}",
+            f"{device} {moment.devices[device]}" if device is not None else "",
+            f"{unit_s:.3g}" if unit_s == unit_s else "",
+            f"{left_s:.0f} s" if math.isfinite(left_s) else "",
+            Text(one.status.value + (f": {one.why.splitlines()[-1][:40]}" if one.why else "")),
+            Text(" ".join(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+                          for name, value in one.params.items())),
+        )  # fmt: skip
+    said = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
+    moved = f"; {moment.moves} moves to faster devices" if moment.moves else ""
+    return Group(Text(f"{said} of {core.terms.trials} trials, {moment.took_s:.0f} s{moved}"), table)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in characters; numbers that are none are left out."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    return "".join(_BARS[round((value - low) / (high - low or 1.0) * (len(_BARS) - 1))] for value in known)
+
+
+def _worst(one: TrialRecord) -> float:
+    return -one.best if one.best == one.best else math.inf

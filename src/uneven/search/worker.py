@@ -1,0 +1,60 @@
+"""The process in which trials are trained, one after the other: a trial is a message, not a process."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from uneven.jobs.call import telling
+from uneven.jobs.place import ProcessLine
+from uneven.search.trial import LeaveTrial, Trainable, Trial, TrialJob, drive
+
+Train = Callable[[Trial], Any] | type[Trainable]
+
+
+def seed_of(seed: int, trial: int) -> int:
+    """The seed of a trial, 0 … 2^32 − 1."""
+    return int.from_bytes(hashlib.sha256(f"{seed} trial {trial}".encode()).digest()[:4])
+
+
+def work(line: ProcessLine, train: bytes) -> None:
+    """Train whatever trials come.
+
+    Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``, ``("value", value)`` and ``("refused",
+    text)``. Out: what a :class:`Trial` says, ``("left", trial)``, ``("ended", trial)`` when its function has returned,
+    and ``("failed", trial, text)``, after which the process ends, since nobody knows what the user's code has left
+    behind.
+
+    Args:
+        train: the function or class, pickled.
+    """
+    torch.set_num_threads(1)
+    function: Train = pickle.loads(train)  # noqa: S301  # it comes from the process that started this one
+    while True:
+        _, job = line.recv()
+        _run(line, function, job)
+
+
+def _run(line: ProcessLine, function: Train, job: TrialJob) -> None:
+    random.seed(job.seed)
+    np.random.seed(job.seed)
+    torch.manual_seed(job.seed)
+    with telling(lambda text: line.send(("failed", job.number, text))):
+        if job.device.startswith("cuda"):
+            torch.cuda.set_device(job.device)
+        try:
+            trial = Trial(line, job)
+            if isinstance(function, type):
+                drive(function, trial)
+            else:
+                function(trial)
+        except LeaveTrial:
+            line.send(("left", job.number))
+            return
+    line.send(("ended", job.number))

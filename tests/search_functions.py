@@ -1,0 +1,114 @@
+"""Training functions that tests search with; they are called in other processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.search import Trainable, Trial
+from uneven.search.space import Params
+
+
+def trivial(trial: Trial) -> None:
+    trial.report(score=trial["x"])
+
+
+def climbs(trial: Trial) -> None:
+    """A real model that really learns, bit for bit the same on each machine; nine steps."""
+    torch.manual_seed(trial.seed)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(trial["rate"]), momentum=0.9)  # type: ignore[arg-type]
+    for step in trial.steps(model=model, optimizer=optimizer):
+        if "pause_s" in trial.params:
+            time.sleep(float(trial["pause_s"]))  # type: ignore[arg-type]
+        x = torch.randn(16, 4)
+        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        _note(trial, f"{trial.number} {step}")
+        trial.report(loss=loss.item())
+        if step == 8:
+            return
+
+
+class Counts(Trainable):
+    """The other style: counts its steps."""
+
+    def setup(self, params: Params) -> None:
+        self.params, self.count = params, 0
+
+    def step(self) -> Mapping[str, float]:
+        self.count += 1
+        return {"score": float(self.params["x"]) * self.count}  # type: ignore[arg-type]
+
+    def save(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def crashes(trial: Trial) -> None:
+    """Trial 0 raises once in its third step, trial 1 kills its process in each, trial 2 diverges."""
+    for step in trial.steps(count=Counter()):
+        if trial.number == 0 and step == 2 and not trial.resumed:
+            raise ValueError("a bad day")
+        if trial.number == 1 and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        score = float("nan") if trial.number == 2 and step == 1 else float(step)
+        trial.report(score=score)
+        if step == 4:
+            return
+
+
+class Counter:
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        return None
+
+
+def reports_something_else(trial: Trial) -> None:
+    trial.report(loss=1.0)
+
+
+def asks(trial: Trial) -> None:
+    momentum = trial.suggest_float("momentum", 0.1, 0.9)
+    layers = trial.suggest_int("layers", 1, 3)
+    kind = trial.suggest_categorical("kind", ["a", "b"])
+    assert trial.suggest_float("momentum", 0.1, 0.9) == momentum
+    trial.report(score=momentum + layers + (kind == "a"))
+
+
+def waits(trial: Trial) -> None:
+    """Steps until it is stopped, slowly."""
+    for step in trial.steps(count=Counter()):
+        time.sleep(0.05)
+        trial.report(score=float(step))
+
+
+def misuses(trial: Trial) -> None:
+    match trial["how"]:
+        case "text":
+            trial.report(score="high")  # type: ignore[arg-type]
+        case "twice":
+            for _ in trial.steps():
+                trial.report(score=1.0)
+                trial.report(score=1.0)
+        case "part":
+            trial.keep(model=3)  # type: ignore[arg-type]
+
+
+def _note(trial: Trial, text: str) -> None:
+    if "noted_in" in trial.params:
+        with Path(str(trial["noted_in"])).open("a") as file:
+            file.write(f"{text}\n")

@@ -1,0 +1,298 @@
+"""Searches with real processes: both styles, crashes, kills, a person's word; the same in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import search_functions as functions
+from uneven import search
+from uneven.cli import main
+from uneven.errors import CheckpointError, ConfigError, TrainingError, UnevenError, UnknownNameError
+from uneven.search import search_file
+from uneven.search.control import tell
+from uneven.search.events import EVENTS, read_events
+from uneven.testing.scripts import Script
+
+RATE = {"rate": search.log(1e-3, 0.3)}
+
+
+def run(
+    train: Callable[..., object], directory: Path, space: dict[str, Any] | None = None, **given: Any
+) -> search.SearchResult:
+    asked = {"metric": "score", "devices": 2, "directory": directory, "progress": False, **given}
+    return search.run(train, space or {}, **asked)
+
+
+def climb(
+    directory: Path, noted: Path | None = None, pause_s: float | None = None, **given: Any
+) -> search.SearchResult:
+    space: dict[str, Any] = dict(RATE)
+    if noted is not None:
+        space["noted_in"] = str(noted)
+    if pause_s is not None:
+        space["pause_s"] = pause_s
+    asked = {"metric": "loss", "mode": "min", "trials": 9, "scheduler": "asha-promote:max_t=9,reduction_factor=3"}
+    return run(functions.climbs, directory, space, **{**asked, **given})
+
+
+def outcome(result: search.SearchResult) -> list[tuple[int, float, float, str]]:
+    return sorted((row.number, row.metric, row.t, row.status) for row in result.rows)
+
+
+def test_paused_trials_go_on_where_they_were(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    result = climb(tmp_path / "halved", noted, devices=1)
+    assert [row.t for row in result.rows].count(9) >= 1
+    assert Counter(noted.read_text().split("\n"))[""] == 1
+    steps = Counter(noted.read_text().splitlines())
+    assert set(steps.values()) == {1}  # nobody took a step twice
+    best = result.best
+    whole = climb(tmp_path / "whole", scheduler="fifo", max_t=best.t, devices=1)
+    same = next(row for row in whole.rows if row.number == best.number)
+    assert (same.metric, same.best_t) == (best.metric, best.best_t)  # to the bit: paused, and not
+    assert best.checkpoint is not None
+    assert torch.load(best.checkpoint, weights_only=True)["t"] == best.best_t
+
+
+def test_a_class_is_stepped_and_a_population_clones(tmp_path: Path) -> None:
+    result = run(
+        functions.Counts, tmp_path, {"x": search.uniform(0, 1)}, trials=4,
+        scheduler="pbt:perturbation_interval=2,synch=true,max_t=8",
+    )  # fmt: skip
+    assert [row.t for row in result.rows] == [8] * 4
+    assert "goes on from trial" in json.dumps(result.events())
+
+
+def test_who_crashes_is_tried_again_from_its_last_state_and_who_diverges_is_not(tmp_path: Path) -> None:
+    result = run(functions.crashes, tmp_path, trials=4, max_failures=1)
+    rows = {row.number: row for row in result.rows}
+    assert (rows[0].status, rows[0].t, rows[3].t) == ("terminated", 5, 5)
+    assert rows[1].status == "error"
+    assert rows[1].why == "its process was killed by SIGKILL"
+    assert rows[2].why == "diverged: score is no finite number at 2"
+    assert {row.number for row in result.failed} == {1, 2}
+    fails = Counter(event["trial"] for event in result.events() if event["event"] == "fail")
+    assert fails == {0: 1, 1: 2}
+    assert list(result.frame()["trial"]) == [row.number for row in result.rows]
+    result.report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "diverged: score is no finite number at 2" in page
+    assert "Who had which device" in page
+    again = run(functions.crashes, tmp_path, trials=4, max_failures=1)  # it is over: nothing is trained
+    assert outcome(again) == outcome(result)
+
+
+def test_settings_are_asked_for_while_training(tmp_path: Path) -> None:
+    result = run(functions.asks, tmp_path, trials=3)
+    assert all({"momentum", "layers", "kind"} == set(row.params) for row in result.rows)
+    assert len({row.params["momentum"] for row in result.rows}) == 3
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {tests!r})
+import test_search_engine as here
+from pathlib import Path
+if __name__ == "__main__":
+    here.climb(Path({directory!r}), Path({noted!r}), 0.03, devices=1)
+"""
+
+
+def test_a_search_that_is_killed_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    undisturbed = climb(tmp_path / "whole", tmp_path / "noted too", 0.0, devices=1)
+    directory = tmp_path / "killed"
+    here = Path(__file__).parent
+    script = tmp_path / "search.py"
+    script.write_text(KILLED.format(tests=str(here), directory=str(directory), noted=str(noted)))
+    path = os.pathsep.join([str(here), str(here.parents[1])])
+    with Script([str(script)], env={**os.environ, "PYTHONPATH": path}) as child:
+        _wait(lambda: _reports(directory) >= 8)
+        family = psutil.Process(child.pid).children(recursive=True)
+        child.kill()
+        psutil.wait_procs(family, timeout=30)
+    with (directory / EVENTS).open("a") as file:
+        file.write('{"event":"repo')  # and what was being written was cut off
+    result = climb(directory, noted, 0.03, devices=1)
+    ours, theirs = ([row[1:] for row in outcome(one)] for one in (result, undisturbed))
+    assert ours == theirs
+    steps = Counter(noted.read_text().splitlines())
+    assert sum(steps.values()) <= len(steps) + 3  # what was trained since the last state that was kept
+
+
+def _reports(directory: Path) -> int:
+    path = directory / EVENTS
+    return path.read_text().count('"event":"report"') if path.exists() else 0
+
+
+def _wait(ready: Callable[[], bool], within_s: float = 100) -> None:
+    until_s = time.monotonic() + within_s
+    while not ready():
+        assert time.monotonic() < until_s, "it never came"
+        time.sleep(0.01)
+
+
+def test_a_person_stops_resumes_and_clones_at_another_terminal(tmp_path: Path) -> None:
+    said: list[str] = []
+    refused: list[str] = []
+
+    def person() -> None:
+        _wait(lambda: _reports(tmp_path) >= 6)
+        said.append(tell(tmp_path, "clone", 0, {"x": 3}))
+        said.append(tell(tmp_path, "stop", 0))
+        said.append(tell(tmp_path, "stop", 1))
+        for verb, trial, changes in (("stop", 77, {}), ("clone", 0, {"y": 1}), ("clone", 0, {"x": 9}), ("sing", 0, {})):
+            try:
+                tell(tmp_path, verb, trial, changes)
+            except ConfigError as error:
+                refused.append(str(error))
+        strange = tmp_path / "control" / "1.note"
+        strange.write_text('{"verb": "stop", "trial": 2}')
+        if os.geteuid() == 0:
+            os.chown(strange, 12345, 12345)
+        _wait(lambda: strange.with_suffix(".answer").exists())
+        refused.append(strange.with_suffix(".answer").read_text())
+        _wait(lambda: _trials(tmp_path) > 2 and _reports(tmp_path) > 8)
+        said.append(tell(tmp_path, "stop", 2))
+
+    talk = threading.Thread(target=person)
+    talk.start()
+    result = run(functions.waits, tmp_path, {"x": search.choice(1, 2, 3)}, trials=2)
+    talk.join()
+    assert re.match(r"trial 2 goes on from trial 0 at \d+", said[0])
+    assert said[1:3] == ["trial 0 stops at its next report", "trial 1 stops at its next report"]
+    rows = {row.number: row for row in result.rows}
+    assert rows[2].params == {"x": 3}
+    assert {row.why for row in rows.values()} == {"stopped by hand"}
+    assert "trial" in refused[0]
+    assert "no setting 'y'" in refused[1]
+    assert "not in the space" in refused[2]
+    assert "stop, resume, clone" in refused[3]
+    if os.geteuid() == 0:
+        assert "only the user" in refused[4]
+    with pytest.raises(ConfigError, match="no search runs in"):
+        tell(tmp_path, "stop", 0)
+
+
+def _trials(directory: Path) -> int:
+    return len({event["trial"] for event in read_events(directory) if event["event"] == "report"})
+
+
+@pytest.mark.parametrize(
+    ("train", "given", "kind", "said"),
+    [
+        (functions.reports_something_else, {}, TrainingError, "never reported 'score'"),
+        (lambda trial: None, {}, ConfigError, "cannot be sent"),
+        (3, {}, ConfigError, "give a function"),
+        (int, {}, ConfigError, "derive it from search.Trainable"),
+        (functions.trivial, {"placing": "best"}, ConfigError, "placing"),
+        (functions.trivial, {"timeout_s": 0}, ConfigError, "timeout_s"),
+        (functions.trivial, {"engine": "slurm"}, UnknownNameError, "engine"),
+        (functions.trivial, {"scheduler": "asha:max_t=1,grace_period=2"}, ConfigError, "grace_period"),
+        (functions.trivial, {"searcher": "optuna:tpo"}, UnknownNameError, "tpe"),
+        (functions.trivial, {"scheduler": "optuna:mean"}, UnknownNameError, "median"),
+    ],
+)
+def test_bad_input_is_refused(
+    tmp_path: Path, train: Any, given: dict[str, Any], kind: type[UnevenError], said: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(said)):
+        run(train, tmp_path / "run", {"x": search.uniform(0, 1)}, **given)
+    started = [event for event in read_events(tmp_path / "run") if event["event"] == "start"]
+    assert bool(started) == (kind is TrainingError)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("text", "give a number"), ("twice", "called twice"), ("part", "no state_dict")]
+)
+def test_what_a_trial_cannot_take_is_said_in_its_row(tmp_path: Path, how: str, said: str) -> None:
+    result = run(functions.misuses, tmp_path, {"how": how})
+    assert said in result.rows[0].why
+    assert result.rows[0].status == "error"
+
+
+def test_a_directory_holds_one_search(tmp_path: Path) -> None:
+    space = {"x": search.uniform(0, 1)}
+    first = run(functions.trivial, tmp_path, space, trials=3)
+    more = run(functions.trivial, tmp_path, space, trials=5, devices=3)  # more trials, on more devices
+    assert {row.number for row in first.rows} < {row.number for row in more.rows}
+    assert [more.rows[i].metric for i in range(5)] == sorted((row.metric for row in more.rows), reverse=True)
+    for changed in ({"seed": 1}, {"scheduler": "median"}, {"mode": "min"}):
+        with pytest.raises(CheckpointError, match=next(iter(changed))):
+            run(functions.trivial, tmp_path, space, **changed)
+    (tmp_path / EVENTS).write_text("[]\n")
+    with pytest.raises(CheckpointError, match="is no event"):
+        run(functions.trivial, tmp_path, space, trials=3)
+
+
+def test_a_trial_that_hangs_has_failed(tmp_path: Path) -> None:
+    result = run(functions.climbs, tmp_path, {"rate": 0.1, "pause_s": 60.0}, timeout_s=1.0, metric="loss")
+    assert "hung" in result.rows[0].why
+
+
+def test_from_a_file_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "search.toml").write_text(
+        '[search]\ntrain = "search_functions:trivial"\nmetric = "score"\ntrials = 4\nsearcher = "optuna:tpe"\n'
+        '[space]\nx = { uniform = [0, 1] }\nkind = { choice = ["a", "b"] }\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["search", "search.toml", "--devices", "1", "--report", "page.html", "--trials", "5"])
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert (tmp_path / "page.html").exists()
+    asked = json.loads((tmp_path / "runs" / "search" / "search.json").read_text())
+    assert asked["searcher"] == "optuna:tpe"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (["nowhere.toml"], "no file nowhere.toml"),
+        (["a.toml", "b.toml"], "give one FILE"),
+        (["stop", "runs/x"], "a trial's number"),
+        (["stop", "runs/x", "3"], "no search runs in"),
+        (["stop", "runs/x", "3", "lr=1"], "stop takes no settings"),
+        (["clone", "runs/x", "3", "lr"], "KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_meant_on_the_command_line(
+    tmp_path: Path, said: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["search", *said])
+    assert ended.value.code == 2
+    assert why in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('[search]\nmetric = "a"', "'train' is missing"),
+        ('[serach]\nmetric = "a"', "search"),
+        ('[search]\ntrain = "search_functions:nobody"\nmetric = "a"', "has no"),
+        ('[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { log = [1] }', "two ends"),
+        ('[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { lag = [1, 2] }', "log"),
+        ('[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { }', "one kind"),
+    ],
+)
+def test_a_file_that_cannot_be_meant(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "search.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        search_file.read(path)
