@@ -330,7 +330,16 @@ while True: pass
 """
 
 
-@pytest.mark.alone
+def runs_freely(pid: int) -> bool:
+    """Whether it uses 0.3 s of processor time without being seen stopped; at 0.05 of a core it is so nearly always."""
+    process = psutil.Process(pid)
+    aim_s = sum(process.cpu_times()[:2]) + 0.3
+    while sum(process.cpu_times()[:2]) < aim_s:
+        if process.status() == psutil.STATUS_STOPPED:
+            return False
+    return True
+
+
 def test_a_worker_that_is_through_is_not_throttled_any_more(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = launch.Launch(target=(script(tmp_path, THROUGH),), shares=(0.05, 0.05), wait_ready=True)
@@ -340,14 +349,7 @@ def test_a_worker_that_is_through_is_not_throttled_any_more(tmp_path: Path) -> N
         assert any("uneven.cluster.throttle_loop" in psutil.Process(pid).cmdline() for pid in below)
         (run / "enough").touch()
         assert until(lambda: not any((run / f"ready-{rank}").exists() for rank in range(2)))
-        time.sleep(0.5)  # the launcher looks five times a second
-
-        def used_s() -> float:
-            return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
-
-        before_s = used_s()
-        assert until(lambda: used_s() - before_s > 1.0, 10)  # at its share it would take ten seconds of two workers
-        assert not any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids for _ in range(50))
+        assert until(lambda: all(map(runs_freely, pids)))
 
 
 def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from uneven.errors import LaunchError
 from uneven.jobs import Command, Ending, Events, How
 from uneven.launch import Launch
 from uneven.launch.failure import Death, blame, gone, told_in
+from uneven.launch.watched import shutdown_within_s
 from uneven.world import NODE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, WORLD_VARIABLE, Elastic
-
-_END_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +146,7 @@ class Workers:
         self._run_directory = run_directory
         self._events = events
         self._launcher = launcher
+        self._end_within_s = shutdown_within_s()
         self._all: list[EmulatedWorker] = []
         self._on: dict[int, EmulatedWorker] = {}  # the newest of each node
         there = [i for i, node in enumerate(spec.nodes) if launcher is None or node.name in spec.initial_members]
@@ -218,7 +218,7 @@ class Workers:
         for one in self.running:
             self._machines.lift(one.node)
             one.process.ask_to_end()
-        deadline_s = time.monotonic() + _END_WITHIN_S
+        deadline_s = time.monotonic() + self._end_within_s
         while self.running and (left_s := deadline_s - time.monotonic()) > 0 and not in_a_hurry():
             self._events.wait(left_s)
             self.look()
@@ -230,7 +230,7 @@ class Workers:
         """Why the run has ended; one worker at least has failed, and all have ended."""
         first_s = min(one.process.ending.at_s for one in self._all if one.process.ending is not None)
         deaths = [self._death(one) for one in self.lost]
-        return blame(deaths, first_s=first_s, shutdown_within_s=_END_WITHIN_S)
+        return blame(deaths, first_s=first_s, shutdown_within_s=self._end_within_s)
 
     def forget_errors(self) -> None:
         """Remove what the workers wrote about their ends; it has been told."""

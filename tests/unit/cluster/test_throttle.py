@@ -56,7 +56,7 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def until(happens: Callable[[], bool], within_s: float = 20.0) -> bool:
+def until(happens: Callable[[], bool], within_s: float = 60.0) -> bool:
     end = time.monotonic() + within_s
     while not happens():
         if time.monotonic() > end:
@@ -145,12 +145,14 @@ def test_the_throttle_itself_costs_little(start: Start) -> None:
 def test_a_descendant_born_later_is_on_the_same_account(start: Start) -> None:
     parent = start(PARENT)
     with Throttle() as throttle:
-        throttle.limit(parent.pid, 0.2)
+        throttle.limit(parent.pid, 0.02)  # less than it gets on any machine
         assert parent.stdin is not None
         parent.stdin.write(b"\n")
         parent.stdin.flush()
-        assert until(lambda: throttle.stats()["used_s"][parent.pid] > 0.3)
+        assert until(lambda: psutil.Process(parent.pid).children() != [])
         (child,) = psutil.Process(parent.pid).children()
+        before_s = throttle.stats()["used_s"][parent.pid]
+        assert until(lambda: throttle.stats()["used_s"][parent.pid] > before_s + 0.05)
         statuses = set()
 
         def stopped_once() -> bool:
@@ -313,22 +315,23 @@ except PermissionError:
     assert done.stdout == "refused\n", done.stderr
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere CPU times are as coarse as the system makes them")
 def test_the_clock_of_a_busy_process_is_exact_between_two_ticks() -> None:
-    """Its own account, read when it stops for good, is the truth; the clock must not lag behind it by a tick."""
-    code = "import time\nprint('on', flush=True)\nwhile time.process_time() < 0.5: pass"
+    """Eight looks in a row, half a millisecond apart, see it go on; ticks are 4 ms apart, or 1 at best.
+
+    Where other processes take its core, or that of this one, there is no such row for a while.
+    """
+    code = "print('on', flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
         process = HeldProcess(child.pid)
         policy = os.sched_getscheduler(child.pid)
-        changed, last = 0, process.cpu_s()
-        for _ in range(200):
+        row, last = [time.monotonic()], process.cpu_s()
+        while len(row) < 9 or row[-1] - row[-9] > 0.0065:
             time.sleep(0.0005)
             now = process.cpu_s()
-            changed, last = changed + (now != last), now
-        assert changed > 150, "without settling it changes every 4 ms at best, so for 25 looks out of 200"
+            row, last = [*row, time.monotonic()] if now != last else [time.monotonic()], now
         process.close()
         assert os.sched_getscheduler(child.pid) == policy
         child.kill()

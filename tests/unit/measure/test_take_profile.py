@@ -124,7 +124,6 @@ def test_it_begins_at_the_smallest_batch_that_is_allowed() -> None:
     assert take_profile(step, model, optimizer, least=3, most=12).sizes == (3, 6, 12)
 
 
-@pytest.mark.alone  # what others take meanwhile would count
 def test_those_who_fill_the_same_memory_get_a_part_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """What four share stops where a quarter of it is full.
 
