@@ -181,6 +181,22 @@ def overhead(quick: Quick = False, json: Json = False, data: Data = "digits") ->
     show(lambda told: run(quick, data, told), tables, json)
 
 
+@app.command("loops")
+def loops(
+    quick: Quick = False,
+    json: Json = False,
+    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+) -> None:
+    """Samples that cost unequally, and evaluations, on four unequal workers.
+
+    Cases: packed and padded (speeches of Shakespeare, from UNEVEN_DATA), evaluate. Six minutes.
+    """
+    from uneven_bench.loops.bench import run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told, case), tables, json)
+
+
 @app.command("split")
 def split(quick: Quick = False, json: Json = False) -> None:
     """How long deciding takes for 10,000 workers.

@@ -19,13 +19,14 @@ class DrawnSteps:
         batch_size: the global batch X, samples of all workers together.
 
     Attributes:
-        samples, paced, first_samples, lookahead, reads_along, epoch: see ``BalancedLoader``.
+        samples, paced, first_samples, lookahead, reads_along, epoch, alike: see ``BalancedLoader``.
         iteration: steps taken so far; the next one has this number.
     """
 
     samples = paced = first_samples = None
     lookahead = epoch = 0
     reads_along = False
+    alike = ""
 
     def __init__(self, batch_size: int, rank: int) -> None:
         self.batch_size, self.iteration = batch_size, 0

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
+from uneven.data.costs import SampleCosts
 from uneven.data.order import Changing, Cursor, EpochPlan, Portion
 from uneven.data.sampled import EpochOrders
 
@@ -90,13 +91,15 @@ class PlannedSampler:
 
     Args:
         orders: epoch → index of the sample at every position.
+        costs: of the samples, where batches are divided by them.
     """
 
-    def __init__(self, *, plan: EpochPlan, rank: int, orders: EpochOrders) -> None:
+    def __init__(self, *, plan: EpochPlan, rank: int, orders: EpochOrders, costs: SampleCosts | None = None) -> None:
         self.drawn: deque[Portion] = deque()  # drawn by torch, not yet handed out
         self._plan = plan
         self._rank = rank
         self._orders = orders
+        self._costs = costs
         self._cursor = Cursor()
         self._ahead: tuple[Portion, ...] = ()
 
@@ -117,6 +120,9 @@ class PlannedSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         order, shares, offset, own = self._orders(self._cursor.epoch), None, 0, 0
+        if self._costs is not None:
+            yield from self._divided(order, self._costs)
+            return
         for part in self._parts(len(order)):
             self.drawn.append(part)
             if part.shares is not shares:
@@ -125,6 +131,16 @@ class PlannedSampler:
             whole = own > 0 and not part.again
             mine = order[start : start + own] if whole else order[part.positions(self._rank, self._plan.lower)]
             yield mine.tolist()
+
+    def _divided(self, order: Any, costs: SampleCosts) -> Iterator[list[int]]:
+        """Batches whose samples go to whom they fit."""
+        for part in self._parts(len(order)):
+            indices = order[part.start : part.end]
+            packed = costs.divide(indices, part.shares, self._plan.lower)
+            mine = replace(part, shares=packed.counts, works=packed.works)
+            self.drawn.append(mine)
+            places = [packed.places[at - part.start] for at in mine.positions(self._rank, self._plan.lower)]
+            yield indices[places].tolist()
 
     def _parts(self, length: int) -> Iterator[Portion]:
         ahead, self._ahead = self._ahead, ()

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
+from uneven.data.costs import SampleCosts
 from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
 from uneven.data.order import Changing, Cursor, EpochPlan, Portion, SplitSource, never
@@ -76,6 +77,8 @@ class BalancedLoader:
         stream_sharded: see above.
         shards: of a stream of which each rank has a shard of its own, how long they are; see :mod:`.sharded`.
         sampler: draws the order of an epoch, the same on all ranks; see :mod:`.sampled`.
+        cost: of each sample, an array, or a function of its index: batches are divided by it; see :mod:`.costs`.
+        padded: a part costs its number of samples times the greatest cost among them, not the sum.
         batch_sampler: draws lists of at most ``batch_size`` indices; each is a global batch.
         dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
             ``pin_memory``, ``prefetch_factor``, …), except ``in_order``.
@@ -94,7 +97,7 @@ class BalancedLoader:
         sample_counter: SampleCounter | None = None, settled: Callable[[], bool] = never,
         changing: Changing | None = None, enter: Callable[[], None] | None = None,
         stream_sharded: bool = False, shards: Shards | None = None, sampler: Any = None, batch_sampler: Any = None,
-        **dataloader: Any,
+        cost: Any = None, padded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
         _check_keywords(dataloader)
         _check_sizes(batch_size, world_size, lower)
@@ -121,9 +124,11 @@ class BalancedLoader:
         self._seed, self._shuffle = seed, shuffle
         self._source: IndexedSource | StreamSource | ShardSource
         self._orders: EpochOrders | None = None
+        self.alike = ""  # what else must be the same on all ranks
         self._length: int | None
         self.paced: PacedSampler | None = None
         check_samplers(sampler, batch_sampler, stream=is_stream(dataset), drop_last=drop_last)
+        _check_cost(cost, padded, is_stream(dataset), changing is not None, sample_counter is not None)
         if shards is not None:
             self._length = sum(shards.lengths)
             self._source = ShardSource(
@@ -146,7 +151,12 @@ class BalancedLoader:
                     drawn, batch_size=batch_size, batched=batch_sampler is not None, size=size, seed=seed
                 )
             self._orders, self._length = orders, orders.length
-            indices: Sampler = PlannedSampler(plan=plan, rank=rank, orders=orders)
+            costs = None
+            if cost is not None:
+                values = [cost(index) for index in range(size)] if callable(cost) else cost
+                costs = SampleCosts(values, size, padded=padded)
+                self.alike = costs.digest
+            indices: Sampler = PlannedSampler(plan=plan, rank=rank, orders=orders, costs=costs)
             if sample_counter is not None:
                 orders.check_paced()
                 usable = self._length - self._length % batch_size if drop_last else self._length
@@ -399,6 +409,14 @@ def _check_sizes(batch_size: int, world_size: int, lower: int) -> None:
             f"global batch of {batch_size} is too small for {world_size} workers with at least {lower} "
             f"sample(s) each: use a batch_size of at least {world_size * lower}, or fewer workers"
         )
+
+
+def _check_cost(cost: Any, padded: bool, stream: bool, moving: bool, counted: bool) -> None:
+    if cost is None and padded:
+        raise DataError("padded=True says how costs add up: give cost=, what each sample costs")
+    if cost is not None and (stream or moving or counted):
+        where = "a stream" if stream else "an elastic run" if moving else "samples taken at each worker's own pace"
+        raise DataError(f"cost with {where}: who takes which samples of a batch cannot be known there; leave it out")
 
 
 def _checked_length(dataset: Any, batch_size: int, drop_last: bool) -> int:

@@ -51,6 +51,7 @@ class Portion:
         shares: samples of each rank, adding up to ``size``. In the last part some may be 0.
         members: workers in the order of ``shares``; None where these are 0, 1, 2, …
         again: runs of earlier positions that come first, as workers that had them are gone.
+        works: what each rank's samples cost where that is known, in those of a mean sample; see :mod:`.costs`.
     """
 
     iteration: int
@@ -60,6 +61,7 @@ class Portion:
     shares: tuple[int, ...]
     members: tuple[int, ...] | None = None
     again: tuple[tuple[int, int], ...] = ()
+    works: tuple[int, ...] | None = None
 
     @property
     def end(self) -> int:
@@ -81,6 +83,13 @@ class Portion:
         """Samples of ``rank`` that count; 0 if it only takes part."""
         place = self.place(rank)
         return 0 if place is None else self.shares[place]
+
+    def work(self, rank: int) -> int:
+        """What the samples of ``rank`` cost: each one, unless something else is known."""
+        if self.works is None:
+            return self.batch(rank)
+        place = self.place(rank)
+        return 0 if place is None else self.works[place]
 
     def among(self, members: tuple[int, ...]) -> int:
         """Samples that count where only these take part."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from uneven.data.drawn import DrawnSteps
+from uneven.data.loader import BalancedLoader
 from uneven.errors import ConfigError, TrainingError
+from uneven.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
 from uneven.registry import describe
 from uneven.run.attach import NoModel
 from uneven.run.lines import Line
 from uneven.run.loop import StepLoop
+from uneven.run.own_pace.store import SessionStore
 from uneven.run.parameters.together import Alike
 
 
@@ -22,7 +26,10 @@ class OverAll:
     """The part of a session that speaks of all workers together."""
 
     _loop: StepLoop
+    _loader: BalancedLoader | DrawnSteps | None
     _line: Line | None = None
+    _store: SessionStore | None = None
+    _evaluations = 0
 
     def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
         """Inside, the loss is a mean over ``count`` things of this worker, not over its samples::
@@ -91,6 +98,66 @@ class OverAll:
         self._sum(flat)
         mean = flat[1:] / flat[0]
         return mean.reshape(value.shape).to(value) if isinstance(x, Tensor) else mean.item()
+
+    def evaluate(
+        self, fn: Callable[[Any], Found], dataset: Any, batch_size: int | None = None, **dataloader: Any
+    ) -> Any:
+        """Sums over a whole data set, which all workers go through together, each as fast as it is::
+
+            def count(batch):
+                x, y = batch
+                logits = model(x)
+                return {"loss": F.cross_entropy(logits, y, reduction="sum"), "right": (logits.argmax(1) == y).sum(),
+                        "samples": len(y)}
+
+            found = session.evaluate(count, held_out)         # on every worker
+            print(found["loss"] / found["samples"])
+
+        Each sample is used once. The model is the one of :meth:`evaluated`, in evaluation mode, without gradients.
+        All workers call it at the same place, inside of a loop or outside; its time belongs to no iteration.
+
+        Args:
+            fn: a batch → a number, a tensor, or a dictionary of them: sums over the batch.
+            dataset: with an index, the same on every worker.
+            batch_size: of all workers together, as in :meth:`loader`; by default the loader's.
+            dataloader: for torch's ``DataLoader``: ``collate_fn``, ``num_workers``, …
+
+        Returns:
+            What ``fn`` returns, added up over all samples; the same on every worker. Sums of whole numbers are exact;
+            others are taken in float64, in an order that depends on who was free.
+
+        Raises:
+            ConfigError: before ``setup``; where workers do not meet (``asp``, elastic runs); no batch size is known.
+            DataError: the data set has no index, or ``fn`` returned something else.
+            PeerError: somebody did not come.
+        """
+        length, size = check_evaluated(dataset), self._batch_size(batch_size)
+        self._open()
+        run, rank = self._loop.parts.run, self._loop.context.rank
+        assert run is not None
+        shares = self._loop.current_shares()
+        part = shares[rank] / sum(shares) if shares else 1.0 / len(run.members)
+        if self._store is None:
+            self._store = SessionStore(rank, len(run.members))
+        self._evaluations += 1
+        key, store = f"evaluate/{self._evaluations}", self._store
+        positions = TakenPositions(lambda n: store.add(key, n) - n, length, max(1, round(size * part)), part)
+        totals, meter = EvaluatedTotals(), self._loop.reports.books.meter
+        with meter.aside(), self._loop.evaluated(), evaluating(run.model):
+            for batch in batches_of(dataset, positions, dataloader):
+                totals.add(fn(batch))
+            texts = self._loop.context.connection.transport.gather_text(totals.describe())
+            return totals.over_all([*texts], self._sum)
+
+    def _batch_size(self, given: int | None) -> int:
+        """
+        Raises:
+            ConfigError: there is none.
+        """
+        size = self._loader.batch_size if given is None and self._loader is not None else given
+        if type(size) is not int or size < 1:
+            raise ConfigError(f"session.evaluate(batch_size={given!r}): give the samples of all workers together")
+        return size
 
     def _counts(self) -> float:
         """What this worker's batch in hand counts; 1 if it has none."""

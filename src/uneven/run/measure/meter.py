@@ -95,6 +95,7 @@ class _Marks:
     begin: Mark
     exchanges: tuple[tuple[Mark, Mark], ...] = ()
     spreads: tuple[_Spread, ...] = ()
+    asides: tuple[tuple[Mark, Mark], ...] = ()
     end: Mark = None
     worked: Mark = None  # the processor time between here and the end is known, too
 
@@ -163,6 +164,19 @@ class Meter:
             self._spreading = False
             marks.spreads += (_Spread(begin, self._clock.mark(), marks.exchanges[waited:], iterations),)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, nothing belongs to the iteration: an evaluation in the midst of it, say."""
+        opened, began = self._open, self._clock.mark()
+        self._open = None
+        try:
+            yield
+        finally:
+            self._open, self._ready = opened, None
+            self.pause()
+            if opened is not None:
+                opened.asides += ((began, self._clock.mark()),)
+
     def end(self) -> None:
         """The next batch is asked for: the iteration is over."""
         known = self._exchanges or self._unknown + 1 >= _KNOWN_EVERY
@@ -205,7 +219,7 @@ class Meter:
         if old or not acts:
             return old
         local_s = between(newest.asked, newest.end)[0]
-        for ready, done in newest.exchanges:
+        for ready, done in (*newest.exchanges, *newest.asides):
             local_s -= between(ready, done)[0]
         return self._strange(local_s)
 
@@ -237,9 +251,13 @@ class Meter:
             moved_s += worked_s
         data_s = between(marks.asked, marks.begin)[0]
         whole_s, worked_s = between(marks.begin, marks.end)
+        own_s = between(marks.asked, marks.end)[1]
+        for began, over in marks.asides:
+            aside_s, used_s = between(began, over)
+            whole_s, worked_s, own_s = whole_s - aside_s, worked_s - used_s, own_s - used_s
         compute_s, computed_s = whole_s - exchange_s, worked_s - moved_s  # NaN before there was any exchange
         transfer_s = min(exchange_s, moved_s * compute_s / computed_s) if computed_s > 0 else 0.0
-        local_cpu_s = between(marks.asked, marks.end)[1] - moved_s
+        local_cpu_s = own_s - moved_s
         if marks.spreads or self._owed:
             later_s, later_cpu_s = self._later(marks.spreads)
             compute_s, local_cpu_s = compute_s - later_s, local_cpu_s - later_cpu_s

@@ -71,7 +71,7 @@ class Books:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
         for timing in timings:
             part, counted, ended_at_s = self._ended.pop(timing.iteration)
-            slow.measured(timing, part.batch(self._rank), self.control_s, self.use)
+            slow.measured(timing, part.work(self._rank), self.control_s, self.use)
             if self._scribe.writing:
                 its = partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use)
                 self._scribe.write(partial(its, counted=counted))
@@ -109,6 +109,7 @@ def step_record(
         epoch=part.epoch,
         batch=part.batch(rank),
         global_batch=part.size if counted is None else counted,
+        cost=None if part.works is None else part.work(rank),
         data_s=timing.data_s,
         compute_s=timing.compute_s,
         exchange_s=timing.exchange_s,

@@ -93,6 +93,7 @@ class Reports:
             {
                 "batch_size": loader.batch_size,
                 "length of the data set": loader.samples,
+                "cost of its samples": loader.alike,
                 **same,
                 "_lower": min_batch,
                 "_upper": loader.batch_size if max_batch is None else max_batch,

@@ -1,0 +1,118 @@
+"""``uneven bench loops``: samples that cost unequally, and evaluations, on workers with .6, .4, .2 and .1 of a core."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven.errors import LaunchError, UnknownNameError
+
+CASES = ("packed", "padded", "evaluate")
+SHARES = "0.6,0.4,0.2,0.1"
+
+_LIMIT_S = 600.0
+
+Progress = Callable[[str, str, float], None]
+Rounds = list[dict[str, list[dict[str, float]]]]
+"""Of each round, by arm: what each worker wrote."""
+
+
+def run(quick: bool, progress: Progress, only: str | None = None) -> dict[str, Any]:
+    """Play all cases, or one.
+
+    Returns:
+        By case and arm, medians over the rounds and their middle halves. ``packed`` and ``padded``: ``letters_per_s``
+        of all workers, ``gain`` over balancing by counts. ``evaluate``: ``took_s``, ``of_limit``: what part of the
+        speed at which the workers went through their own batches, all added up, the evaluation as a whole had.
+
+    Raises:
+        UnknownNameError: there is no such case.
+        LaunchError: a run failed.
+    """
+    if only is not None and only not in CASES:
+        raise UnknownNameError("case", only, CASES)
+    rounds, seconds = (1, 4.0) if quick else (5, 8.0)
+    found: dict[str, Any] = {"rounds": rounds}
+    chosen = CASES if only is None else (only,)
+    for number, case in enumerate(chosen):
+        progress("running", case, number / len(chosen))
+        played = _play(case, rounds, seconds)
+        found[case] = evaluated(played) if case == "evaluate" else trained(played)
+    progress("running", "done", 1.0)
+    return found
+
+
+def _play(case: str, rounds: int, seconds: float) -> Rounds:
+    with tempfile.TemporaryDirectory(prefix="uneven-loops-") as folder:
+        command = [
+            *(sys.executable, "-m", "uneven", "run", "--nproc", "4", "--shares", SHARES),
+            *("--run-dir", f"{folder}/run", "--module", "uneven_bench.loops.worker"),
+            *(case, str(rounds), str(seconds), folder),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        if done.returncode:
+            raise LaunchError(f"case {case} failed:\n{done.stderr[-3000:]}", done.returncode)
+        workers = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(4)]
+    return [{arm: [one[number][arm] for one in workers] for arm in workers[0][number]} for number in range(rounds)]
+
+
+def trained(rounds: Rounds) -> dict[str, Any]:
+    """Throughput by arm, and the gain of each round."""
+    speeds = [{arm: sum(one["letters"] for one in each) / each[0]["took_s"] for arm, each in played.items()}
+              for played in rounds]  # fmt: skip
+    return {
+        "letters_per_s": {arm: statistics.median(one[arm] for one in speeds) for arm in speeds[0]},
+        "gain": _middle([one["costs"] / one["counts"] for one in speeds]),
+    }
+
+
+def evaluated(rounds: Rounds) -> dict[str, Any]:
+    """Time by arm, and what part of the limit was reached; the limit is as fast as all were in their own batches."""
+    ours = [one["session.evaluate"] for one in rounds]
+    limits_s = [each[0]["samples"] / sum(one["seen"] / one["busy_s"] for one in each if one["busy_s"]) for each in ours]
+    arms = [*rounds[0]]
+    times_s = {arm: [played[arm][0]["took_s"] for played in rounds] for arm in arms}
+    return {
+        "took_s": {arm: statistics.median(each) for arm, each in times_s.items()},
+        "of_limit": {
+            arm: _middle([limit / took for limit, took in zip(limits_s, each, strict=True)])
+            for arm, each in times_s.items()
+        },
+    }
+
+
+def _middle(values: Sequence[float]) -> dict[str, float]:
+    """Median and middle half."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {"median": middle, "low": low, "high": high}
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    found = []
+    for case in CASES:
+        if case not in result:
+            continue
+        table = Table(title=f"{case}, {result['rounds']} rounds; middle half in brackets", box=SIMPLE_HEAD)
+        for heading in ("", "seconds", "of limit") if case == "evaluate" else ("shares by", "letters/s", "gain"):
+            table.add_column(heading, justify="right")
+        for arm, value in result[case]["took_s" if case == "evaluate" else "letters_per_s"].items():
+            if case == "evaluate":
+                table.add_row(arm, f"{value:.2f}", _shown(result[case]["of_limit"][arm]))
+            else:
+                table.add_row(arm, f"{value:,.0f}", _shown(result[case]["gain"]) if arm == "costs" else "1.00")
+        found.append(table)
+    return found
+
+
+def _shown(value: dict[str, float]) -> str:
+    return f"{value['median']:.2f} [{value['low']:.2f} … {value['high']:.2f}]"
