@@ -108,6 +108,41 @@ def misuses(trial: Trial) -> None:
             trial.keep(model=3)  # type: ignore[arg-type]
 
 
+class Numbers:
+    """Samples that are their own number, and a target."""
+
+    def __init__(self, count: int, broken: int = -1) -> None:
+        self.count, self.broken = count, broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == self.broken:
+            raise ValueError("this one is broken")
+        return torch.tensor([float(index)]), index % 2
+
+
+def jitter(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
+    return sample[0] + 0.1 * torch.rand(1), sample[1]
+
+
+def reads(trial: Trial) -> None:
+    """What it reports depends on each sample that it has read, on their order, and on its own random numbers."""
+    torch.manual_seed(trial.seed)
+    weight = nn.Linear(1, 1)
+    for epoch, batches in trial.epochs(weight, batch_size=int(trial["batch"])):  # type: ignore[arg-type]
+        seen, digest = [], 0.0
+        for x, _ in batches:
+            seen += [round(value) for value in (x[:, 0] - 0.05).tolist()]
+            digest = 0.9 * digest + float(x.sum()) + float(torch.rand(()))
+        assert sorted(seen) == list(range(90)), sorted(seen)
+        assert sum(len(y) for _, y in trial.validation(7)) == 20
+        trial.report(score=digest)
+        if epoch == 2:
+            return
+
+
 def _note(trial: Trial, text: str) -> None:
     if "noted_in" in trial.params:
         with Path(str(trial["noted_in"])).open("a") as file:

@@ -11,12 +11,15 @@ from typing import Any
 
 from uneven.errors import ConfigError
 from uneven.fleet.engine.state import locked
+from uneven.fleet.stream.order import Stream
+from uneven.fleet.stream.preprocess import Source
 from uneven.jobs import Stop
 from uneven.jobs.call import IMPORTED
 from uneven.jobs.devices import Devices
 from uneven.jobs.engines import place_for
 from uneven.registry import describe
 from uneven.search.core import SearchCore
+from uneven.search.data import SharedData
 from uneven.search.engine import Pool, SearchSnapshot
 from uneven.search.events import SearchLog, agree, read_events
 from uneven.search.placing import Placer, Placing
@@ -28,7 +31,7 @@ from uneven.search.space import Domain, Plain, Space
 from uneven.search.trial import Trainable, Trial
 from uneven.search.view import live, silent
 
-_IMPORTED = (*IMPORTED, "uneven.search.worker")
+_IMPORTED = (*IMPORTED, "uneven.search.worker", "uneven.fleet.stream.preprocess")
 
 
 def run(
@@ -46,6 +49,14 @@ def run(
     max_failures: int = 0,
     nonfinite: str = "stop",
     seed: int = 0,
+    data: Any = None,
+    transform: Callable[[Any], Any] | None = None,
+    validate: Any = None,
+    validate_transform: Callable[[Any], Any] | None = None,
+    chunk: int = 128,
+    data_bytes: int | None = None,
+    share: bool = True,
+    preprocessors: int | None = None,
     devices: Devices = "auto",
     placing: str = "planned",
     engine: str = "local",
@@ -74,6 +85,14 @@ def run(
         max_failures: a trial that crashes is tried so many times again, from its last state.
         nonfinite: "stop": a metric that is no finite number ends the trial; "keep" lets the scheduler decide.
         seed: decides all that is random in the search, and each trial's own seed.
+        data: what trials read with ``trial.epochs``: anything with ``__len__`` and ``__getitem__``. Each sample is
+            prepared once per epoch, for all trials; what a trial sees in its epoch e depends on e alone.
+        transform: called with what ``data[i]`` gives.
+        validate, validate_transform: the same for ``trial.validation``.
+        chunk: samples that are prepared in one go.
+        data_bytes: memory for prepared samples; by default 512 MiB, or a tenth of what is free.
+        share: False lets each trial prepare its own, the same ones.
+        preprocessors: processes that prepare; by default as many as there are cores, at most.
         devices: "auto" for every GPU, or a CPU slot for each core; a number of CPU slots; or names.
         placing: "planned", see :mod:`uneven.search.placing`, or "first-come".
         engine: "local", or "ray" for the devices of a Ray cluster.
@@ -85,6 +104,7 @@ def run(
         ConfigError: something that cannot be used, before anything is trained.
         TrainingError: no process comes to train, or the metric is never reported.
         CheckpointError: the directory holds a search that was asked for something else.
+        DataError: a sample that cannot be read or transformed, by its number.
         KeyboardInterrupt: it was asked to stop.
     """
     where = Path("runs") / train.__name__ if directory is None else Path(directory)
@@ -98,11 +118,17 @@ def run(
         raise ConfigError(f'placing={placing!r}: give "planned" or "first-come"')
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s:g}: give more than 0; float('inf') waits for ever")
-    asked = {
+    asked: dict[str, Any] = {
         "metric": metric, "mode": mode, "time_attr": time_attr, "max_t": max_t, "nonfinite": nonfinite,
         "max_failures": max_failures, "seed": seed, "scheduler": _said(scheduler), "searcher": _said(searcher),
         "train": f"{train.__module__}.{train.__qualname__}", "space": Space(space).to_plain(),
     }  # fmt: skip
+    stream = None
+    if data is not None:
+        stream = Stream(len(data), len(validate) if validate is not None else 0, chunk, seed)
+        asked["data"] = [stream.train, stream.validate, chunk]
+    elif validate is not None or transform is not None:
+        raise ConfigError("validate=… or transform=… without data=…: give the data set that they belong to")
     core = SearchCore(terms, Space(space), schedulers.resolve(scheduler), searchers.resolve(searcher))
     with closing(place_for(engine, devices, _IMPORTED)) as place, locked(where):
         place.enter(where)
@@ -115,6 +141,13 @@ def run(
             with (live if progress else silent)(metric) as show, Stop() as stop:
                 pool = Pool(core, place, where, pickled, Placer(Placing(placing)), timeout_s=timeout_s)
                 pool.show = _watched(pool, stop, show)
+                if stream is not None:
+                    passes = core.left(0, 0.0) if time_attr in ("training_iteration", "epoch") else math.inf
+                    source = Source(data, validate, transform, validate_transform)
+                    pool.data = SharedData(
+                        place, source, stream, tell=pool.tell, room_bytes=data_bytes, share=share, passes=passes,
+                        preprocessors=preprocessors,
+                    )  # fmt: skip
                 pool.run()
         finally:
             log.close()

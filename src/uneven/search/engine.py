@@ -22,6 +22,7 @@ from uneven.jobs.place import Linked, Place
 from uneven.search import checkpoints
 from uneven.search.control import SearchControl
 from uneven.search.core import SearchCore
+from uneven.search.data import SharedData
 from uneven.search.placing import Placer
 from uneven.search.records import TrialRecord, TrialStatus
 from uneven.search.rulings import Move, Ruling
@@ -82,6 +83,8 @@ class Pool:
 
     Attributes:
         held: trials that run by the core's word and wait for a device.
+        data: that all trials read.
+        own_cpu_s: processor time of trials that prepare their own samples.
     """
 
     core: SearchCore
@@ -96,6 +99,8 @@ class Pool:
     curves: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     failure: TrainingError | None = None
     stopped: bool = False
+    data: SharedData | None = None
+    own_cpu_s: float = 0.0
     _quick: int = 0
     _began_s: float = field(default_factory=time.monotonic)
 
@@ -119,11 +124,18 @@ class Pool:
                     if control.listen():
                         self._fill()
                     self.show(self.snapshot())
-                if self.failure is not None:
-                    raise self.failure
+                failure = self.failure or (self.data.failure if self.data is not None else None)
+                if failure is not None:
+                    raise failure
             self.show(self.snapshot())
         finally:
             end_all([slot.process for slot in self.slots], within_s=0.5)
+            if self.data is not None:
+                self.data.close()
+                self.core.note({
+                    "event": "data", "prepared": self.data.prepared, "read": self.data.read,
+                    "cpu_s": round(self.data.cpu_s + self.own_cpu_s, 3),
+                })  # fmt: skip
 
     def snapshot(self) -> SearchSnapshot:
         """How it stands."""
@@ -139,6 +151,16 @@ class Pool:
         return (idle and not self.held and self.core.over) or self.core.target_by is not None
 
     # ---------------------------------------------------------------- who runs where
+    def tell(self, trial: int, message: Any) -> None:
+        """Say something to the process of a trial."""
+        for slot in self.slots:
+            if slot.trial == trial:
+                slot.process.send(message)
+
+    def _reads_no_more(self, trial: int) -> None:
+        if self.data is not None:
+            self.data.leave(trial)
+
     def _fill(self) -> None:
         """Give free devices to trials that may run."""
         taken = {slot.device for slot in self.slots if slot.trial is not None}
@@ -186,7 +208,12 @@ class Pool:
             if slot.device == device:
                 return slot
         process = self.place.start(
-            f"trials on device {device}", work, (self.train,), heard=self._heard, ended=self._died, device=device
+            f"trials on device {device}",
+            work,
+            (self.train, self.data.handle if self.data is not None else None),
+            heard=self._heard,
+            ended=self._died,
+            device=device,
         )
         self.slots.append(Slot(device, process))
         return self.slots[-1]
@@ -213,6 +240,8 @@ class Pool:
         elif what == "saved":
             self.core.saved(trial, rest[0])
             self._tidy(self.core.trials[trial])
+        elif what == "want" and self.data is not None:
+            self.data.want(trial, *rest)
         elif what == "define":
             self._defined(slot, trial, *rest)
         elif what == "failed":
@@ -222,12 +251,14 @@ class Pool:
             self._fill()
         elif what in ("left", "ended"):
             slot.trial, slot.leaving = None, False
+            self._reads_no_more(trial)
             if what == "ended":
                 self._ended(trial)
             self._fill()
 
     def _reported(self, slot: Slot, trial: int, t: float, metrics: dict[str, float], told: Mapping[str, Any]) -> None:
         one, terms = self.core.trials[trial], self.core.terms
+        self.own_cpu_s += told.get("prepared_s", 0.0)
         self.placer.paces.measured(trial, slot.device, t - max(0.0, self._t_before(trial)), told["seconds"])
         metric = metrics.get(terms.metric)
         more = {"device": slot.device, "seconds": round(told["seconds"], 6)}
@@ -290,6 +321,7 @@ class Pool:
     def _failed(self, slot: Slot, text: str) -> None:
         trial, slot.trial, slot.leaving = slot.trial, None, False
         assert trial is not None
+        self._reads_no_more(trial)
         if self.core.trials[trial].status is TrialStatus.RUNNING:
             self.core.failed(trial, text.strip())
         self.held = [one for one in self.held if one.number != trial]

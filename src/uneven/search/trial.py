@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from uneven.errors import ConfigError
 from uneven.fleet.member.checkpoint import random_state, set_random_state
 from uneven.jobs.place import ProcessLine
 from uneven.search import checkpoints
+from uneven.search.data import DataReader
 from uneven.search.space import Domain, FloatRange, IntRange, Params, Plain, choice
 
 SAVE_SHARE = 0.05
@@ -73,12 +76,14 @@ class Trial:
         seed: of this trial; the search's seed and its number decide it.
     """
 
-    def __init__(self, line: ProcessLine, job: TrialJob) -> None:
+    def __init__(self, line: ProcessLine, job: TrialJob, data: DataReader | None = None) -> None:
         self.number = job.number
         self.params = dict(job.params)
         self.device = job.device
         self.seed = job.seed
         self._line, self._job = line, job
+        self._data = data
+        self._prepared_s = data.prepared_s if data is not None else 0.0
         self._parts: dict[str, Stateful] = {}
         self._loaded: dict[str, Any] = checkpoints.read(job.load) if job.load is not None else {}
         self._iteration: int = self._loaded.get("iteration", 0)
@@ -137,6 +142,39 @@ class Trial:
             if not self._reported:
                 self._epoch += 1
 
+    def epochs(
+        self, *parts: Stateful, batch_size: int | None = None, **named: Stateful
+    ) -> Iterator[tuple[int, Iterator[list[torch.Tensor]]]]:
+        """Epochs, from the one at which the trial was paused, without end, each with the batches of the search's data.
+
+        A batch is a list of fields, valid until the next one; it lies in memory that other trials read, so a model
+        that writes into its input clones it first.
+
+        Args:
+            parts, named: see :meth:`keep`.
+            batch_size: by default the setting of that name, or 64.
+
+        Raises:
+            ConfigError: the search was given no data.
+        """
+        data = self._needed_data()
+        size = int(self.params.get("batch_size") or 64) if batch_size is None else batch_size
+        for epoch in self.steps(**{f"part{place}": part for place, part in enumerate(parts)}, **named):
+            yield epoch, data.train(self.number, epoch, size)
+
+    def validation(self, batch_size: int = 256) -> Iterator[list[torch.Tensor]]:
+        """The batches of the search's validation set.
+
+        Raises:
+            ConfigError: the search was given none.
+        """
+        return self._needed_data().validation(self.number, batch_size)
+
+    def _needed_data(self) -> DataReader:
+        if self._data is None:
+            raise ConfigError("the search was given no data=…: give it, or take trial.steps(…) and read your own")
+        return self._data
+
     def report(self, **metrics: float) -> None:
         """Tell the search how good the trial is now. It may not return: the trial is stopped or paused here.
 
@@ -163,6 +201,9 @@ class Trial:
         now_s = time.perf_counter()
         saved = self._worth_saving(now_s, better) and self._save()
         told = {"seconds": time.perf_counter() - self._since_s, "saved": saved}
+        if self._data is not None:
+            told["prepared_s"] = self._data.prepared_s - self._prepared_s
+            self._prepared_s = self._data.prepared_s
         self._line.send(("report", self.number, self._t, dict(metrics), told))
         _, move, save = self._line.recv()
         if move == "stop":

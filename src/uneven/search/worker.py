@@ -13,6 +13,7 @@ import torch
 
 from uneven.jobs.call import telling
 from uneven.jobs.place import ProcessLine
+from uneven.search.data import DataHandle, DataReader
 from uneven.search.trial import LeaveTrial, Trainable, Trial, TrialJob, drive
 
 Train = Callable[[Trial], Any] | type[Trainable]
@@ -23,7 +24,7 @@ def seed_of(seed: int, trial: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} trial {trial}".encode()).digest()[:4])
 
 
-def work(line: ProcessLine, train: bytes) -> None:
+def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> None:
     """Train whatever trials come.
 
     Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``, ``("value", value)`` and ``("refused",
@@ -33,15 +34,17 @@ def work(line: ProcessLine, train: bytes) -> None:
 
     Args:
         train: the function or class, pickled.
+        handle: the data that trials read.
     """
     torch.set_num_threads(1)
     function: Train = pickle.loads(train)  # noqa: S301  # it comes from the process that started this one
+    data = handle.open(line) if handle is not None else None
     while True:
         _, job = line.recv()
-        _run(line, function, job)
+        _run(line, function, job, data)
 
 
-def _run(line: ProcessLine, function: Train, job: TrialJob) -> None:
+def _run(line: ProcessLine, function: Train, job: TrialJob, data: DataReader | None) -> None:
     random.seed(job.seed)
     np.random.seed(job.seed)
     torch.manual_seed(job.seed)
@@ -49,7 +52,7 @@ def _run(line: ProcessLine, function: Train, job: TrialJob) -> None:
         if job.device.startswith("cuda"):
             torch.cuda.set_device(job.device)
         try:
-            trial = Trial(line, job)
+            trial = Trial(line, job, data)
             if isinstance(function, type):
                 drive(function, trial)
             else:

@@ -19,7 +19,7 @@ import torch
 import search_functions as functions
 from uneven import search
 from uneven.cli import main
-from uneven.errors import CheckpointError, ConfigError, TrainingError, UnevenError, UnknownNameError
+from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnevenError, UnknownNameError
 from uneven.search import search_file
 from uneven.search.control import tell
 from uneven.search.events import EVENTS, read_events
@@ -98,6 +98,47 @@ def test_settings_are_asked_for_while_training(tmp_path: Path) -> None:
     result = run(functions.asks, tmp_path, trials=3)
     assert all({"momentum", "layers", "kind"} == set(row.params) for row in result.rows)
     assert len({row.params["momentum"] for row in result.rows}) == 3
+
+
+def read(directory: Path, **given: Any) -> search.SearchResult:
+    return run(
+        functions.reads, directory, {"batch": search.grid(7, 16, 40, 90)}, trials=4, validate=functions.Numbers(20),
+        **{"data": functions.Numbers(90), "transform": functions.jitter, "chunk": 16, **given},
+    )  # fmt: skip
+
+
+def test_trials_read_what_was_prepared_once_for_all(tmp_path: Path) -> None:
+    shared, narrow, apart = (
+        read(tmp_path / "shared"),
+        read(tmp_path / "narrow", data_bytes=700),  # room for 3 chunks of 16 · 12 bytes: they are made again
+        read(tmp_path / "apart", share=False),
+    )
+    assert [row.status for row in shared.rows] == ["terminated"] * 4, shared.rows[0].why
+    assert outcome(shared) == outcome(narrow) == outcome(apart)  # to the bit: who prepared does not matter
+    (end,) = (event for event in shared.events() if event["event"] == "data")
+    assert end["prepared"] == 3 * 6 + 2  # each epoch of 90 samples in 6 chunks, and the validation set, once
+    assert end["read"] == 4 * 3 * (6 + 2)
+    (end,) = (event for event in narrow.events() if event["event"] == "data")
+    assert end["prepared"] > 3 * 6 + 2
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"data": functions.Numbers(90, broken=0)}, DataError, "sample 0 of the training set"),
+        ({"data": functions.Numbers(90, broken=37)}, DataError, "sample 37 of the training set"),
+        ({"data_bytes": 100}, ConfigError, "data_bytes="),
+        ({"data": None}, ConfigError, "without data"),
+    ],
+)
+def test_data_that_cannot_be_read(tmp_path: Path, given: dict[str, Any], kind: type[UnevenError], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        read(tmp_path, **given)
+
+
+def test_a_search_without_data_has_no_epochs(tmp_path: Path) -> None:
+    result = run(functions.reads, tmp_path, {"batch": 3})
+    assert "the search was given no data" in result.rows[0].why
 
 
 KILLED = """

@@ -290,7 +290,7 @@ class Feed:
             chunk = self.ledger.assign(self._idle[0])
             if chunk is None:
                 return
-            self._makers[self._idle.pop(0)].send((chunk, chunk in self._hung_over))
+            self._makers[self._idle.pop(0)].send((chunk, chunk, chunk in self._hung_over))
 
     def _answer(self) -> None:
         ready = self.ledger.ready

@@ -50,7 +50,8 @@ def named(index: int | str, *, validates: bool) -> str:
 def preprocess(connection: ProcessLine, source: Source, stream: Stream, handle: RingHandle) -> None:
     """Make the chunks whose numbers come, until nobody is there any more.
 
-    With each number comes whether to say of every sample that it is begun, and not only now and then.
+    With each number come the slot of the ring that it is written to, and whether to say of every sample that it is
+    begun, and not only now and then.
     Messages: ``("made", number, seconds, where it lies)`` of processor time, or ``("failed", text)``, after which it
     ends.
     """
@@ -59,7 +60,7 @@ def preprocess(connection: ProcessLine, source: Source, stream: Stream, handle: 
     pulse = Pulse(connection.send)
     order: tuple[int, npt.NDArray[np.int64]] | None = None
     while True:
-        number, each = connection.recv()
+        number, slot, each = connection.recv()
         chunk = stream.describe(number)
         pulse.every_s = 0.0 if each else BEAT_S
         began_s = time.process_time()
@@ -68,7 +69,7 @@ def preprocess(connection: ProcessLine, source: Source, stream: Stream, handle: 
         indices = range(chunk.start, chunk.start + chunk.size)
         if order is not None and not chunk.validates:
             indices = order[1][chunk.start : chunk.start + chunk.size].tolist()
-        _make(connection, pulse, source, stream, chunk, list(indices), ring.layout, ring.slot(chunk.number))
+        _make(connection, pulse, source, stream, chunk, list(indices), ring.layout, ring.slot(slot))
         connection.send(("made", chunk.number, time.process_time() - began_s, ring.made(chunk.number)))
 
 

@@ -1,0 +1,247 @@
+"""Data that all trials of a search read: prepared once, lying in memory that their processes share."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+
+from uneven.errors import ConfigError, DataError
+from uneven.fleet.member.checkpoint import random_state, set_random_state
+from uneven.fleet.stream.feed import MOST_DEATHS, look
+from uneven.fleet.stream.layout import arrays_of
+from uneven.fleet.stream.order import Section, Stream
+from uneven.fleet.stream.preprocess import Source, preprocess
+from uneven.fleet.stream.ring import Ring, RingHandle
+from uneven.jobs import end_all
+from uneven.jobs.place import Linked, Place, ProcessLine
+from uneven.search.shelf import Shelf, slots_for
+
+DATA_BYTES = 512 * 2**20
+"""Memory for prepared samples, if no more than a tenth of what is free."""
+
+AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DataHandle:
+    """What a process needs to read the data.
+
+    Attributes:
+        ring: memory that all share; None where each trial prepares its own.
+    """
+
+    source: Source
+    stream: Stream
+    ring: RingHandle | None
+
+    def open(self, line: ProcessLine) -> DataReader:
+        """This process's end."""
+        return DataReader(self, line)
+
+
+class DataReader:
+    """A trial's side: its batches, the same ones in its epoch e whoever prepared them.
+
+    Attributes:
+        prepared_s: processor time of what this process has prepared by itself.
+    """
+
+    def __init__(self, handle: DataHandle, line: ProcessLine) -> None:
+        self.stream = handle.stream
+        self.prepared_s = 0.0
+        self._handle, self._line = handle, line
+        self._ring = handle.ring.open(line) if handle.ring is not None else None
+
+    def train(self, trial: int, epoch: int, batch_size: int) -> Iterator[list[torch.Tensor]]:
+        """The training set in the order of this epoch, field by field; no sample is left out.
+
+        A batch is valid until the next one is asked for, and is not to be written into.
+        """
+        return self._batches(trial, self.stream.sections(epoch)[0], batch_size)
+
+    def validation(self, trial: int, batch_size: int) -> Iterator[list[torch.Tensor]]:
+        """The validation set, as it lies.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        section = self.stream.sections(0)[1]
+        if not section.samples:
+            raise ConfigError("trial.validation(): the search was given no validate=…")
+        return self._batches(trial, section, batch_size)
+
+    def _batches(self, trial: int, section: Section, size: int) -> Iterator[list[torch.Tensor]]:
+        if size < 1:
+            raise ConfigError(f"batch_size={size}: give at least one sample")
+        rest: list[torch.Tensor] = []
+        last = section.first + section.chunks - 1
+        for number in range(section.first, last + 1):
+            fields = self._chunk(trial, number, last)
+            have = self.stream.describe(number).size
+            at = 0
+            if rest:
+                at = min(size - len(rest[0]), have)
+                rest = [torch.cat((old, new[:at])) for old, new in zip(rest, fields, strict=True)]
+                if len(rest[0]) < size and number < last:
+                    continue
+                yield rest
+                rest = []
+            while have - at >= size:
+                yield [field[at : at + size] for field in fields]
+                at += size
+            if at < have:
+                rest = [field[at:have].clone() for field in fields]
+        if rest:
+            yield rest
+
+    def _chunk(self, trial: int, number: int, last: int) -> list[torch.Tensor]:
+        if self._ring is None:
+            return self._prepared(number)
+        self._line.send(("want", trial, number, last))
+        _, slot = self._line.recv()
+        first = slot * self.stream.chunk
+        return [tensor[first : first + self.stream.chunk] for tensor in self._ring.tensors]
+
+    def _prepared(self, number: int) -> list[torch.Tensor]:
+        """As a preprocessor makes it, here."""
+        began_s, kept = time.process_time(), random_state()
+        chunk, source = self.stream.describe(number), self._handle.source
+        seed = self.stream.draws(number)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        places = range(chunk.start, chunk.start + chunk.size)
+        indices = (
+            list(places) if chunk.validates else self.stream.order(chunk.epoch)[places.start : places.stop].tolist()
+        )
+        rows = [arrays_of(source.sample(index, validates=chunk.validates), "it") for index in indices]
+        set_random_state(kept)
+        stacked: list[npt.NDArray[Any]] = [np.stack(field) for field in zip(*rows, strict=True)]
+        self.prepared_s += time.process_time() - began_s
+        return [torch.from_numpy(field) for field in stacked]
+
+
+class SharedData:
+    """The engine's side: the shelf, its memory, and the processes that fill it.
+
+    Args:
+        tell: says something to a trial's process.
+        passes: how many epochs the longest trial has.
+
+    Attributes:
+        cpu_s: processor time of the preprocessors.
+        prepared, read: chunks.
+
+    Raises:
+        DataError: the first sample cannot be read or transformed.
+        ConfigError: the data cannot be sent to a process, or find no room.
+    """
+
+    def __init__(
+        self, place: Place, source: Source, stream: Stream, *, tell: Callable[[int, Any], None],
+        room_bytes: float | None = None, share: bool = True, passes: float = float("inf"),
+        preprocessors: int | None = None,
+    ) -> None:  # fmt: skip
+        self.cpu_s = 0.0
+        self.prepared = self.read = 0
+        self.failure: DataError | None = None
+        self._place = place
+        self._source = source
+        self._stream = stream
+        self._tell = tell
+        self._makers: dict[str, Linked] = {}
+        self._idle: list[str] = []
+        self._deaths: dict[int, int] = {}
+        self._started = 0
+        self._most = preprocessors or place.cores
+        probed = look(place, source)
+        self._ring: Ring | None = None
+        if not share:
+            return
+        if not place.shares_memory:
+            raise ConfigError("data: an engine without shared memory shares no data: give share=False")
+        room = min(DATA_BYTES, psutil.virtual_memory().available / 10) if room_bytes is None else room_bytes
+        chunk_bytes = stream.chunk * sum(field.nbytes for field in probed.layout)
+        slots = slots_for(room, chunk_bytes, stream.per_pass, len(place.devices), AHEAD, passes)
+        self.shelf = Shelf(slots, stream.per_pass, AHEAD)
+        self._ring = Ring(probed.layout, slots=slots, chunk=stream.chunk, writable=True)
+        self._hire()
+
+    @property
+    def handle(self) -> DataHandle:
+        """For a trial's process."""
+        return DataHandle(self._source, self._stream, self._ring.handle(writable=False) if self._ring else None)
+
+    def want(self, trial: int, chunk: int, last: int) -> None:
+        """A trial's process asks for a chunk; it is told the slot now or later."""
+        self.read += 1
+        slot = self.shelf.want(trial, chunk, last)
+        if slot is not None:
+            self._tell(trial, ("ready", slot))
+        self._hand_out()
+
+    def leave(self, trial: int) -> None:
+        """A trial has left its process."""
+        if self._ring is not None:
+            self.shelf.leave(trial)
+
+    def close(self) -> None:
+        """End the preprocessors and give the memory back."""
+        end_all(list(self._makers.values()), within_s=0.5)
+        if self._ring is not None:
+            self._ring.close()
+
+    def _hire(self) -> None:
+        assert self._ring is not None
+        self._started += 1
+        name = f"preprocessor-{self._started}"
+        arguments = self._source, self._stream, self._ring.handle(writable=True)
+        self._makers[name] = self._place.start(name, preprocess, arguments, heard=self._heard, ended=self._died)
+        self._idle.append(name)
+
+    def _hand_out(self) -> None:
+        while self.shelf.wanted() is not None:
+            if not self._idle:
+                if len(self._makers) >= self._most:
+                    return
+                self._hire()
+            found = self.shelf.assign(self._idle[0])
+            if found is None:
+                return
+            self._makers[self._idle.pop(0)].send((*found, False))
+
+    def _heard(self, maker: Linked, message: tuple[Any, ...]) -> None:
+        if message[0] == "failed":
+            self.failure = DataError(message[1])
+            return
+        self.prepared += 1
+        self.cpu_s += message[2]
+        for trial, slot in self.shelf.made(maker.name).items():
+            self._tell(trial, ("ready", slot))
+        self._idle.append(maker.name)
+        self._hand_out()
+
+    def _died(self, maker: Linked) -> None:
+        del self._makers[maker.name]
+        if maker.name in self._idle:
+            self._idle.remove(maker.name)
+        chunk = self.shelf.lost(maker.name)
+        if chunk is not None and self.failure is None:
+            self._deaths[chunk] = self._deaths.get(chunk, 0) + 1
+            if self._deaths[chunk] >= MOST_DEATHS:
+                what = self._stream.describe(chunk)
+                self.failure = DataError(
+                    f"{MOST_DEATHS} preprocessors died ({maker.ending}) over positions {what.start} to "
+                    f"{what.start + what.size - 1} of epoch {what.epoch}: a sample there makes the data set or the "
+                    f"transform crash, or memory runs out"
+                )
+                return
+        self._hand_out()
