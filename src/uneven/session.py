@@ -75,6 +75,8 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         keep_freed_memory: whether the memory that a step frees is kept for the next one (on the CPU, with glibc).
         journal: directory for the run's journal; under ``uneven run`` its run directory, else none.
         parts: what else takes part in each step, in this order; see :class:`uneven.Part`.
+        notice: says in how many seconds this worker's machine goes, and None while it stays; the worker leaves an
+            elastic run then, see :mod:`uneven.spot`. Asked once a second in a thread of its own.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -95,6 +97,7 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         keep_freed_memory: bool | None = None,
         journal: str | Path | None = None,
         parts: Sequence[Part] = (),
+        notice: Callable[[], float | None] | None = None,
     ) -> None:
         self.world = joined(discover())
         report_failures()
@@ -107,6 +110,8 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         self._members = LoopOfMembers(self._loop)
         if context.elastic is not None:
             context.elastic.bind(self._members)
+        if notice is not None:
+            self._members.heed(notice)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, context.close)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -32,6 +33,9 @@ ELASTIC_VARIABLE = "UNEVEN_ELASTIC"
 """Set by ``uneven run --elastic``: least and greatest number of workers, after how many seconds of silence one counts
 as gone, MIN:MAX:SECONDS, and :ADDRESS of this machine if others take part. RANK is a worker's number for life then, and
 WORLD_SIZE how many the run began with."""
+
+LEAVE_VARIABLE = "UNEVEN_LEAVE_ON"
+"""Set by ``uneven run --leave-on``: a signal by its name, on which a worker leaves an elastic run as on SIGTERM."""
 
 SITE_VARIABLE = "UNEVEN_SITE"
 """Names the site that this worker is at, for policies that look at sites; without it, every machine is one."""
@@ -68,6 +72,7 @@ class World:
         port: where the ranks meet there; 0 where nobody says.
         stored: whether the launcher keeps the store in which they meet; else rank 0 does.
         elastic: where workers may leave and join; ``rank`` is a number for life then, and ``size`` how many began.
+        leave_on: signals on which a worker leaves there, beside SIGTERM.
     """
 
     rank: int = 0
@@ -83,6 +88,7 @@ class World:
     port: int = 0
     stored: bool = False
     elastic: Elastic | None = None
+    leave_on: tuple[int, ...] = ()
 
     @property
     def alone(self) -> bool:
@@ -113,6 +119,7 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         port=_integer(env, "MASTER_PORT", 0),
         stored=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         elastic=_elastic(env.get(ELASTIC_VARIABLE)),
+        leave_on=signals_named(env.get(LEAVE_VARIABLE) or "", LEAVE_VARIABLE),
     )
     if world.elastic is None and not 0 <= world.rank < world.size:
         raise ConfigError(
@@ -132,6 +139,24 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # another name
+
+
+def signals_named(text: str, where: str) -> tuple[int, ...]:
+    """Signals by their names, as in "USR1" or "SIGUSR1,SIGUSR2".
+
+    Args:
+        where: it is said, for the error.
+
+    Raises:
+        ConfigError: there is no such signal, or no process can listen to it.
+    """
+    found = []
+    for word in filter(None, (one.strip().upper() for one in text.split(","))):
+        name = word if word.startswith("SIG") else f"SIG{word}"
+        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
+            raise ConfigError(f"{where}={text}: {word} is no signal that a process can listen to; for instance USR1")
+        found.append(int(signal.Signals[name]))
+    return tuple(found)
 
 
 def report_failures(environment: Mapping[str, str] | None = None) -> None:

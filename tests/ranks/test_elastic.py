@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from metadata_service import MetadataService, serving
 from uneven import journal
 from uneven.core.records import MembershipRecord
 
@@ -131,3 +132,45 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     said = run.communicate(timeout=200)[1]
     assert run.returncode in (128 + signal.SIGKILL, 1)
     assert "the run needs 2" in said, said
+
+
+def test_a_notice_and_a_signal_of_slurms_make_workers_leave(tmp_path: Path) -> None:
+    """Worker 1's machine is announced to go; then the launcher is sent the signal that --leave-on names."""
+    script = tmp_path / "train.py"
+    script.write_text(TOLD)
+    folder = tmp_path / "run"
+    words = ["--nproc", 2, "--elastic", "1:2", "--leave-on", "USR1", "--run-dir", folder, script]
+    with serving(MetadataService(quiet=2)) as url:
+        run = start(*words, url)
+        assert run.stderr is not None
+        said = ""
+        while "workers go on" not in said:
+            line = run.stderr.readline()
+            assert line, said
+            said += line
+        run.send_signal(signal.SIGUSR1)
+        said += run.stderr.read()  # communicate() would pass by what is read ahead
+        run.wait()
+        run.stderr.close()
+    assert run.returncode == 128 + signal.SIGUSR1, said
+    assert "worker 1: its machine goes in 1" in said
+    assert "worker 1 was told to leave, and has left" in said, said
+    assert "worker 0 was told to leave, and has left" in said
+    assert "stopped by SIGUSR1" in said
+
+
+TOLD = """
+import os, sys, torch, uneven
+from uneven import spot
+session = uneven.Session(notice=spot.aws(sys.argv[1]) if os.environ["RANK"] == "1" else None)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session.setup(model, optimizer)
+data = torch.utils.data.TensorDataset(torch.randn(640, 4), torch.randn(640, 1))
+loader = session.loader(data, batch_size=32)
+while True:
+    for x, y in loader:
+        ((model(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""

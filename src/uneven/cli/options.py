@@ -97,6 +97,16 @@ Silence = Annotated[
 Join = Annotated[
     str | None, option(_WORKERS, "Join an elastic run, in mid-epoch, from any machine.", metavar="HOST:PORT")
 ]
+LeaveOn = Annotated[
+    str,
+    option(
+        *(_WORKERS, "With --elastic or --join: workers leave on this signal, too, as Slurm's --signal sends it."),
+        "--leave-on",
+        metavar="USR1",
+        envvar="UNEVEN_LEAVE_ON",
+        show_default=False,
+    ),
+]
 Nnodes = Annotated[str, option(_MACHINES, "Machines.", metavar="N|MIN:MAX")]
 NodeRank = Annotated[int, option(_MACHINES, "Which of them this is, from 0.")]
 MasterAddr = Annotated[str, option(_MACHINES, "Address of machine 0.")]

@@ -49,6 +49,7 @@ def run(
     elastic: options.ElasticBounds = None,
     silence: options.Silence = 10.0,
     join: options.Join = None,
+    leave_on: options.LeaveOn = "",
 ) -> None:
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
 
@@ -90,6 +91,7 @@ def run(
         elastic=elastic,
         silence_s=silence,
         join=join,
+        leave_on=leave_on,
     )
     refuse_misfits(layers, local_workers(start) if start.nodes == (1, 1) else None)
     check(start)

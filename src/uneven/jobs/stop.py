@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -17,16 +17,18 @@ class Stop:
 
     Args:
         asked: called in the signal's handler with its number, to wake up a loop or to pass the signal on.
+        more: signals that mean the same.
     """
 
-    def __init__(self, asked: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(self, asked: Callable[[int], None] = lambda number: None, more: Sequence[int] = ()) -> None:
         self._asked = asked
+        self._signals = (*_SIGNALS, *more)
         self.requests = 0
         self.number = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
+        for number in self._signals:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's background jobs have it
                 self._before[number] = signal.signal(number, self._note)
         return self

@@ -31,7 +31,7 @@ from uneven.launch.silence import STOPPED, stopped
 from uneven.launch.spec import Launch, address, run_id
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 from uneven.patience import within
-from uneven.world import ELASTIC_VARIABLE, is_loopback
+from uneven.world import ELASTIC_VARIABLE, LEAVE_VARIABLE, is_loopback, signals_named
 
 _LOOK_EVERY_S = 0.2
 _GIVEN_UP_EVERY_S = 1.0
@@ -159,12 +159,13 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RUN_ID": name,
                 ELASTIC_VARIABLE: run["elastic"] + address,
+                LEAVE_VARIABLE: launch.leave_on,
             }
 
         stack.enter_context(environment(variables(launch, count, run_directory)))
         events = stack.enter_context(Events())
         restarts = launch.max_restarts
-        stop = stack.enter_context(Stop(lambda number: events.wake()))
+        stop = stack.enter_context(Stop(lambda number: events.wake(), signals_named(launch.leave_on, "--leave-on")))
 
         def lost(death: Death) -> None:
             nonlocal restarts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from uneven.cluster.throttle_rule import ShareRule
 from uneven.errors import ConfigError, UnknownNameError, access
-from uneven.world import is_loopback
+from uneven.world import is_loopback, signals_named
 
 _MOST = 100_000
 """Workers or machines; more is a slip of the keyboard."""
@@ -37,6 +37,7 @@ class Launch:
         elastic: least and greatest number of workers that may take part as they leave and join, "MIN:MAX".
         silence_s: a worker counts as gone there when it has given no sign of life for so long; 0 is never.
         join: HOST:PORT of an elastic run that these workers join.
+        leave_on: signals by name on which the workers of such a run leave, as on SIGTERM.
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
 
     Raises:
@@ -64,6 +65,7 @@ class Launch:
     elastic: str | None = None
     silence_s: float = 10.0
     join: str | None = None
+    leave_on: str = ""
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -104,6 +106,8 @@ class Launch:
             address(self.join, f"--join {self.join}")
         if self.members_change and (self.nodes != (1, 1) or self.rdzv_backend):
             raise ConfigError("--elastic starts workers on this machine; start more elsewhere with --join HOST:PORT")
+        if signals_named(self.leave_on, "--leave-on") and not self.members_change:
+            raise ConfigError(f"--leave-on {self.leave_on}: workers leave only with --elastic or --join")
         least, most = self.bounds
         if self.nproc is not None and self.nproc.isdigit() and self.elastic and not least <= int(self.nproc) <= most:
             raise ConfigError(f"--nproc {self.nproc} with --elastic {self.elastic}: begin with {least} to {most}")

@@ -57,7 +57,7 @@ def join(
     sites = {rank: one["_site"] for rank, one in enumerate(said)}
     elastic = None
     if isinstance(connection, ElasticConnection):
-        elastic = Elastic(connection.membership, scribe.write, scribe.say)
+        elastic = Elastic(connection.membership, scribe.write, scribe.say, world.leave_on)
         connection.leaving, connection.recovery = elastic.close, elastic.recovery
     return Context(
         world=world, config=config, policy=policy, sites=sites, connection=connection, scribe=scribe, elastic=elastic

@@ -24,6 +24,7 @@ from uneven.journal import LEFT
 from uneven.run.elastic import parcel
 from uneven.run.elastic.carrier import ElasticCarrier
 from uneven.run.elastic.membership import LeftOut, Membership, told
+from uneven.run.elastic.notice import NoticeWatch
 from uneven.run.elastic.recovery import Recovery
 from uneven.run.elastic.slots import DOOR, LEAVES
 from uneven.run.lines.circle import Broken
@@ -71,6 +72,7 @@ class Elastic:
     Args:
         write: where records go.
         say: says something to the user, and writes it down as the event that is named, if one is.
+        leave_on: signals that mean the same as SIGTERM.
 
     Attributes:
         returned: which samples come again.
@@ -80,8 +82,9 @@ class Elastic:
     """
 
     def __init__(
-        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None]
-    ) -> None:
+        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None],
+        leave_on: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.membership = membership
         self.returned = Returned(membership.members)
         self.recovery = Recovery(
@@ -98,7 +101,8 @@ class Elastic:
         self._in = not membership.joins_later
         self._over = False
         self._restore_signal: Callable[[], None] = _nothing
-        self._listen()
+        self._watches: list[NoticeWatch] = []
+        self._listen((signal.SIGTERM, *leave_on))
 
     @property
     def members(self) -> Members:
@@ -114,12 +118,29 @@ class Elastic:
         self._attached = _Attached(model, tuple(others))
 
     # ---------------------------------------------------------------- leaving
-    def _listen(self) -> None:
+    def heed(self, notice: Callable[[], float | None]) -> None:
+        """Leave when it says that the machine will go."""
+        self._watches.append(NoticeWatch(notice, self._goes))
+
+    def _goes(self, left_s: float) -> None:
+        said = f"worker {self.membership.worker}: its machine goes in {left_s:.0f} s, so it leaves"
+        self._say(said, "notice")
+        if self._in:
+            self.leaving = True
+        else:
+            signal.raise_signal(signal.SIGTERM)  # it waits to be let in, in the main thread
+
+    def _listen(self, numbers: Sequence[int]) -> None:
         """SIGTERM means: finish the step and leave."""
         if threading.current_thread() is not threading.main_thread():
             return  # only there can signals be listened to; session.leave() does the same
-        before = signal.signal(signal.SIGTERM, self._on_term)
-        self._restore_signal = lambda: (signal.signal(signal.SIGTERM, before), None)[1]
+        before = {number: signal.signal(number, self._on_term) for number in numbers}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        self._restore_signal = restore
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         if not self._in:
@@ -318,6 +339,8 @@ class Elastic:
     def close(self, failed: bool) -> None:
         """The session ends; without a failure, when all members have come to their end."""
         self._restore_signal()
+        for watch in self._watches:
+            watch.close()
         if self._over:
             self.membership.close()
             return

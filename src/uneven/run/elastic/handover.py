@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,6 +39,18 @@ class LoopOfMembers:
         if elastic is None:
             raise ConfigError("session.leave: start the run with `uneven run --elastic MIN:MAX`")
         elastic.leaving = True
+
+    def heed(self, notice: Callable[[], float | None]) -> None:
+        """Leave when it says that the machine will go; alone there is nobody to leave.
+
+        Raises:
+            ConfigError: the run is not elastic.
+        """
+        context = self._loop.context
+        if context.elastic is not None:
+            context.elastic.heed(notice)
+        elif context.world.size > 1:
+            raise ConfigError("Session(notice=…): no worker can leave; start with `uneven run --elastic MIN:MAX`")
 
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
         """What a newcomer has to be given.
