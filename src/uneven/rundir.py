@@ -41,7 +41,7 @@ Layers = dict[str, dict[str, Any]]
 COMMAND_LINE = "command line"
 SETTINGS = "run.toml"
 _LONGEST_NAME = 60
-"""Of a run directory, beside the time: characters, each of up to 4 bytes of the 255 that a file system takes."""
+"""Characters in the name of a run directory, beside the time: each takes up to 4 of the 255 bytes of a file name."""
 
 FILE = "uneven.toml"
 """Read from the working directory where nothing else is named."""
@@ -99,7 +99,7 @@ def _compare(path: Path, text: str) -> None:
 
 
 def load_layers(run_directory: Path | None) -> Layers:
-    """What the launcher was told; without a launcher, what ``uneven.toml`` in the working directory says.
+    """The launcher's settings; without a launcher, what ``uneven.toml`` in the working directory says.
 
     Raises:
         ConfigError: a file cannot be understood, naming it.

@@ -65,7 +65,7 @@ class World:
         rank: 0 … size−1.
         local_rank: position among the workers of this machine, which is also its CUDA device.
         run_directory: where the launcher wants the journal, if it said so.
-        awaited: whether the launcher waits to be told that the training starts, see ``rundir.mark_ready``.
+        awaited: whether the launcher waits for a sign that the training starts, see ``rundir.mark_ready``.
         kind: "real" or "emulated".
         site: where it is, among the sites of a policy that looks at them: UNEVEN_SITE, or the host.
         meeting: the address of rank 0's machine, as the launcher says.

@@ -12,7 +12,7 @@ _PRIOR = 0.3
 """Part of its time that a worker's constant part is at first believed to be, plus or minus. Ours."""
 
 _LEAST_SLOPE = 0.02
-"""Of the mean time per sample: no curve is flatter, so that nobody is handed everything. Ours."""
+"""Least slope, as a part of the mean time per sample, so that no worker is handed everything. Ours."""
 
 _EVIDENCE = 8.0
 """Variances of one iteration by which a floor must explain the points better than a line does. Ours."""
@@ -118,7 +118,7 @@ def _line(sums: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def added(rows: Floats) -> Floats:
-    """The sum over the rows, one after the other: the same on every machine."""
+    """The sum over the rows, shape (rows, n) → (n,), one after the other: the same on every machine."""
     found: Floats = rows[0]
     for row in rows[1:]:
         found = found + row

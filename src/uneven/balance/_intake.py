@@ -28,7 +28,7 @@ class ReportColumns(NamedTuple):
         news: whether it was not there at the last look.
         clean: whether it is news and of the present size, the first one after a change of the size left out.
         size: samples of an iteration, mean over the report.
-        newest_size: the same in its last iteration, as far as can be told.
+        newest_size: the same in its last iteration, as far as is known.
         iterations: that it covers.
         local_s: data and compute time of an iteration, mean.
         transfer_s: time of an iteration that its own communication takes where the backward pass does not hide it.

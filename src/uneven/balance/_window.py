@@ -11,7 +11,7 @@ from uneven.core.exact import Floats
 from uneven.core.plain import Amount, Misfit, read
 
 LEAST_REPORTS = 3
-"""Of each worker in a window: with three, the median does not mind one random delay. Ours."""
+"""Reports of each worker in a window: with three, the median does not mind one random delay. Ours."""
 
 _MOST_REPORTS = 64
 """Kept while somebody's are still missing. Ours."""
@@ -53,19 +53,20 @@ class Window:
         self._counts = self._counts + reports.clean
 
     def watched(self) -> int:
-        """Iterations that the worker with the fewest has told of."""
+        """Iterations that the worker with the fewest has reported."""
         return int(self._iterations.min()) if len(self._iterations) else 0
 
     def full(self, iterations: int) -> bool:
-        """Whether everybody has told of so many iterations, in three reports or more."""
+        """Whether all workers have reported so many iterations, in three reports or more."""
         return self.watched() >= iterations and int(self._counts.min()) >= LEAST_REPORTS
 
     def median_s(self) -> Floats:
-        """Median of each worker's reports, seconds of an iteration, shape (n,); NaN for one that has told nothing."""
+        """Median of each worker's reports, seconds of an iteration, shape (n,); NaN where there is none."""
         ordered = np.sort(np.stack(self._rows), axis=0)  # NaN comes last
-        told = np.count_nonzero(~np.isnan(ordered), axis=0)
+        present = np.count_nonzero(~np.isnan(ordered), axis=0)
         at = np.arange(ordered.shape[1])
-        low, high = ordered[np.maximum(told - 1, 0) // 2, at], ordered[np.minimum(told // 2, len(ordered) - 1), at]
+        low = ordered[np.maximum(present - 1, 0) // 2, at]
+        high = ordered[np.minimum(present // 2, len(ordered) - 1), at]
         middle: Floats = low + (high - low) * 0.5
         return middle
 

@@ -71,7 +71,7 @@ def still_held(held: Wholes, shares: Sequence[int], memory: Floats) -> Wholes:
 
 
 def not_growing(limits: Limits, held: Wholes) -> Limits:
-    """The limits, the upper ones of those whose memory is full lowered to what they hold, see :func:`still_held`."""
+    """The limits, with those lowered to ``held`` (shape (n,)) whose memory is full, see :func:`still_held`."""
     if not held.any():
         return limits
     rows = zip(limits.lower, limits.upper, held.tolist(), strict=True)
@@ -83,7 +83,7 @@ def profiled_limits(limits: Limits, profiles: Mapping[int, Profile], total: int)
     """The limits of ranks 0 … n − 1, tightened to what their memory holds.
 
     Saturation is no limit: fewer samples than x_s gain nothing, but to demand them would hold a worker at too many for
-    as long as the run lasts where x_s was measured wrongly. Who makes use of it is told by ``Balancer.profiled``.
+    as long as the run lasts where x_s was measured wrongly. Balancers that use it get it through ``Balancer.profiled``.
 
     Args:
         limits: as the user gave them.

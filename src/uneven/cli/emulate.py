@@ -40,7 +40,7 @@ def command(
         typer.Option(
             metavar="SECONDS",
             rich_help_panel=_CLUSTER,
-            help="The description holds once every worker trains, and after this time in any case.",
+            help="The nodes become as described once every worker trains, at the latest after this time.",
         ),
     ] = READY_WITHIN_S,
     elastic: options.ElasticBounds = None,

@@ -25,7 +25,7 @@ def command(
     ] = "auto",
     directory: Annotated[
         Path | None,
-        typer.Option("--directory", help="Where checkpoints lie. [default: runs/NAME of the file]", show_default=False),
+        typer.Option("--directory", help="For checkpoints. [default: runs/NAME of the file]", show_default=False),
     ] = None,
     batch_rule: Annotated[
         BatchRule,
@@ -49,8 +49,8 @@ def command(
 
     Stopped at any moment, the same command goes on where it was, and trains no member twice.
 
-    A member that fails, diverges (its loss is NaN) or hangs holds nobody up: the others are trained, and the exit code
-    is 1. The next start tries it again. A sample that cannot be read or hangs ends the run.
+    A member that fails, diverges (its loss is NaN) or hangs does not hold up the others: they are trained, and the
+    exit code is 1. The next start tries it again. A sample that cannot be read or hangs ends the run.
 
     \b
     Exit code:

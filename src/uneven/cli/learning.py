@@ -1,4 +1,4 @@
-"""What ``--train`` means on the command line, and how what was learnt is told."""
+"""What ``--train`` means on the command line, and how what was learnt is shown."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def lines(learnt: Learnt, goal: Goal | None, global_batch: int) -> list[str]:
     if not learnt.points:
         return ["nothing was evaluated: give more --iterations"]
     last, best = learnt.points[-1], max(learnt.points, key=lambda point: point.accuracy)
-    told = [f"accuracy {curve(learnt.points)} {percent(last.accuracy)} at {span(last.at_s)}, loss {last.loss:.3g}"]
+    parts = [f"accuracy {curve(learnt.points)} {percent(last.accuracy)} at {span(last.at_s)}, loss {last.loss:.3g}"]
     if learnt.diverged:
-        told.append("the training went astray: parameters that are no finite numbers; lower the task's learning_rate")
+        parts.append("the training went astray: parameters that are no finite numbers; lower the task's learning_rate")
     elif goal is not None and learnt.reached is not None:
         one = learnt.reached
-        told.append(
+        parts.append(
             f"{percent(goal.accuracy)} is reached after {seconds(one.at_s)}, with {count(one.samples)} samples "
             f"({count(one.samples / global_batch)} iterations' worth)"
         )
     elif goal is not None:
-        told.append(
+        parts.append(
             f"{percent(goal.accuracy)} is not reached: the best is {percent(best.accuracy)}, at {span(best.at_s)}; "
             f"give more --iterations"
         )
-    return told
+    return parts

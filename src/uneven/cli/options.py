@@ -42,7 +42,9 @@ Balance = Annotated[
 ]
 Sync = Annotated[str | None, option(_TRAINING, f"When replicas agree: {POLICIES}. [default: bsp]", metavar="NAME")]
 Seed = Annotated[int | None, option(_TRAINING, "Decides the order of the samples.")]
-Budget = Annotated[float | None, option(_TRAINING, "Part of an iteration that measuring may cost. [default: 0.005]")]
+Budget = Annotated[
+    float | None, option(_TRAINING, "Share of an iteration that measuring and deciding may take. [default: 0.005]")
+]
 Threads = Annotated[
     int | None, option(_TRAINING, "Threads of each worker, for session.train(loop). [default: 1]", metavar="M")
 ]
@@ -53,7 +55,9 @@ KeepFreedMemory = Annotated[
         "--keep-freed-memory/--no-keep-freed-memory",
     ),
 ]
-Timeout = Annotated[float | None, option(_TRAINING, "How long to wait for a missing worker.", metavar="SECONDS")]
+Timeout = Annotated[
+    float | None, option(_TRAINING, "How long to wait for a missing worker before giving up.", metavar="SECONDS")
+]
 ConfigFile = Annotated[Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")]
 RunDir = Annotated[Path | None, option(_TRAINING, "Journal. [default: runs/TIME-SCRIPT]", metavar="DIR")]
 
@@ -77,10 +81,10 @@ Nproc = Annotated[
 ]
 Shares = Annotated[
     str | None,
-    option(_WORKERS, "Slow each worker down to so many cores, for instance 0.1, once it trains.", metavar="0.6,0.4,…"),
+    option(_WORKERS, "Limit each worker to this many cores, for instance 0.1, once it trains.", metavar="0.6,0.4,…"),
 ]
 MaxRestarts = Annotated[
-    int, option(_WORKERS, "Start all workers anew so often when one dies. Over gloo that may hang after a kill.")
+    int, option(_WORKERS, "How often to restart all workers when one dies. Over gloo that may hang after a kill.")
 ]
 ElasticBounds = Annotated[
     str | None,
@@ -92,7 +96,7 @@ ElasticBounds = Annotated[
 ]
 Silence = Annotated[
     float,
-    option(_WORKERS, "With --elastic: a worker that is silent for so long counts as gone.", metavar="SECONDS"),
+    option(_WORKERS, "With --elastic: a worker that is silent for this long counts as gone.", metavar="SECONDS"),
 ]
 Join = Annotated[
     str | None, option(_WORKERS, "Join an elastic run, in mid-epoch, from any machine.", metavar="HOST:PORT")

@@ -46,7 +46,7 @@ def command(
         options.task("Rank by the time to an accuracy: really train digits, or fashion where UNEVEN_DATA has it."),
     ] = None,
     accuracy: Annotated[float | None, options.accuracy("With --train: the goal. [default: 0.9]")] = None,
-    seed: Annotated[int, played("Of jitter and order of the samples.")] = 0,
+    seed: Annotated[int, played("Decides the jitter and the order of the samples.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object too, as the last line.")] = False,
 ) -> None:
     """Play every combination of balancer and policy that applies on CLUSTER, rank them, and say why.

@@ -28,7 +28,7 @@ _HELD = "\u00a0"
 
 @dataclass(frozen=True, slots=True)
 class PlanPage:
-    """Everything that is told.
+    """Everything that is printed.
 
     Attributes:
         took_s: wall time.
@@ -86,11 +86,11 @@ def _say(console: Console, text: str, *, head: str = " ", style: str = "") -> No
 
 def _notes(page: PlanPage) -> str:
     base = page.plan.baseline.result.choice
-    told = f"Speed-up is over {base.balance} shares under {base.sync}"
-    told += "." if page.goal is None else ", in time to the goal; in brackets, the best that was reached."
+    note = f"Speed-up is over {base.balance} shares under {base.sync}"
+    note += "." if page.goal is None else ", in time to the goal; in brackets, the best that was reached."
     if any(row.twins for row in page.plan.shown):
-        told += " * Others come to the same within 1 %."
-    return told
+        note += " * Others come to the same within 1 %."
+    return note
 
 
 def _table(page: PlanPage) -> Table:
@@ -134,7 +134,7 @@ def _learnt(row: Row) -> tuple[str, str]:
 
 
 def speed_up(row: Row, page: PlanPage) -> float | None:
-    """Over the baseline: of the time to the goal if there is one, else of samples/s; None if it cannot be told."""
+    """Over the baseline: of the time to the goal if there is one, else of samples/s; None if it is unknown."""
     base = page.plan.baseline.result
     if page.goal is None:
         below = base.figures.samples_per_s
@@ -152,14 +152,14 @@ def _speed_up(row: Row, page: PlanPage) -> str:
 
 def _whys(plan: Plan) -> Iterator[tuple[str, str]]:
     """Number and reason of the best of each policy, and of the baseline; one line for those of the same reason."""
-    told: dict[str, list[int]] = {}
+    places_of: dict[str, list[int]] = {}
     syncs: set[str] = set()
     for place, row in enumerate(plan.shown, 1):
         choice = row.result.choice
         if choice.sync not in syncs or choice == plan.baseline.result.choice:
             syncs.add(choice.sync)
-            told.setdefault(reason(row, plan), []).append(place)
-    for text, places in told.items():
+            places_of.setdefault(reason(row, plan), []).append(place)
+    for text, places in places_of.items():
         names = [plan.shown[place - 1] for place in places]
         named = _listed([f"{row.result.choice.balance} under {row.result.choice.sync}" for row in names])
         twins = dict.fromkeys(name for row in names for name in row.twins)
@@ -169,15 +169,15 @@ def _whys(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _left(left: tuple[LeftOut, ...]) -> list[str]:
     """One line for each reason."""
-    told = []
+    text_lines = []
     ordered = sorted(left, key=lambda one: one.why)
     for why, group in groupby(ordered, key=lambda one: one.why):
         ones = list(group)
         syncs = list(dict.fromkeys(one.sync for one in ones))
         balances = list(dict.fromkeys(one.balance for one in ones if one.balance))
         what = f"{_listed(balances)} under {_listed(syncs)}" if balances else _listed(syncs)
-        told.append(f"{what}: {why}.")
-    return told
+        text_lines.append(f"{what}: {why}.")
+    return text_lines
 
 
 def _listed(names: list[str] | tuple[str, ...]) -> str:
@@ -187,23 +187,23 @@ def _listed(names: list[str] | tuple[str, ...]) -> str:
 def advice(page: PlanPage) -> list[str]:
     """What to do with it."""
     best, carried = page.plan.best, page.plan.best_carried
-    told = []
+    text_lines = []
     if carried is None:
-        told.append("No policy that was played can be carried by a real run yet: play sync bsp too.")
+        text_lines.append("No policy that was played can be carried by a real run yet: play sync bsp too.")
     else:
         choice, gain = carried.result.choice, speed_up(carried, page)
         base = page.plan.baseline.result.choice
         sync = "" if choice.sync == "bsp" else f" --sync {choice.sync}"
-        told.append(f"Today:    uneven run --balance {choice.balance}{sync} SCRIPT")
+        text_lines.append(f"Today:    uneven run --balance {choice.balance}{sync} SCRIPT")
         if gain is not None and choice != base:
-            told[-1] += f"    ({gain:.2f} × as fast as {base.balance} shares under {base.sync})"
+            text_lines[-1] += f"    ({gain:.2f} × as fast as {base.balance} shares under {base.sync})"
     if best.result.refused is not None:
         choice, gain = best.result.choice, speed_up(best, page)
         more = "" if gain is None else f" ({gain:.2f} ×)"
-        told.append(f"Not yet:  {choice.balance} under {choice.sync}{more}, which is simulated only, so far")
+        text_lines.append(f"Not yet:  {choice.balance} under {choice.sync}{more}, which is simulated only, so far")
     if page.goal is None and best.result.refused is not None:
-        told.append("Samples/s says nothing about what a sample teaches: add --train digits to rank by accuracy.")
-    return told
+        text_lines.append("Samples/s says nothing about what a sample teaches: add --train digits to rank by accuracy.")
+    return text_lines
 
 
 def as_json(page: PlanPage, task: str | None) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _named(row: Row) -> dict[str, str]:
 
 def _row(row: Row, page: PlanPage) -> dict[str, Any]:
     figures, lesson = row.result.figures, row.result.lesson
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         **_named(row),
         "samples_per_s": figures.samples_per_s,
         "of_limit": row.of_limit,
@@ -243,10 +243,10 @@ def _row(row: Row, page: PlanPage) -> dict[str, Any]:
         "why": reason(row, page.plan),
     }
     if lesson is not None:
-        told |= {
+        shown |= {
             "reached_s": lesson.reached_s,
             "reached_samples": lesson.reached_samples,
             "best_accuracy": lesson.best,
             "diverged": lesson.diverged,
         }
-    return told
+    return shown

@@ -60,7 +60,7 @@ def command(
 
     Every node computes for as long as its cost says, slower while its share of processor time is small; transfers
     share links fairly; events happen. The same command gives the same journal, byte for byte. What it cannot know
-    stands in docs/how-to/simulate.md.
+    is listed in docs/how-to/simulate.md.
 
     With --train the gradients are real and applied in the order of virtual time, so staleness has its true effect.
     A task takes options: digits:hidden=0,learning_rate=0.2,momentum=0.9 (hidden 0 is softmax regression).

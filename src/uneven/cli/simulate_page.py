@@ -33,26 +33,26 @@ class FinishedSimulation(NamedTuple):
 def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> None:
     """Print the table and what it came to."""
     Console().print(_table(scenario, played.outcome))
-    told = _lines(scenario, played)
+    shown = _lines(scenario, played)
     if played.learnt is not None:
-        told += learning.lines(played.learnt, goal, scenario.spec.workload.global_batch)
-    _print(told)
+        shown += learning.lines(played.learnt, goal, scenario.spec.workload.global_batch)
+    _print(shown)
 
 
 def compare(played: FinishedSimulation, plain: FinishedSimulation) -> None:
     """Print how much faster it was than even shares under bsp."""
     outcome, base = played.outcome, plain.outcome
-    told = [
+    shown = [
         f"even shares under bsp: {seconds(base.iteration_s)} per iteration, {count(base.samples_per_s)} samples/s; "
         f"speed-up {outcome.samples_per_s / base.samples_per_s:.2f} ×"
     ]
     own, other = (one.learnt.reached if one.learnt is not None else None for one in (played, plain))
     if own is not None and other is not None:
-        told.append(
+        shown.append(
             f"even shares under bsp reach that accuracy after {seconds(other.at_s)}: "
             f"speed-up {other.at_s / own.at_s:.2f} × to the goal"
         )
-    _print(told)
+    _print(shown)
 
 
 def _print(lines: list[str]) -> None:

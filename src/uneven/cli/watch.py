@@ -21,7 +21,7 @@ def watch(
 
     One row per worker: its speed, its share of the global batch, where the time of its steps goes, and the
     cores that it uses. A worker with no wait is the one that the others wait for; with a good split nobody
-    waits much. "Of the limit" compares with everybody finishing together and communication for free.
+    waits much. "Of the limit" compares with all workers finishing together and free communication.
 
     The view ends with the run, or with Ctrl-C, which does not touch the run; then a table of the whole run
     is printed. It only reads the run directory, so it can run on any machine that sees the directory.

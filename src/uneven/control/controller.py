@@ -109,7 +109,7 @@ class _Era:
 
 
 class Controller:
-    """Keeps the split of every iteration, for the workers whose events it is told.
+    """Keeps the split of every iteration, for the workers whose events it is given.
 
     Args:
         decider: of the first members; where several controllers serve one run, all have the same.
@@ -155,7 +155,7 @@ class Controller:
         return self._enlist(rank) if known is None else known
 
     def due(self, iteration: int, called: bool) -> bool:
-        """Whether the end of ``iteration`` is the moment to decide or to report; else :meth:`ended` need not be told.
+        """Whether the end of ``iteration`` is the moment to decide or to report; else :meth:`ended` need not be called.
 
         Args:
             called: whether a call has come with its exchange.
@@ -174,7 +174,7 @@ class Controller:
     def begins(
         self, rank: int, iteration: int, load: Load, cost_s: float, control_s: float = 0.0
     ) -> CallForReports | None:
-        """A worker is about to begin ``iteration``: whether it calls, as its speed has left what it last told.
+        """A worker is about to begin ``iteration``: whether it calls, as its speed has left its last forecast.
 
         Whoever drives this says :meth:`called` when the exchange of that iteration has carried it.
 
@@ -224,7 +224,7 @@ class Controller:
         era.ended = max(era.ended, iteration)
         if era.due is None:  # the first iteration warms up
             era.soonest = era.far = era.due = iteration + 1
-        told = [*self._partial_update(era, newest), *self._decide(era, newest)]
+        found = [*self._partial_update(era, newest), *self._decide(era, newest)]
         if iteration >= era.due and rank not in era.given:
             reporter = self.reporter(rank)
             fingerprint = era.decider.fingerprint()
@@ -232,8 +232,8 @@ class Controller:
             reporter.called = False
             era.given.add(rank)
             era.launched = max(era.launched, iteration)
-            told.append(GiveReport(rank, iteration, report))
-        return told
+            found.append(GiveReport(rank, iteration, report))
+        return found
 
     def reported(self, rank: int, report: Report, newest: int = -1) -> list[Instruction]:
         """A report has arrived. The last one leads to a decision at once, if somebody has gone on meanwhile.
@@ -381,10 +381,10 @@ class Controller:
 
 
 def _told(era: _Era, outcome: Decision | PartialUpdate) -> list[Instruction]:
-    told: list[Instruction] = [*outcome.complaints]
+    found: list[Instruction] = [*outcome.complaints]
     if outcome.split is not None:
-        told.append(_by_rank(outcome.split, era.decider.members))
-    return told
+        found.append(_by_rank(outcome.split, era.decider.members))
+    return found
 
 
 def _by_rank(split: SplitRecord, members: tuple[int, ...]) -> SplitRecord:

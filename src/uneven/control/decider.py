@@ -225,10 +225,10 @@ class Decider:
 
     def _believe(self, table: ReportTable, verdict: Verdict) -> None:
         """Take over forecasts; a worker's speed serves where there is none, or one out of all proportion."""
-        speeds, told, doubts = verdict.speeds_per_s, table.column("predicted_per_s"), table.column("doubt")
-        sound = (told >= speeds / ABSURD_FACTOR) & (told <= speeds * ABSURD_FACTOR)
+        speeds, predicted, doubts = verdict.speeds_per_s, table.column("predicted_per_s"), table.column("doubt")
+        sound = (predicted >= speeds / ABSURD_FACTOR) & (predicted <= speeds * ABSURD_FACTOR)
         sure = sound & (doubts >= 0.0) & (doubts < math.inf)
-        self._predicted_per_s = np.where(verdict.fresh, np.where(sound, told, speeds), self._predicted_per_s)
+        self._predicted_per_s = np.where(verdict.fresh, np.where(sound, predicted, speeds), self._predicted_per_s)
         self._doubts = np.where(verdict.fresh, np.where(sure, doubts, 0.0), self._doubts)
 
     def _split(self, iteration: int, verdict: Verdict) -> SplitRecord | None:
@@ -343,8 +343,8 @@ class Decider:
         fits = fits and saved["kind"] == self._kind()
         if fits:
             self.newest = shares
-            told = [math.nan if speed is None else speed for speed in saved["predicted_per_s"]]
-            self._predicted_per_s, self._doubts = np.array(told), np.array(saved["doubts"])
+            predicted = [math.nan if speed is None else speed for speed in saved["predicted_per_s"]]
+            self._predicted_per_s, self._doubts = np.array(predicted), np.array(saved["doubts"])
             self._held = np.array(saved.get("held", [0] * len(shares)), np.int64)
             self._waits.extend(saved.get("waits", [0.0] * _AGREE))
             with inside("referee"):

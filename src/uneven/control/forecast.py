@@ -50,7 +50,7 @@ class Forecaster:
 
     @property
     def urgent(self) -> bool:
-        """Whether its speed has left what it last told the others, so that they had better hear soon."""
+        """Whether its speed has left its last forecast, so that the others should hear of it soon."""
         return self._detector.changed
 
     @property

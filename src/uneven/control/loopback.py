@@ -38,20 +38,20 @@ class Loopback:
             What it led to, in order.
         """
         controller = self.controller
-        told = self._carry_out(controller.ended(rank, iteration, _UNKNOWN, cost_s, cost_s, newest=newest), newest)
+        found = self._carry_out(controller.ended(rank, iteration, _UNKNOWN, cost_s, cost_s, newest=newest), newest)
         call = controller.begins(rank, iteration + 1, _UNKNOWN, cost_s, cost_s)
         if call is not None:  # and is heard with that iteration's exchange
             controller.called(call.iteration, {} if call.report is None else {rank: call.report})
             if call.report is not None:
-                told.append(call.report.forecast(rank, call.iteration))
-        return told
+                found.append(call.report.forecast(rank, call.iteration))
+        return found
 
     def _carry_out(self, instructions: Iterable[Instruction], newest: int) -> list[Told]:
-        told: list[Told] = []
+        found: list[Told] = []
         for one in instructions:
             if isinstance(one, GiveReport):
-                told.append(one.report.forecast(one.rank, one.iteration + 1))
-                told += self._carry_out(self.controller.reported(one.rank, one.report, newest), newest)
+                found.append(one.report.forecast(one.rank, one.iteration + 1))
+                found += self._carry_out(self.controller.reported(one.rank, one.report, newest), newest)
             else:
-                told.append(one)
-        return told
+                found.append(one)
+        return found

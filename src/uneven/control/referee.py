@@ -104,7 +104,7 @@ class Referee:
         return Verdict(seen, fresh, self._speeds_per_s, tuple(complaints))
 
     def standing(self, members: Sequence[int]) -> ReportTable:
-        """What is believed of each member, as if it told the same again; who never told anything, says nothing."""
+        """What is believed of each member if it reported the same again; nothing for one that has never reported."""
         last, past = self._of(tuple(members))
         return ReportTable(np.where(past[:, None] > 0.0, last.rows, SILENT))
 

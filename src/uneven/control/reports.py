@@ -62,7 +62,7 @@ SILENT = Report(
     iteration=0, iterations=0, samples=0, local_s=0, exchange_s=0, transfer_s=0, control_s=0, cost_s=0, cpu=math.nan,
     memory=math.nan, predicted_per_s=math.nan, doubt=math.nan, urgent=0, no_early_reports=0, split=math.nan,
 )  # fmt: skip
-"""Of who says nothing: what was believed of it before stands."""
+"""Stands for a worker that says nothing: what was believed of it before stands."""
 
 
 def _whole(value: float) -> int:

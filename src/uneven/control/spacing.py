@@ -14,7 +14,7 @@ _WARM_UP = 4
 """Reports at the start that do not mind the budget: the first split should come soon."""
 
 _AFTER_CHANGE = 3
-"""The same after one that told of a sudden change, as long as they change the split further: where a part of the time
+"""The same after a report of a sudden change, as long as they change the split further: where a part of the time
 is constant, shares in proportion to speed take several decisions to get there …"""
 
 _CHEAP = 0.05
@@ -30,7 +30,7 @@ _AIM = 0.6
 """Part of the budget that is spent: it is a bound, and what a short run measures scatters around the mean."""
 
 _STOPPED = 5.0
-"""Of a cost that is so many times the usual one the rest was a stop of the whole process, which fell into it."""
+"""Where a cost is so many times the usual one, the rest was a stop of the whole process, which fell into it."""
 
 _SAVED = 1
 _OWED = 4
@@ -94,21 +94,21 @@ class Spacing:
             self._still = 1
         elif not urgent:  # who called and was heard to no effect will call again if need be
             self._still = min(2 * self._still, _GAP_WITHOUT_EARLY_REPORTS if no_early else _IDLE_GAP)
-        told = np.flatnonzero(table.believable() & (table.column("iterations") > 0))
-        heard = table if len(told) == len(table.rows) else ReportTable(table.rows[told])
-        before_s, costs_s = self._cost_s[told], heard.column("cost_s")
+        reported = np.flatnonzero(table.believable() & (table.column("iterations") > 0))
+        heard = table if len(reported) == len(table.rows) else ReportTable(table.rows[reported])
+        before_s, costs_s = self._cost_s[reported], heard.column("cost_s")
         costs_s = np.where(before_s > 0.0, np.minimum(costs_s, _STOPPED * before_s), costs_s)
         now_s = before_s + np.where(before_s > 0.0, 0.2, 1.0) * (costs_s - before_s)
-        self._cost_s[told] = now_s
+        self._cost_s[reported] = now_s
         self._free = (_AFTER_CHANGE if sudden else self._free) if changed else 0
-        if self._reports <= _WARM_UP or not len(told):
+        if self._reports <= _WARM_UP or not len(reported):
             return _AT_ONCE
         price, owed = self._price(heard, now_s)
         cheap = price * self._aim <= _CHEAP
         if self._free and cheap:
             self._free -= 1
             return _AT_ONCE
-        price = max(price, self._price_of_last(heard, now_s, self._least[told]))
+        price = max(price, self._price_of_last(heard, now_s, self._least[reported]))
         most = _whole(price + owed) * self._still
         least = min(_whole(price), most)
         return Gap(1 if cheap else least, least, most)

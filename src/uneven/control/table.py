@@ -22,7 +22,7 @@ Column = npt.NDArray[np.float64]
 _PLACES = {name: place for place, name in enumerate(Report._fields)}
 _COUNTS = [_PLACES[name] for name in ("samples", "local_s", "exchange_s", "transfer_s")]
 _LEAST_WAIT = 0.25
-"""Of the longest local time: from here on a wait of all is a link's; noise of a tenth makes far less. Ours."""
+"""Part of the longest local time: from here on a wait of all is a link's; noise of a tenth makes far less. Ours."""
 
 _EVIDENCE = slice(0, _PLACES["transfer_s"] + 1)
 _MEASURED = slice(0, _PLACES["cost_s"] + 1)

@@ -67,7 +67,7 @@ Amount = Annotated[float, Range(0.0)]
 
 Positive = Annotated[float, Range(1e-300)]
 PerMember = Annotated[list[float], Along("members")]
-"""Of what has a field ``members``."""
+"""One number for each entry of the state's field ``members``."""
 
 
 class Misfit(ValueError):
@@ -121,7 +121,7 @@ def as_many(values: list[float], count: int, path: str) -> list[float]:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Inside, a state is tried: whatever is wrong with it is told by the field, also where a plug-in did not look.
+    """Inside, a state is tried: a fault is reported with its field, also where a plug-in did not look.
 
     Raises:
         CheckpointError: it is damaged.
@@ -131,8 +131,9 @@ def loading(what: str) -> Iterator[None]:
     except Misfit as error:
         raise CheckpointError(f"the state of {what} is damaged: {error}; resume from another checkpoint") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"the state of {what} cannot be used ({told}): resume from another checkpoint") from error
+        cause = f"{type(error).__name__}: {error}"
+        said = f"the state of {what} cannot be used ({cause}): resume from another checkpoint"
+        raise CheckpointError(said) from error
 
 
 @contextmanager

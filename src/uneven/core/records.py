@@ -180,7 +180,7 @@ class LineRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastRecord:
-    """What a worker foretold of its own speed, as it told the others with a report; it holds until the next."""
+    """A worker's forecast of its own speed, as sent with a report; it holds until the next."""
 
     kind: ClassVar[str] = "forecast"
     rank: Rank

@@ -27,7 +27,7 @@ LENGTH = 1 + 2 * _PARTS
 
 
 def first_samples(samples: Sequence[Any], pack: Callable[[Any], bytes]) -> list[float]:
-    """What is told of the first samples of an epoch; shape (LENGTH,).
+    """What is compared of the first samples of an epoch; shape (LENGTH,).
 
     Args:
         pack: one part of a sample as bytes, the same for the same part on every rank.

@@ -1,4 +1,4 @@
-"""Steps of a script that draws its batches itself: it is told how many samples to take, and says when a step is over.
+"""Steps of a script that draws its batches itself: it learns how many samples to take, and says when a step is over.
 
 Nothing here knows the samples, so no epoch ends, and that every sample is used once is the script's own affair.
 """

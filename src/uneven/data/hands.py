@@ -112,12 +112,12 @@ class Hands:
 
     @property
     def turn(self) -> Turn | None:
-        """Of the batch that the newest forward pass was on."""
+        """The turn of the batch that the newest forward pass was on."""
         return None if self._last is None else self._last.turn
 
     @property
     def newest(self) -> Turn | None:
-        """Of the batch that was handed out last."""
+        """The turn of the batch that was handed out last."""
         newest = self._newest()
         return None if newest is None else newest.turn
 

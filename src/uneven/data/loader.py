@@ -1,4 +1,4 @@
-"""``BalancedLoader``: torch's own ``DataLoader``, told batch by batch which samples are this rank's."""
+"""``BalancedLoader``: torch's own ``DataLoader``, which learns batch by batch which samples are this rank's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class BalancedLoader:
         end: called when that iteration is over: the next batch is asked for (before any of it is loaded), or
             the loop is left. Each ``begin`` gets exactly one ``end``.
         over: called when the epoch has no more batches.
-        hands: told of each batch that is handed out; it knows which of them are in the model.
+        hands: notified of each batch that is handed out; it knows which of them are in the model.
         sample_counter: the counter of all ranks, where each streams at its own pace.
         settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
         changing: where workers leave and join: whose samples are split among whom, and what comes again.
@@ -236,18 +236,18 @@ class BalancedLoader:
 
     def __iter__(self) -> Generator[Any, None, None]:
         """Start an epoch, or finish the one that a loaded state was in the middle of."""
-        return self._started(told=True)
+        return self._started(notify=True)
 
     def pairs(self) -> Generator[tuple[Portion, Any], None, None]:
         """The same, each batch with its part, and without a word to ``begin`` and ``end``: for several threads."""
-        return self._started(told=False)
+        return self._started(notify=False)
 
-    def _started(self, *, told: bool) -> Generator[Any, None, None]:
+    def _started(self, *, notify: bool) -> Generator[Any, None, None]:
         if self._closed:
             raise DataError("the loader is closed: make a new one with session.loader(...)")
         if (left := self._suspended()) is not None:
             left.close()  # an iterator that somebody still holds; its last iteration is over
-        epoch = self._epoch(told)
+        epoch = self._epoch(notify)
         self._running = weakref.ref(epoch)
         return epoch
 
@@ -270,31 +270,31 @@ class BalancedLoader:
             return None
         return epoch
 
-    def _epoch(self, told: bool) -> Generator[Any, None, None]:
+    def _epoch(self, notify: bool) -> Generator[Any, None, None]:
         self._enter()
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
             self._cursor = Cursor(epoch=self.epoch + 1, iteration=self.iteration)
             self._hands.clear()
         while self._cursor.epoch < self._reached:
-            yield from self._handed_out(told)
-        yield from self._handed_out(told)
+            yield from self._handed_out(notify)
+        yield from self._handed_out(notify)
 
-    def _handed_out(self, told: bool) -> Generator[Any, None, None]:
+    def _handed_out(self, notify: bool) -> Generator[Any, None, None]:
         if self._length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
-        yield from self._pass(told)
+        yield from self._pass(notify)
         # A worker may be lost in the last exchanges of an epoch; what it had comes again now.
         while self._changing is not None and self._changing.waiting(self._cursor.iteration):
-            yield from self._pass(told)
+            yield from self._pass(notify)
         self._over()
         self._cursor = self._cursor.next_epoch()
 
-    def _pass(self, told: bool) -> Generator[Any, None, None]:
+    def _pass(self, notify: bool) -> Generator[Any, None, None]:
         with closing(self._source.pairs(self._cursor)) as pairs:
             for part, batch in pairs:
                 self._handed = part
-                if not told:
+                if not notify:
                     yield part, batch
                     continue
                 self._begin(part)

@@ -149,7 +149,7 @@ right after a step the caches hold the model."""
 
 
 def never() -> bool:
-    """Of what may still change."""
+    """Whether the newest split is the last one: it is not; see :class:`EpochPlan`."""
     return False
 
 

@@ -59,7 +59,7 @@ class PendingCount(Protocol):
 
 
 class SampleCounter(Protocol):
-    """The counters that all workers share, one for each epoch, and what they have told each other of the rest.
+    """The counters that all workers share, one for each epoch, and what they have reported to each other of the rest.
 
     Attributes:
         ahead: whether to ask ahead. Not where workers wait for each other's steps: each is to have as many.
@@ -212,7 +212,7 @@ class Supply:
         return math.ceil(answers * self._answer_s / self._batch_s) if self._batch_s > 0.0 else 1
 
     def _equal_part(self, epoch: int, share: int) -> int:
-        """Of an epoch, in batches: nobody holds more, but for those in use."""
+        """One worker's equal part of an epoch, in batches: no worker holds more, but for those in use."""
         return max(1, self._length_of(epoch) // (self._workers * share))
 
     def _ask(self, epoch: int, share: int, kept: int) -> None:

@@ -46,14 +46,14 @@ class Pulse:
         self._last_s = -math.inf
 
     def beat(self, where: str, *numbers: object) -> bool:
-        """The process is at ``where.format(*numbers)`` now; whether that was told."""
-        told = time.monotonic() - self._last_s >= self.every_s
-        if told:
+        """The process is at ``where.format(*numbers)`` now; whether that was reported."""
+        due = time.monotonic() - self._last_s >= self.every_s
+        if due:
             self.begin(where, *numbers)
-        return told
+        return due
 
     def begin(self, where: str, *numbers: object) -> None:
-        """The same of something new, which is told in any case."""
+        """The same of something new, which is reported in any case."""
         self._last_s = time.monotonic()
         self._send(At(where.format(*numbers)))
 

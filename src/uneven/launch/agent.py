@@ -1,4 +1,4 @@
-"""The launcher proper: torch's elastic agent, its workers watched, its failures told in one line."""
+"""The launcher proper: torch's elastic agent, its workers watched, its failures reported in one line."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchC
 
 @contextmanager
 def _quiet_logs(max_restarts: int) -> Iterator[None]:
-    """Nothing from torch's launcher that our own message says better; restarts are still told."""
+    """Nothing from torch's launcher that our own message says better; restarts are still reported."""
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
     loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", *names)]
     before = [logger.level for logger in loggers]

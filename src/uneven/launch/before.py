@@ -17,7 +17,7 @@ JOINED_WITHIN_S = 10.0
 
 
 def check(launch: Launch) -> None:
-    """See that the workers can meet where they are told to, as far as this machine can tell.
+    """See that the workers can meet at the address that they were given, as far as this machine can tell.
 
     Raises:
         ConfigError: that is no address, or not one of this machine, or of none.

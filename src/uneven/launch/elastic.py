@@ -40,7 +40,7 @@ class Agent(LocalElasticAgent):
 
     Args:
         expendable: who can be done without, and who has been.
-        on_lost: told of each worker without whom the others go on.
+        on_lost: called with each worker without whom the others go on.
     """
 
     def __init__(

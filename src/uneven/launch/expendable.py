@@ -68,7 +68,7 @@ class ExpendableWorkers:
     def hanging(self, alive: Mapping[int, int]) -> list[int]:
         """Ranks that hang while all others here have ended, so that nobody else would ever end the run.
 
-        One that hangs while others train is told once: they go on without it, and it may go on later.
+        One that hangs while others train is reported once: they go on without it, and it may go on later.
 
         Args:
             alive: rank → process, of all that have not ended.

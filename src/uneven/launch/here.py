@@ -1,6 +1,6 @@
 """Where the workers of one machine meet if nobody else is to come: a store that listens on one address only.
 
-torch's own rendezvous opens its stores on every interface, whatever address they are told.
+torch's own rendezvous opens its stores on every interface, whatever address they are given.
 """
 
 from __future__ import annotations

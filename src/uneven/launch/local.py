@@ -27,7 +27,7 @@ def run(launch: Launch, *, run_directory: Path | None = None) -> None:
 
     Args:
         launch: what to start.
-        run_directory: told to the workers in ``UNEVEN_RUN``.
+        run_directory: given to the workers in ``UNEVEN_RUN``.
 
     A worker that has said with :func:`uneven.rundir.mark_expendable` that the others can do without it may die: that is
     printed, and they go on.
@@ -109,7 +109,7 @@ def start(
 
     Args:
         launch: what to start.
-        run_directory: told to the workers in ``UNEVEN_RUN``.
+        run_directory: given to the workers in ``UNEVEN_RUN``.
         env: variables on top of this process's own.
         output: file for everything that launcher and workers print; None shows it here.
     """
@@ -152,7 +152,7 @@ def local(
         target_argv: script and arguments; ``["-m", "package.module", …]`` for a module.
         nproc: number of workers.
         shares: share of a core of each; None lets them use what they can get.
-        run_directory: told to the workers in ``UNEVEN_RUN``.
+        run_directory: given to the workers in ``UNEVEN_RUN``.
         env: variables on top of this process's own.
         wait_ready: throttle a worker only once it has called ``rundir.mark_ready``; needs a run directory.
             Without it workers import torch on their share of a core, which takes long on a tenth.

@@ -41,7 +41,7 @@ class BlockMomentum(Merge):
         return {"copy": start, "delta": start.new_zeros(start.shape), "start": start, "block": 0.0, "seen": 0.0}
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """The next block, where ``given`` is the mean of the replicas at the end of this one, of ``weight`` samples."""
+        """The next block; ``given``, shape (size,), is the mean of replicas after this one, of ``weight`` samples."""
         copy, old, start, usual = kept["copy"], kept["delta"], kept["start"], kept["block"]
         shared = start is copy
         part = min(1.0, weight / usual) if usual else 1.0

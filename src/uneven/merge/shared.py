@@ -48,7 +48,7 @@ def weight_in(total: Tensor) -> float:
 
 
 def resting_in(total: Tensor) -> int:
-    """How many of those who contributed rest; makes the host wait for an accelerator."""
+    """How many of those whose sum ``total`` is, shape (size + EXTRA,), rest; makes the host wait for an accelerator."""
     return round(float(total[-1]))
 
 

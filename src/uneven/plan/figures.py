@@ -17,7 +17,7 @@ class Figures:
 
     Attributes:
         samples_per_s: all samples that counted, over all of the time.
-        limit_per_s: if everybody computed all the time that it was there, as fast as it did here, and communication
+        limit_per_s: if every worker computed all the time that it was there, as fast as it did here, and communication
             were free.
         iteration_s: median.
         wait_share, communicate_share: parts of everybody's time, 0 … 1.

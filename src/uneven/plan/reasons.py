@@ -22,22 +22,22 @@ _SAMPLES = 0.05
 
 def findings(spec: ClusterSpec, plan: Plan) -> list[str]:
     """What the baseline says about the cluster, in sentences without a full stop."""
-    figures, told = plan.baseline.result.figures, []
+    figures, parts = plan.baseline.result.figures, []
     if len(figures.workers) > 1:
-        told.append(_unequal(plan.baseline.result))
+        parts.append(_unequal(plan.baseline.result))
     if figures.communicate_share >= _HEAVY:
-        told.append(_heavy(spec, figures))
-    told += _happenings(spec)
-    return told
+        parts.append(_heavy(spec, figures))
+    parts += _happenings(spec)
+    return parts
 
 
 def reason(row: Row, plan: Plan) -> str:
     """Why this combination is where it is, without a full stop."""
-    told = [_timing(row.result, plan)]
+    parts = [_timing(row.result, plan)]
     learnt = _learning(row.result, plan)
     if learnt:
-        told.append(learnt)
-    return "; ".join(told)
+        parts.append(learnt)
+    return "; ".join(parts)
 
 
 def _unequal(result: CombinationResult) -> str:
@@ -66,17 +66,17 @@ def _heavy(spec: ClusterSpec, figures: Figures) -> str:
 
 
 def _happenings(spec: ClusterSpec) -> list[str]:
-    told = []
+    parts = []
     for do, what in (
         (Do.JOIN, "come"), (Do.LEAVE, "leave"), (Do.KILL, "die"), (Do.SLOW, "are slowed down"),
         (Do.STOP, "stand still for a while"), (Do.CUT_LINK, "have their links cut"),
     ):  # fmt: skip
         nodes = {event.node for event in spec.events if event.do is do and event.node}
         if nodes:
-            told.append(f"{len(nodes)} {what}" if len(nodes) > 1 else f"{next(iter(nodes))} {_one(what)}")
+            parts.append(f"{len(nodes)} {what}" if len(nodes) > 1 else f"{next(iter(nodes))} {_one(what)}")
     lines = {event.of: event.where for event in spec.events if event.between is not None}
-    told += [f"{where} is cut" for where in lines.values()]
-    return ["On the way, " + ", ".join(told)] if told else []
+    parts += [f"{where} is cut" for where in lines.values()]
+    return ["On the way, " + ", ".join(parts)] if parts else []
 
 
 def _one(what: str) -> str:
@@ -139,16 +139,16 @@ def _quorum(result: CombinationResult) -> str:
 
 def _together(result: CombinationResult, plan: Plan) -> str:
     figures = result.figures
-    told = [_balance(result, plan)]
+    parts = [_balance(result, plan)]
     every = result.facts.every if result.facts is not None else 1
     before = plan.baseline.result.figures.communicate_share
     if result.facts is not None and result.facts.pace is Pace.GROUPS:
-        told.append("only a group waits for its slowest, and meets another group next")
+        parts.append("only a group waits for its slowest, and meets another group next")
     elif every > 1 and before >= 0.05:
-        told.append(f"an exchange every {every} steps: communication takes {part(figures.communicate_share)}")
+        parts.append(f"an exchange every {every} steps: communication takes {part(figures.communicate_share)}")
     elif figures.communicate_share >= _HEAVY:
-        told.append(f"communication takes {part(figures.communicate_share)}")
-    return "; ".join(told)
+        parts.append(f"communication takes {part(figures.communicate_share)}")
+    return "; ".join(parts)
 
 
 def _balance(result: CombinationResult, plan: Plan) -> str:

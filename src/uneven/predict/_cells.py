@@ -44,11 +44,11 @@ class Cell(ABC):
 
     @abstractmethod
     def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
-        """The last hidden values ``(B, H)`` of ``x``, ``(B, L, I)``, from zeros; and what the way back needs."""
+        """The last hidden values, shape (B, H), of ``x``, shape (B, L, I), from zeros; and what the way back needs."""
 
     @abstractmethod
     def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
-        """How the sum over all steps' gates changes: ``(L, B, G H)``, for the slope ``(B, H)`` of the last hidden."""
+        """How the sum over all steps' gates changes: shape (L, B, G H), for the slope ``(B, H)`` of the last hidden."""
 
     def gradient(self, weights: Weights, x: Floats, target: Floats) -> tuple[float, Floats]:
         """Mean squared error of ``hidden · out`` from ``target``, ``(B,)``, and its gradient, flat."""
@@ -74,7 +74,7 @@ class PlainCell(Cell):
     gates = 1
 
     def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
-        """See :meth:`Cell.forward`."""
+        """See :meth:`Cell.forward`, also for shapes."""
         from_inputs = x @ weights.inputs + weights.offsets
         hidden = np.zeros((len(x), len(weights.out)))
         trail = []
@@ -84,7 +84,7 @@ class PlainCell(Cell):
         return hidden, trail
 
     def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
-        """See :meth:`Cell.backward`."""
+        """See :meth:`Cell.backward`, also for shapes."""
         steps = []
         for _, hidden in reversed(trail):
             step = slope * (1.0 - hidden * hidden)
@@ -102,7 +102,7 @@ class LongCell(Cell):
     gates = 4
 
     def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
-        """See :meth:`Cell.forward`."""
+        """See :meth:`Cell.forward`, also for shapes."""
         n = len(weights.out)
         from_inputs = x @ weights.inputs + weights.offsets
         hidden, kept = np.zeros((len(x), n)), np.zeros((len(x), n))
@@ -121,7 +121,7 @@ class LongCell(Cell):
         return hidden, trail
 
     def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
-        """See :meth:`Cell.backward`."""
+        """See :meth:`Cell.backward`, also for shapes."""
         steps = []
         kept_slope = np.zeros_like(slope)
         for _, kept_before, bent, i, f, g, o in reversed(trail):

@@ -23,7 +23,7 @@ class DoubtState(TypedDict):
 
 
 class Doubt:
-    """The standard error of a predictor, told from its own record (ours).
+    """The standard error of a predictor, estimated from its own record (ours).
 
     A prediction p of a speed s with noise of variance σ² misses the next iteration by (p − s)² + σ² and the mean of the
     next m by (p − s)² + σ²/m, in the mean. Both are measured, so (p − s)² is known: (m · second − first) / (m − 1). It

@@ -34,11 +34,11 @@ class SpeedModel(ABC):
 
     @abstractmethod
     def forecast(self, rows: Floats, steps: int) -> float:
-        """Samples per second ``steps`` rows after the last of ``rows``, see :mod:`uneven.predict._past`."""
+        """Samples per second ``steps`` rows after the last; shape (n, 6), see :mod:`uneven.predict._past`."""
 
     @abstractmethod
     def study(self, rows: Floats, number: int) -> SpeedModel:
-        """The model after one more lesson, its ``number``-th, on the newest rows."""
+        """The model after one more lesson, its ``number``-th, on the newest rows, shape (n, 6)."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

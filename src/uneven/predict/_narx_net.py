@@ -63,7 +63,7 @@ class NarxNet(SpeedModel):
         return cls(hidden, delay, rows_per_lesson, penalty, _first_weights(hidden, delay))
 
     def forecast(self, rows: Floats, steps: int) -> float:
-        """One row after the other; a predicted speed serves as the past of the next, and uses stay as they are."""
+        """Row by row, shape (n, 6); a predicted speed is the past of the next one, and uses stay as they are."""
         if len(rows) <= self.delay:
             return float("nan")
         newest: list[Sequence[float]] = rows[-self.delay - 1 :].tolist()
@@ -88,7 +88,7 @@ class NarxNet(SpeedModel):
         return newest[LEVEL] * math.exp(min(max(way, -_FARTHEST), _FARTHEST))
 
     def study(self, rows: Floats, number: int) -> NarxNet:
-        """One damped Gauss-Newton step on rows drawn from the past, if it lowers error and penalty together."""
+        """One damped Gauss-Newton step on some of the rows, shape (n, 6), if it lowers error and penalty together."""
         if len(rows) < self.delay + 3:
             return self
         net = replace(self, mean_use=(_mean(rows[:, CPU]), _mean(rows[:, MEMORY])))

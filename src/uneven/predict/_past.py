@@ -19,7 +19,7 @@ memory right after it, which is current for the next one; the moving averages of
 iterations in LEVEL."""
 
 LEVEL_WEIGHT = 0.2
-"""Of the newest speed in the level, which is the moving average that :class:`~uneven.predict.ema.EMA` keeps."""
+"""Weight of the newest speed in the level, which is the moving average that :class:`~uneven.predict.ema.EMA` keeps."""
 
 _DIGITS = 7  # kept of each number, so that a checkpoint stays small; timers are not that exact
 
@@ -50,7 +50,7 @@ class Past:
 
     @property
     def rows(self) -> Floats:
-        """A view, ``(n, 6)``, oldest first; NaN where a reading was never known."""
+        """A view of shape (n, 6), oldest first; NaN where a reading was never known."""
         return self._buffer[max(0, self._end - self._size) : self._end]
 
     def append(self, speed_per_s: float, cpu: float, memory: float) -> None:

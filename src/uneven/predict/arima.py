@@ -33,7 +33,7 @@ class Arima(SpeedModel):
     ma: Floats
 
     def forecast(self, rows: Floats, steps: int) -> float:
-        """By the difference equation, with future errors at zero."""
+        """By the difference equation, with future errors at zero; ``rows`` has shape (n, 6)."""
         speeds = rows[-(self.window if self.d == 0 else _ECHOES) :, SPEED]
         series, mean = _stationary(speeds, self.d)
         series = series[-_ECHOES:]
@@ -52,7 +52,7 @@ class Arima(SpeedModel):
         return new + mean
 
     def study(self, rows: Floats, number: int) -> Arima:
-        """Fit anew on the window."""
+        """Fit anew on the window, shape (n, 6)."""
         series, _ = _stationary(rows[-self.window :, SPEED], self.d)
         scale = float(np.abs(series).max())
         ar, ma = fit(series / scale if scale else series, self.p, self.q)

@@ -44,8 +44,8 @@ class _Weights:
         self._rate, self._share = rate, share
         self.values = [1.0 / n] * n
 
-    def mean(self, told: Sequence[float]) -> float:
-        return math.fsum(weight * one for weight, one in zip(self.values, told, strict=True))
+    def mean(self, forecasts: Sequence[float]) -> float:
+        return math.fsum(weight * one for weight, one in zip(self.values, forecasts, strict=True))
 
     def learn(self, losses: Sequence[float]) -> None:
         least = min(losses)
@@ -120,13 +120,13 @@ class Auto(Predictor):
         speed = measured(seen)
         if speed is None:
             return
-        told = [expert.predict() for expert in self._experts]
-        means = [mixture.mean(told) for mixture in self._mixtures]
+        forecasts = [expert.predict() for expert in self._experts]
+        means = [mixture.mean(forecasts) for mixture in self._mixtures]
         together = self._between.mean(means)
         self._doubt.compare(together, speed)
         self._seen += 1
         if together > 0.0:
-            losses = self._losses(told, speed)
+            losses = self._losses(forecasts, speed)
             for mixture in self._mixtures:
                 mixture.learn(losses)
             self._between.learn(self._losses(means, speed))
@@ -135,12 +135,12 @@ class Auto(Predictor):
         for expert in self._experts:
             expert.observe(seen)
 
-    def _losses(self, told: Sequence[float], speed: float) -> list[float]:
+    def _losses(self, forecasts: Sequence[float], speed: float) -> list[float]:
         unit = 0.5 / self._error**2
-        return [min(_missed(one, speed) ** 2 * unit, _MOST_LOSS) for one in told]
+        return [min(_missed(one, speed) ** 2 * unit, _MOST_LOSS) for one in forecasts]
 
-    def _mean(self, told: Sequence[float]) -> float:
-        return self._between.mean([mixture.mean(told) for mixture in self._mixtures])
+    def _mean(self, forecasts: Sequence[float]) -> float:
+        return self._between.mean([mixture.mean(forecasts) for mixture in self._mixtures])
 
     def predict(self, ahead: int = 1) -> float:
         """The weighted mean."""
@@ -208,6 +208,6 @@ class Auto(Predictor):
                 expert.load_state_dict(learnt)
 
 
-def _missed(told: float, came: float) -> float:
+def _missed(forecasts: float, came: float) -> float:
     """Logarithm of a prediction in units of what came; one of nothing counts as a millionth."""
-    return math.log(max(told / came, 1e-6))
+    return math.log(max(forecasts / came, 1e-6))

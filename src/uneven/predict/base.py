@@ -26,9 +26,9 @@ class Predictor(ABC):
     """How fast will one worker be in the next iterations?
 
     One predictor serves one worker, from inside it. :meth:`observe` is called once for each of its iterations, in
-    order (or for several at once: then the report is their mean); :meth:`predict` whenever the others are to be told.
-    Two predictors that were shown the same and absorbed the same lessons at the same points answer the same: no
-    clock, no random number without a fixed seed.
+    order (or for several at once: then the report is their mean); :meth:`predict` whenever the other workers are
+    to hear of it. Two predictors that were shown the same and absorbed the same lessons at the same points answer the
+    same: no clock, no random number without a fixed seed.
 
     One that trains hands out lessons::
 

@@ -70,8 +70,8 @@ class Light(Predictor):
 
     def _compare(self, speed: float) -> None:
         most, total, keep = _MOST * self._usual, 0.0, self._keep
-        for place, told in enumerate((self._last, self._ema.predict(), self._steady.predict())):
-            missed = told / speed - 1.0
+        for place, forecast in enumerate((self._last, self._ema.predict(), self._steady.predict())):
+            missed = forecast / speed - 1.0
             square = min(missed * missed, most)
             self._lost[place] = keep * self._lost[place] + square
             total += square
@@ -92,7 +92,7 @@ class Light(Predictor):
 
     def doubt(self) -> float:
         """That of ``steady``, which can tell from its second iteration on. The record of a mixture takes a hundred, and
-        a balancer that is told of too much doubt meanwhile leaves unequal workers with equal shares."""
+        a balancer that hears of too much doubt meanwhile leaves unequal workers with equal shares."""
         return self._steady.doubt()
 
     def state_dict(self) -> dict[str, Any]:

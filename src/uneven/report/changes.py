@@ -20,7 +20,7 @@ _PHASE = re.compile(r"numerical, ([^:]+):")
 _LABELS = 6
 """More events than this are marked without words; the list of events has them."""
 _CLOSE = 0.22
-"""Of the width: labels nearer than this stand one above the other."""
+"""Part of the width: labels nearer than this stand one above the other."""
 _TOP, _BOTTOM = (0.54, 1.0), (0.0, 0.44)
 _DEAREST = 1.3
 """Top of the scale of times, as a multiple of what 98 % are below: a slow start does not flatten the rest."""
@@ -70,8 +70,8 @@ def phases(splits: Sequence[SplitRecord], last: int) -> list[tuple[int, int, str
 
     A phase is known by the splits that it made, so one that moves nothing counts to the one before.
     """
-    told = [(split.iteration, found[1]) for split in splits if (found := _PHASE.match(split.reason))]
-    known = [(iteration, phase) for iteration, phase in told if phase in PHASES]
+    named = [(split.iteration, found[1]) for split in splits if (found := _PHASE.match(split.reason))]
+    known = [(iteration, phase) for iteration, phase in named if phase in PHASES]
     if not known:
         return []
     starts = [(0, known[0][1])]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uneven.report.figures import Figure, colour
 
 _THICK = 0.94
-"""Of a device's row, so that rows stay apart."""
+"""Part of a device's row that is drawn, so that rows stay apart."""
 
 
 class Span(NamedTuple):
@@ -48,9 +48,9 @@ def gantt(spans: Sequence[Span], devices: int, end_s: float) -> Figure:
             "y": [device for _, device in mine], "base": [_short(span.start_s * scale) for span, _ in mine],
             "x": [_short((span.end_s - span.start_s) * scale) for span, _ in mine],
         }  # fmt: skip
-        told = [f"{name} on {len(span.devices)}: computes {span.computed:.0%} of the time" for span, _ in mine]
+        texts = [f"{name} on {len(span.devices)}: computes {span.computed:.0%} of the time" for span, _ in mine]
         tint = {"color": colour(place, len(names))}
-        pale = {"width": [_THICK] * len(mine), "opacity": 0.3, "hovertext": told, "hoverinfo": "text"}
+        pale = {"width": [_THICK] * len(mine), "opacity": 0.3, "hovertext": texts, "hoverinfo": "text"}
         dark = {"width": [_short(_THICK * span.computed) for span, _ in mine], "hoverinfo": "skip"}
         data += [base | pale | {"marker": tint}, base | dark | {"marker": tint}]
     return {

@@ -37,8 +37,8 @@ def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
         thin = {"legendgroup": f"rank {rank}", "showlegend": False}
         data.append(measured | thin | where)
         stairs = {"line": {"color": _PREDICTED, "width": 1.4, "dash": "dot", "shape": "hv"}}
-        told = {"legendgroup": "predicted", "showlegend": index == 0}
-        data.append(draw.line(one.iteration, one.predicted_per_s, "predicted", _PREDICTED) | stairs | told | where)
+        legend = {"legendgroup": "predicted", "showlegend": index == 0}
+        data.append(draw.line(one.iteration, one.predicted_per_s, "predicted", _PREDICTED) | stairs | legend | where)
     return {"data": data, "layout": layout}
 
 

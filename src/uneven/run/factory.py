@@ -50,7 +50,7 @@ def exchanging(
 
     Args:
         out: what the policy's first steps announce.
-        observer: told when this worker waits.
+        observer: notified when this worker waits.
 
     Raises:
         ConfigError: the model has layers that meet everybody; or no shard can be reached.

@@ -52,7 +52,7 @@ def join(
         said = compare(connection.transport, {**identity(config), "_site": world.site}, "start of the session")
         scribe = Scribe(world, journal if journal is not None else world.run_directory, config, versions())
         undo.pop_all()
-    for conflict in settings.conflicts:  # the launcher has told those between command line and file
+    for conflict in settings.conflicts:  # the launcher has reported those between command line and file
         scribe.event("conflict", str(conflict), warn=world.rank == 0 and conflict.winner in (CODE, ALONE))
     sites = {rank: one["_site"] for rank, one in enumerate(said)}
     elastic = None

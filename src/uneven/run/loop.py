@@ -48,7 +48,7 @@ from uneven.run.reports.streams import Streams
 
 
 class StepLoop:
-    """Told when a step begins and ends.
+    """Asks everybody who takes part in a step, when it begins and when it ends.
 
     Attributes:
         part: the batch in the user's hands.
@@ -109,12 +109,12 @@ class StepLoop:
             self.reports.call(part.iteration)
         books.control_s += time.perf_counter() - entered_s
         books.meter.begin(part.iteration)
-        if self.parts.wanted:  # inside of the step, so that waiting in their lines is told from computing
+        if self.parts.wanted:  # inside of the step, so that waiting on their lines does not count as computing
             at = agreement.clock, part.iteration, part.epoch
             self.parts.before(Step(*at, self._rank, self._members, self._shares(part), plan))
 
     def _shares(self, part: Portion) -> tuple[int, ...]:
-        """Of the members; who is gone since the part was drawn has none, nor has who came."""
+        """Samples of each member; 0 for one that has come since the part was drawn."""
         there = part.members in (None, self._members)
         return part.shares if there else tuple(map(part.batch, self._members))
 
@@ -122,7 +122,7 @@ class StepLoop:
         """The step is over: the user asks for the next batch, or leaves the loop.
 
         Args:
-            leaving: whether it is left in its midst; None where a generator that is closed tells.
+            leaving: whether the loop is left in mid-step; if None, a generator that is being closed shows it.
         """
         part, self.part, books = self.part, None, self.reports.books
         if part is None:

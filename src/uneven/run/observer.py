@@ -1,4 +1,4 @@
-"""Who is told when a worker waits for others."""
+"""Who is notified when a worker waits for others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ExchangeObserver(Protocol):
-    """Is told when the training waits for an exchange, and when it goes on (the meter)."""
+    """Notified when the training waits for an exchange, and when it goes on (the meter)."""
 
     def ready(self) -> None: ...
     def done(self) -> None: ...

@@ -122,7 +122,7 @@ class Parts:
             yield
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Plain data by the part's name, and tensors by that and their own; before :meth:`attach`, what was loaded.
+        """Plain data by the part's name, tensors of any shape by that and their own; or what was loaded.
 
         Raises:
             CheckpointError: a part gives something else.

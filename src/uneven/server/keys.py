@@ -25,7 +25,7 @@ SERVER_KEY = "server.key"
 CLIENT_KEY = "client.key"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST_PATH = 107
-"""Of a socket in the file system, in bytes, on Linux."""
+"""Longest path of a socket in the file system, in bytes, on Linux."""
 
 
 class Address(NamedTuple):
@@ -115,7 +115,7 @@ def publish(directory: Path, shard: int, remote: str, local: str | None = None) 
 
 
 def address(directory: Path, shard: int) -> Address | None:
-    """Where a shard is or was last; None where it has not told yet."""
+    """Where a shard is or was last; None where it has not announced itself yet."""
     try:
         found = json.loads((directory / f"shard-{shard}.address").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def address(directory: Path, shard: int) -> Address | None:
 
 
 def shards_in(directory: Path) -> int:
-    """How many shards have told their addresses so far."""
+    """How many shards have announced their addresses so far."""
     return len(list(directory.glob("shard-*.address")))
 
 

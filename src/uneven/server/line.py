@@ -21,7 +21,7 @@ _LINGER_MS = 500
 """How long the end may take for messages that nobody takes any more; see the same in host.py for why it is not 0."""
 
 _DEAD_S = 60.0
-"""Of silence, after which a connection is made anew though the shard is where it was: its machine may have gone without
+"""Silence after which a connection is made anew though the shard is where it was: its machine may have gone without
 a word. A piece of a message takes so long at half a megabit a second."""
 
 _QUEUE = 64
@@ -121,7 +121,7 @@ class ZmqLine:
         self._wake()
 
     def where(self, shard: int) -> str:
-        """The address, if the shard has told one."""
+        """The address, if the shard has announced one."""
         found = address(self._directory, shard)
         return f"no address in {self._directory} yet" if found is None else found.remote
 
@@ -244,7 +244,7 @@ class _Connection:
             try:
                 found.append(decode([frame.buffer for frame in frames]))
                 self._heard_s, self._in_vain, self._found = time.monotonic(), False, self._target
-            except Refused:  # the shard speaks another version; its silence will be told as such
+            except Refused:  # the shard speaks another version; its silence is reported as such
                 continue
         return found
 

@@ -35,7 +35,7 @@ class Held:
     mean: bool = False
 
     def vector(self) -> Vector:
-        """The copy."""
+        """The copy; shape (numbers of this shard,)."""
         if self.exchange is None:
             return self.base
         change = vectors.difference(self.exchange.vector, self.base, self.exchange.value)
@@ -53,7 +53,7 @@ class Link:
         table, dtype: as in ``wire.Message``.
         elements: of this shard's vector.
         held: the copy to offer: at first the parameters that the worker starts with, version 0.
-        waits_s: how long it waits for an answer, which the shard is told; 0 says nothing of it.
+        waits_s: how long it waits for an answer, sent along to the shard; 0 leaves that open.
 
     Attributes:
         life: of the shard that has welcomed this worker; 0 while none has.

@@ -38,7 +38,7 @@ class Rounds:
     _done: OrderedDict[int, Done] = field(default_factory=OrderedDict)
 
     def add(self, rank: int, weight: float, gradient: Vector, quorum: int) -> bool:
-        """Contribute to the open step.
+        """Contribute to the open step; ``gradient`` has shape (numbers of this shard,).
 
         Returns:
             Whether it is complete now.

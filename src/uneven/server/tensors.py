@@ -29,7 +29,7 @@ def arrays_of(tensors: Iterable[Tensor]) -> list[Array]:
 
 
 def table_for(tensors: Iterable[Tensor], shards: int) -> PartitionTable:
-    """How these tensors are divided among shards.
+    """How these tensors, of any shapes, are divided among shards.
 
     Raises:
         ConfigError: they are of several kinds of numbers, or of one that no shard holds.

@@ -31,7 +31,7 @@ VERSION = 1
 PIECE_BYTES = 4 << 20
 """Small enough for both ends to work at once, large enough for what each piece costs (measured by bench server)."""
 MOST_BYTES = 1 << 36
-"""Of one vector. A header that announces more is not believed."""
+"""The largest size of one vector. A header that announces more is not believed."""
 MOST_ENTRIES = 1 << 16
 
 DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f4"), np.dtype("<f8"))

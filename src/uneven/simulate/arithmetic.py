@@ -56,7 +56,7 @@ class Arithmetic:
         """The parameter server answers this worker now; what it learns afterwards is not in the answer."""
 
     def reads(self, rank: int, exchange: Exchange) -> None:
-        """The answer reaches this worker now: the server's parameters as they were when :meth:`answers` was told."""
+        """The answer reaches this worker now: the server's parameters as they were when :meth:`answers` was called."""
 
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
         """What this worker sent came too late and is dropped; it takes over the newest state.

@@ -13,7 +13,7 @@ _BLOCK = 256
 """Iterations whose jitter is drawn at once."""
 
 _MOST_CHANGES = 100_000
-"""Of a node within one piece of work; ours."""
+"""Most changes of a node's speed within one piece of work; ours."""
 
 _KEPT_CORE_S = 1e-3
 """Quota that Linux leaves with a core whose threads have gone to sleep, beyond the period that it was dealt out in

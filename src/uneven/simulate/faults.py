@@ -24,7 +24,7 @@ class Faults:
     Args:
         hire: makes the worker of a rank.
         begin: lets a worker take its first step.
-        tell: told about an event: rank, iteration, kind, in words.
+        tell: called for every event: rank, iteration, kind, in words.
     """
 
     def __init__(

@@ -70,14 +70,14 @@ class Flow:
 
 
 def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -> list[float]:
-    """Max-min fair rates, by progressive filling.
+    """Max-min fair rates, one for each flow, by progressive filling.
 
     All rates rise together until a link is full; those who use it stay there, the others go on rising. A rate is
     counted at the flow's most loaded link.
 
     Args:
         loads: of each flow; one that loads no link has an infinite rate.
-        capacities: of each link.
+        capacities: of each link; shape (links,).
     """
     if len(loads) == 1 and len(loads[0].links):
         return [float((capacities[loads[0].links] / loads[0].weights).min())]

@@ -1,4 +1,4 @@
-"""The slow loop in virtual time: the controller of a real run, told of the virtual workers. Pure.
+"""The slow loop in virtual time: the controller of a real run, fed with the virtual workers' events. Pure.
 
 As in a real run: reports of iteration i are read at the end of iteration i + 1, and a split decided after iteration j
 is in force from j + 1 + lookahead. Where workers do not keep step, reports are read as soon as the last one is there,
@@ -54,9 +54,9 @@ class Shares:
     Args:
         terms: of the run.
         present: who takes part from the start.
-        on_split: told about every change of the split.
-        on_complaint: told about every report that was not believed: rank, iteration, text.
-        on_forecast: told what a worker foretells with its report; None where nobody wants to know.
+        on_split: called with every change of the split.
+        on_complaint: called for every report that was not believed: rank, iteration, text.
+        on_forecast: called with the forecast in a worker's report; None where none is wanted.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class Shares:
             return
         rate = worker.machine.processor.rate(worker.computed_s)
         cost_s = worker.machine.report_work_s / rate if rate > 0.0 else 0.0
-        for told in self._loopback.ended(worker.rank, iteration, cost_s, newest):
-            if isinstance(told, SplitRecord):
-                self._on_split(told)
-            elif isinstance(told, Complaint):
-                self._on_complaint(told.rank, told.iteration, told.text)
+        for instruction in self._loopback.ended(worker.rank, iteration, cost_s, newest):
+            if isinstance(instruction, SplitRecord):
+                self._on_split(instruction)
+            elif isinstance(instruction, Complaint):
+                self._on_complaint(instruction.rank, instruction.iteration, instruction.text)
             elif self._on_forecast is not None:
-                self._on_forecast(told)
+                self._on_forecast(instruction)
 
     def change(self, present: MembersSince) -> None:
         """Others take part from an iteration that nobody has begun; what was learnt about those who stay is kept."""

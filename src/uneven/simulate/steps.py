@@ -29,9 +29,9 @@ class Steps:
         policy: asked for a plan before each step.
         iterations: the clock at which a worker has taken all its steps.
         samples: that all workers take from one common order; None for a place of their own for each step.
-        started: told when a step is begun that is further than any before.
-        record: told about every step that has ended.
-        over: told when a worker takes no more steps.
+        started: called when a step begins that is further than any before.
+        record: called with every step that has ended.
+        over: called when a worker takes no more steps.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ def simulate(
     Args:
         sink: is given every record, in the order of virtual time. The same scenario gives the same records.
         arithmetic: computes real gradients along; None if it is only about time.
-        progress: told the number of iterations that somebody has ended, whenever it grows.
+        progress: called with the number of iterations that any worker has ended, whenever it grows.
 
     Raises:
         ConfigError: what the description, the balancer or the policy cannot do together.

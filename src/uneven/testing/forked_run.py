@@ -32,7 +32,7 @@ _ENVIRONMENT_AT = slice(47, 49)
 
 
 _OPTIONS = ("-u", "-P", "-I", "-S")
-"""Of the interpreter, which say nothing to one that has begun already, but for the first."""
+"""Options of the interpreter. All but the first mean nothing to one that has begun already."""
 
 
 class Forked(subprocess.Popen[bytes]):

@@ -20,7 +20,7 @@ from uneven.testing.fork_client import ForkServer
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process last told.
+    """What a process reported last.
 
     Attributes:
         kind: "done", "failed" (``text`` is the traceback), "killed" (``text`` says how) or "busy".

@@ -34,7 +34,7 @@ START_LIMIT_S = 120.0
 """How long a new process may take to import torch; generous, for a machine busy with something else."""
 
 GRACE_S = 2.0
-"""After the first trouble, how long the others may take to tell theirs: the cause may be told last."""
+"""After the first trouble, how long the others may take to report theirs: the cause may come last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class RankFailure(UnevenError, AssertionError):
 
     Attributes:
         kind: "failed" (it raised), "killed" (its process ended without an answer) or "hung".
-        rank: where it began, as far as can be told.
+        rank: where it began, as far as is known.
     """
 
     def __init__(self, kind: str, rank: int, message: str) -> None:

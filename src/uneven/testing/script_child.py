@@ -27,8 +27,8 @@ _ended: list[BaseException | None] = []
 def main(task: int) -> None:
     """Read the task, a dictionary in JSON, from the file with this descriptor, and do it."""
     with open(task, encoding="utf-8") as file:
-        told: dict[str, Any] = json.load(file)
-    become(told["program"], told["directory"], told["environment"], told["path"])
+        given: dict[str, Any] = json.load(file)
+    become(given["program"], given["directory"], given["environment"], given["path"])
 
 
 def become(program: list[str], directory: str, environment: Mapping[str, str], path: list[str]) -> None:

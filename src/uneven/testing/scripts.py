@@ -71,11 +71,11 @@ class Script:
             "environment": dict(os.environ if env is None else env),
             "path": sys.path,
         }
-        with tempfile.TemporaryFile() as told, open(os.devnull, "rb") as nothing:
-            told.write(json.dumps(task).encode())
-            told.seek(0)
+        with tempfile.TemporaryFile() as task_file, open(os.devnull, "rb") as nothing:
+            task_file.write(json.dumps(task).encode())
+            task_file.seek(0)
             errors = self._output if merged else self._errors
-            files = (nothing.fileno(), self._output.fileno(), errors.fileno(), told.fileno())
+            files = (nothing.fileno(), self._output.fileno(), errors.fileno(), task_file.fileno())
             self.pid = self._fork_server.fork(" ".join(["script", *imported]), files)
         _running.add(self.pid)
 

@@ -76,7 +76,7 @@ class Board:
         return True
 
     def look(self, parameters: Tensor, rank: int, iteration: int, at_s: float) -> bool:
-        """Evaluate a model; whether training can end.
+        """Evaluate a model, ``parameters`` of shape (size,); whether training can end.
 
         Args:
             rank, iteration: whose journal it goes to, and the step that it follows.

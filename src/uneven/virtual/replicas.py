@@ -79,7 +79,7 @@ class SampleOrder:
         self._epochs: OrderedDict[int, Tensor] = OrderedDict()
 
     def samples(self, positions: range) -> Tensor:
-        """Numbers of the samples at some consecutive positions: int64, one axis."""
+        """Numbers of the samples at some consecutive positions: int64, shape (positions,)."""
         found, at = [], positions.start
         while at < positions.stop:
             epoch, first = divmod(at, self._length)
@@ -148,7 +148,7 @@ class Sgd:
         return one.value
 
     def mean(self, many: Sequence[LazyGradient], weights: Sequence[float], *, by_samples: bool) -> Tensor:
-        """The mean of some gradients.
+        """The mean of some gradients, each of shape (size,).
 
         Weighted by samples, those at the same parameters are one gradient over all of their samples, which takes one
         pass instead of many and is the same but for rounding.

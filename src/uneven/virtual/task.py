@@ -37,11 +37,11 @@ class LearningTask(ABC):
 
     @abstractmethod
     def gradient(self, parameters: Tensor, samples: Tensor) -> Gradient:
-        """Gradient of the mean loss at ``parameters`` over the samples with these numbers (int64, one axis)."""
+        """Gradient of the mean loss at ``parameters``, shape (size,), over these samples: numbers, int64."""
 
     @abstractmethod
     def accuracy(self, parameters: Tensor) -> float:
-        """Share of held-out samples that are right, 0 … 1, or another score of which more is better."""
+        """Share of held-out samples that ``parameters``, shape (size,), get right; or another score to raise."""
 
 
 class Classification(LearningTask):
@@ -69,11 +69,11 @@ class Classification(LearningTask):
         self._initial = self._flat.clone()
 
     def initial(self) -> Tensor:
-        """The module's parameters as they were when it was handed over."""
+        """The module's parameters as they were when it was handed over; shape (size,)."""
         return self._initial
 
     def gradient(self, parameters: Tensor, samples: Tensor) -> Gradient:
-        """By autograd, in the module itself."""
+        """See :meth:`LearningTask.gradient`; shape (size,). By autograd, in the module itself."""
         self._flat.copy_(parameters)
         self._gradient.zero_()
         x, y = self._train
@@ -83,7 +83,7 @@ class Classification(LearningTask):
 
     @torch.no_grad()
     def accuracy(self, parameters: Tensor) -> float:
-        """Share of the test images that get the right label."""
+        """Share of the test images that ``parameters``, shape (size,), label right."""
         self._flat.copy_(parameters)
         x, y = self._test
         return float((self._module(x).argmax(1) == y).float().mean())

@@ -24,7 +24,7 @@ class Training(Arithmetic):
     Args:
         sgd: computes gradients and takes steps.
         evaluated: which model is evaluated.
-        board: told about every step, and asked to look at that model now and then.
+        board: shown every step, and asked to look at that model now and then.
     """
 
     def __init__(self, sgd: Sgd, *, evaluated: Evaluated, board: Board) -> None:

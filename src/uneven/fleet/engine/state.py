@@ -155,9 +155,9 @@ def _consistent(state: RunState) -> None:
     names = state.asked["members"]
     if list(state.members) != names:
         raise Misfit(list(state.members), f"the members {names}", "members")
-    told: dict[str, Iterable[str]] = {"running": state.running, "rates": state.rates, "alone": state.alone}
-    told |= {f"plan[{place}]": devices for place, (_, devices) in enumerate(state.plan)}
-    for path, said in told.items():
+    named: dict[str, Iterable[str]] = {"running": state.running, "rates": state.rates, "alone": state.alone}
+    named |= {f"plan[{place}]": devices for place, (_, devices) in enumerate(state.plan)}
+    for path, said in named.items():
         if strangers := [name for name in said if name not in state.members]:
             raise Misfit(strangers[0], f"one of {names}", path)
     for name, member in state.members.items():

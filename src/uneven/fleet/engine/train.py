@@ -24,7 +24,7 @@ def train(
     """Train every member, several at a time on shared data.
 
     Stop it at any moment, by Ctrl-C or by ``kill -9``; the same call goes on at the end of the last pass over the data,
-    and trains nobody twice. A member that fails, or whose process is killed, holds nobody up.
+    and trains no member twice. A member that fails, or whose process is killed, does not hold up the others.
 
     Args:
         ensemble: what to train.

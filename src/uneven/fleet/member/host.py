@@ -33,7 +33,7 @@ from uneven.jobs.pulse import Pulse
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a process is told about its member.
+    """What a process needs to know of its member.
 
     Attributes:
         factory: pickled.

@@ -81,16 +81,16 @@ class Alone:
             yield fields, len(fields[0])
 
     def judged(self, section: Section) -> Iterator[list[torch.Tensor]]:
-        """This worker's part of the validation set, in batches."""
+        """This worker's part of the validation set, in batches: for each field a tensor of shape (samples, …)."""
         return self._reader.batches(section, self.batch)
 
     def tried(self, samples: Samples) -> Iterator[list[torch.Tensor]]:
-        """Batches of another data set."""
+        """Batches of another data set: for each field a tensor of shape (samples, …)."""
         for start in range(0, len(samples), self.batch):
             yield samples.__getitems__(range(start, min(start + self.batch, len(samples))))
 
     def total(self, value: torch.Tensor) -> float:
-        """The sum over the workers."""
+        """The sum over the workers; ``value`` has one number, shape ()."""
         return float(value)
 
     def first_says(self, number: int) -> int:
@@ -154,15 +154,15 @@ class Team:
         self._shared.end()
 
     def judged(self, section: Section) -> Iterator[list[torch.Tensor]]:
-        """Every so many-th batch of the validation set."""
+        """Every so many-th batch of the validation set: for each field a tensor of shape (samples, …)."""
         return self._reader.batches(section, self._judge_in, part=self.rank, parts=self.size)
 
     def tried(self, samples: Samples) -> Iterator[list[torch.Tensor]]:
-        """This worker's parts of the data set that it was made with."""
+        """This worker's parts of its data set: for each field a tensor of shape (samples, …)."""
         return iter(self._loader)
 
     def total(self, value: torch.Tensor) -> float:
-        """The sum over the workers, the same on all."""
+        """The sum over the workers, the same on all; ``value`` has one number, shape ()."""
         found = value.to("cpu", torch.float64)
         self._others.line.sum(found).wait()
         return float(found)

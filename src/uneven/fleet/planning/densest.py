@@ -20,7 +20,7 @@ _COUNTS = 16
 """Paces are the rates on up to so many devices; on more where there are more for each member."""
 
 _FILLED = 8
-"""Of the best paces, so many are tried with what still fits into the gap."""
+"""How many of the best paces are tried with what still fits into the gap."""
 
 _SAME = 1e-9
 """Share of a rate; rates that differ by less are equal."""

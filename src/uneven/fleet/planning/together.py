@@ -27,7 +27,7 @@ LEAST_GAIN = 0.1
 costs every core it uses more than training alone, and the preprocessors have use for one that is left."""
 
 MEMORY_SHARE = 0.8
-"""Of the memory that is free, so much may be taken by members that train at once."""
+"""Part of the free memory that members which train at once may take."""
 
 
 class Together:

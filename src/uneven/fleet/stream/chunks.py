@@ -58,13 +58,13 @@ class Chunks:
         parcel, self._making = Parcel(self._making), []
         return parcel
 
-    def arrived(self, told: Told) -> None:
+    def arrived(self, refs: Told) -> None:
         """Where chunks are to be found; Ray brings them to this machine meanwhile."""
-        self._told.update(told)
-        self._line.expect([reference for _, reference in told.values()])
+        self._told.update(refs)
+        self._line.expect([reference for _, reference in refs.values()])
 
     def batch(self, start: int, size: int) -> list[torch.Tensor]:
-        """The samples from place ``start`` of the stream on, field by field."""
+        """The samples from place ``start`` of the stream on, a tensor of shape (samples, …) for each field."""
         parts = []
         while size:
             number, at = divmod(start, self.chunk)
@@ -95,8 +95,8 @@ class Chunks:
             except ObjectLostError:
                 pass
             self._line.send(("missing", number, times))
-            _, _, told = self._line.recv()
-            self._told.update(told)
+            _, _, refs = self._line.recv()
+            self._told.update(refs)
         return self._here[number]
 
 
@@ -115,19 +115,19 @@ class KeptChunks:
         """For another process."""
         return self._handle
 
-    def keep(self, number: int, told: Any) -> None:
-        """A chunk has been made; ``told`` refers to it."""
+    def keep(self, number: int, reference: Any) -> None:
+        """A chunk has been made; ``reference`` says where it is."""
         self._times[number] = self._times.get(number, 0) + 1
-        self._there[number] = self._times[number], told
+        self._there[number] = self._times[number], reference
 
     def found(self, first: int, end: int) -> Told:
         """References to chunks."""
         return {number: self._there[number] for number in range(first, end) if number in self._there}
 
-    def lost(self, number: int, told: int) -> bool:
-        """Whether this is the first that is heard of the loss of a chunk that had been made ``told`` times."""
+    def lost(self, number: int, times: int) -> bool:
+        """Whether this is the first that is heard of the loss of a chunk that had been made ``times`` times."""
         there = self._there.get(number)
-        if there is None or there[0] != told:
+        if there is None or there[0] != times:
             return False
         del self._there[number]
         return True

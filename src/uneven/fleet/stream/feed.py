@@ -91,7 +91,7 @@ def _looked(place: Place, source: Source, timeout_s: float, watch: Callable[[Lin
 
 
 class Feed:
-    """The ring, who fills it and who is to be told when something is there.
+    """The ring, who fills it, and who is notified when something is there.
 
     Args:
         most: the largest number of preprocessors.
@@ -168,7 +168,7 @@ class Feed:
         self._hand_out()
 
     def want(self, reader: str, chunk: int, known: int) -> None:
-        """A reader needs every chunk below ``chunk``, and has been told of those below ``known``."""
+        """A reader needs every chunk below ``chunk``, and knows of those below ``known``."""
         self._waiting[reader] = chunk, known
         self._answer()
 
@@ -176,9 +176,9 @@ class Feed:
         """Whether a reader waits for samples."""
         return reader in self._waiting or reader in self._missed
 
-    def missing(self, reader: str, chunk: int, told: Any) -> None:
-        """A reader cannot find a chunk where it was told; the same samples are made again, for whoever misses them."""
-        if self.ring.lost(chunk, told):
+    def missing(self, reader: str, chunk: int, reference: Any) -> None:
+        """A reader cannot find a chunk where it should be; the same samples are made again, for whoever misses them."""
+        if self.ring.lost(chunk, reference):
             self.ledger.again(chunk)
         self._missed[reader] = chunk
         self._hand_out()
@@ -237,8 +237,8 @@ class Feed:
         if message[0] == "failed":
             self._failure = message[1]
             return
-        _, number, seconds, told = message
-        self.ring.keep(number, told)
+        _, number, seconds, reference = message
+        self.ring.keep(number, reference)
         self.ledger.made(maker.name)
         size = self.stream.describe(number).size
         self.cpu_s += seconds

@@ -37,7 +37,7 @@ Layout = tuple[Field, ...]
 
 
 def arrays_of(sample: Any, what: str) -> list[npt.NDArray[Any]]:
-    """The fields of a sample as arrays; a sample that is no tuple or list has one field.
+    """The fields of a sample as arrays, of any shape; a sample that is no tuple or list has one field.
 
     Numbers become int64 and float64, as in torch's own ``default_collate``.
 
@@ -77,7 +77,7 @@ def layout_of(sample: Any, what: str) -> Layout:
 
 
 def check(arrays: list[npt.NDArray[Any]], layout: Layout, what: str) -> None:
-    """See that a sample has the layout of the others.
+    """See that a sample has the layout of the others, the shapes included.
 
     Raises:
         DataError: it has not, naming both.

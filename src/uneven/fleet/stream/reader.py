@@ -45,7 +45,7 @@ class Reader:
             )
 
     def batches(self, section: Section, size: int, *, part: int = 0, parts: int = 1) -> Iterator[list[torch.Tensor]]:
-        """The section in batches, field by field; what one yields is valid until the next one is asked for.
+        """The section in batches: for each field a tensor, shape (samples, …), valid until the next is asked for.
 
         The tensors lie in memory that others read too: writing into them ends the process.
 
@@ -60,7 +60,7 @@ class Reader:
             self.free(batch.frees)
 
     def samples(self, section: Section, start: int, stop: int) -> list[torch.Tensor]:
-        """Samples of a section, field by field; they must be there."""
+        """Samples of a section, a tensor of shape (samples, …) for each field; they must be there."""
         return self._ring.batch(section.first * self._ring.chunk + start, stop - start)
 
     def wait_for(self, chunk: int) -> None:
@@ -69,8 +69,8 @@ class Reader:
             return
         began_s = time.perf_counter()
         self._connection.send(("want", chunk, self.ready))
-        _, self.ready, told = self._connection.recv()
-        self._ring.arrived(told)
+        _, self.ready, reference = self._connection.recv()
+        self._ring.arrived(reference)
         self.waited_s += time.perf_counter() - began_s
 
     def free(self, chunk: int) -> None:

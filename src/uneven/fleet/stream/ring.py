@@ -66,7 +66,7 @@ class Ring:
         return [field[first : first + self.chunk] for field in self.fields]
 
     def batch(self, start: int, size: int) -> list[torch.Tensor]:
-        """The samples from place ``start`` of the stream on, field by field.
+        """The samples from place ``start`` of the stream on, a tensor of shape (samples, …) for each field.
 
         Views into the shared memory; a batch that goes around the end of the ring is a copy.
         """
@@ -81,11 +81,11 @@ class Ring:
         return RingHandle(self.layout, self.slots, self.chunk, self._memory, writable)
 
     def made(self, number: int) -> Any:
-        """What is to be told of a chunk that lies in its slot: nothing, whoever maps the memory finds it."""
+        """What readers need to know of a chunk in its slot: nothing, whoever maps the memory finds it."""
         return None
 
-    def arrived(self, told: None) -> None:
-        """What a reader is told beside the number of chunks that are there."""
+    def arrived(self, reference: None) -> None:
+        """What a reader gets beside the number of chunks that are there."""
 
     def free(self, chunk: int) -> None:
         """This reader needs nothing below a chunk."""
@@ -93,13 +93,13 @@ class Ring:
     def forget(self) -> None:
         """This reader starts anew."""
 
-    def keep(self, number: int, told: None) -> None:
+    def keep(self, number: int, reference: None) -> None:
         """The engine has heard that a chunk was made."""
 
     def found(self, first: int, end: int) -> None:
-        """What readers are told of chunks beside their numbers."""
+        """What readers get of chunks beside their numbers."""
 
-    def lost(self, number: int, told: None) -> bool:
+    def lost(self, number: int, reference: None) -> bool:
         """Whether a chunk that was there is gone; shared memory loses none."""
         return False
 

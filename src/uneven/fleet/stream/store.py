@@ -18,16 +18,16 @@ class Store(Protocol):
         """What another process needs to read or write there: it has a method ``open(line)``."""
         ...
 
-    def keep(self, number: int, told: Any) -> None:
-        """A chunk has been made; ``told`` is what its maker's end of the store said of it."""
+    def keep(self, number: int, reference: Any) -> None:
+        """A chunk has been made; ``reference`` is what its maker's end of the store says of it."""
         ...
 
     def found(self, first: int, end: int) -> Any:
         """What a reader needs to find the chunks ``first`` … ``end`` − 1, beyond knowing that they are there."""
         ...
 
-    def lost(self, number: int, told: Any) -> bool:
-        """A reader cannot find a chunk by what it was told; whether the chunk has to be made again for that."""
+    def lost(self, number: int, reference: Any) -> bool:
+        """A reader cannot find a chunk by its reference; whether the chunk has to be made again for that."""
         ...
 
     def drop(self, below: int) -> None:

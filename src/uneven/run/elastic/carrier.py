@@ -87,7 +87,7 @@ class ElasticCarrier(GradientCarrier):
 
     # ---------------------------------------------------------------- an exchange
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Start the exchange of one bucket whose gradients are ready."""
+        """Start the exchange of one bucket, shape (numbers,), whose gradients are ready."""
         lane, turn = self._lane(bucket, len(self.recovery.pieces)), self.turn
         if self.recovery.at is None:
             self.recovery.enter(ExchangePlace(self._this_exchange, turn.epoch, turn.iteration, turn.iteration))

@@ -68,7 +68,7 @@ class LoopOfMembers:
             self._loop.context.elastic.attach(model, others)
 
     def loading(self, dataset: Any) -> dict[str, Any]:
-        """Of a loader's arguments, those that are for workers that leave and join.
+        """The arguments of a loader that are for workers that leave and join.
 
         Raises:
             DataError: the data set is a stream.

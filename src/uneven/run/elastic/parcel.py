@@ -25,7 +25,7 @@ def pack(what: Any) -> tuple[str, list[Tensor]]:
 
 
 def shapes(tensors: Sequence[Tensor]) -> list[list[Any]]:
-    """What a receiver has to make room for."""
+    """The dtype and shape of each, for which a receiver has to make room."""
     return [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors]
 
 

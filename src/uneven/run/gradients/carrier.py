@@ -73,7 +73,7 @@ class GradientCarrier:
 
     Args:
         turn_now: gives the turn of the batch that the newest forward pass is on; None where it is on none.
-        observer: told when the last bucket is ready and when the exchange is over.
+        observer: notified when the last bucket is ready and when the exchange is over.
         roll: names the missing when an exchange fails.
         on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
         traffic: counts what passes.
@@ -309,7 +309,7 @@ class GradientCarrier:
         self._prepared = True
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Start the exchange of one bucket whose gradients are ready."""
+        """Start the exchange of one bucket, shape (numbers,), whose gradients are ready."""
         lane = self._lane(bucket, len(self._works))
         if lane.last:
             self.observer.ready()
@@ -320,7 +320,7 @@ class GradientCarrier:
         return lane.result
 
     def _lane(self, bucket: Any, place: int) -> _Lane:
-        """Of this bucket: the one that had its place in the last exchange, unless DDP has made its buckets anew."""
+        """What was made for this bucket in the last exchange, unless DDP has made its buckets anew."""
         gradients = bucket.buffer()
         if place >= len(self._lanes) or self._lanes[place].bucket is not gradients:
             result = torch.futures.Future[torch.Tensor](devices=[gradients.device] if gradients.is_cuda else [])

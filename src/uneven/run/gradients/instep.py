@@ -41,7 +41,7 @@ def out_of_step(
     """The error for ranks of which the marks did not add up to nothing; every one of them calls this then.
 
     Args:
-        total: replaces a vector by its sum over them.
+        total: replaces a vector, shape (2 · ranks,), by its sum over them.
         index: of this one among ``ranks``.
     """
     table = torch.zeros(len(ranks), 2, dtype=torch.float64)

@@ -42,7 +42,7 @@ class PendingRows:
         self._rows: Rows | None = None
 
     def complete(self, rows: Rows) -> None:
-        """The rows of all ranks are there."""
+        """The rows of all ranks are there; shape (ranks, length of a row)."""
         self._rows = rows
 
     def result(self) -> Rows | None:
@@ -163,7 +163,7 @@ class Piggyback:
         self._call = np.array(row, np.float64)
 
     def attach(self, bucket: torch.Tensor, epoch: int, iteration: int) -> torch.Tensor:
-        """What is to be summed up instead of ``bucket``: itself, or with more numbers at its end.
+        """What is to be summed up instead of ``bucket``, shape (numbers,): itself, or with more numbers at its end.
 
         Args:
             epoch, iteration: of the batch that the gradients are of, the same on every rank if all is well.
@@ -214,7 +214,7 @@ class Piggyback:
 
 
 def rows_said(rows: Rows) -> dict[int, list[float]]:
-    """Of those that are not all zeros, by rank."""
+    """The rows that are not all zeros, by rank."""
     return {int(rank): rows[rank].tolist() for rank in np.flatnonzero(rows.any(axis=1))}
 
 

@@ -62,7 +62,7 @@ class _Layer:
         return weighed
 
     def own(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Of its weight or bias."""
+        """A hook on the gradient of its weight or bias."""
         if self._last:
             self._observer.done()
         return gradient * self._inverse()
@@ -82,7 +82,7 @@ def weigh_sync_batch_norm(
 
     Args:
         relative_weight: n x_i / X of the batch that a pass is on; 1 for equal batches.
-        observer: told of each layer's passes, of which the most is waiting where workers are unequal.
+        observer: notified of each layer's passes, of which the most is waiting where workers are unequal.
         kind: torch's layer works on GPUs only; another one that synchronises in the same way may be named.
     """
     handles: list[RemovableHandle] = []

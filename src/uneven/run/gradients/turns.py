@@ -46,21 +46,22 @@ class Turns:
             self.all_average = self._group is not None and len(self._group) == len(self._members)
 
     def of(self, part: Portion) -> Turn:
-        """Of the batch that is handed out next."""
+        """The turn of the batch that is handed out next."""
         own, group = part.batch(self._rank), self._group
         whole = part.size if group is None or self.all_average else sum(map(part.batch, group))
         return Turn(part.iteration, part.epoch, own or self.least, own / max(1, whole), group is not None)
 
 
 class PassFollower:
-    """Follows the passes of a model whose parameters are exchanged when the next batch is asked for.
+    """Watches forward passes where parameters are exchanged, and refuses a script that fetches batches ahead.
 
-    A batch's step has to be over by then: what the exchange takes along would else be that of the batch before, with
-    the samples of this one. Where exchanges are made beside the training it does not matter when a batch was asked for.
+    The exchange happens when the script asks for its next batch, and counts the samples of the batch in hand. If the
+    script asks before it has stepped the optimizer on that batch (a prefetcher does), the parameters that are exchanged
+    do not hold those samples yet. Under shadow policies the order does not matter, and nothing is refused.
 
     Args:
         strict: whether anything is exchanged when the next batch is asked for.
-        padded: told at each pass whether its batch only fills up a last part.
+        padded: called at each pass with whether its batch only fills up a last part.
         policy: for the message.
     """
 

@@ -80,7 +80,7 @@ class Circle:
         self.group = made[0]
 
     def sum(self, tensor: Tensor) -> Any:
-        """Begin to replace a tensor by its sum; wait with :meth:`wait`.
+        """Begin to replace a tensor, of the same shape on all members, by its sum; wait with :meth:`wait`.
 
         Raises:
             Broken: a connection is gone already.
@@ -88,7 +88,7 @@ class Circle:
         return self._begin(lambda: self.group.allreduce([tensor]))
 
     def broadcast(self, tensor: Tensor, source: int) -> Any:
-        """Begin to replace a tensor by that of the member at place ``source``.
+        """Begin to replace a tensor by that of the member at place ``source``, of the same shape.
 
         Raises:
             Broken: a connection is gone already.

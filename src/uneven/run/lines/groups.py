@@ -29,7 +29,7 @@ def new_group(
 
 
 def begin_sum(tensor: Tensor, group: Any) -> dist.Work:
-    """Begin to replace ``tensor`` by its sum over a group. For who waits with a roll call of his own.
+    """Begin to replace ``tensor``, of one shape on all ranks, by its sum over a group; calls no roll.
 
     The group's own method: ``dist.all_reduce`` around it takes as long again, and this runs for every bucket.
     """
@@ -38,12 +38,12 @@ def begin_sum(tensor: Tensor, group: Any) -> dist.Work:
 
 
 def sum_now(tensor: Tensor, group: Any) -> None:
-    """Replace ``tensor`` by its sum over a group, and wait."""
+    """Replace ``tensor``, of one shape on all ranks, by its sum over a group, and wait."""
     dist.all_reduce(tensor, group=group)
 
 
 def take_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
-    """Replace tensors by those of the first rank of a group, and wait."""
+    """Replace tensors by those of the first rank of a group, of the same shapes, and wait."""
     for one in tensors:
         dist.broadcast(one, group=group, group_src=0)
 
@@ -106,7 +106,7 @@ class _GroupCarrier:
 
 
 class _NoMember:
-    """Of a worker that is not on the line; nothing is asked of it."""
+    """The carrier of a worker that is not on the line; nothing is asked of it."""
 
     def close(self) -> None:
         pass

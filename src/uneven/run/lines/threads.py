@@ -75,7 +75,7 @@ class _Place:
 
 
 class _Places:
-    """Of all lines of a run."""
+    """Where the members of all lines of a run meet."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.size, self._timeout_s = size, timeout_s

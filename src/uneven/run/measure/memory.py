@@ -16,7 +16,7 @@ _UNLIMITED = 1 << 60
 
 
 def limit_bytes(device: torch.device) -> int | None:
-    """What may be in use by this process on the device, all told; None where nobody can tell.
+    """What may be in use by this process on the device in all; None where it is unknown.
 
     On CUDA: what it holds now plus what is free. On the host: the least of its control groups' limits, less what
     others in the group use, and what it holds now plus what the machine has left.

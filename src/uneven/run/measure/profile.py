@@ -82,7 +82,7 @@ def take_profile(
             if progress is not None:
                 progress(size, min(1.0, max(0.0, 1.0 - left_s / within_s)))
             forget_peak(where)
-            high = peak_bytes(where)  # on the host from long ago, perhaps; below it nothing can be told
+            high = peak_bytes(where)  # on the host from long ago, perhaps; below it nothing can be seen
             took_s = _timed(step, size, where, end_s) if fits(base, peaks, size, limit) else None
             if took_s is None:
                 failed = size

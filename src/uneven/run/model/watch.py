@@ -50,7 +50,7 @@ class ModelWatch:
     """
 
     _midway = 0
-    """Of how many the session's loader is in the middle of an epoch."""
+    """How many watched models are in the middle of an epoch now."""
 
     def __init__(self, model: nn.Module) -> None:
         self.epoch = -1

@@ -19,7 +19,7 @@ class EvaluationBarrier:
     Every method raises a PeerError if the store does not answer.
 
     Args:
-        counter: of this worker, which says what it holds and is told what all hold.
+        counter: of this worker, which says what it holds and hears what all hold.
         timeout_s: how long others may keep this worker waiting.
 
     Attributes:

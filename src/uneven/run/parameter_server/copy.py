@@ -57,7 +57,7 @@ class SharedCopy:
         """Meet the shards.
 
         Args:
-            start: what the copy begins with, alike on every worker; None for the replica.
+            start: what the copy begins with, shape (size,), alike on every worker; None for the replica.
             clock: steps that this worker has finished.
         """
         if self._client is None:
@@ -73,15 +73,15 @@ class SharedCopy:
         return values
 
     def write(self, values: Values) -> None:
-        """Into the replica."""
+        """Make the replica these values; shape (size,)."""
         self._replica.flat.write(self.tensor(values))
 
     def tensor(self, values: Values) -> Tensor:
-        """Where the model is."""
+        """The same values where the model is; shape (size,)."""
         return torch.from_numpy(values).to(self._replica.flat.device)
 
     def pulled(self, due: int = 0) -> Values:
-        """The copy, when everybody has finished so many steps.
+        """The copy, shape (size,), once all workers have finished so many steps.
 
         Raises:
             PeerError: as of the client.
@@ -101,10 +101,10 @@ class SharedCopy:
         self.write(self.base)
 
     def swap(self, exchange: Exchange, step: int, own: Values, due: int) -> tuple[Values, int]:
-        """Give and get.
+        """Exchange with the shards what ``exchange`` asks for; ``own`` has shape (size,).
 
         Returns:
-            What a replica that was ``own`` becomes, and how many updates of others came in between.
+            What a replica that was ``own`` becomes, shape (size,), and how many updates of others came in between.
 
         Raises:
             ConfigError: the shards would do something else than the merge.
@@ -136,7 +136,8 @@ class SharedCopy:
         All begin a step with the same copy, so the mean of what became of it is the copy, moved by the mean movement.
 
         Returns:
-            What the replica becomes, and how many steps are complete without this worker: 0 if it has come in time.
+            What the replica becomes, shape (size,), and how many steps are complete without this worker: 0 if it has
+            come in time.
 
         Raises:
             NonFiniteError: it holds a NaN or an infinity; the others go on without it.

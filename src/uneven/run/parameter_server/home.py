@@ -64,7 +64,7 @@ class Home:
     def close(self, shutdown: ShutdownHandshake, timeout_s: float, *, failed: bool) -> None:
         """Need the shards no more; where one is here and nothing has failed, wait for who still needs it.
 
-        After a failure what :meth:`begun` has told stands: the death that follows is one in training.
+        After a failure what :meth:`begun` has reported stands: the death that follows is one in training.
 
         Raises:
             PeerError: the store that the workers met at does not answer.
@@ -119,10 +119,10 @@ def find_home(transport: Transport, world: World, timeout_s: float) -> Home:
             home = _made(world, timeout_s, near=len(hosts) == 1)
         except (ConfigError, OSError) as error:
             trouble = f"the parameter server could not be made: {error}"
-    told = {"_trouble": trouble}
+    announced = {"_trouble": trouble}
     if home is not None:
-        told |= {"_shards": str(home.shards), "_directory": str(home.directory)}
-    said = compare(transport, told, "start of the parameter server")[0]
+        announced |= {"_shards": str(home.shards), "_directory": str(home.directory)}
+    said = compare(transport, announced, "start of the parameter server")[0]
     if said["_trouble"]:
         raise ConfigError(said["_trouble"])
     directory = Path(said["_directory"])

@@ -58,9 +58,9 @@ class Served:
         home: where the shards are; it ends with this part.
         own_pace: what the workers share beside the server's parameters.
         traffic: counts what passes between this worker and the shards.
-        on_record: told of every exchange.
-        on_lost: told once of each rank that has not come to a meeting.
-        on_nonfinite: told where the copy has refused an update with a NaN or an infinity; may raise.
+        on_record: called with every exchange.
+        on_lost: called once with each rank that has not come to a meeting.
+        on_nonfinite: called where the copy has refused an update with a NaN or an infinity; may raise.
 
     Attributes:
         followed: see ``Agreement``.
@@ -316,7 +316,7 @@ class Served:
         self.copy.begin(self._loaded, self.clock)
         self._make_up()
         self._settle()
-        for exchange in self._plan.exchanges:  # of a step in hand, or of those that a shadow has not been told of
+        for exchange in self._plan.exchanges:  # of a step in hand, or of those that no shadow knows of
             if exchange.payload is Payload.DELTA and (self._in_hand or exchange.moment is Moment.BACKGROUND):
                 self._meet(self._order(exchange), 0)
         if not bool(torch.isfinite(self._replica.flat.read()).all()):
@@ -352,7 +352,7 @@ class Served:
 
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers and vectors; see ``Agreement``."""
+        """Numbers, and vectors of shape (size,); see ``Agreement``."""
         more, less = taken(parts, unused)
         samples = sum(part.batch(self._rank) for part in more) - sum(part.batch(self._rank) for part in less)
         numbers = {

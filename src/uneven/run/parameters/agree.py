@@ -315,7 +315,7 @@ class Agreement:
 
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers and vectors. Under "lacking" is the place from which on samples are not in the model that is shown.
+        """Numbers, and vectors of shape (size,). "lacking" is from which place on samples are not in the model.
 
         Args:
             parts: in hand; their steps are not counted yet.

@@ -170,7 +170,7 @@ class Exchanges:
         self.write_down()
 
     def mean(self, everybody: Exchange, place: StepPosition | None) -> Tensor:
-        """The plain mean of all replicas.
+        """The plain mean of all replicas, shape (size,).
 
         Raises:
             TrainingError: somebody is at another place.

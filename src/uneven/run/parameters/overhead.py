@@ -18,8 +18,8 @@ _KNOWN = 4
 stays true."""
 
 _WEIGHT, _SOONER = 0.02, 3
-"""Of the newest undisturbed step in what is known of them, once there were many; before, three in so many. The first
-steps of a run are the longest: where they counted alike, exchanges seemed to cost less than nothing."""
+"""Weight of the newest undisturbed step in what is known of them, once there were many; before, three in so many. The
+first steps of a run are the longest: where they counted alike, exchanges seemed to cost less than nothing."""
 
 _LONGEST = 10.0
 """A step counts as so many undisturbed ones at most: it may have been longer for many a reason."""

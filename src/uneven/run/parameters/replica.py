@@ -55,7 +55,7 @@ class _Room:
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """Means and variances that batch-norm layers keep; other buffers stay with their worker."""
+    """Means and variances of batch-norm layers, each of shape (channels,); other buffers stay with their worker."""
     layers = (one for one in model.modules() if isinstance(one, _BatchNorm))
     return [one for layer in layers for one in (layer.running_mean, layer.running_var) if one is not None]
 
@@ -137,7 +137,7 @@ class Replica:
         return centre
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Copies of those that there are now."""
+        """Copies of the gradients that there are now, each of its parameter's shape."""
         return {one: one.grad.clone() for one in self._parameters if one.grad is not None}
 
     def meet(self, exchange: Exchange, samples: float, total: Total, *, resting: bool = False) -> Met:
@@ -227,13 +227,13 @@ class Replica:
             self.flat.add(torch.sub(outcome, sent, out=sent), back.alpha)
 
     def mean(self, total: Total, everybody: Exchange) -> Tensor:
-        """The plain mean of all replicas: the model to evaluate where a policy names the mean. Waits."""
+        """The plain mean of all replicas, shape (size,): the model to evaluate where a policy names the mean. Waits."""
         vector = contribution(self.flat.read(), 1.0)
         total(vector, everybody)
         return average(vector)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """What merges keep, vectors and numbers.
+        """What merges keep: vectors of shape (size,), and numbers.
 
         Also before they have: ``torch.distributed.checkpoint`` reads into what it finds here.
         """

@@ -66,8 +66,8 @@ def profile_together(
     except Exception as error:
         transport.gather_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         raise
-    told = {"sizes": own.sizes, "seconds": own.seconds, "failed": own.failed}
-    rows = [json.loads(text) for text in transport.gather_text(json.dumps(told))]
+    measured = {"sizes": own.sizes, "seconds": own.seconds, "failed": own.failed}
+    rows = [json.loads(text) for text in transport.gather_text(json.dumps(measured))]
     for rank, row in enumerate(rows):
         if "error" in row:
             raise TrainingError(f"session.profile: rank {rank} failed: {row['error']}")

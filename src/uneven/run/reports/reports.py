@@ -49,7 +49,7 @@ class Reports:
     """Measures steps, and keeps the slow loop, which exists from when there is a loader.
 
     Args:
-        turns, own_pace: are told the limits of the batches when there is a loader.
+        turns, own_pace: get the limits of the batches when there is a loader.
 
     Attributes:
         books: of this worker's iterations.

@@ -38,9 +38,9 @@ class SlowLoop:
         give: hands this rank's row to everybody; see :meth:`uneven.run.lines.transport.Transport.gather`.
         decider: this rank's; all ranks hold the same.
         forecaster: makes the one that gives this rank's word on its own speed.
-        on_split: told about every change of the split.
-        on_complaint: told about every report that was not believed: rank, iteration, text.
-        on_forecast: told what this rank foretells with each report.
+        on_split: called with every change of the split.
+        on_complaint: called for every report that was not believed: rank, iteration, text.
+        on_forecast: called with this rank's forecast in each report.
     """
 
     def __init__(

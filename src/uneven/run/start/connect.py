@@ -147,7 +147,7 @@ class Connection:
         """The door to the others for parts of a step.
 
         Args:
-            meter: told of the time in which this worker waits.
+            meter: counts the time in which this worker waits.
             refusal: why none can be opened, where that is so.
         """
         roll = self.roll

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
 _LARGEST = 32 << 20
-_MOST = 2**31 - 1  # as much as mallopt can be told
+_MOST = 2**31 - 1  # the largest number that mallopt takes
 
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
