@@ -106,7 +106,7 @@ def by_runs(costs: Values, shares: Sequence[int]) -> list[list[int]]:
     sorted_costs = costs[order].tolist()
     workers = sorted((worker for worker, share in enumerate(shares) if share > 0), key=lambda one: (-shares[one], one))
     parts = [shares[worker] for worker in workers]
-    low, high = 0.0, len(sorted_costs) * sorted_costs[0] / min(parts)
+    low, high = 0.0, (1 + len(sorted_costs)) * sorted_costs[0] / min(parts)
     cuts = _cut(sorted_costs, parts, high)
     assert cuts is not None
     for _ in range(_HALVINGS):
