@@ -92,12 +92,18 @@ def output(way: str, net: nn.Module, x: torch.Tensor, ids: torch.Tensor) -> torc
     return net(x, ids) if way == "unused" else net(x)
 
 
+def wait_at_door(membership: object, folder: Path) -> None:
+    """Let the test know that somebody is to come, and wait until it asks."""
+    (folder / "door").touch()
+    while not membership.watch.asked:
+        time.sleep(0.01)
+
+
 def wait_for_faults(elastic: object, faults: list[str]) -> None:
     """Before the next exchange of this worker."""
     number, worker = elastic.recovery.exchanges, elastic.membership.worker
     if f"door@{number}" in faults:
-        while not elastic.membership.watch.asked:
-            time.sleep(0.01)
+        wait_at_door(elastic.membership, Path(sys.argv[2]))
     if f"late@{worker}:{number}" in faults:
         be_late(elastic)
     if f"kill@{worker}:{number}" in faults:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import elastic_script
 import pytest
 import torch
 import torch.nn.functional as F
-from test_elastic import HERE, await_listening, free_port
+from test_elastic import HERE, free_port
 
 from uneven.testing.scripts import Script
 
@@ -77,12 +78,19 @@ def replayed(
     return model.state_dict()
 
 
+def await_door(process: Script, folder: Path) -> None:
+    """Until the workers wait for one to join."""
+    while not (folder / "door").exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+
+
 def check(folder: Path, way: str, faults: list[str], survivors: set[int], epochs: int = 2) -> None:
     """Four workers, faults, and one that joins: no sample is lost, and the model is one process's."""
     port = free_port()
     script, meeting = [HERE / "elastic_more.py", way, folder, epochs, *faults], f"127.0.0.1:{port}"
     with run("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", folder / "run", *script) as a:
-        await_listening(port)
+        await_door(a, folder)
         with run("--join", meeting, "--run-dir", folder / "joined", *script) as b:
             said, said_there = a.communicate(100)[1], b.communicate(100)[1]
     assert (a.returncode, b.returncode) == (0, 0), said + said_there

@@ -74,6 +74,7 @@ class BalancedLoader:
         settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
         changing: where workers leave and join: whose samples are split among whom, and what comes again.
         enter: called before the place in the run is asked for, as a worker that joins has none before it is let in.
+        settle: called when a pass over an epoch is over, before it is asked what comes again in it.
         stream_sharded: see above.
         shards: of a stream of which each rank has a shard of its own, how long they are; see :mod:`.sharded`.
         sampler: draws the order of an epoch, the same on all ranks; see :mod:`.sampled`.
@@ -96,6 +97,7 @@ class BalancedLoader:
         over: Callable[[], None] | None = None, hands: Hands | None = None,
         sample_counter: SampleCounter | None = None, settled: Callable[[], bool] = never,
         changing: Changing | None = None, enter: Callable[[], None] | None = None,
+        settle: Callable[[], None] | None = None,
         stream_sharded: bool = False, shards: Shards | None = None, sampler: Any = None, batch_sampler: Any = None,
         cost: Any = None, padded: bool = False, **dataloader: Any,
     ) -> None:  # fmt: skip
@@ -108,6 +110,7 @@ class BalancedLoader:
         self._workers = world_size
         self._changing = changing
         self._enter: Callable[[], None] = enter or _nothing
+        self._settle: Callable[[], None] = settle or _nothing
         self.dataset = dataset
         self.batch_size = batch_size
         self._begin: Callable[[Portion], None] = begin or _nothing
@@ -284,9 +287,11 @@ class BalancedLoader:
         if self._length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
         yield from self._pass(notify)
+        self._settle()
         # A worker may be lost in the last exchanges of an epoch; what it had comes again now.
         while self._changing is not None and self._changing.waiting(self._cursor.iteration):
             yield from self._pass(notify)
+            self._settle()
         self._over()
         self._cursor = self._cursor.next_epoch()
 
@@ -394,9 +399,7 @@ class BalancedLoader:
 def _check_keywords(dataloader: dict[str, Any]) -> None:
     for name in dataloader:
         if name in _OURS:
-            raise DataError(
-                f"{name} cannot be given: the loader hands batches out in order, as it knows them by that"
-            )
+            raise DataError(f"{name} cannot be given: the loader hands batches out in order, as it knows them by that")
         if name not in _PASSED:
             raise UnknownNameError("keyword for the loader:", name, _PASSED)
 

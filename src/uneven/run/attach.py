@@ -20,6 +20,7 @@ from uneven.run.model.check import check_model, describe_model
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
 from uneven.run.own_pace.shared import OwnPace
+from uneven.run.parameters.agree import Agreement
 from uneven.run.parameters.plans import Plans
 from uneven.run.parameters.together import Alike, Exchanging
 from uneven.run.part import Run
@@ -59,8 +60,8 @@ class Attached:
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         """Other workers take part, from the next step on."""
-        if isinstance(self.agreement, Alike):  # nothing else is carried yet where members change
-            self.agreement.plans.members_changed(members, generation)
+        assert isinstance(self.agreement, Alike | Agreement)  # nothing else is carried where members change
+        self.agreement.members_changed(members, generation)
 
 
 class NoModel:
@@ -82,7 +83,7 @@ class NoModel:
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         """Other workers take part, from the next step on."""
         self._members = members
-        self.agreement.plans.members_changed(members, generation)
+        self.agreement.members_changed(members, generation)
 
     def detach(self) -> None:
         """Nothing was put on anything."""
@@ -120,6 +121,8 @@ def attach(
     compare(context.connection.transport, said, "session.setup")
     heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
     reports.measure_on(device)
+    if context.elastic is not None:
+        context.elastic.meet(model)
     meter, out = reports.books.meter, outlook(context.policy, context.members, context.sites)
     agreement = exchanging(context, model, out, own_pace, meter)
     alike = isinstance(agreement, Alike)
@@ -130,6 +133,9 @@ def attach(
     if not alike:
         before_step.append(agreement.still)
     reports.piggyback, reports.piggybacks = gradients.piggyback, alike
+    if context.elastic is not None:  # they ride with merges, too
+        reports.piggybacks = True
+        reports.piggyback = context.elastic.recovery.slots  # type: ignore[assignment] # stands where it does
     in_step = own_pace is None or len(context.members) == 1
     lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
     parts.attach(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from uneven.balance import Balancer
 from uneven.config import RunConfig
-from uneven.core.actions import Payload, StepPlan, Via
+from uneven.core.actions import Combined, Moment, Payload, StepPlan, Via
 from uneven.errors import ConfigError
 from uneven.registry import describe
 from uneven.run.gradients.piggyback import MOST_RANKS
-from uneven.sync import SyncPolicy, carried, first_plans, outlook, refused
+from uneven.sync import SyncPolicy, carried, first_plans, refused
 from uneven.world import Elastic
 
 Members = tuple[int, ...]
@@ -69,10 +69,8 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
     Raises:
         ConfigError: naming it, and the way out.
     """
-    out, members = outlook(policy, (0, 1), {}), (0, 1)
-    why = ""
-    if not out.gradients_of_all(members):
-        why = f"sync = {describe(policy)}: only gradients are exchanged so that a worker may leave in mid-exchange"
+    if why := _not_in_a_row(policy):
+        why = f"sync = {describe(policy)}: {why}"
     elif balancer.made_for is not None:
         why = f"balance = {describe(balancer)}, which is made for {balancer.made_for} workers"
     elif config.threads > 1:
@@ -80,8 +78,31 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
     elif elastic.most > MOST_RANKS:
         why = f"more than {MOST_RANKS} workers"
     if why:
-        raise ConfigError(f"an elastic run cannot carry {why}; use sync='bsp' with a balancer that adapts, or leave "
-                          f"--elastic out")  # fmt: skip
+        raise ConfigError(f"an elastic run cannot carry {why}; use sync='bsp' or 'local' with a balancer that adapts, "
+                          f"or leave --elastic out")  # fmt: skip
+
+
+def _not_in_a_row(policy: SyncPolicy) -> str:
+    """Why the exchanges of a policy cannot be mended when a worker is lost; "" where they can."""
+    members = tuple(range(_TRIED))
+    sites = {one: str(one % 2) for one in members}
+    for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):
+        if one.via is Via.SERVER:
+            return (
+                "through a parameter server workers take samples at their own pace, from a counter of a fixed number "
+                "of workers; without --elastic its runs go on without one that is lost"
+            )
+        if one.moment is Moment.BACKGROUND:
+            return "an exchange beside the training is under way at no one step, at which it could be made anew"
+        if one.members != members or one.parties:
+            return "workers meet in groups, so they are not all at one exchange when one of them is lost"
+        if one.merge.combined is not Combined.MEAN:
+            return "replicas stay apart, so there is none that a newcomer could begin with"
+    return ""
+
+
+_TRIED = 6
+"""Workers, in two sites, for whom a policy is asked for its plans: more than make up one group."""
 
 
 def check_profile(loader: object, tried: object, epoch: int, within_s: float, timeout_s: float) -> None:

@@ -75,8 +75,10 @@ def _agree(
         observer=observer,
         on_record=context.scribe.write,
         on_nonfinite=context.nonfinite("parameter"),
+        recovery=None if context.elastic is None else context.elastic.recovery,
     )
-    context.connection.leaving = agreement.leave
+    if context.elastic is None:  # where members change, nothing is under way between two steps
+        context.connection.leaving = agreement.leave
     return agreement
 
 
@@ -110,7 +112,7 @@ def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: Exch
 
 def follow(context: Context, model: nn.Module, hands: Hands, agreement: Exchanging, out: Outlook) -> PassFollower:
     """Sees to it that no batch is fetched before the step of the one before, where that would part it from its step."""
-    strict = out.moments != {Moment.BACKGROUND} and len(context.members) > 1
+    strict = out.moments != {Moment.BACKGROUND} and (len(context.members) > 1 or context.elastic is not None)
     agreement.followed = not strict
     name = f"sync = {describe(context.policy)}"
     return PassFollower(model, hands, strict=strict, padded=agreement.passing, policy=name)

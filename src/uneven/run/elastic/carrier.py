@@ -17,12 +17,12 @@ from torch import nn
 
 from uneven.core.turn import Turn
 from uneven.data.returned import Returned
-from uneven.errors import ConfigError, PeerError
+from uneven.errors import ConfigError
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.recovery import ExchangePlace, Recovery
 from uneven.run.gradients.carrier import GradientCarrier
 from uneven.run.gradients.statistics import BatchStatistics
-from uneven.run.lines.circle import Broken, alone
+from uneven.run.lines.circle import alone
 from uneven.run.lines.traffic import bytes_of_sum
 
 _CARRIED = (torch.float32, torch.float64)
@@ -57,8 +57,6 @@ class ElasticCarrier(GradientCarrier):
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         _refuse(model, self._parameters)
         self._bucket_cap_mb, self._unused = bucket_cap_mb, find_unused_parameters
-        if not self.membership.joins_later:
-            self._meet(model)
         self._wrap(model, find_unused_parameters, bucket_cap_mb, alone())
         self._statistics = BatchStatistics.of(model)
         self.piggyback = self.recovery.slots  # type: ignore[assignment] # stands where it does
@@ -72,25 +70,12 @@ class ElasticCarrier(GradientCarrier):
         self._lanes.clear()
         self._wrap(model, self._unused, self._bucket_cap_mb, alone())
 
-    def _meet(self, model: nn.Module) -> None:
-        """All founders are there, and have the parameters of the first."""
-        try:
-            circle = self.recovery.circle = self.membership.circle("exchanges")
-            for one in [*model.parameters(), *model.buffers()]:
-                flat = one.detach().contiguous()
-                circle.wait(circle.broadcast(flat, 0))
-                one.detach().copy_(flat)
-        except (Broken, TimeoutError) as error:
-            gone = self.membership.board.dead(self.membership.members)
-            said = "; ".join(f"worker {one}: {why}" for one, why in gone.items())
-            raise PeerError(f"session.setup: a worker was gone before the training began ({said or error})") from None
-
     # ---------------------------------------------------------------- an exchange
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of one bucket, shape (numbers,), whose gradients are ready."""
         lane, turn = self._lane(bucket, len(self.recovery.pieces)), self.turn
         if self.recovery.at is None:
-            self.recovery.enter(ExchangePlace(self._this_exchange, turn.epoch, turn.iteration, turn.iteration))
+            self.recovery.enter(ExchangePlace(self._this_exchange, turn.epoch, *3 * (turn.iteration,)))
         if lane.last:
             self.observer.ready()
         self.recovery.begin(lane.bucket, self._scale_now, slots=lane.last)

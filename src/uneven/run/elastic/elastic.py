@@ -19,7 +19,7 @@ from uneven.core.membership import Generation, Members
 from uneven.core.records import MembershipRecord
 from uneven.data.order import Portion
 from uneven.data.returned import Returned
-from uneven.errors import TrainingError
+from uneven.errors import PeerError, TrainingError
 from uneven.journal import LEFT
 from uneven.run.elastic import parcel
 from uneven.run.elastic.carrier import ElasticCarrier
@@ -32,6 +32,11 @@ from uneven.run.lines.circle import Broken
 
 class ChangingRun(Protocol):
     """What an elastic run needs of the loop that it is in."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether replicas have taken steps that are not merged yet."""
+        ...
 
     def members_changed(self, generation: Generation) -> None:
         """Others take part, from now on."""
@@ -116,6 +121,25 @@ class Elastic:
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
         """The model is there, and what else holds state that a newcomer needs: optimizers, schedulers, …"""
         self._attached = _Attached(model, tuple(others))
+
+    def meet(self, model: nn.Module) -> None:
+        """All founders are there, and have the parameters and buffers of the first. Of who joins later: nothing.
+
+        Raises:
+            PeerError: one of them is gone already.
+        """
+        if self.membership.joins_later or self.recovery.circle is not None:
+            return
+        try:
+            circle = self.recovery.circle = self.membership.circle("exchanges")
+            for one in [*model.parameters(), *model.buffers()]:
+                flat = one.detach().contiguous()
+                circle.wait(circle.broadcast(flat, 0))
+                one.detach().copy_(flat)
+        except (Broken, TimeoutError) as error:
+            gone = self.membership.board.dead(self.membership.members)
+            said = "; ".join(f"worker {one}: {why}" for one, why in gone.items())
+            raise PeerError(f"session.setup: a worker was gone before the training began ({said or error})") from None
 
     # ---------------------------------------------------------------- leaving
     def heed(self, notice: Callable[[], float | None]) -> None:
@@ -221,6 +245,9 @@ class Elastic:
         # Where members have changed at this very place, those that had completed the exchange have seen to it.
         if not any(announced) or self.membership.generation.exchange == self.recovery.exchanges:
             return
+        assert self._run is not None
+        if self._run.apart:
+            return  # they are announced anew with the next merge, as a newcomer begins with what comes of one
         self._change_members(leaving=announced[self.membership.place] == LEAVES)
 
     def _change_members(self, leaving: bool) -> None:

@@ -14,6 +14,7 @@ from uneven.data.order import Cursor, Portion
 from uneven.data.stream import is_stream
 from uneven.errors import ConfigError, DataError
 from uneven.run.loop import StepLoop
+from uneven.run.parameters.agree import Agreement
 
 
 class LoopOfMembers:
@@ -81,7 +82,26 @@ class LoopOfMembers:
                 "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
                 "that is lost cannot be read again"
             )
-        return {"changing": elastic.returned, "enter": elastic.enter}
+        return {"changing": elastic.returned, "enter": elastic.enter, "settle": self._settle}
+
+    def _settle(self) -> None:
+        """A pass of an epoch is over: what is to come again in that epoch must be known."""
+        elastic = self._loop.context.elastic
+        assert elastic is not None
+        if (merging := self._merging) is not None:
+            merging.settle()
+            elastic.flush()
+
+    @property
+    def _merging(self) -> Agreement | None:
+        """Where replicas are merged now and then."""
+        agreement = self._loop.model.agreement
+        return agreement if isinstance(agreement, Agreement) else None
+
+    @property
+    def apart(self) -> bool:
+        """See :class:`uneven.run.elastic.elastic.ChangingRun`."""
+        return self._merging is not None and self._merging.apart
 
     def members_changed(self, generation: Generation) -> None:
         """Others take part, from now on."""
@@ -100,6 +120,7 @@ class LoopOfMembers:
             "cursor": tuple(cursor),
             "drawn": [asdict(part) for part in drawn],
             "clock": self._loop.model.agreement.clock,
+            "agreement": self._loop.model.agreement.state_dict(()),
             "reports": self._loop.reports.for_newcomers(),
             "parts": self._loop.parts.state(),
         }
@@ -112,5 +133,6 @@ class LoopOfMembers:
         self.loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
         self._loop.model.agreement.clock = state["clock"]
         self._loop.members_changed(elastic.members, elastic.membership.generation.number)
+        self._loop.model.agreement.load_state_dict(*state["agreement"])
         self._loop.reports.take_over(state["reports"])
         self._loop.parts.load(*state["parts"])

@@ -77,12 +77,14 @@ class ExchangePlace:
     Attributes:
         what: it is, for messages.
         epoch, place: the same on all members, a number of the place in the epoch; told where slots ride along.
+        iteration: for messages.
         settles: the iteration up to which samples count as used once it is complete; −1 for none.
     """
 
     what: str
     epoch: int = 0
     place: int = 0
+    iteration: int = 0
     settles: int = -1
 
 
@@ -325,5 +327,5 @@ class Recovery:
         circle = self.circle
         assert circle is not None
         return out_of_step(
-            lambda table: circle.wait(circle.sum(table)), at.epoch, at.place, circle.place, self.membership.members
+            lambda table: circle.wait(circle.sum(table)), at.epoch, at.iteration, circle.place, self.membership.members
         )

@@ -39,7 +39,8 @@ class Averaged:
     def exchange(self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver) -> None:
         """Make the carrier, where gradients are to be exchanged; every rank calls it at the same time."""
         if context.elastic is not None:
-            self._exchange_elastically(context, context.elastic, counting, observer)
+            if out.gradient_groups:
+                self._exchange_elastically(context, context.elastic, counting, observer)
             return
         roll, group = context.connection.roll, gradient_group(out, context.rank, context.members)
         if roll is None or group is None:

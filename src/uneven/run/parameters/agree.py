@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import add
 from typing import Any, NotRequired, TypedDict
 
 import torch
@@ -84,7 +83,7 @@ class Agreement:
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
         self._epoch = self._counted = -1  # of the step that is to come, and of the last one
-        self._fresh = [0] * len(members)  # samples of each rank since its last exchange
+        self._fresh: dict[int, int] = {}  # samples of each rank since its last exchange
         self._since: Cursor | None = None  # where the first step since the last exchange began
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
@@ -180,7 +179,8 @@ class Agreement:
         self._iteration, self._counted = part.iteration, part.epoch
         if self._since is None:
             self._since = part.before
-        self._fresh = list(map(add, self._fresh, part.shares))
+        for rank, samples in zip(part.members or self._members, part.shares, strict=True):
+            self._fresh[rank] = self._fresh.get(rank, 0) + samples
         self._equal = False
         self._exchanges.stepped()
         if leaving:
@@ -196,6 +196,26 @@ class Agreement:
             else:
                 self._dropped += 1
         return self._all_met()
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        """Others take part from the next step on."""
+        self._members = members
+        self._plans.members_changed(members, generation)
+
+    @property
+    def apart(self) -> bool:
+        """Whether replicas differ, as they have taken steps of their own; the same on all workers."""
+        return self._gap > 0 and not any(one.payload is Payload.GRADIENT for one in self._plan.exchanges)
+
+    def settle(self) -> None:
+        """Merge the steps that are not merged yet, as at the end of an epoch of an elastic run: what a worker is lost
+        with then still comes again in that epoch."""
+        self._make_up()
+        if not self.apart:
+            return
+        ahead = range(self.clock, self.clock + _AHEAD)
+        self._owed = next((found for clock in ahead if (found := _of(self._plans.at(clock), Moment.STEP))), ())
+        self._make_up()
 
     def paused(self) -> None:
         """What comes until the next step is none."""
@@ -225,8 +245,9 @@ class Agreement:
             self._meet(exchange)
 
     def _meet(self, exchange: Exchange) -> None:
+        equal = len(exchange.members) == len(self._members)  # now: members may change in it, on all alike
         self._exchanges.meet(self._order(exchange))
-        self._equal = len(exchange.members) == len(self._members)
+        self._equal = equal
 
     def _order(self, exchange: Exchange) -> Order:
         party = next((party for party in exchange.parties if self._rank in party), (self._rank,))
@@ -234,14 +255,14 @@ class Agreement:
             exchange,
             clock=self.clock,
             iteration=self._iteration,
-            samples=self._fresh[self._rank],
+            samples=self._fresh.get(self._rank, 0),
             gap=self._gap,
-            weight=sum(self._fresh[rank] for rank in party),
+            weight=sum(self._fresh.get(rank, 0) for rank in party),
             dropped=self._dropped,
             threads=self.threads,
             place=self._place(),
         )
-        self._fresh = [0] * len(self._members)  # those who are not among these members have others to meet now
+        self._fresh = {}  # those who are not among these members have others to meet now
         self._gap = self._dropped = 0
         self._since = None
         return order
@@ -323,10 +344,12 @@ class Agreement:
         """
         more, less = taken(parts, unused)
         hand = len(more)
-        fresh = [
-            max(0, samples + sum(part.shares[rank] for part in more) - sum(part.shares[rank] for part in less))
-            for rank, samples in enumerate(self._fresh)
-        ]
+
+        def counted(rank: int) -> int:
+            own = self._fresh.get(rank, 0) + sum(part.batch(rank) for part in more)
+            return max(0, own - sum(part.batch(rank) for part in less))
+
+        fresh = [counted(rank) for rank in self._members]
         owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if more else self._owed
         since = self._since or next((part.before for part in more), None)
         vectors, kept = self._replica.state_dict()
@@ -372,7 +395,7 @@ class Agreement:
         self.clock, self._gap = numbers["clock"], numbers["gap"]
         self._since = Cursor(*since) if (since := numbers.get("since")) is not None else None
         same = len(numbers["fresh"]) == len(self._members)
-        self._fresh = list(numbers["fresh"]) if same else [0] * len(self._members)
+        self._fresh = dict(zip(self._members, numbers["fresh"], strict=True)) if same else {}
         self._policy.load_state_dict(numbers["own"])
         self._replica.load_state_dict(vectors, numbers.get("kept", {}))
         if numbers["owed"]:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from uneven.core.actions import Exchange, Moment
 from uneven.core.records import ExchangeRecord
+from uneven.run.elastic.recovery import Recovery
+from uneven.run.elastic.vectors import RecoveredVectors
 from uneven.run.gradients.instep import mark, out_of_step
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
@@ -78,6 +80,7 @@ class Exchanges:
         shadowed: whether any exchange is to take place in the background.
         book: counts what passes on the lines.
         clock: steps that this worker has taken, now.
+        recovery: makes the exchanges, where members come and go; else None.
 
     Raises:
         PeerError: the others did not come to make the lines.
@@ -96,6 +99,7 @@ class Exchanges:
         clock: Callable[[], int],
         on_record: Callable[[ExchangeRecord], None],
         on_nonfinite: Callable[[], None],
+        recovery: Recovery | None = None,
     ) -> None:
         self._replica = replica
         self._rank = rank
@@ -103,7 +107,10 @@ class Exchanges:
         self._observer = observer
         self._on_record = on_record
         self._on_nonfinite = on_nonfinite
-        self._line = self._aside = None
+        self._line: VectorCarrier | RecoveredVectors | None = None
+        self._aside: VectorCarrier | None = None
+        if recovery is not None:
+            self._line = RecoveredVectors(recovery, book.open("parameters"))
         if roll is not None:
             self._line = VectorCarrier(roll, timeout_s, book.open("parameters"))
             self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if shadowed else None
@@ -211,6 +218,8 @@ class Exchanges:
     def _in_step(self, place: StepPosition | None, vector: Tensor, exchange: Exchange) -> int:
         """In the foreground nobody rests, so the number for that holds a mark of where everybody is."""
         ranks = exchange.members
+        if isinstance(self._line, RecoveredVectors):
+            return self._line.total(vector, self._named(exchange), place)
         if place is None or self._line is None or exchange.parties or len(ranks) == 1:
             return self._total(self._line, vector, exchange)
         index = ranks.index(self._rank)
@@ -221,11 +230,14 @@ class Exchanges:
             raise out_of_step(total, place.epoch, place.iteration, index, ranks)
         return sent
 
+    def _named(self, exchange: Exchange) -> str:
+        beside = exchange.moment is Moment.BACKGROUND
+        return f"the exchange of parameters {'beside' if beside else 'after'} step {self._clock()}"
+
     def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
         if line is None:
             return 0
-        beside = exchange.moment is Moment.BACKGROUND
-        what = f"the exchange of parameters {'beside' if beside else 'after'} step {self._clock()}"
+        what, beside = self._named(exchange), exchange.moment is Moment.BACKGROUND
         # Beside the training each has come to another step.
         place = "the exchange of parameters beside the training" if beside else ""
         return line.total(vector, exchange.members, exchange.parties, what, place)

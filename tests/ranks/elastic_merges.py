@@ -1,0 +1,88 @@
+"""Trains in an elastic run under a policy that merges replicas now and then, and writes down steps and merges.
+
+Usage: elastic_merges.py SYNC FOLDER EPOCHS [FAULT …]; a fault is kill@W:N (before worker W's merge number N),
+after@W:N (right after it), late@W:N (takes it for failed, when another one has not), leave@W:N (told to leave before
+it), or door@N (nobody makes merge N before somebody asks to join).
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from elastic_more import wait_at_door
+from elastic_script import LR, MOMENTUM, be_late, dataset
+from session_parts import Moving
+from torch import nn
+
+import uneven
+
+X = 25
+
+
+def model() -> nn.Module:
+    """Begins the same everywhere."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+def instrument(recovery: object, log: object, folder: Path, faults: list[str]) -> None:
+    """Faults around the exchanges of this worker; complete ones are logged with those that are in them."""
+    enter, complete, membership = recovery.enter, recovery.complete, recovery.membership
+    worker = membership.worker
+
+    def entering(at: object) -> None:
+        number = recovery.exchanges
+        if f"door@{number}" in faults:
+            wait_at_door(membership, folder)
+        if f"late@{worker}:{number}" in faults:
+            be_late(session._loop.context.elastic)
+        if f"kill@{worker}:{number}" in faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if f"leave@{worker}:{number}" in faults:
+            session.leave()
+        enter(at)
+
+    def completing(contributors: tuple[int, ...]) -> object:
+        number, at = recovery.exchanges, recovery.at
+        pieces = complete(contributors)
+        log.write(json.dumps(["merge", number, at.settles, contributors]) + "\n")
+        if f"after@{worker}:{number}" in faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pieces
+
+    recovery.enter, recovery.complete = entering, completing
+
+
+def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
+    global session
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
+    session = uneven.Session(balance=Moving(), sync=sync)
+    session.setup(net, optimizer)
+    loader = session.loader(dataset(), batch_size=X)
+    elastic = session._loop.context.elastic
+    log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
+    instrument(elastic.recovery, log, folder, faults)
+    first, new = loader.epoch, elastic.membership.generation.came
+    if str(session.worker) in new:
+        donor = min(one for one in elastic.members if str(one) not in new)
+        log.write(json.dumps(["join", elastic.recovery.exchanges, donor]) + "\n")
+    for _ in range(first, epochs):
+        for x, y, ids in loader:
+            part = session._loop.part
+            mine = ids.tolist() if part.batch(session.worker) else []
+            log.write(json.dumps(["step", part.epoch, part.iteration, mine]) + "\n")
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with session.evaluated():
+        torch.save(net.state_dict(), folder / f"{session.worker}.pt")
+    session.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,167 @@
+"""Replicas that are merged now and then, while workers are lost, leave and join: as one process that plays them all.
+
+A step counts once it is in a merge. So what a worker is lost with since the last one comes again, and no sample is lost
+or counts twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import elastic_merges
+import elastic_script
+import pytest
+import torch
+import torch.nn.functional as F
+from test_elastic import HERE, free_port
+from test_elastic_ways import await_door, run
+
+from uneven.core.views import SyncView
+from uneven.merge import Merge
+from uneven.sync import policies
+
+pytestmark = [pytest.mark.slow(10), pytest.mark.timeout(200)]
+
+EPOCHS = 2
+
+
+class Log:
+    """What all workers have written down.
+
+    Attributes:
+        steps: worker → (epoch, iteration, samples) of each.
+        merges: number → (iteration up to which it settles, whose replicas are in it).
+        joins: worker → (number of the merge that it came after before the next, who gave it its state).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.steps: dict[int, list[tuple[int, int, list[int]]]] = {}
+        self.merges: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.joins: dict[int, tuple[int, int]] = {}
+        for path in folder.glob("*.jsonl"):
+            worker = int(path.stem)
+            for line in path.read_text().splitlines():
+                kind, *rest = json.loads(line)
+                if kind == "step":
+                    self.steps.setdefault(worker, []).append((rest[0], rest[1], rest[2]))
+                elif kind == "join":
+                    self.joins[worker] = rest[0], rest[1]
+                else:
+                    number, settles, those = rest
+                    said = settles, tuple(those)
+                    assert self.merges.setdefault(number, said) == said, "workers say different things of one merge"
+        self.merges = dict(sorted(self.merges.items()))
+
+    def in_merge(self, worker: int, number: int) -> list[tuple[int, int, list[int]]]:
+        """Steps of a worker that are in a merge, and in none before."""
+        before = max((settles for one, (settles, _) in self.merges.items() if one < number), default=-1)
+        return [step for step in self.steps.get(worker, []) if before < step[1] <= self.merges[number][0]]
+
+
+def check_samples(log: Log) -> None:
+    for epoch in range(EPOCHS):
+        used = Counter(
+            one
+            for number, (_, those) in log.merges.items()
+            for worker in those
+            for of, _, ids in log.in_merge(worker, number)
+            if of == epoch
+            for one in ids
+        )
+        assert sorted(used) == list(range(elastic_script.N)), "samples were lost"
+        assert set(used.values()) == {1}, "samples were used twice"
+
+
+class Played:
+    """One worker, played in this process."""
+
+    def __init__(self) -> None:
+        self.model = elastic_merges.model()
+        self.optimizer = self._sgd()
+        self.samples = 0
+
+    def _sgd(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.model.parameters(), lr=elastic_script.LR, momentum=elastic_script.MOMENTUM)
+
+    def copy(self) -> Played:
+        other = Played()
+        other.model.load_state_dict(self.model.state_dict())
+        other.optimizer.load_state_dict(deepcopy(self.optimizer.state_dict()))
+        return other
+
+    def step(self, ids: list[int]) -> None:
+        x, y, _ = elastic_script.dataset().tensors
+        self.optimizer.zero_grad()
+        if ids:
+            F.cross_entropy(self.model(x[ids]), y[ids]).backward()
+        else:  # a batch that only fills up a last part: nothing is learnt from it
+            for one in self.model.parameters():
+                one.grad = torch.zeros_like(one)
+        self.optimizer.step()
+        self.samples += len(ids)
+
+    def read(self) -> torch.Tensor:
+        return torch.nn.utils.parameters_to_vector(self.model.parameters()).detach()
+
+    def write(self, flat: torch.Tensor) -> None:
+        torch.nn.utils.vector_to_parameters(flat.clone(), self.model.parameters())
+
+
+def replayed(log: Log, merge: Merge) -> torch.Tensor:
+    """What one process makes of the same steps and merges."""
+    workers = {one: Played() for one in range(4)}
+    kept: Any = merge.begin(workers[0].read())
+    outcome = workers[0].read()
+    for number, (_, those) in log.merges.items():
+        for one, (at, donor) in log.joins.items():
+            if at == number:
+                workers[one] = workers[donor].copy()
+        total, weights = torch.zeros_like(outcome), 0.0
+        for one in those:
+            for _, _, ids in log.in_merge(one, number):
+                workers[one].step(ids)
+            weight = max(merge.weight(workers[one].samples), 2.0**-40)
+            total, weights = total + weight * workers[one].read(), weights + weight
+        kept, outcome = merge.combine(kept, total / weights, weights)
+        for one in those:
+            workers[one].write(outcome)
+            workers[one].samples = 0
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "sync",
+    ["local:every=7", "ma:every=7,by_samples=false", "bmuf:every=7,momentum=0.5", "diloco:every=7"],
+)
+def test_lost_joined_and_left(tmp_path: Path, sync: str) -> None:
+    """Worker 2 dies before a merge; 1 after one that 0 has not completed, the last of an epoch; 4 joins; 3 leaves."""
+    faults = ["kill@2:0", "after@1:3", "late@0:3", "door@5", "leave@3:6"]
+    port = free_port()
+    meeting = f"127.0.0.1:{port}"
+    script = [HERE / "elastic_merges.py", sync, tmp_path, EPOCHS, *faults]
+    with run("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", tmp_path / "run", *script) as a:
+        await_door(a, tmp_path)
+        with run("--join", meeting, "--run-dir", tmp_path / "joined", *script) as b:
+            said, said_there = a.communicate(100)[1], b.communicate(100)[1]
+    assert (a.returncode, b.returncode) == (0, 0), said + said_there
+    assert "worker 4 has joined" in said_there, said_there
+    assert all(text in said for text in ("worker 3 was told to leave", "rank 1 ", "rank 2 ")), said
+    log = Log(tmp_path)
+    check_samples(log)
+    settles, those = log.merges[3]
+    assert (settles, those) == (26, (0, 1, 3)), "the merge that ends the first epoch; the next was to be after 27"
+    assert log.merges[0][1] == (0, 1, 3)
+    models = {int(path.stem): torch.load(path) for path in tmp_path.glob("*.pt")}
+    assert set(models) == {0, 4}
+    assert all(torch.equal(models[0][name], models[4][name]) for name in models[0])
+    policy = policies.resolve(sync)
+    (exchange,) = next(
+        found for clock in range(9) if (found := policy.plan(SyncView(rank=0, clock=clock, members=(0, 1))).exchanges)
+    )
+    outcome = replayed(log, exchange.merge)
+    shown = torch.cat([one.reshape(-1) for one in models[0].values()])
+    assert (shown - outcome).abs().max() < 1e-12

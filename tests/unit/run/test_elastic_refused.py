@@ -1,0 +1,63 @@
+"""Which policies an elastic run carries, and why it refuses the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from uneven.balance import balancers
+from uneven.config import RunConfig
+from uneven.errors import ConfigError
+from uneven.run.checks import refuse_elastic
+from uneven.sync import policies
+from uneven.world import Elastic
+
+RUN = Elastic(least=1, most=4, silence_s=10.0)
+
+
+def refuse(sync: str, *, balance: str = "lb-bsp", run: Elastic = RUN, threads: int = 1) -> None:
+    refuse_elastic(run, policies.resolve(sync), balancers.resolve(balance), RunConfig(threads=threads))
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        "bsp",
+        "local:every=4",
+        "local:every=4,warmup=10",
+        "ma",
+        "bmuf",
+        "diloco",
+        "blocks:merge=mean",
+        "local:every=9999",
+    ],
+)
+def test_carried(sync: str) -> None:
+    refuse(sync)
+
+
+@pytest.mark.parametrize(
+    ("sync", "why"),
+    [
+        ("shuffle", "meet in groups"),
+        ("hierarchical", "meet in groups"),
+        ("shadow:ma", "under way at no one step"),
+        ("shadow:easgd", "at their own pace"),
+        ("asp", "at their own pace"),
+        ("ssp", "at their own pace"),
+        ("easgd", "at their own pace"),
+        ("backup", "at their own pace"),
+        ("easgd:together=true", "replicas stay apart"),
+    ],
+)
+def test_refused_with_the_reason(sync: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        refuse(sync)
+
+
+def test_other_reasons() -> None:
+    with pytest.raises(ConfigError, match="made for 2 workers"):
+        refuse("bsp", balance="static:shares=2/1")
+    with pytest.raises(ConfigError, match="threads = 2"):
+        refuse("bsp", threads=2)
+    with pytest.raises(ConfigError, match="more than 64 workers"):
+        refuse("bsp", run=Elastic(least=1, most=65, silence_s=10.0))
