@@ -379,9 +379,10 @@ def elastic(
     long the others pause, which samples are lost or used twice, whether the steps are those of one process, what it
     costs while nothing happens, and the goodput under recorded spot availability.
 
-    Cases: faults, faults-100mb, stop, cut, torchft-ddp, replay, overhead, spot-uneven, spot-torchft, spot-torchrun.
+    Cases: faults, faults-100mb, stop, cut, torchft-ddp, replay, random, overhead, and spot, which is spot-uneven,
+    spot-torchft and spot-torchrun.
 
-    An hour, --case NAME eleven minutes at most; --quick a minute and a half.
+    An hour, --case NAME ten minutes at most; --quick a minute and a half.
     """
     from uneven_bench.elastic.bench import SEED, run
     from uneven_bench.elastic.page import tables

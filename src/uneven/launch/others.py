@@ -67,11 +67,12 @@ class Others:
         self._board = board
         self._silence_s = silence_s
         self._beats: dict[int, tuple[int, float]] = {}
+        self._closed: set[int] = set()
 
     def there(self, now_s: float) -> tuple[int, ...]:
         """Workers that need the store. Where all of them only wait for somebody to let them in, the run is over."""
         board = self._board
-        there = [one for one in range(board.count(WORKERS)) if not self._done(one)]
+        there = [one for one in range(board.count(WORKERS)) if one not in self._closed and not self._done(one)]
         for one in there:
             self._look_after(one, now_s)
         asking = board.asking()
@@ -84,7 +85,9 @@ class Others:
     def _done(self, worker: int) -> bool:
         board = self._board
         closed = board.any_of(ENDS, worker) and board.look(f"{SESSION}/{worker}") != OPEN
-        return closed or board.any_of([DEAD], worker)
+        if closed or board.any_of([DEAD], worker):
+            self._closed.add(worker)
+        return worker in self._closed
 
     def _look_after(self, worker: int, now_s: float) -> None:
         count = self._board.count(f"beats/{worker}")

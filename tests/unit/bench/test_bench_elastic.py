@@ -194,7 +194,11 @@ def test_a_seed_makes_the_faults_and_turns_share_them_out() -> None:
     whole = cases.case("faults", 5, False)
     for kind in ("kill", "leave"):
         assert sum(one.kind == kind for one in whole.faults) >= 5
-    assert {one.moment for one in whole.faults if one.kind == "kill"} == set(cases.MOMENTS)
+    assert {one.moment for one in whole.faults if one.kind == "kill"} == set(cases.MOMENTS) - {"join"}
+    assert {(one.kind, one.moment, one.victims) for one in cases.case(cases.RANDOM, 5, False).faults} >= {
+        *(("kill", moment, 1) for moment in ("exchange", "between", "any")), ("stop", "any", 1), ("leave", "any", 1),
+        *(("kill", moment, 2) for moment in ("exchange", "any", "join")),
+    }  # fmt: skip
     assert {one.victims for one in whole.faults} == {1, 2}
     played = cases.turns(whole)
     assert [arm for arm, _ in played] == [*whole.arms, *whole.arms]

@@ -46,6 +46,8 @@ class ElasticArm(ABC):
         folder: empty; for everything that the run writes.
         least, most: workers that there may be.
         between_faults_s: how long nothing happens, on the mean; for whoever saves checkpoints.
+        silence_s: how long a worker of ours may be silent.
+        restarts: workers that our launcher starts again by itself, if they have not left.
         machines: where to start them: what is started first on the first machine, each newcomer on one of its own.
             Without them, all on this one.
     """
@@ -60,12 +62,15 @@ class ElasticArm(ABC):
         least: int,
         most: int,
         between_faults_s: float,
+        silence_s: float = 10.0,
+        restarts: int = 0,
         machines: Machines | None = None,
     ) -> None:
         self.workload = workload
         self.folder = folder
         self.least, self.most = least, most
         self.between_faults_s = between_faults_s
+        self.silence_s, self.restarts = silence_s, restarts
         self.scripts: list[Script] = []
         self.machines = machines
         self._head: Script | None = None
@@ -166,12 +171,20 @@ class UnevenArm(ElasticArm):
 
     def start(self, workers: int) -> None:
         """Start so many under one launcher."""
-        elastic = ["--elastic", f"{self.least}:{self.most}", "--rdzv-endpoint", self._meeting] if self._elastic else []
-        self._trains(*_OURS, "--nproc", workers, *elastic, "--run-dir", "run", "-m", *_SCRIPT, self._task())
+        elastic: list[object] = []
+        if self._elastic:
+            elastic = ["--elastic", f"{self.least}:{self.most}", "--silence", self.silence_s]
+            elastic += ["--rdzv-endpoint", self._meeting]
+        words = (*self._again, "--nproc", workers, *elastic, "--run-dir", "run")
+        self._trains(*_OURS, *words, "-m", *_SCRIPT, self._task())
 
     def join(self) -> Script:
         """One worker under a launcher of its own."""
-        return self._trains(*_OURS, "--join", self._meeting, "-m", *_SCRIPT, self._task())
+        return self._trains(*_OURS, *self._again, "--join", self._meeting, "-m", *_SCRIPT, self._task())
+
+    @property
+    def _again(self) -> tuple[object, ...]:
+        return ("--max-restarts", self.restarts) if self.restarts else ()
 
 
 class TorchrunArm(ElasticArm):

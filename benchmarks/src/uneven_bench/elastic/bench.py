@@ -15,7 +15,19 @@ from typing import Any
 
 from uneven.errors import UnknownNameError
 from uneven_bench.elastic import arms, cases, figures
-from uneven_bench.elastic.cases import CUT, NAMES, OURS, OVERHEAD, QUICK, SIZES, SPOT, TORCHFT, Case, PlannedFault
+from uneven_bench.elastic.cases import (
+    CUT,
+    NAMES,
+    OURS,
+    OVERHEAD,
+    QUICK,
+    SIZES,
+    SPOT,
+    TOGETHER,
+    TORCHFT,
+    Case,
+    PlannedFault,
+)
 from uneven_bench.elastic.figures import JudgedRun
 from uneven_bench.elastic.machines import Machines, why_no_machines
 from uneven_bench.elastic.play import Played, playing
@@ -48,9 +60,9 @@ def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = No
     Raises:
         UnknownNameError: there is no such case.
     """
-    if only is not None and only not in NAMES:
-        raise UnknownNameError("case", only, NAMES)
-    names = (only,) if only else QUICK if quick else NAMES
+    if only is not None and only not in (*NAMES, *TOGETHER):
+        raise UnknownNameError("case", only, (*NAMES, *TOGETHER))
+    names = TOGETHER.get(only, (only,)) if only else QUICK if quick else NAMES
     left_out = {arm: why for arm in (OURS, TORCHFT) if (why := arms.missing(arm))}
     found: dict[str, dict[str, Any]] = {}
     rates: dict[int, float] = {}
@@ -72,7 +84,7 @@ def faults(
     case: Case, left_out: dict[str, str], seed: int, folders: Iterator[Path], progress: Progress
 ) -> dict[str, Any]:
     """Play a case with faults; what came of it by arm."""
-    workload = CountedWorkload(model_bytes=SIZES[case.size], double=case.double)
+    workload = CountedWorkload(model_bytes=SIZES[case.size], double=case.double, per_sample_s=case.per_sample_s)
     runs: dict[str, list[JudgedRun]] = {}
     turns = [turn for turn in cases.turns(case) if turn[0] not in left_out]
     for number, (name, due) in enumerate(turns):
@@ -83,8 +95,9 @@ def faults(
         # Beside those of the beginning, one for each who comes in the place of another.
         machines = Machines(case.workers + len(due)) if case.name == CUT else None
         arm = arms.make(
-            name, workload, folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S, machines=machines
-        )
+            name, workload, folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S, machines=machines,
+            silence_s=case.silence_s, restarts=case.restarts,
+        )  # fmt: skip
         played = _played(arm, case, due, Random(f"{seed}/{number}"), told)
         runs.setdefault(name, []).append(figures.of(played, workload, folder))
     progress(case.name, "", 1.0)
@@ -101,7 +114,7 @@ def _played(
             player.join()
         for fault in due:
             told(fault.words)
-            if not player.suffer(fault, dice):
+            if not player.suffer(fault, dice, case.settled):
                 return player.played(over=False)
         told("ends")
         return player.played(over=player.end())

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+SETTLED = 20
+"""Steps before a fault whose median is the usual one."""
+
 KINDS = ("kill", "stop", "cut", "leave", "join")
 """Whose pause is told: SIGKILL, SIGSTOP, a line that is down, SIGTERM, a newcomer."""
 
-MOMENTS = ("any", "exchange", "between")
-"""When a fault strikes: whenever it likes, while gradients are exchanged, or while a worker computes."""
+MOMENTS = ("any", "exchange", "between", "join")
+"""When a fault strikes: whenever it likes, while gradients are exchanged, while a worker computes, or while a newcomer
+takes the place of one that was killed right before."""
 
 OURS, TORCHFT, TORCHFT_DDP, TORCHRUN, STEADY = "uneven", "torchft", "torchft-ddp", "torchrun", "ddp"
 """The arms: ours; torchft with an all-reduce by hand, and with its own DDP; torchrun's restart; DDP undisturbed."""
@@ -38,8 +42,9 @@ class PlannedFault:
     @property
     def words(self) -> str:
         """For a table."""
-        where = {"any": "at any moment", "exchange": "in an exchange", "between": "between exchanges"}[self.moment]
-        return f"{self.kind}{f' of {self.victims}' if self.victims > 1 else ''} {where}"
+        where = {"any": "at any moment", "exchange": "in an exchange", "between": "between exchanges"}
+        where["join"] = "and another one while a newcomer comes in its place"
+        return f"{self.kind}{f' of {self.victims}' if self.victims > 1 else ''} {where[self.moment]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,10 @@ class Case:
             0 is all.
         rounds: how often the turns go round; each plays its part of the faults.
         double: whether the model is float64 and the steps are replayed.
+        settled: steps without a fault before each.
+        per_sample_s: see :class:`uneven_bench.elastic.workload.CountedWorkload`.
+        silence_s: how long a worker of ours may be silent.
+        restarts: workers that our launcher starts again by itself, so that nobody has to join.
     """
 
     name: str
@@ -65,22 +74,36 @@ class Case:
     founders: int = 0
     rounds: int = 1
     double: bool = False
+    settled: int = SETTLED
+    per_sample_s: float = 0.02 / 60
+    silence_s: float = 10.0
+    restarts: int = 0
 
 
-SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000}
-"""Name → bytes of parameters. What is bare computes nothing."""
+SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000, "100KB": 100_000}
+"""Name → bytes of parameters. What is bare does not sleep."""
+
+UNDISTURBED = ("4MB", "100MB", "bare 4MB")
+"""Sizes at which the run without faults is measured."""
 
 CUT = "cut"
-PLAYED = ("faults", "faults-100mb", "stop", CUT, "torchft-ddp", "replay")
+RANDOM = "random"
+PLAYED = ("faults", "faults-100mb", "stop", CUT, "torchft-ddp", "replay", RANDOM)
 OVERHEAD = "overhead"
 SPOT = {f"spot-{arm}": arm for arm in (OURS, TORCHFT, TORCHRUN)}
 NAMES = (*PLAYED, OVERHEAD, *SPOT)
-"""All cases. A trace takes ten minutes an arm, so each arm's is a case of its own."""
+"""All cases, the trace of spot machines one for each arm."""
+
+TOGETHER = {"spot": tuple(SPOT)}
+"""Cases that are asked for by one name."""
 
 QUICK = ("faults", "stop", "replay", OVERHEAD, *SPOT)
 """What ``--quick`` plays."""
 
-SPOT_S, SPOT_QUICK_S = 600.0, 10.0
+RANDOM_FAULTS = 250
+"""Of one seed: they take some eight minutes."""
+
+SPOT_S, SPOT_QUICK_S = 150.0, 10.0
 CHANGES, CHANGES_QUICK = 20, 2
 
 
@@ -115,6 +138,11 @@ def case(name: str, seed: int, quick: bool) -> Case:
             return Case(name=name, arms=(OURS, TORCHFT), faults=faults, founders=2)
         case "torchft-ddp":
             return Case(name=name, arms=(TORCHFT_DDP,), faults=draw(seed, name, kills[:1]), rounds=5)
+        case "random":
+            return Case(
+                name=name, arms=(OURS,), size="100KB", double=True, faults=_at_random(seed), settled=3,
+                per_sample_s=0.002 / 60, silence_s=4.0, restarts=2 * RANDOM_FAULTS,
+            )  # fmt: skip
         case _:
             single = draw(seed, name, [*kills * 3, ("leave", "any")])
             double = draw(seed, "double", [("kill", "exchange")] * 3, victims=2)
@@ -131,6 +159,19 @@ def _quick(name: str, seed: int) -> Case:
         case _:
             faults = draw(seed, name, [inside, between])
             return Case(name=name, arms=(OURS,), double=True, faults=faults)
+
+
+def _at_random(seed: int) -> tuple[PlannedFault, ...]:
+    """Faults of all kinds, in any order: most kill one worker; few are stops, as each takes the silence limit."""
+    dice = Random(f"{seed}/{RANDOM}")
+    kinds = [("kill", "exchange", 1)] * 8 + [("kill", "between", 1)] * 6 + [("kill", "any", 1)] * 7
+    kinds += [("kill", "exchange", 2), ("kill", "any", 2), ("kill", "join", 2), ("kill", "join", 2)]
+    kinds += [("leave", "any", 1)] * 4 + [("stop", "any", 1)]
+    drawn = [dice.choice(kinds) for _ in range(RANDOM_FAULTS)]
+    return tuple(
+        PlannedFault(kind, moment, round(dice.random(), 3), victims, round(dice.uniform(0.0, 0.05), 4))
+        for kind, moment, victims in drawn
+    )
 
 
 def _mixed(seed: int, faults: tuple[PlannedFault, ...]) -> tuple[PlannedFault, ...]:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from uneven_bench.elastic.cases import SETTLED
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
-
-SETTLED = 20
-"""Steps before a fault whose median is the usual one."""
 
 
 @dataclass(frozen=True, slots=True)

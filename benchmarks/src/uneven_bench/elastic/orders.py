@@ -64,9 +64,13 @@ class Tail:
         self.log: WorkerLog | None = None
         self.reached = -1
         self.at_s = float("-inf")
+        self.over = False  # its writer has ended, and all that it wrote is read
 
     def look(self) -> None:
         """Read what has been added."""
+        if self.over:
+            return
+        self.over = self.log is not None and not exists(self.log.pid)
         with self._path.open(encoding="utf-8") as file:
             file.seek(self._place)
             more = self._rest + file.read()
@@ -103,7 +107,7 @@ class Logs:
 
     def alive(self) -> list[Tail]:
         """Workers whose process exists, in the order in which they came."""
-        found = [tail for tail in self._tails.values() if tail.log is not None and exists(tail.log.pid)]
+        found = [tail for tail in self._tails.values() if tail.log and not tail.over and exists(tail.log.pid)]
         return sorted(found, key=lambda tail: tail.log.began_s if tail.log else 0.0)
 
     def of(self, pids: Sequence[int]) -> list[Tail]:

@@ -14,8 +14,7 @@ from random import Random
 from uneven.errors import LaunchError
 from uneven.testing.scripts import Script
 from uneven_bench.elastic.arms import ElasticArm, TorchrunArm
-from uneven_bench.elastic.cases import PlannedFault
-from uneven_bench.elastic.judge import SETTLED
+from uneven_bench.elastic.cases import SETTLED, PlannedFault
 from uneven_bench.elastic.logs import WorkerLog
 from uneven_bench.elastic.orders import Logs, Orders, Tail, exists, now_s
 from uneven_bench.elastic.trace import SpotTrace
@@ -29,6 +28,9 @@ _ENDS_WITHIN_S = 60.0
 _GONE_WITHIN_S = 5.0
 _AHEAD = 8
 """Steps until a fault that a worker brings upon itself, so that it hears of it in time."""
+
+_COMES_WITHIN_S = 0.8
+"""A newcomer is usually there after as long, from when it was started."""
 
 _AFTERWARDS = 4
 """Steps after a fault that count to its consequences."""
@@ -129,9 +131,13 @@ class Player:
                 return False
             time.sleep(_LOOK_EVERY_S)
 
-    def suffer(self, fault: PlannedFault, dice: Random) -> bool:
-        """Let a fault happen and replace who is lost; False if nobody went on."""
-        settled = self.logs.reached + SETTLED + 2
+    def suffer(self, fault: PlannedFault, dice: Random, settled: int = SETTLED) -> bool:
+        """Let a fault happen and replace who is lost; False if nobody went on.
+
+        Args:
+            settled: steps to wait for before it.
+        """
+        settled += self.logs.reached + 2
         if not self.wait(lambda: self.logs.reached >= settled, _GOES_ON_WITHIN_S):
             return False
         there = self.logs.alive()
@@ -139,12 +145,15 @@ class Player:
         chosen = dice.sample(able, min(fault.victims, len(there) - 1))
         victims = tuple(tail.log.pid for tail in chosen if tail.log)
         others = [tail for tail in there if tail not in chosen]
-        at_s, inside = self._strike(fault, victims, chosen)
+        if fault.moment == "join":
+            at_s, inside, victims = self._strike_while_one_joins(fault, victims[0], dice)
+        else:
+            at_s, inside = self._strike(fault, victims, chosen)
         goal = self.logs.reached + _AFTERWARDS
         pids = {tail.log.pid for tail in there if tail.log} - set(victims)
 
         def went_on() -> bool:
-            return any(tail.reached >= goal for tail in self.logs.alive() if tail not in chosen)
+            return any(tail.reached >= goal for tail in self.logs.alive() if tail.log and tail.log.pid not in victims)
 
         def over() -> bool:
             return went_on() or not self.arm.running
@@ -160,10 +169,19 @@ class Player:
             return False
         if fault.kind in ("stop", "cut"):
             self._wake(victims, chosen)
+        self._await_newcomers(len(there) if self.arm.restarts and fault.kind != "leave" else 0)
         for _ in range(len(there) - len(self._training())):
             if not self.join():
                 return False
         return bool(others)
+
+    def _await_newcomers(self, workers: int) -> None:
+        """Until all that are there train, and so many are there."""
+
+        def settled() -> bool:
+            return len(self._training()) >= workers and all(tail.reached >= 0 for tail in self.logs.alive())
+
+        self.wait(settled, _STARTS_WITHIN_S)
 
     def _training(self) -> list[Tail]:
         """Workers that take part."""
@@ -196,6 +214,22 @@ class Player:
                 os.kill(self._told_to_leave(pid) if fault.kind == "leave" else pid, number)
         self.logs.look()
         return at_s, None
+
+    def _strike_while_one_joins(
+        self, fault: PlannedFault, first: int, dice: Random
+    ) -> tuple[float, bool | None, tuple[int, ...]]:
+        """Kill one, let another one come, and kill one of all that are there while that may be under way."""
+        at_s = now_s()
+        os.kill(first, signal.SIGKILL)
+        joining = None if self.arm.restarts else self.arm.join()
+        time.sleep(fault.fraction * _COMES_WITHIN_S)
+        self.logs.look()
+        there = [tail.log.pid for tail in self.logs.alive() if tail.log and tail.log.pid != first]
+        second = dice.choice(there)
+        os.kill(second, signal.SIGKILL)
+        if joining is not None:
+            self.wait(lambda: bool(self.logs.of([joining.pid])) or joining.poll() is not None, _STARTS_WITHIN_S)
+        return at_s, None, (first, second)
 
     def _told_to_leave(self, pid: int) -> int:
         """Who has to be told: torchrun's agent passes it on, the others' workers are told themselves."""

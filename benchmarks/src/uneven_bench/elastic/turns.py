@@ -11,7 +11,7 @@ from typing import Any
 from uneven.errors import LaunchError
 from uneven_bench.elastic import judge
 from uneven_bench.elastic.arms import UnevenArm
-from uneven_bench.elastic.cases import SIZES
+from uneven_bench.elastic.cases import SIZES, UNDISTURBED
 from uneven_bench.elastic.play import Player, playing
 from uneven_bench.elastic.workload import CountedWorkload
 
@@ -24,7 +24,7 @@ Progress = Callable[[str, str, float], None]
 def overhead(quick: bool, folders: Iterator[Path], progress: Progress) -> dict[str, Any]:
     """Size → ``ratio`` (median over the rounds of step time with ÷ without), ``ratios`` and ``step_s`` of both."""
     found = {}
-    sizes = ("4MB",) if quick else tuple(SIZES)
+    sizes = ("4MB",) if quick else UNDISTURBED
     rounds, steps = (6, 15) if quick else (20, 20)
     for place, size in enumerate(sizes):
         def told(done: float, size: str = size, place: int = place) -> None:

@@ -64,6 +64,7 @@ class Control:
         self._path = folder / CONTROL
         self._version = 0
         self._told: dict[str, Any] = {}
+        self._suffered: set[int] = set()
         self._look()
 
     def waits_for(self, step: int) -> bool:
@@ -77,9 +78,10 @@ class Control:
         return self._told["end"] is None or step < self._told["end"]
 
     def fault(self, step: int) -> dict[str, Any] | None:
-        """What this process is to suffer in this step."""
-        for one in self._told["faults"]:
-            if one["pid"] == os.getpid() and one["step"] == step:
+        """What this process is to suffer in this step, or should have before; once."""
+        for number, one in enumerate(self._told["faults"]):
+            if one["pid"] == os.getpid() and one["step"] <= step and number not in self._suffered:
+                self._suffered.add(number)
                 return dict(one)
         return None
 
