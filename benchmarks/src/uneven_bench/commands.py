@@ -300,6 +300,43 @@ def fleet(quick: Quick = False, json: Json = False, data: Data = "digits") -> No
     show(lambda told: run(quick, data, told), tables, json)
 
 
+@app.command("search")
+def search(
+    quick: Quick = False,
+    json: Json = False,
+    data: Data = "digits",
+    case: Annotated[
+        str | None, typer.Option("--case", metavar="NAME", help="overhead, decisions, real or unequal alone.")
+    ] = None,
+) -> None:
+    """A search of settings against Ray Tune and Optuna.
+
+    The overhead of a trivial trial, decisions on a table of real accuracies, a real search with shared data and
+    without, and devices with shares of .6, .4, .2 and .1. The table needs UNEVEN_DATA. Ten minutes, --quick one and a
+    half.
+    """
+    from uneven_bench.search.bench import run, tables
+    from uneven_bench.show import show
+
+    if case not in (None, "overhead", "decisions", "real", "unequal"):
+        raise UnknownNameError("case", case, ("overhead", "decisions", "real", "unequal"))
+    _find(data)
+    show(lambda told: run(quick, data, told, case), tables, json)
+
+
+@app.command("search-kill")
+def search_kill(quick: Quick = False, json: Json = False) -> None:
+    """Searches in which processes are killed.
+
+    The search, or one of its processes, gets kill -9 at a random moment, twenty times: does it end as the undisturbed
+    one, and is nothing trained twice? Six minutes, --quick one and a half.
+    """
+    from uneven_bench.search.kill import run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told), tables, json)
+
+
 @app.command("fleet-plan")
 def fleet_plan(
     quick: Quick = False,

@@ -185,8 +185,8 @@ class Pool:
 
     def _busy_s(self) -> dict[int, float]:
         """Device → seconds until its trial is done, as far as one can tell."""
-        found = {}
-        for slot in self.slots:
+        found: dict[int, float] = {}
+        for slot in self.slots if self.placer.looks else ():
             if slot.trial is not None:
                 unit_s = self.placer.paces.unit_s(slot.trial, slot.device)
                 found[slot.device] = self.core.left(slot.trial, self.core.trials[slot.trial].t) * unit_s
@@ -200,7 +200,7 @@ class Pool:
             number=one.number, params=one.params, seed=seed_of(terms.seed, one.number), t=one.t, life=one.life,
             folder=checkpoints.folder_of(self.directory, one.number), load=self._state_of(one), metric=terms.metric,
             time_attr=terms.time_attr, sign=terms.sign, best=one.best if one.life == 0 else math.nan,
-            device=self.place.devices[device],
+            device=self.place.devices[device], slot=device,
         )))  # fmt: skip
 
     def _slot(self, device: int) -> Slot:

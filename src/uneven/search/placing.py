@@ -90,6 +90,11 @@ class Placer:
     paces: Paces = field(default_factory=Paces)
     moves: int = 0
 
+    @property
+    def looks(self) -> bool:
+        """Whether it matters how long devices are busy."""
+        return self.kind is not Placing.FIRST_COME
+
     def device_for(
         self, trial: int, free: Collection[int], busy: Mapping[int, float], here: int | None = None
     ) -> int | None:

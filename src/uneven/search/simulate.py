@@ -89,6 +89,8 @@ def simulate(
         heapq.heappush(queue, (now_s + step * unit_s(trial, device), device, trial.number, trial.t + step))
 
     def busy() -> dict[int, float]:
+        if not placer.looks:
+            return {}
         return {
             device: at_s - now_s + core.left(one, t) * placer.paces.unit_s(one, device)
             for at_s, device, one, t in queue

@@ -33,7 +33,7 @@ class TrialJob:
         load: the state to go on from; None begins anew.
         sign: times the metric: the higher the better.
         best: its best score so far.
-        device: torch's name of it.
+        device: torch's name of it; ``slot`` is its place among the search's devices.
     """
 
     number: int
@@ -48,6 +48,7 @@ class TrialJob:
     sign: float
     best: float
     device: str
+    slot: int = 0
 
 
 class Stateful(Protocol):
@@ -73,6 +74,7 @@ class Trial:
         number: of the trial in its search.
         params: the settings.
         device: torch's name of the device that it may use.
+        slot: the place of that among the search's devices.
         seed: of this trial; the search's seed and its number decide it.
     """
 
@@ -80,6 +82,7 @@ class Trial:
         self.number = job.number
         self.params = dict(job.params)
         self.device = job.device
+        self.slot = job.slot
         self.seed = job.seed
         self._line, self._job = line, job
         self._data = data

@@ -1,0 +1,201 @@
+"""Schedulers on a table of real accuracies, ours and others', on the same samples in the same order.
+
+The table has final accuracies alone, so what is reported on the way is ours: a cell reaches its accuracy as
+1 − exp(−t/τ), with τ between 2 and 12 epochs by its number, and noise that its number and t decide.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from uneven.errors import DataError
+from uneven.search.core import SearchCore
+from uneven.search.placing import Placer, Placing
+from uneven.search.records import SearchTerms
+from uneven.search.rulings import GO_ON, Move, Progress, Ruling
+from uneven.search.schedulers import Scheduler, StoppingAsha, schedulers
+from uneven.search.searchers import RandomSearch
+from uneven.search.simulate import simulate
+from uneven.search.space import Params, Space, integer, uniform
+
+MAX_T = 27
+TRIALS = 64
+OURS = {
+    "fifo": "fifo",
+    "asha": f"asha:max_t={MAX_T},reduction_factor=3",
+    "asha-promote": f"asha-promote:max_t={MAX_T},reduction_factor=3",
+    "hyperband": f"hyperband:max_t={MAX_T}",
+    "median": "median",
+}
+SLOTS = 4
+
+
+def table() -> list[float]:
+    """Accuracy of each cell on CIFAR-10, in percent.
+
+    Raises:
+        DataError: it is not on this machine.
+    """
+    path = Path(os.environ.get("UNEVEN_DATA", "")) / "hpo" / "nasbench201_acc.npz"
+    if not path.is_file():
+        raise DataError(f"there is no {path}: set UNEVEN_DATA to the folder that holds hpo/nasbench201_acc.npz")
+    with np.load(path, allow_pickle=False) as file:
+        found: list[float] = file["acc"][:, 0].tolist()
+    return found
+
+
+class Cells:
+    """What a cell reports, see the module."""
+
+    def __init__(self) -> None:
+        self.final = table()
+
+    def __call__(self, params: Params, t: float) -> float:
+        """The accuracy after ``t`` epochs."""
+        cell = int(params["cell"] or 0)
+        draw = Random(cell)
+        tau = draw.uniform(2, 12)
+        noise = Random(cell * 1000 + int(t)).gauss(0, 0.5)
+        return self.final[cell] * (1 - math.exp(-t / tau)) + noise
+
+
+class OfRay(Scheduler):
+    """A scheduler of Ray Tune's that never pauses, asked as its controller asks."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._trials: dict[int, Any] = {}
+
+    def added(self, trial: int, params: Params) -> None:
+        """See the base."""
+        self._trials[trial] = _RayTrial(trial)
+        self._inner.on_trial_add(self, self._trials[trial])
+
+    def get_live_trials(self) -> list[Any]:
+        """Nobody waits, as far as Ray's scheduler is told."""
+        return []
+
+    def on_result(self, progress: Progress) -> Ruling:
+        """See the base."""
+        result = {"training_iteration": progress.t, "score": progress.score}
+        said = self._inner.on_trial_result(self, self._trials[progress.trial], result)
+        return Ruling(Move.STOP, "Ray says so") if said == "STOP" else GO_ON
+
+
+class _RayTrial:
+    def __init__(self, number: int) -> None:
+        self.trial_id = str(number)
+
+
+def rivals() -> dict[str, dict[str, Callable[[], Scheduler]]]:
+    """Ours → who else has a rule of that name, where it is installed."""
+    found: dict[str, dict[str, Callable[[], Scheduler]]] = {name: {} for name in OURS}
+    if importlib.util.find_spec("ray") is not None:
+        from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule
+
+        found["asha"]["ray"] = lambda: OfRay(
+            AsyncHyperBandScheduler(metric="score", mode="max", max_t=MAX_T, reduction_factor=3)
+        )
+        found["median"]["ray"] = lambda: OfRay(
+            MedianStoppingRule(time_attr="training_iteration", metric="score", mode="max", grace_period=1)
+        )
+    if importlib.util.find_spec("optuna") is not None:
+        import optuna
+
+        from uneven.search.with_optuna import OptunaPruner
+
+        found["asha"]["optuna"] = lambda: OptunaPruner(
+            optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+        )
+        found["hyperband"]["optuna"] = lambda: OptunaPruner(
+            optuna.pruners.HyperbandPruner(min_resource=1, max_resource=MAX_T, reduction_factor=3)
+        )
+        found["median"]["optuna"] = lambda: OptunaPruner(optuna.pruners.MedianPruner(n_startup_trials=5))
+    return found
+
+
+def _play(make: Callable[[], Scheduler], cells: Cells, seed: int) -> tuple[float, float]:
+    """Final accuracy of the cell with the best score in the end, and epochs of all trials together."""
+    scheduler = make()
+    terms = SearchTerms(metric="accuracy", trials=TRIALS, seed=seed, max_t=None if scheduler.max_t else MAX_T)
+    core = SearchCore(terms, Space({"cell": integer(0, len(cells.final) - 1)}), scheduler, RandomSearch())
+    played = simulate(core, cells, speeds=(1.0,) * SLOTS, placer=Placer(Placing.FIRST_COME))
+    assert core.best is not None
+    return cells.final[int(core.best.params["cell"] or 0)], played.units
+
+
+def quality(seeds: int, told: Callable[[str], None]) -> dict[str, Any]:
+    """Scheduler → ours and rivals: median, lowest and highest accuracy over the seeds, and the median of the epochs."""
+    cells, others = Cells(), rivals()
+    found: dict[str, Any] = {}
+    for name, spec in OURS.items():
+        told(name)
+        makers: Mapping[str, Callable[[], Scheduler]] = {
+            "ours": partial(schedulers.resolve, spec), **others[name],
+        }  # fmt: skip
+        rows = {who: [_play(make, cells, seed) for seed in range(seeds)] for who, make in makers.items()}
+        found[name] = {who: _summed(row, rows["ours"]) for who, row in rows.items()}
+    return found
+
+
+def _summed(row: list[tuple[float, float]], ours: list[tuple[float, float]]) -> dict[str, float]:
+    accuracies = [accuracy for accuracy, _ in row]
+    return {
+        "accuracy": statistics.median(accuracies),
+        "lowest": min(accuracies),
+        "highest": max(accuracies),
+        "epochs": statistics.median(epochs for _, epochs in row),
+        "ours_better": statistics.fmean(mine[0] - other[0] for mine, other in zip(ours, row, strict=True)),
+    }
+
+
+def agreement(streams: int) -> dict[str, int] | None:
+    """How many random streams our stopping ASHA decides as Ray's does, event by event; None without Ray."""
+    if importlib.util.find_spec("ray") is None:
+        return None
+    from ray.tune.schedulers import AsyncHyperBandScheduler
+
+    agrees = 0
+    for seed in range(streams):
+        draw = Random(seed)
+        options: dict[str, Any] = {
+            "max_t": draw.choice([9, 27, 40, 100]), "grace_period": draw.choice([1, 2]),
+            "reduction_factor": draw.choice([2, 3, 4]),
+        }  # fmt: skip
+        pair = StoppingAsha(**options), OfRay(AsyncHyperBandScheduler(metric="score", mode="max", **options))
+        at: dict[int, float] = {}
+        same = True
+        for _ in range(200):
+            trial = draw.randrange(20)
+            for one in pair:
+                if trial not in at:
+                    one.added(trial, {})
+            at[trial] = at.get(trial, 0) + draw.choice([1, 1, 2, 5])
+            progress = Progress(trial, at[trial], draw.gauss(trial, 4))
+            same = same and len({one.on_result(progress).move for one in pair}) == 1
+        agrees += same
+    return {"agree": agrees, "of": streams}
+
+
+def _rises(params: Params, t: float) -> float:
+    return float(params["x"] or 0.0) * (1 - math.exp(-t / 10))
+
+
+def core_s(trials: int = 10_000) -> float:
+    """Processor time, s, for so many trials through the core; scheduler, searcher and simulated slots included."""
+    terms = SearchTerms(metric="x", trials=trials)
+    core = SearchCore(terms, Space({"x": uniform(0, 1)}), schedulers.resolve(OURS["asha"]), RandomSearch())
+    began_s = time.process_time()
+    simulate(core, _rises, speeds=(1.0,) * SLOTS, placer=Placer(Placing.FIRST_COME))
+    return time.process_time() - began_s

@@ -1,0 +1,133 @@
+"""The same trials in Ray Tune and in Optuna with a pool of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import Any
+
+from uneven.fleet.stream.order import Stream
+from uneven.fleet.stream.preprocess import Source
+from uneven.search.data import DataHandle, DataReader
+from uneven.search.worker import seed_of
+
+SLOTS = 2
+
+
+def installed(package: str) -> bool:
+    """Whether it is there."""
+    return importlib.util.find_spec(package) is not None
+
+
+@contextlib.contextmanager
+def ray() -> Iterator[None]:
+    """A cluster of its own on this machine."""
+    import ray as it
+
+    it.init("local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        it.shutdown()
+
+
+def _fit(trainable: Any, space: dict[str, Any], scheduler: Any = None, samples: int = 1) -> Any:
+    from ray import tune
+
+    with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder, contextlib.redirect_stdout(sys.stderr):
+        tuner = tune.Tuner(
+            tune.with_resources(trainable, {"cpu": 1}), param_space=space,
+            tune_config=tune.TuneConfig(
+                reuse_actors=True, num_samples=samples, scheduler=scheduler, metric="score", mode="max"
+            ),
+            run_config=tune.RunConfig(storage_path=folder, name="trials", verbose=0),
+        )  # fmt: skip
+        return tuner.fit()
+
+
+def ray_trivial(trials: int) -> float:
+    """Seconds of a search of trivial trials in Ray Tune; the cluster runs already."""
+    from ray import tune
+
+    began_s = time.perf_counter()
+    _fit(_report_once, {"x": tune.uniform(0, 1)}, samples=trials)
+    return time.perf_counter() - began_s
+
+
+def _report_once(config: dict[str, Any]) -> None:
+    from ray import tune
+
+    tune.report({"score": config["x"]})
+
+
+def ray_pictures(
+    settings: list[dict[str, Any]], source: Source, stream: Stream, max_t: int, target: float, train: Callable[..., Any]
+) -> dict[str, float]:
+    """Seconds until a trial reports the target and until the search ends; and processor time for preparing.
+
+    Args:
+        settings: of the trials.
+        train: called with the settings, the trial's seed, a reader of its own, and what reports.
+    """
+    from ray import tune
+    from ray.tune.schedulers import AsyncHyperBandScheduler
+
+    began_s = time.time()
+    scheduler = AsyncHyperBandScheduler(max_t=max_t, reduction_factor=3)
+    handle = DataHandle(source, stream, None)
+    trainable = tune.with_parameters(_pictures, handle=handle, settings=settings, train=train)
+    found = _fit(trainable, {"trial": tune.grid_search(list(range(len(settings))))}, scheduler)
+    frames = [result.metrics_dataframe for result in found]
+    reached = [row["at_s"] for frame in frames for _, row in frame.iterrows() if row["score"] >= target]
+    end_s = time.time() - began_s
+    return {
+        "target_s": min(reached) - began_s if reached else end_s,
+        "end_s": end_s,
+        "reached": float(bool(reached)),
+        "prepared_s": sum(float(frame["prepared_s"].max()) for frame in frames),
+        "epochs": sum(len(frame) for frame in frames),
+    }
+
+
+def _pictures(config: dict[str, Any], handle: DataHandle, settings: list[dict[str, Any]], train: Any) -> None:
+    import torch
+    from ray import tune
+
+    torch.set_num_threads(1)
+    reader = DataReader(handle, None)  # type: ignore[arg-type]  # it asks nobody
+    number = config["trial"]
+
+    def report(accuracy: float) -> None:
+        tune.report({"score": accuracy, "at_s": time.time(), "prepared_s": reader.prepared_s})
+
+    train(settings[number], number, seed_of(handle.stream.seed, number), reader, report)
+
+
+def optuna_trivial(trials: int) -> float:
+    """Seconds of a search of trivial trials: Optuna asks and tells, a pool of processes trains."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(0))
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(SLOTS, mp_context=context) as pool:
+        list(pool.map(float, range(SLOTS)))  # they run before the clock does
+        began_s = time.perf_counter()
+        open_: dict[Future[float], Any] = {}
+        begun = 0
+        while begun < trials or open_:
+            while begun < trials and len(open_) < SLOTS:
+                trial = study.ask()
+                open_[pool.submit(float, trial.suggest_float("x", 0, 1))] = trial
+                begun += 1
+            done, _ = wait(open_, return_when=FIRST_COMPLETED)
+            for one in done:
+                study.tell(open_.pop(one), one.result())
+        return time.perf_counter() - began_s
