@@ -197,6 +197,18 @@ def loops(
     show(lambda told: run(quick, told, case), tables, json)
 
 
+@app.command("flicker")
+def flicker(quick: Quick = False, json: Json = False) -> None:
+    """Iterations that are finished together where load changes every 25, 5 or 2 iterations, in virtual time.
+
+    On recorded machine use if UNEVEN_DATA is set. Three minutes.
+    """
+    from uneven_bench.flicker.bench import run, tables
+    from uneven_bench.show import show
+
+    show(lambda told: run(quick, told), tables, json)
+
+
 @app.command("split")
 def split(quick: Quick = False, json: Json = False) -> None:
     """How long deciding takes for 10,000 workers.

@@ -98,15 +98,15 @@ def test_recordings_are_played_where_there_are_some() -> None:
 
 def test_recordings_are_looked_for_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.delenv("UNEVEN_DATA", raising=False)
-    assert rivals._recordings() == {}
+    assert rivals.recordings() == {}
     monkeypatch.setenv("UNEVEN_DATA", str(tmp_path))
-    assert rivals._recordings() == {}
+    assert rivals.recordings() == {}
     (tmp_path / "traces").mkdir()
     worker = np.tile(np.arange(10), 5)
     times = np.arange(50)
     np.savez(tmp_path / "traces" / "alibaba2020_minibatch_time.npz", job4_worker=worker, job4_batch_time_norm=times)
     np.savez(tmp_path / "traces" / "google2011_vm_cpu_mem.npz", cpu_percent=np.full((1600, 288), 25, np.uint8))
-    found = rivals._recordings()
+    found = rivals.recordings()
     assert found["jobs"].shape == (5, 10)
     assert found["jobs"][1, 3] == 13.0
     assert found["use"].shape == (288, 8)

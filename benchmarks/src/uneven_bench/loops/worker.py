@@ -141,6 +141,8 @@ def evaluate(how: str, samples: int) -> dict[str, Any]:
                 model(x).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+        session.evaluate(count, Rows(rows[:2048]), 1024, collate_fn=lambda batch: batch)  # as after an earlier epoch
+        busy_s, seen = 0.0, 0
         session.mean(0.0, weight=1.0)  # all begin together
         began_s = time.perf_counter()
         if how == "balanced":

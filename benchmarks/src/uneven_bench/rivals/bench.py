@@ -55,7 +55,7 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
         ``gain_over_best_rival`` and ``of_foreseen`` (ours) by case; ``ours``, ``seeds``, ``iterations``, ``settling``.
     """
     seeds = 1 if quick else 3
-    recorded = _recordings()
+    recorded = recordings()
     played = [cases(recorded.get, seed) for seed in range(seeds)]
     found: dict[str, dict[str, dict[str, Any]]] = {}
     steps = len(played[0]) * len(methods())
@@ -117,7 +117,7 @@ def best_rival(rows: dict[str, dict[str, Any]]) -> str:
     return max(others, key=lambda name: rows[name]["of_limit"])
 
 
-def _recordings() -> dict[str, Table]:
+def recordings() -> dict[str, Table]:
     """The recorded traces that are on this machine."""
     folder = os.environ.get(DATA_VARIABLE)
     found: dict[str, Table] = {}
