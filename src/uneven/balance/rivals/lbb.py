@@ -148,7 +148,8 @@ class Lbb(Balancer):
         return Split(even_finish(costs, view.global_batch, view.limits), "lbb: from the profile")
 
     def _cost(self, rank: int) -> Cubic:
-        return Cubic(0.0, 0.0) if self._profile is None else self._profile[rank]
+        known = self._profile is not None and rank < len(self._profile)  # not of a worker that has joined
+        return self._profile[rank] if known and self._profile is not None else Cubic(0.0, 0.0)
 
     def _measured(self, view: BalanceView) -> list[float] | None:
         """Seconds of an iteration of each worker, if all are news and were measured with the present shares."""
