@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from uneven.cli.learning import LearningGoal
     from uneven.cli.simulate_page import FinishedSimulation
     from uneven.cluster.spec import ClusterSpec
+    from uneven.core.records import Record
     from uneven.simulate import RecordedCosts, Scenario, Sink
 
 _LEARN = "What is learnt"
@@ -41,6 +42,10 @@ def command(
     iterations: Annotated[int, played("Steps of each worker.")] = 200,
     seed: Annotated[int, played("Decides the jitter.")] = 0,
     lookahead: Annotated[int, played("Batches that the loaders draw ahead; a split is late by them.")] = 0,
+    pause: Annotated[
+        float | None,
+        played("How long all stand still when workers come or go. [default: as measured]", metavar="SECONDS"),
+    ] = None,
     costs: Annotated[
         Path | None, played("Take the workers' costs from this recorded run.", metavar="RUN", show_default=False)
     ] = None,
@@ -78,6 +83,8 @@ def command(
 
     lesson = learning.lesson(train, until_accuracy, "--until-accuracy")
     scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs)
+    if pause is not None:
+        scenario = replace(scenario, pause_s=pause)
     reason = compatible(sync, balance)
     if reason:
         print(f"uneven: {reason}", file=sys.stderr)
@@ -180,13 +187,28 @@ def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
 def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> FinishedSimulation:
     from uneven.cli.progress import bar
     from uneven.cli.simulate_page import FinishedSimulation
+    from uneven.cluster.events import COMINGS_AND_GOINGS
+    from uneven.journal.goodput import goodput
+    from uneven.journal.metrics import Join
     from uneven.simulate import simulate
 
-    with bar(scenario.iterations) as progress:
-        started_s = perf_counter()
-        if lesson.task is None:
-            return FinishedSimulation(simulate(scenario, sink, progress=progress), None, perf_counter() - started_s)
-        from uneven.virtual import train
+    joined = Join() if any(event.do in COMINGS_AND_GOINGS for event in scenario.spec.events) else None
 
-        learnt = train(scenario, lesson.task, sink, goal=lesson.goal, progress=progress)
-        return FinishedSimulation(learnt.outcome, learnt, perf_counter() - started_s)
+    def noted(record: Record) -> None:
+        if sink is not None:
+            sink(record)
+        if joined is not None:
+            joined.add(record)
+
+    with bar(scenario.iterations) as progress:
+        started_s, learnt = perf_counter(), None
+        if lesson.task is None:
+            outcome = simulate(scenario, noted, progress=progress)
+        else:
+            from uneven.virtual import train
+
+            learnt = train(scenario, lesson.task, noted, goal=lesson.goal, progress=progress)
+            outcome = learnt.outcome
+        took_s = perf_counter() - started_s
+    used = None if joined is None else goodput(joined.take(final=True), joined.changes)
+    return FinishedSimulation(outcome, learnt, took_s, used)

@@ -23,11 +23,13 @@ class FinishedSimulation(NamedTuple):
 
     Attributes:
         took_s: wall time.
+        goodput: of the capacity that was there, where workers come and go, 0 … 1.
     """
 
     outcome: Outcome
     learnt: Learnt | None
     took_s: float
+    goodput: float | None = None
 
 
 def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> None:
@@ -89,4 +91,9 @@ def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
         f"{count(outcome.samples_per_s)} samples/s, waiting {percent(outcome.wait_share)}",
         f"{span(outcome.ended_at_s)} of training simulated in {seconds(played.took_s)} "
         f"({count(outcome.happened / played.took_s)} events/s)",
+        *(
+            []
+            if played.goodput is None
+            else [f"{percent(played.goodput)} of the capacity that was there, as workers came and went"]
+        ),
     ]

@@ -147,3 +147,9 @@ def successor(
 
 _LEAVES = "it was told to leave"
 _TOO_EARLY = "members changed before it had the state of the run; it asks again"
+
+
+def told(generation: Generation) -> str:
+    """Who came and went with it, in words."""
+    said = [f"worker {one} is gone: {generation.why.get(str(one), '')}" for one in generation.left]
+    return "; ".join([*said, *(f"worker {one} has joined" for one in generation.came)]) or "nobody came or went"

@@ -91,6 +91,6 @@ class MemberChanges:
             for worker in change.came:
                 found.setdefault(worker, []).append((change.at_s, float("inf")))
             for worker in change.left:
-                since_s, _ = found[worker].pop()
-                found[worker].append((since_s, change.at_s))
+                spans = found.setdefault(worker, [(float("-inf"), float("inf"))])
+                spans[-1] = (spans[-1][0], change.at_s)
         return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from uneven.errors import JournalError, access
 from uneven.journal.exchanges import Exchanged, staleness_told
+from uneven.journal.goodput import goodput
 from uneven.journal.metrics import NAN
 from uneven.journal.reader import read
 from uneven.report import changes, figures, members, snapshot
@@ -217,6 +218,7 @@ def _cards(run: RunData) -> list[tuple[str, str]]:
         (percent(s.wait_share), "of the time waiting"),
         (percent(s.fraction_of_limit), f"of the limit ({seconds(s.limit_s)})"),
         (percent(s.control_share), "measuring and deciding"),
+        *([(percent(goodput(run.iterations, run.changes)), "of the capacity that was there")] if run.changes else []),
     ]
 
 

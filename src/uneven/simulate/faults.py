@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from uneven.cluster.spec import ClusterSpec, Do, Event
+from uneven.core.membership import Generation, Statement, successor
 from uneven.simulate.exchanges import VirtualExchanges
 from uneven.simulate.routes import cut_of
 from uneven.simulate.shares import Shares
@@ -25,6 +27,7 @@ class Faults:
         hire: makes the worker of a rank.
         begin: lets a worker take its first step.
         tell: called for every event: rank, iteration, kind, in words.
+        changed: called with each change of the members.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Faults:
         hire: Callable[[int, int], Worker],
         begin: Callable[[Worker], None],
         tell: Callable[[int, int, str, str], None],
+        changed: Callable[[Generation], None],
     ) -> None:
         self._spec = spec
         self._stage = stage
@@ -45,10 +49,12 @@ class Faults:
         self._hire = hire
         self._begin = begin
         self._told = tell
+        self._changed = changed
         self._starting: int | None = None  # the iteration that is being started
         self._ranks = {node.name: rank for rank, node in enumerate(spec.nodes)}
-        self._members = set(stage.history.newest.members)
-        self._active = len(self._members)
+        members = tuple(stage.history.newest.members)
+        self._generation = Generation(number=0, members=members, came={}, why={})
+        self._active = len(members)
         self._ended = False  # everybody who was left has taken all steps
         self._coming: dict[int, Worker] = {}
         self._by_iteration: list[Event] = sorted(
@@ -102,7 +108,7 @@ class Faults:
         self._tell(rank, "leave", f"{self._spec.nodes[rank].name} goes before it could take part")
         worker = self._coming.pop(rank)
         worker.dead = worker.gone = True
-        self._change(self._stage.newest + 1, without=rank)
+        self._change(self._stage.newest + 1, dies=rank)
         self._exchanges.leave(worker)
 
     def _slow(self, event: Event, rank: int) -> None:
@@ -148,7 +154,7 @@ class Faults:
         stage, worker = self._stage, self._stage.workers[rank]
         name, first = self._spec.nodes[rank].name, stage.newest + 1
         self._tell(rank, "kill" if dies else "leave", f"{name} {'dies' if dies else 'leaves'}")
-        self._change(first, without=rank)
+        self._change(first, dies=rank) if dies else self._change(first, leaves=rank)
         if dies:
             worker.dead = worker.gone = True
             self._active -= 1
@@ -163,7 +169,7 @@ class Faults:
         self._tell(rank, "join", f"{self._spec.nodes[rank].name} joins at iteration {first}")
         source = min((other.rank for other in stage.workers.values() if not other.gone), default=None)
         worker = self._hire(rank, first)
-        self._change(first, with_=rank)
+        self._change(first, joins=rank)
         self._coming[rank] = worker
         if source is None:
             stage.arithmetic.enters(rank, None)
@@ -196,12 +202,22 @@ class Faults:
         iteration = self._stage.newest if self._starting is None else self._starting
         self._told(rank, max(iteration, 0), kind, message)
 
-    def _change(self, first: int, *, without: int | None = None, with_: int | None = None) -> None:
-        self._members.discard(-1 if without is None else without)
-        if with_ is not None:
-            self._members.add(with_)
-        if self._members:
-            self._shares.change(self._stage.history.change(first, self._members))
+    def _change(
+        self, first: int, *, dies: int | None = None, leaves: int | None = None, joins: int | None = None
+    ) -> None:
+        """Others take part from an iteration on that nobody has begun, by the rule of a real run."""
+        old = self._generation
+        said = {
+            rank: Statement(exchanges=first, drawn=first - 1, between=True, leaving=rank == leaves)
+            for rank in old.members
+            if rank != dies
+        }
+        gone = {} if dies is None else {dies: "it was killed"}
+        asking: dict[int, dict[str, Any]] = {} if joins is None else {joins: {}}
+        self._generation = new = successor(old, said, gone, asking, len(self._spec.nodes))
+        if new.members:
+            self._shares.change(self._stage.history.change(new.border, new.members))
+            self._changed(new)
 
 
 def _whose(event: Event) -> str:

@@ -29,6 +29,8 @@ class Steps:
         policy: asked for a plan before each step.
         iterations: the clock at which a worker has taken all its steps.
         samples: that all workers take from one common order; None for a place of their own for each step.
+        pause_s: for how long a worker stands still before the first step among other members, where gradients are
+            averaged.
         started: called when a step begins that is further than any before.
         record: called with every step that has ended.
         over: called when a worker takes no more steps.
@@ -43,6 +45,7 @@ class Steps:
         policy: SyncPolicy,
         iterations: int,
         samples: int | None,
+        pause_s: float,
         started: Callable[[int], None],
         record: Callable[[StepRecord], None],
         over: Callable[[Worker], None],
@@ -54,6 +57,8 @@ class Steps:
         self._iterations = iterations
         self._samples = samples
         self._taken = 0
+        self._pause_s = pause_s
+        self._paused: dict[int, int] = {}  # rank → the newest generation that it has paused for
         self._started = started
         self._record = record
         self._over = over
@@ -83,6 +88,20 @@ class Steps:
                 sites=self._sites,
             )
         )
+        if self._pauses(worker, present.generation):
+            stage.queue.at(stage.queue.now_s + self._pause_s, self._start, worker)
+        else:
+            self._start(worker)
+
+    def _pauses(self, worker: Worker, generation: int) -> bool:
+        """Whether it finds other members than in its step before, and they have to meet first."""
+        met = self._paused.get(worker.rank, 0)
+        self._paused[worker.rank] = generation
+        exchanges = worker.plan.exchanges
+        return generation > met and self._pause_s > 0.0 and bool(exchanges) and exchanges[0].moment is Moment.BACKWARD
+
+    def _start(self, worker: Worker) -> None:
+        worker.began_s = self._stage.queue.now_s
         if worker.plan.waits:
             self._wait(worker, worker.plan.waits)
         else:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from uneven.balance.base import Balancer
+from uneven.cluster.checks import not_negative
 from uneven.cluster.spec import ClusterSpec
-from uneven.core.records import EventRecord, Record, RunRecord, SplitRecord, StepRecord
+from uneven.core.membership import Generation, told
+from uneven.core.records import EventRecord, MembershipRecord, Record, RunRecord, SplitRecord, StepRecord
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal.events import END, PLAN, plan_message
 from uneven.registry import describe
@@ -32,6 +34,9 @@ Sink = Callable[[Record], None]
 MOST_ITERATIONS, MOST_AHEAD = 10**9, 10**6
 """More is a slip of the keyboard, and would take months."""
 
+PAUSE_S = 0.025
+"""The median over the eight changes of a real elastic run: see docs/how-to/simulate.md."""
+
 _FORETOLD_UP_TO = 1000
 """More workers than this write no forecasts: nobody could look at them, and making them takes time."""
 
@@ -50,6 +55,8 @@ class Scenario:
         budget: as in a run; measuring and deciding take no time here, so it hardly matters.
         exchange_s: rank → seconds that its own side of an exchange takes with the whole node; by default what the
             workload says.
+        pause_s: for how long all workers stand still before the first step of other members, under a policy that
+            averages gradients; what it was in real elastic runs by default.
         balance, sync: what balancer and policy are called in the journal; by default they describe themselves.
         versions: goes into the journal.
     """
@@ -63,6 +70,7 @@ class Scenario:
     lookahead: int = 0
     budget: float = 0.005
     exchange_s: Mapping[int, float] = field(default_factory=dict)
+    pause_s: float = PAUSE_S
     balance: str = ""
     sync: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -73,6 +81,7 @@ class Scenario:
                 raise ConfigError(
                     f"{key} = {shown(getattr(self, key))}: it must be at least {least} and at most {most:,}"
                 )
+        not_negative("simulation", "pause_s", self.pause_s)
 
 
 def simulate(
@@ -138,11 +147,13 @@ class _World:
             policy=scenario.policy,
             iterations=scenario.iterations,
             samples=scenario.samples,
+            pause_s=scenario.pause_s,
             started=lambda iteration: self._faults.started(iteration),
             record=self._record,
             over=self._over,
         )
-        self._faults = Faults(spec, stage, exchanges, shares, hire=self._hire, begin=self._steps.begin, tell=self._tell)
+        self._faults = Faults(spec, stage, exchanges, shares, hire=self._hire, begin=self._steps.begin, tell=self._tell,
+                              changed=self._members_changed)  # fmt: skip
 
     def play(self) -> Outcome:
         """From the first step to the last."""
@@ -237,6 +248,23 @@ class _World:
     def _tell(self, rank: int, iteration: int, event: str, message: str) -> None:
         at_s = self._stage.queue.now_s
         self._sink(EventRecord(rank=rank, iteration=iteration, at_s=at_s, event=event, message=message))
+
+    def _members_changed(self, new: Generation) -> None:
+        rank, pause_s = new.members[0], self._scenario.pause_s
+        self._sink(
+            MembershipRecord(
+                rank=rank,
+                iteration=max(self._stage.newest, 0),
+                at_s=self._stage.queue.now_s,
+                generation=new.number,
+                members=new.members,
+                came=tuple(sorted(map(int, new.came))),
+                left=new.left,
+                border=new.border,
+                pause_s=pause_s,
+                why=told(new),
+            )
+        )
 
     def _why_stuck(self, stuck: list[int]) -> str:
         workers, policy = self._stage.workers, describe(self._scenario.policy)

@@ -49,7 +49,7 @@ class Ran:
             balancer=balancers.resolve(balance),
             policy=policies.resolve(policy),
             iterations=iterations,
-            **rest,
+            **{"pause_s": 0.0, **rest},
         )
         self.outcome: Outcome = simulate(scenario, self.records.append, arithmetic=arithmetic)
 

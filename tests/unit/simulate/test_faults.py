@@ -8,7 +8,10 @@ from test_exchanges import Heard
 
 from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import Trace, steady
+from uneven.core.records import MembershipRecord
 from uneven.errors import ConfigError, TrainingError
+from uneven.journal.goodput import goodput
+from uneven.journal.metrics import Join
 from uneven.sync import policies
 
 THREE = tuple(node(f"n{rank}") for rank in range(3))
@@ -170,3 +173,35 @@ def test_times_that_are_off_by_their_unit_end_in_words() -> None:
     for key, value in (("iterations", 10**10), ("seed", 2**64), ("lookahead", 10**7)):
         with pytest.raises(ConfigError, match=f"{key} = .*at most"):
             Ran(cluster(moving), **{"iterations": 1, key: value})
+
+
+def test_members_stand_still_until_they_have_met_where_they_average_gradients() -> None:
+    death = Event(do=Do.KILL, node="n1", at_s=1.5)
+    run = Ran(cluster(*THREE, events=(death,)), iterations=4, pause_s=0.5)
+    assert run.ends_s(0) == run.ends_s(2) == [1.0, 2.0, 3.5, 4.5]
+    alone = Ran(cluster(*THREE, events=(death,)), "asp", iterations=4, pause_s=0.5)
+    assert alone.ends_s(0) == [1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(ConfigError, match="pause_s"):
+        Ran(cluster(*THREE), pause_s=-1.0)
+
+
+def test_changes_are_written_down_as_of_a_real_run_and_the_capacity_is_of_who_was_there() -> None:
+    events = (Event(do=Do.KILL, node="n2", at_s=1.5), Event(do=Do.LEAVE, node="n0", at_s=4.0))
+    events += (Event(do=Do.JOIN, node="n2", at_s=3.0),)
+    run = Ran(cluster(*THREE, events=(events[0], *events[:0:-1])), iterations=6, pause_s=0.25)
+    told = [record for record in run.records if isinstance(record, MembershipRecord)]
+    assert [(one.generation, one.members, one.came, one.left, one.pause_s) for one in told] == [
+        (1, (0, 1), (), (2,), 0.25), (2, (0, 1, 2), (2,), (), 0.25), (3, (1, 2), (), (0,), 0.25),
+    ]  # fmt: skip
+    assert [one.why for one in told] == [
+        "worker 2 is gone: it was killed", "worker 2 has joined", "worker 0 is gone: it was told to leave",
+    ]  # fmt: skip
+    join = Join()
+    for record in run.records:
+        join.add(record)
+    taken = join.take(final=True)
+    computed = {rank: [(s.batch, s.compute_s) for s in run.of(rank)] for rank in range(3)}
+    speed = {rank: sum(b for b, _ in its) / sum(s for _, s in its) for rank, its in computed.items()}
+    end_s = taken[-1].ended_at_s
+    could = speed[0] * told[2].at_s + speed[1] * end_s + speed[2] * (1.5 + end_s - told[1].at_s)
+    assert goodput(taken, join.changes) == pytest.approx(sum(one.global_batch for one in taken) / could)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uneven.control.reports import Report
-from uneven.core.membership import Generation, Members
+from uneven.core.membership import Generation, Members, told
 from uneven.core.records import MembershipRecord
 from uneven.data.order import Portion
 from uneven.data.returned import Returned
@@ -23,7 +23,7 @@ from uneven.errors import PeerError, TrainingError
 from uneven.journal import LEFT
 from uneven.run.elastic import parcel
 from uneven.run.elastic.carrier import ElasticCarrier
-from uneven.run.elastic.membership import LeftOut, Membership, told
+from uneven.run.elastic.membership import LeftOut, Membership
 from uneven.run.elastic.notice import NoticeWatch
 from uneven.run.elastic.recovery import Recovery
 from uneven.run.elastic.slots import DOOR, LEAVES

@@ -21,6 +21,7 @@ from uneven.core.membership import (
     generation_of,
     statement_of,
     successor,
+    told,
 )
 from uneven.errors import PeerError
 from uneven.run.elastic.watch import Watch
@@ -283,12 +284,6 @@ class Membership:
             f"worker {self.worker} cannot reach the store of the run: the launcher that keeps it has ended, or the "
             f"connection to it is cut ({short})"
         )
-
-
-def told(generation: Generation) -> str:
-    """Who came and went with it, in words."""
-    said = [f"worker {one} is gone: {generation.why.get(str(one), '')}" for one in generation.left]
-    return "; ".join([*said, *(f"worker {one} has joined" for one in generation.came)]) or "nobody came or went"
 
 
 _GRACE_S = 2.0
