@@ -106,7 +106,6 @@ LOADERS: dict[str, tuple[Any, dict[str, Any], type[UnevenError], list[str]]] = {
     "iterator": (lambda: iter([1, 2]), {}, DataError, ["only once", "__iter__"]),
     "empty": (lambda: samples(0), {}, DataError, ["TensorDataset", "empty"]),
     "keyword": (samples, {"num_worker": 2}, UnknownNameError, ["'num_worker'", "did you mean 'num_workers'"]),
-    "sampler": (samples, {"sampler": [1]}, DataError, ["sampler cannot be given", "subset the data set"]),
     "least": (samples, {"min_batch": 25}, DataError, ["batch of 24", "at least 25"]),
     "most": (samples, {"max_batch": 20}, ConfigError, ["20", "24"]),
     "crossed": (samples, {"min_batch": 9, "max_batch": 8}, ConfigError, ["9", "8"]),

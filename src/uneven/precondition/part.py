@@ -69,7 +69,10 @@ class Preconditioner(Part):
             raise ConfigError(f"share = {share!r}: give 'auto', or a number above 0 up to 1")
         if refresh not in REFRESHES:
             raise ConfigError(f"refresh = {refresh!r} is none of {', '.join(map(repr, REFRESHES))}")
-        self._share, self._rule, self._colocate, self._when = share, place, colocate, refresh
+        self._share = share
+        self._rule = place
+        self._colocate = colocate
+        self._when = refresh
         self.schedule = Schedule(*periods)
         self.notes: dict[str, str] = {}
         self.clock = 0

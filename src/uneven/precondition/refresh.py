@@ -25,7 +25,9 @@ class Refresh:
     """
 
     def __init__(self, calls: dict[int, Callable[[], Tensor]], *, due: int, beside: bool, cost: float) -> None:
-        self._calls, self.due, self.cost = calls, due, cost
+        self._calls = calls
+        self.due = due
+        self.cost = cost
         self.seconds = 0.0
         self._found: dict[int, Tensor] = {}
         self._failed: dict[int, str] = {}

@@ -56,7 +56,9 @@ class Layer(ItemWork):
     """
 
     def __init__(self, name: str, module: nn.Linear | nn.Conv2d, numbers: Numbers) -> None:
-        self.name, self.module, self._numbers = name, module, numbers
+        self.name = name
+        self.module = module
+        self._numbers = numbers
         bias = module._parameters["bias"]
         ones = bias is not None and bias.requires_grad
         self.weights = (module.weight, bias) if bias is not None and ones else (module.weight,)  # type: ignore[assignment]

@@ -91,7 +91,9 @@ class KFAC(Preconditioner):
         if kl_clip is not None and not callable(kl_clip) and not kl_clip > 0.0:
             raise ConfigError(f"kl_clip = {kl_clip!r} must be above 0; None is for no bound")
         self._damping: Value = damping  # type: ignore[assignment]
-        self._kl_clip, self._method, self._scaling = kl_clip, method, scaling
+        self._kl_clip = kl_clip
+        self._method = method
+        self._scaling = scaling
         self._average = RunningAverage(factor_decay)
         self._identity = 1.0
         self._accumulated, self._scaler = accumulation_steps, grad_scaler

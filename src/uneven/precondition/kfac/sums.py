@@ -47,7 +47,9 @@ class RowSums:
     """
 
     def __init__(self, wide: int, ones: bool = False) -> None:
-        self.side, self._wide, self._ones = wide + ones, wide, ones
+        self.side = wide + ones
+        self._wide = wide
+        self._ones = ones
         strip = max(_STRIP, math.ceil(wide / 16))
         self._edges = [(top, min(top + strip, wide)) for top in range(0, wide, strip)]
         self.numbers = sum((end - top) * end for top, end in self._edges) + (wide + 1) * ones
@@ -90,7 +92,9 @@ class PatchSums:
     ) -> None:
         self._how = kernel, 1, padding, stride
         self._rows = RowSums(channels * kernel[0] * kernel[1], ones)
-        self.side, self.numbers, self.square = self._rows.side, self._rows.numbers, self._rows.square
+        self.side = self._rows.side
+        self.numbers = self._rows.numbers
+        self.square = self._rows.square
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
         """``seen``: shape (samples, channels, height, width)."""
@@ -108,7 +112,10 @@ class PixelSums:
     """
 
     def __init__(self, channels: int, stride: tuple[int, int] = (1, 1), ones: bool = False) -> None:
-        self.side, self._channels, self._stride, self._ones = channels + ones, channels, stride, ones
+        self.side = channels + ones
+        self._channels = channels
+        self._stride = stride
+        self._ones = ones
         self.numbers = channels**2 + (channels + 1) * ones
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:

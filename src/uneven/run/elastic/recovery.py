@@ -120,7 +120,10 @@ class Recovery:
         self.slots = Slots(report_length)
         self.slots.renew(membership.place, len(membership.members))
         self.pieces: list[Contribution] = []
-        self._returned, self._changed, self._flush, self._announce = returned, changed, flush, announce
+        self._returned = returned
+        self._changed = changed
+        self._flush = flush
+        self._announce = announce
         self._kept: list[Contribution] = []  # of the last one, with their sums
         self._spare: list[Contribution] = []  # of the one before, whose memory is used again
 
