@@ -21,7 +21,7 @@ _WHERE = {
 
 
 class Naming(TyperCommand):
-    """A command whose options may have :data:`BALANCERS` and its like in their help."""
+    """A command whose help lists plug-ins by name, where an option's text says :data:`BALANCERS` or the like."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Fill in the names, then go on as ever."""

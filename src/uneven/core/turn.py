@@ -28,5 +28,5 @@ class Turn:
         return self.weight
 
     def counts_like(self, other: Turn) -> bool:
-        """Whether it makes no difference to the gradient which of the two a pass is on."""
+        """Whether a pass counts the same on either batch: equal weights, and both or neither exchange."""
         return (self.weight, self.exchanging) == (other.weight, other.exchanging)

@@ -156,7 +156,7 @@ class Supply:
         return self._runs[0][1] if self._has(epoch) else None
 
     def use(self, size: int, batches: int, share: int, kept: int) -> None:
-        """Make the first samples of the front so many batches. What is held behind them may call for a question."""
+        """Cut the first samples at hand into so many batches, and ask the counter for more if few are left."""
         self._since = self._now(), self._made - kept
         self._made += batches
         epoch, (start, end) = self._runs.popleft()

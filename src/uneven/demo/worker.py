@@ -84,7 +84,7 @@ def plain(data: ImageData, run: Path, epochs: int) -> None:
 
 
 def balanced(data: ImageData, run: Path, epochs: int) -> None:
-    """The same with uneven: three lines, and the loop is the user's."""
+    """The same loop with the three lines that uneven needs."""
     session = uneven.Session(journal=run)
     model = network(data, WIDTH)
     model, optimizer = session.setup(model, make_optimizer(model))

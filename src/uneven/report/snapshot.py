@@ -43,7 +43,7 @@ def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
 
 
 def cost_curves(run: RunData) -> Figure:
-    """Seconds of a step over the batch, as each worker measured them before the start; a cross where memory ended."""
+    """Seconds of a step over the batch, as each worker measured them before the start; a cross: memory was full."""
     ranks = sorted(run.profiles)
     scale, unit = time_unit(max((max(run.profiles[rank].seconds) for rank in ranks), default=1.0))
     data: list[Figure] = []

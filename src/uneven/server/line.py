@@ -71,9 +71,9 @@ class ZmqLine:
 
     Args:
         directory: that of :func:`uneven.server.keys.make_keys`.
-        beat_s: between two signs of life.
-        refresh_s: of silence of a shard, before its address is read again, and a new connection made where it has
-            another or was never heard.
+        beat_s: seconds between two signs of life.
+        refresh_s: after a shard has been silent for so many seconds, its address is read again; where that has
+            changed, or the shard has never answered, a new connection is made.
         local: use a shard's socket in the directory where it is on this machine, instead of encrypted TCP.
 
     Raises:

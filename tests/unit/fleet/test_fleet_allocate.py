@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.planning.allocate import Closeness, Flotilla, create_flotilla
 from uneven.fleet.planning.rates import Rates
+from uneven_bench.fleet_plan.learning import corrected
 
 EXAMPLE = Rates(
     {"D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120)}
@@ -142,19 +143,19 @@ def test_impossible_rates_are_refused(table: Any, complaint: str) -> None:
 
 
 def test_a_member_that_runs_differently_is_rescaled_as_a_whole() -> None:
-    seen = EXAMPLE.corrected({"D1": (2, 95.0), "D2": (1, 86.0)})
+    seen = corrected(EXAMPLE, {"D1": (2, 95.0), "D2": (1, 86.0)})
     assert seen.table[0].tolist() == [50, 95, 135, 175]
     assert seen.table[1].tolist() == EXAMPLE.table[1].tolist()  # 7.5 % is no change
-    assert EXAMPLE.corrected({"D2": (1, 86.0)}, changed=0.05).per_s("D2", 2) == pytest.approx(150 * 86 / 80)
+    assert corrected(EXAMPLE, {"D2": (1, 86.0)}, changed=0.05).per_s("D2", 2) == pytest.approx(150 * 86 / 80)
     for wrong in ((2, 0.0), (9, 100.0)):
         with pytest.raises(ConfigError, match="'D1' cannot have trained"):
-            EXAMPLE.corrected({"D1": wrong})
+            corrected(EXAMPLE, {"D1": wrong})
 
 
 def test_beyond_the_profile_only_the_extrapolation_is_corrected() -> None:
-    seen = EXAMPLE.corrected({"D1": (4, 175.0)}, profiled=2)
+    seen = corrected(EXAMPLE, {"D1": (4, 175.0)}, profiled=2)
     assert seen.table[0].tolist() == pytest.approx([100, 190, 270 * 0.5**0.5, 175])
-    assert EXAMPLE.corrected({"D1": (2, 95.0)}, profiled=2).table[0].tolist() == [50, 95, 135, 175]
+    assert corrected(EXAMPLE, {"D1": (2, 95.0)}, profiled=2).table[0].tolist() == [50, 95, 135, 175]
 
 
 ensembles = st.lists(st.lists(st.floats(1.0, 200.0), min_size=1, max_size=9).map(sorted), min_size=1, max_size=9).map(

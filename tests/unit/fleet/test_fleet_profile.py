@@ -1,7 +1,6 @@
 """Profiles: the last 20 of at most 48 batches, how far is measured, Eq. 5 beyond, and memory."""
 
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,8 @@ from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
 from uneven.fleet.planning.allocate import create_flotilla
-from uneven.fleet.planning.profile import extrapolated, least_devices, most_profiled, profiled_rates, rate_per_s
+from uneven.fleet.planning.profile import extrapolated, most_profiled, rate_per_s
+from uneven_bench.fleet_plan.cases import profiled_rates
 
 EXAMPLE = {"D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120)}
 
@@ -80,28 +80,6 @@ def test_efficiency_never_rises_beyond_what_was_measured(measured: list[float], 
     found = extrapolated(measured, devices)
     per_device = [rate / count for count, rate in enumerate(found, 1)][len(measured) - 1 :]
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(per_device))
-
-
-def test_memory_says_how_many_devices_are_needed() -> None:
-    assert least_devices(1000, 10, 64, 2000) == 1
-    assert least_devices(1000, 10, 128, 2000) == 2
-    assert least_devices(1000, 10, 300, 1100) == 30
-    with pytest.raises(ConfigError, match="no number of devices is enough"):
-        least_devices(1000, 10, 64, 1009)
-    with pytest.raises(ConfigError, match="none may be negative"):
-        least_devices(-1, 10, 64, 1009)
-
-
-@given(st.integers(0, 1000), st.integers(0, 50), st.integers(1, 600), st.integers(0, 2000))
-def test_the_least_number_fits_and_one_fewer_does_not(fixed: int, each: int, batch: int, room: int) -> None:
-    limit = fixed + each + room
-
-    def fits(devices: int) -> Any:
-        return fixed + each * -(-batch // devices) <= limit
-
-    found = least_devices(fixed, each, batch, limit)
-    assert fits(found)
-    assert found == 1 or not fits(found - 1)
 
 
 def test_the_batch_in_the_middle_stands_for_all_if_asked() -> None:

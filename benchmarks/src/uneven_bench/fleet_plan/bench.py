@@ -17,7 +17,6 @@ from typing import Any
 from uneven.fleet.planning.allocate import Closeness, Flotilla
 from uneven.fleet.planning.assign import assign_devices
 from uneven.fleet.planning.base import FlotillaPlanner
-from uneven.fleet.planning.profile import profiled_rates
 from uneven.fleet.planning.rates import Rates
 from uneven.fleet.planning.rounds import Paradigm, Planner, Rule
 from uneven_bench.fleet_plan.cases import (
@@ -30,6 +29,7 @@ from uneven_bench.fleet_plan.cases import (
     ensemble,
     median,
     mistaken,
+    profiled_rates,
 )
 from uneven_bench.fleet_plan.cases import single_rates as rates_alone
 from uneven_bench.fleet_plan.learning import LearningPlanner

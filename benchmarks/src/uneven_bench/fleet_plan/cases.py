@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from uneven.fleet.planning.profile import most_profiled, profiled_rates
+from uneven.fleet.planning.profile import extrapolated, most_profiled
 from uneven.fleet.planning.rates import Rates
 from uneven_bench.fleet_plan.simulate import EnsembleWork
 
@@ -130,3 +130,8 @@ def median(values: Sequence[float]) -> float:
 
 def _between(low: float, high: float, share: float) -> float:
     return low * math.pow(high / low, share)
+
+
+def profiled_rates(measured: Mapping[str, Sequence[float]], devices: int, *, anchor: int | None = None) -> Rates:
+    """The planner's rates on 1 … ``devices`` from what was measured of each member; see :func:`extrapolated`."""
+    return Rates({name: extrapolated(row, devices, anchor=anchor) for name, row in measured.items()})

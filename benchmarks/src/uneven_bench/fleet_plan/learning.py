@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
+
+from uneven.errors import ConfigError
 from uneven.fleet.planning.allocate import Flotilla
-from uneven.fleet.planning.rates import CHANGED
+from uneven.fleet.planning.rates import Rates
 from uneven.fleet.planning.rounds import Planner
+
+CHANGED = 0.10
+"""A member whose measured rate is further from the table than this share of it is corrected. Ours."""
 
 
 class LearningPlanner:
@@ -19,7 +26,7 @@ class LearningPlanner:
 
     Args:
         planner: with the rates of a profile.
-        changed: see ``Rates.corrected``.
+        changed: see :func:`corrected`.
         profiled: up to how many devices rates were measured; all of them by default.
 
     Attributes:
@@ -36,10 +43,10 @@ class LearningPlanner:
         """Take what members showed: member → its devices, and its samples/s while it computed, without waiting.
 
         Raises:
-            ConfigError: a rate that cannot be; see ``Rates.corrected``.
+            ConfigError: a rate that cannot be; see :func:`corrected`.
         """
         before = self.planner.rates
-        rates = before.corrected(seen, changed=self._changed, profiled=self._profiled)
+        rates = corrected(before, seen, changed=self._changed, profiled=self._profiled)
         flotilla = Flotilla({name: count for name, (count, _) in seen.items()})
         if flotilla.members:
             slower = flotilla.pace_per_s(rates) < (1.0 - self._changed) * flotilla.pace_per_s(before)
@@ -55,3 +62,41 @@ class LearningPlanner:
     def round_ends(self, busy_devices: int) -> bool:
         """See ``Planner.round_ends``; also when members have shown a slower pace than was planned."""
         return self._surprised or self.planner.round_ends(busy_devices)
+
+
+def corrected(
+    rates: Rates, seen: Mapping[str, tuple[int, float]], *, changed: float = CHANGED, profiled: int | None = None
+) -> Rates:
+    """Rates as a running flotilla shows them, where they are off by more than ``changed``.
+
+    A member that was profiled on the number of devices that it runs on is faster or slower by now, on any number:
+    its whole row is rescaled. One that runs on more devices was extrapolated, and the error is taken to be the
+    extrapolation's: it grows from nothing, where profiling ended, to what was measured, and stays beyond.
+
+    The paper profiles once and never looks again; this costs nothing, since members measure themselves.
+
+    Args:
+        rates: those that were planned with.
+        seen: member → devices it runs on, and samples/s *while it computes*. Waiting for the shared stream must
+            not be in it: in a flotilla all go at the pace of the slowest.
+        changed: share of the known rate from which it counts as changed.
+        profiled: up to how many devices rates were measured; all of them by default.
+
+    Raises:
+        ConfigError: a measured rate that is not positive, or on devices on which the member does not fit.
+    """
+    table = rates.table.copy()
+    counts = np.arange(1, rates.most + 1)
+    for name, (devices, rate) in seen.items():
+        known = rates.per_s(name, devices)
+        if not (0.0 < rate < math.inf) or known == 0.0:
+            raise ConfigError(
+                f"member {name!r} cannot have trained {rate} samples/s on {devices} devices: the rate must be "
+                f"positive, and the member must fit there"
+            )
+        if abs(rate - known) <= changed * known:
+            continue
+        end = rates.most if profiled is None else profiled
+        beyond = 1.0 if devices <= end else np.clip((counts - end) / (devices - end), 0.0, 1.0)
+        table[rates.place(name)] *= (rate / known) ** beyond
+    return Rates(dict(zip(rates.members, table, strict=True)))

@@ -15,7 +15,6 @@ import numpy as np
 
 from uneven.core.exact import Floats
 from uneven.errors import ConfigError
-from uneven.fleet.planning.rates import Rates
 
 MOST_BATCHES = 48
 """Batches of a profile at most (section 6.1)."""
@@ -101,36 +100,3 @@ def extrapolated(measured: Sequence[float], devices: int, *, anchor: int | None 
     efficiency = min(1.0, float(known[b - 1] / known[b - 2]) * (b - 1) / b)
     beyond = np.arange(len(known) + 1, devices + 1)
     return np.concatenate([known, beyond * (known[b - 1] / b) * efficiency ** (beyond - b)])
-
-
-def profiled_rates(measured: Mapping[str, Sequence[float]], devices: int, *, anchor: int | None = None) -> Rates:
-    """The planner's rates on 1 … ``devices`` from what was measured of each member; see :func:`extrapolated`."""
-    return Rates({name: extrapolated(row, devices, anchor=anchor) for name, row in measured.items()})
-
-
-def least_devices(fixed_bytes: int, per_sample_bytes: int, batch: int, limit_bytes: int) -> int:
-    """On how many devices a member with a fixed global batch fits; give the answer to ``Rates.at_least``. Ours.
-
-    Each of m devices holds the model, gradients and optimizer state, and the activations of ⌈batch / m⌉ samples. The
-    paper does not plan memory: there every device has the largest batch that fits, and the global batch follows m.
-
-    Args:
-        fixed_bytes: memory whatever the batch.
-        per_sample_bytes: memory that each sample of a device's part adds.
-        batch: the global batch, samples.
-        limit_bytes: memory of one device.
-
-    Raises:
-        ConfigError: not even one sample fits, or an argument is negative.
-    """
-    if min(fixed_bytes, per_sample_bytes) < 0 or batch < 1:
-        raise ConfigError(f"{fixed_bytes} + {per_sample_bytes} bytes per sample, batch {batch}: none may be negative")
-    if fixed_bytes + per_sample_bytes > limit_bytes:
-        raise ConfigError(
-            f"one sample needs {fixed_bytes + per_sample_bytes} bytes with its model, a device has {limit_bytes}: no "
-            f"number of devices is enough"
-        )
-    if fixed_bytes + per_sample_bytes * batch <= limit_bytes:
-        return 1
-    part = (limit_bytes - fixed_bytes) // per_sample_bytes
-    return math.ceil(batch / part)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from uneven.core.exact import Floats
 from uneven.errors import ConfigError, UnknownNameError
-
-CHANGED = 0.10
-"""A member whose measured rate is further from the table than this share of it is corrected. Ours."""
 
 
 class Rates:
@@ -65,47 +61,11 @@ class Rates:
         return int(np.argmax(self.table[self.place(member)] > 0.0)) + 1
 
     def at_least(self, devices: Mapping[str, int]) -> Rates:
-        """The same rates, where these members do not fit on fewer than so many devices (see ``least_devices``)."""
+        """The same rates, where these members do not fit on fewer than so many devices."""
         kept = self._lists()
         for name, least in devices.items():
             kept[self.members[self.place(name)]][: least - 1] = [0.0] * (least - 1)
         return Rates(kept)
-
-    def corrected(
-        self, seen: Mapping[str, tuple[int, float]], *, changed: float = CHANGED, profiled: int | None = None
-    ) -> Rates:
-        """The rates as a running flotilla shows them, where they are off by more than ``changed``.
-
-        A member that was profiled on the number of devices that it runs on is faster or slower by now, on any number:
-        its whole row is rescaled. One that runs on more devices was extrapolated, and the error is taken to be the
-        extrapolation's: it grows from nothing, where profiling ended, to what was measured, and stays beyond.
-
-        The paper profiles once and never looks again; this costs nothing, since members measure themselves.
-
-        Args:
-            seen: member → devices it runs on, and samples/s *while it computes*. Waiting for the shared stream must
-                not be in it: in a flotilla everybody goes at the pace of the slowest.
-            changed: share of the known rate from which it counts as changed.
-            profiled: up to how many devices rates were measured; all of them by default.
-
-        Raises:
-            ConfigError: a measured rate that is not positive, or on devices on which the member does not fit.
-        """
-        table = self.table.copy()
-        counts = np.arange(1, self.most + 1)
-        for name, (devices, rate) in seen.items():
-            known = self.per_s(name, devices)
-            if not (0.0 < rate < math.inf) or known == 0.0:
-                raise ConfigError(
-                    f"member {name!r} cannot have trained {rate} samples/s on {devices} devices: the rate must be "
-                    f"positive, and the member must fit there"
-                )
-            if abs(rate - known) <= changed * known:
-                continue
-            end = self.most if profiled is None else profiled
-            beyond = 1.0 if devices <= end else np.clip((counts - end) / (devices - end), 0.0, 1.0)
-            table[self._place[name]] *= (rate / known) ** beyond
-        return Rates(dict(zip(self.members, table, strict=True)))
 
     def _lists(self) -> dict[str, list[float]]:
         return {name: self.table[place].tolist() for place, name in enumerate(self.members)}

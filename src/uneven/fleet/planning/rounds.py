@@ -58,7 +58,7 @@ class Planner:
     All may be asked at any time: FLEET-G answers with an empty flotilla while its round goes on.
 
     Args:
-        rates: of all members; give ``rates.corrected(…)`` to a new planner when they have changed.
+        rates: of all members; make a new planner when they have changed.
         devices: M, how many there are.
         paradigm: global (FLEET-G), local (FLEET-L) or both (ours).
         closeness: what is near enough, and what becomes of left-over devices; not used by ``Rule.DENSEST``.

@@ -159,7 +159,7 @@ class Ledger:
             self._again.sort()
 
     def missing(self, chunk: int) -> bool:
-        """Whether a chunk that had been made is gone and not there again."""
+        """Whether a chunk was made, was lost, and has not been made again."""
         return chunk in self._missing
 
     @property

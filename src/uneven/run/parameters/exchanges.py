@@ -168,7 +168,7 @@ class Exchanges:
         self.write_down()
 
     def begin(self, order: Order) -> None:
-        """In the background, where nothing may be under way. Waits for nobody."""
+        """Start an exchange in the background and return at once. No other may be under way there."""
         self._shadow.offer(order, order.exchange.load)
 
     def rest(self, order: Order) -> None:
