@@ -123,6 +123,10 @@ class Numbers:
         return torch.tensor([float(index)]), index % 2
 
 
+def ninety() -> Numbers:
+    return Numbers(90)
+
+
 def jitter(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
     return sample[0] + 0.1 * torch.rand(1), sample[1]
 

@@ -8,6 +8,8 @@
     trials = 64
     scheduler = "asha:max_t=27,reduction_factor=3"
     searcher = "optuna:tpe"               # the other keys are those of search.run
+    data = "mymodels:train_set"           # the object, or a function that returns it; also validate
+    transform = "mymodels:augment"
 
     [space]
     lr = { log = [1e-4, 1e-1] }
@@ -26,13 +28,21 @@ from typing import Any
 from uneven.errors import ConfigError, UnknownNameError, access
 from uneven.fleet.ensemble_file import named
 from uneven.search.space import Domain, Plain, choice, grid, integer, log, uniform
-from uneven.tables import document, items, known, located, number, required, shown, table, text
+from uneven.tables import boolean, document, items, known, located, number, required, shown, table, text
 from uneven.tables import integer as whole
+
+
+def _made(value: Any) -> Any:
+    """What is named, or what it returns if it is a function."""
+    found = named(value)
+    return found() if callable(found) and not hasattr(found, "__getitem__") else found
+
 
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "train": named, "metric": text, "mode": text, "trials": whole, "scheduler": text, "searcher": text,
     "max_t": number, "time_attr": text, "target": number, "max_failures": whole, "nonfinite": text, "seed": whole,
-    "placing": text, "timeout_s": number,
+    "placing": text, "timeout_s": number, "data": _made, "validate": _made, "transform": named,
+    "validate_transform": named, "chunk": whole, "data_bytes": whole, "share": boolean, "preprocessors": whole,
 }  # fmt: skip
 _DOMAINS: dict[str, Callable[..., Domain]] = {
     "uniform": uniform, "log": log, "integer": integer, "choice": choice, "grid": grid,

@@ -321,6 +321,16 @@ def test_what_cannot_be_meant_on_the_command_line(
     assert why in " ".join(capsys.readouterr().err.split())
 
 
+def test_data_are_named_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "search.toml"
+    path.write_text(
+        '[search]\ntrain = "search_functions:reads"\nmetric = "score"\ndata = "search_functions:ninety"\n'
+        'transform = "search_functions:jitter"\nshare = false\n'
+    )
+    given = search_file.read(path)
+    assert (len(given["data"]), given["transform"], given["share"]) == (90, functions.jitter, False)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
