@@ -399,13 +399,15 @@ def faults(
     quick: Quick = False,
     json: Json = False,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")] = None,
-    only: Annotated[int | None, typer.Option("--only", metavar="K", help="Play the K-th fault alone.")] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="K[-L]", help="Play the K-th fault alone, or those from K to L.")
+    ] = None,
 ) -> None:
     """200 faults: does each run end in time and in words?
 
     Drawn from --seed N: workers, launchers and shards of runs under all policies are killed, stopped, made to fail.
     Does the run end in time, name the culprit, leave nothing over, and does a resumed one use every sample once? --only
-    K plays one of them again.
+    K plays one of them again, --only K-L some in a row.
 
     A quarter of an hour, --quick two minutes.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from uneven_bench.faults.cases import (
     expected,
 )
 from uneven_bench.faults.judge import Line, RunEnd, doubled, judge, names, once
+from uneven_bench.faults.play import PlayedFault
 
 KILLED = FaultCase(
     seed=1, number=0, sync="bsp", balance="even", workers=3, servers=0, kind="kill", rank=1, moment="forward", step=3,
@@ -164,5 +166,19 @@ def test_what_went_wrong_is_shown_with_how_to_play_it_again() -> None:
             console.print(table)
     assert "1 of 2 as they have to end, 1 resumed" in shown.get()
     assert "--seed 5 --only 17" in shown.get()
-    with pytest.raises(ConfigError, match="--only -1: cases are numbered from 0"):
-        bench.run(True, lambda *_: None, only=-1)
+
+
+def test_some_can_be_played_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def played(cases: Sequence[FaultCase], progress: object) -> list[PlayedFault]:
+        asked.extend(case.number for case in cases)
+        return [PlayedFault(case=cases[0], struck=True, resumed=False, wrong=(), took_s=1.0, said="")]
+
+    monkeypatch.setattr(bench, "play_all", played)
+    for only in ("17", "3-5"):
+        bench.run(True, lambda *_: None, only=only)
+    assert asked == [17, 3, 4, 5]
+    for only in ("-1", "5-3", "5-", "x", ""):
+        with pytest.raises(ConfigError, match=f"--only {only}: cases are numbered from 0"):
+            bench.run(True, lambda *_: None, only=only)

@@ -33,12 +33,12 @@ _SHOWN = 1500
 Progress = Callable[[str, str, float], None]
 
 
-def run(quick: bool, progress: Progress, seed: int = SEED, only: int | None = None) -> dict[str, Any]:
+def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = None) -> dict[str, Any]:
     """Play 200 faults, some at a time; with ``quick``, 24.
 
     Args:
         seed: draws the cases.
-        only: the number of one case to play alone.
+        only: the number of one case to play alone, or "K-L" for some in a row.
 
     Returns:
         ``seed``, ``faults``, ``right`` (how many ended as they have to), ``resumed``, ``missed`` (where the culprit
@@ -46,11 +46,9 @@ def run(quick: bool, progress: Progress, seed: int = SEED, only: int | None = No
         so its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``.
 
     Raises:
-        ConfigError: there is no case with the number ``only``.
+        ConfigError: there are no such cases.
     """
-    if only is not None and only < 0:
-        raise ConfigError(f"--only {only}: cases are numbered from 0, for instance --only 17")
-    numbers = range(FEW if quick else FAULTS) if only is None else (only,)
+    numbers = range(FEW if quick else FAULTS) if only is None else _numbers(only)
     played = play_all([draw(seed, number) for number in numbers], progress)
     bad = [one for one in played if one.wrong]
     return {
@@ -66,6 +64,14 @@ def run(quick: bool, progress: Progress, seed: int = SEED, only: int | None = No
             for one in bad
         ],
     }
+
+
+def _numbers(only: str) -> range:
+    first, dash, last = only.partition("-")
+    last = last if dash else first
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise ConfigError(f"--only {only}: cases are numbered from 0, for instance --only 17, or --only 100-149")
+    return range(int(first), int(last) + 1)
 
 
 def play_all(cases: Sequence[FaultCase], progress: Progress) -> list[PlayedFault]:
