@@ -58,7 +58,9 @@ class ExpendableWorkers:
     def leaves(self, rank: int, pid: int) -> None:
         """It has ended with exit code 0. Its session is closed by then, unless Python has not ended in order."""
         if rank not in self.left:
-            self.left[rank] = Left(rank=rank, pid=pid, unclosed=self._said(rank) is not None)
+            said = self._said(rank)
+            begun = said is None or said.training or said.idles
+            self.left[rank] = Left(rank=rank, pid=pid, unclosed=said is not None, begun=begun)
 
     def stops(self, rank: int) -> str:
         """Why they cannot, where it has said so."""

@@ -46,11 +46,13 @@ class Left:
 
     Attributes:
         unclosed: that its session was open still, so that Python cannot have ended in order.
+        begun: False where it had said that it was to train through the parameter server, and not that it does.
     """
 
     rank: int
     pid: int
     unclosed: bool
+    begun: bool = True
 
 
 def blame(
@@ -93,11 +95,13 @@ def all_gone(lost: Sequence[Death]) -> LaunchError:
 
 
 def left_alone(lost: Sequence[Death], left: Sequence[Left]) -> LaunchError | None:
-    """For workers that have missed one whose process ended with exit code 0 in the midst of its session."""
+    """For one whose process ended with exit code 0 in the midst of its session, and who was missed or never trained."""
     quitters = [_leaver(one) for one in left if one.unclosed]
-    if not quitters or not any(one.silent or _complains(one) for one in lost):
-        return None
-    return LaunchError(f"{', '.join(quitters)}, and the others have missed it\n{_before(lost)}")
+    if quitters and any(one.silent or _complains(one) for one in lost):
+        return LaunchError(f"{', '.join(quitters)}, and the others have missed it\n{_before(lost)}")
+    if never := [_leaver(one) for one in left if one.unclosed and not one.begun]:
+        return LaunchError(f"{', '.join(never)}, before it trained; the others have come to the end without it")
+    return None
 
 
 def through_without(lost: Sequence[Death]) -> tuple[str, int]:

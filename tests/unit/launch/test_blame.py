@@ -48,3 +48,12 @@ def test_one_that_left_before_is_named_by_whoever_misses_it(unclosed: bool, how:
     gone = left_alone([missing], left)
     assert (gone is not None and "rank 2" in str(gone) and gone.exit_code == 1) == unclosed
     assert left_alone([death(0, 7, 11.0)], left) is None, "it did not miss anybody"
+
+
+def test_one_that_left_before_it_trained_is_named_though_nobody_has_missed_it() -> None:
+    assert left_alone([], [Left(rank=2, pid=102, unclosed=True)]) is None, "scripts may end so"
+    never = left_alone([], [Left(rank=2, pid=102, unclosed=True, begun=False)])
+    assert never is not None
+    assert str(never).endswith("(os._exit?), before it trained; the others have come to the end without it")
+    assert never.exit_code == 1
+    assert left_alone([], [Left(rank=2, pid=102, unclosed=False, begun=False)]) is None

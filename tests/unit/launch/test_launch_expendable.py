@@ -72,6 +72,19 @@ def test_who_ends_with_its_session_open_is_remembered(tmp_path: Path) -> None:
     assert [workers.left[rank].unclosed for rank in (0, 1)] == [False, True]
 
 
+def test_who_ends_before_it_trains_through_the_parameter_server_is_remembered(tmp_path: Path) -> None:
+    workers = ExpendableWorkers(tmp_path)
+    workers.begin([0, 1, 2])
+    mark_expendable(
+        tmp_path, 0, Expendable("", 8.0, training=False, idles=True)
+    )  # other policies say no more
+    mark_expendable(tmp_path, 1, Expendable("", 8.0, training=False))
+    mark_expendable(tmp_path, 2, Expendable("", 8.0))
+    for rank in (0, 1, 2):
+        workers.leaves(rank, 100 + rank)
+    assert [workers.left[rank].begun for rank in (0, 1, 2)] == [True, False, True]
+
+
 def test_without_a_run_directory_nobody_can_say_so() -> None:
     workers = ExpendableWorkers(None)
     workers.begin([0])

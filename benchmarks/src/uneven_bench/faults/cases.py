@@ -197,12 +197,12 @@ def expected(case: FaultCase) -> Expected:
         if case.sync in TOGETHER:
             return Expected(codes=(1,), named="rank", others=False)
         return Expected(codes=(0,), named="", others=True)
-    if case.kind == "exit-0" and case.sync in SERVED and case.moment not in BEFORE:
+    if case.kind == "exit-0" and case.sync in SERVED and case.moment not in ("import", "setup"):
         return Expected(codes=(0,), named="", others=True)  # it closes its session, and takes no more samples
     if borne(case):  # it hangs, or ends with 0 in the middle: a worker less, by whichever way
         return Expected(codes=None, named="rank", others=None, leftovers=kept)
-    # Who hangs may only be slow, so where each goes its own way the others go on before it has begun.
-    free = case.kind in HANGING and case.sync in SERVED and not _held(case)
+    # Who hangs may only be slow, and who ends with 0 tells nobody, so where each goes its own way the others go on.
+    free = case.kind in (*HANGING, "os-exit-0") and case.sync in SERVED and not _held(case)
     return Expected(codes=None if over else tuple(range(1, 256)), named="rank", others=None if over or free else False,
                     leftovers=kept)  # fmt: skip
 
