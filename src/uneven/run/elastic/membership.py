@@ -25,7 +25,7 @@ from uneven.core.membership import (
 )
 from uneven.errors import PeerError
 from uneven.run.elastic.watch import Watch
-from uneven.run.lines.circle import Circle
+from uneven.run.lines.circle import Broken, Circle
 
 _LOOK_EVERY_S = 0.002
 
@@ -62,7 +62,8 @@ class Membership:
         self.history: dict[int, Members] = {0: self.generation.members}
         self.board = Board(connect())
         self.board.write(f"{SESSION}/{worker}", OPEN)
-        self._groups_store, self._interface = connect(), interface
+        self._connect, self._interface = connect, interface
+        self._groups_store = connect()
         self._news = 0  # as last looked at
         self._lost = False
         self.watch = Watch(Board(connect()), worker, self.generation.members, silence_s)
@@ -161,6 +162,10 @@ class Membership:
                 self._groups_store, name, those.index(self.worker), len(those), interface=self._interface,
                 lost=self.lost, timeout_s=self.timeout_s,
             )  # fmt: skip
+        except Broken:
+            # What was to make the group waits for the one that is gone, and keeps the connection as long as it does.
+            self._groups_store = self._connect()
+            raise
         except TimeoutError as error:
             raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None
 
