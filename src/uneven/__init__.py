@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from uneven.merge import Merge, merges
     from uneven.precondition.kfac.part import KFAC
+    from uneven.precondition.soap.part import SOAP
     from uneven.predict import Predictor, predictors
     from uneven.run.part import Part, Run, Step
     from uneven.session import Session
@@ -45,6 +46,7 @@ __version__ = VERSION
 
 __all__ = [
     "KFAC",
+    "SOAP",
     "BalanceView",
     "Balancer",
     "CheckpointError",
@@ -88,6 +90,7 @@ _HOMES = {
     ),
     "uneven.merge": ("Merge", "merges"),
     "uneven.precondition.kfac.part": ("KFAC",),
+    "uneven.precondition.soap.part": ("SOAP",),
     "uneven.predict": ("Predictor", "predictors"),
     "uneven.run.part": ("Part", "Run", "Step"),
     "uneven.session": ("Session",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 import torch.nn.functional as F
 from session_parts import Numbered, X, assert_same, batches, net, sgd
 from torch import nn
@@ -19,10 +20,14 @@ from uneven.testing.ranks import RankContext, ranks
 EPOCHS = 3  # of four iterations, and one that is smaller
 
 
+def plain(model: nn.Module, part: Part) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01) if isinstance(part, uneven.SOAP) else sgd(model)
+
+
 def alone(part: Part) -> nn.Module:
     """One process, with the part but without a session."""
-    model = net()
-    optimizer = sgd(model)
+    model = net().double()
+    optimizer = plain(model, part)
     now = [Step(0, 0, 0, 0, (0,), (1,), StepPlan())]
     lines = ThreadLines.of(1)[0]
     part.attach(
@@ -36,7 +41,7 @@ def alone(part: Part) -> nn.Module:
             now=lambda: now[0],
         )
     )
-    for x, y in batches(EPOCHS):
+    for x, y in batches(EPOCHS, torch.float64):
         F.cross_entropy(model(x), y).backward()
         part.gradients_ready(now[0], optimizer)
         optimizer.step()
@@ -46,12 +51,12 @@ def alone(part: Part) -> nn.Module:
 
 def in_session(part: Part) -> nn.Module:
     session = uneven.Session(parts=[part], balance="static:shares=3/1")
-    model = net()
-    model, optimizer = session.setup(model, sgd(model))
+    model = net().double()
+    model, optimizer = session.setup(model, plain(model, part))
     loader = session.loader(Numbered(), X)
     for _ in range(EPOCHS):
         for x, y, _ in loader:
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(x.double()), y).backward()
             optimizer.step()
             optimizer.zero_grad()
     with pytest.raises(CheckpointError, match=r"save inside of `with session.evaluated\(\)"):
@@ -68,6 +73,11 @@ def kfac(share: float | str = 1.0) -> Part:
 
 @ranks(2)
 def test_three_to_one_is_as_one_process(me: RankContext) -> None:
-    makers: list[Callable[[], Part]] = [lambda: kfac(1.0), lambda: kfac(0.5), lambda: kfac("auto")]
+    makers: list[Callable[[], Part]] = [
+        lambda: kfac(1.0),
+        lambda: kfac(0.5),
+        lambda: kfac("auto"),
+        lambda: uneven.SOAP(share=0.5, eps=1e-4),
+    ]
     for make in makers:
         assert_same(in_session(make()), alone(make()))

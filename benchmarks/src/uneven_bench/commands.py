@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from uneven.errors import ConfigError, UnknownNameError
+from uneven_bench.preconditioners.command import preconditioners
 
 EXAMPLES = """\
 \b
@@ -440,3 +441,6 @@ def elastic(
     from uneven_bench.show import show
 
     show(lambda told: run(quick, told, SEED if seed is None else seed, case), tables, json)
+
+
+app.command("preconditioners")(preconditioners)

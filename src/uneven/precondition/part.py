@@ -55,6 +55,9 @@ class Preconditioner(Part):
     movable = True
     """Whether items can be given to other owners."""
 
+    saves_bases = False
+    """Whether a checkpoint holds bases; they are made anew otherwise."""
+
     def __init__(
         self,
         *,
@@ -112,6 +115,17 @@ class Preconditioner(Part):
         """What results are multiplied by, from the sum of the products that :meth:`ItemWork.apply` gave."""
         return 1.0
 
+    def bounded(self, work: ItemWork, result: Tensor, scale: float) -> float:
+        """What one item's result is multiplied by, from what all are."""
+        return scale
+
+    def opinion(self) -> float:
+        """A number of this worker's at a refresh; all go by the first one's."""
+        return 0.0
+
+    def settle(self, opinion: float) -> None:
+        """That of the first worker: the same on all, where their own may differ by rounding."""
+
     def renewed(self) -> None:
         """New bases are in force."""
 
@@ -130,6 +144,7 @@ class Preconditioner(Part):
             raise ConfigError(f"{self.name} finds nothing to precondition in this model: {told}")
         self._units = [(i, j) for i, work in enumerate(self.works) for j in range(len(work.item.sides))]
         self._sizes = [self.works[i].sizes.kept[j] for i, j in self._units]
+        self._basis_sizes = [self.works[i].sizes.basis[j] for i, j in self._units]
         self._measured = OwnWork()
         share = probed_share(run, self.name, self.works) if isinstance(self._share, str) else self._share
         self.grid: RankGrid = grid(run.members, gradient_workers(share, len(run.members)))
@@ -142,6 +157,10 @@ class Preconditioner(Part):
         if optimizer is not self.optimizer:
             return
         self._check_plan(step)
+        with torch.autocast(next(iter(self.works[0].weights)).device.type, enabled=False):
+            self._work(step, optimizer)
+
+    def _work(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
         due = self.schedule.due(self.clock)
         self.before(step, due.factors)
         period = self.schedule.periods(self.clock)[1]
@@ -165,6 +184,14 @@ class Preconditioner(Part):
             yield
         finally:
             self._gathered = None
+
+    def members_changed(self, members: tuple[int, ...]) -> None:
+        """Not yet: the grid and its lines are of those who have begun.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{self.name} cannot follow workers that leave or join: leave it out of elastic runs")
 
     def close(self) -> None:
         """Let go of what runs beside the training."""
@@ -225,7 +252,9 @@ class Preconditioner(Part):
     def _begin_refresh(self, step: Step, period: int) -> None:
         measured, self._measured = self._measured, OwnWork()
         idle = idle_cores() if self._when == "auto" else 0.0
-        table = agreed(self.exchanges.table((measured.speed, idle)), step.shares)
+        rows = self.exchanges.table((measured.speed, idle, self.opinion()))
+        table = agreed(rows, step.shares)
+        self.settle(rows[0][2])
         self._take_loaded()
         self.bring_up_to_date()
         if self.movable or not self._began:
@@ -260,12 +289,15 @@ class Preconditioner(Part):
             warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
         self._measured.add(refresh.cost, refresh.seconds)
         self.exchanges.in_column(self._base_flat, self._base_layout)
-        for i in self._mine:
-            units = [unit for unit, (item, _) in enumerate(self._units) if item == i]
-            self.works[i].renew([self._bases[unit] for unit in units])
-        self._began = True
+        self.renew_all()
         self.run.log(f"{self.name}/refresh_s", refresh.seconds)
         self.renewed()
+
+    def renew_all(self) -> None:
+        """What lies in the buffers of bases is in force."""
+        for i in self._mine:
+            self.works[i].renew([self._bases[unit] for unit, (item, _) in enumerate(self._units) if item == i])
+        self._began = True
 
     # ── every step ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -284,7 +316,8 @@ class Preconditioner(Part):
         ends = [end - 1 for _, end in self._result_layout.bounds]
         scale = self.scale(sum(self._result_flat[ends].tolist()), optimizer)
         for work, span in zip(self.works, self._result_layout.spans, strict=True):
-            work.write(self._result_flat[slice(*span)], scale)
+            result = self._result_flat[slice(*span)]
+            work.write(result, self.bounded(work, result, scale))
 
     def _check_plan(self, step: Step) -> None:
         averaged = any(one.payload is Payload.GRADIENT and one.members == step.members for one in step.plan.exchanges)
@@ -303,7 +336,15 @@ class Preconditioner(Part):
         for unit, kept in self._kept.items():
             flat[slice(*self._kept_layout.spans[unit])] = kept
         self.exchanges.among_all(flat, self._kept_layout)
-        return {self._key(unit): flat[slice(*span)].clone() for unit, span in enumerate(self._kept_layout.spans)}
+        found = {self._key(unit): flat[slice(*span)].clone() for unit, span in enumerate(self._kept_layout.spans)}
+        if self.saves_bases:
+            layout = Layout.of(self._basis_sizes, self._owner_of, self.run.members)
+            flat = torch.zeros(layout.size, dtype=self._kind)
+            for unit in self._kept:
+                flat[slice(*layout.spans[unit])] = self._bases[unit]
+            self.exchanges.among_all(flat, layout)
+            found |= {f"basis {self._key(unit)}": flat[slice(*span)] for unit, span in enumerate(layout.spans)}
+        return found
 
     def _key(self, unit: int) -> str:
         i, j = self._units[unit]

@@ -30,6 +30,8 @@ class Schedule:
 
     Args:
         factors, refresh: periods in steps. A refresh comes at the first step and then at multiples.
+        early: whether refreshes come at steps 1, 3, 7, … too, until the first period is over: the first basis is of one
+            batch, and weights move most then.
 
     Raises:
         ConfigError: a period is below one step, or the second is no multiple of the first.
@@ -37,6 +39,7 @@ class Schedule:
 
     factors: Value
     refresh: Value
+    early: bool = False
 
     def __post_init__(self) -> None:
         self.periods(0)
@@ -54,7 +57,8 @@ class Schedule:
     def due(self, step: int) -> Due:
         """What ``step`` does."""
         often, seldom = self.periods(step)
-        return Due(step % often == 0, step % seldom == 0)
+        early = self.early and step < seldom and (step + 1) & step == 0
+        return Due(early or step % often == 0, early or step % seldom == 0)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from uneven.errors import ConfigError
 
-_SHARES = {"COMM_OPT": 1.0, "HYBRID_OPT": 0.5, "MEM_OPT": 0.0}
+_SHARES = {"COMM_OPT": 1.0, "HYBRID_OPT": 0.5, "MEM_OPT": 1e-9}
 _METHODS = {"EIGEN": "eigen", "INVERSE": "inverse"}
 _RULES = {"COMPUTE": "compute", "MEMORY": "memory"}
 

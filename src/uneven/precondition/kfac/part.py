@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from uneven.errors import ConfigError, TrainingError
 from uneven.precondition.item_work import ItemWork
+from uneven.precondition.kfac.damping import AdaptiveDamping
 from uneven.precondition.kfac.known import translated
 from uneven.precondition.kfac.layer import Layer, Numbers
 from uneven.precondition.kfac.watch import LayerWatch, find_layers
 from uneven.precondition.part import Preconditioner
 from uneven.precondition.schedule import RunningAverage, Value, value
+from uneven.registry import parse_spec
 from uneven.run.part import Run, Step
 
 
@@ -33,7 +35,8 @@ class KFAC(Preconditioner):
     code. Defaults without a word are ours. Names of kfac-pytorch's arguments are accepted as ``known``.
 
     Args:
-        damping: λ, above 0: a number, a callable of the step, or "adaptive".
+        damping: λ, above 0: a number, a callable of the step, or "adaptive" ("adaptive:start=0.1"), which follows how
+            far steps overshoot; see :mod:`uneven.precondition.kfac.damping`.
         periods: steps between factors, and between refreshes of the bases; numbers or callables of the step.
         share: see :class:`~uneven.precondition.part.Preconditioner`.
         factor_decay: α of the running average, a callable of the factor step, or "exp": min(1 − 1/k, 0.95).
@@ -90,7 +93,10 @@ class KFAC(Preconditioner):
             raise ConfigError(f"accumulation_steps = {accumulation_steps!r} must be a whole number of at least 1")
         if kl_clip is not None and not callable(kl_clip) and not kl_clip > 0.0:
             raise ConfigError(f"kl_clip = {kl_clip!r} must be above 0; None is for no bound")
-        self._damping: Value = damping  # type: ignore[assignment]
+        self._adaptive = _adaptive(damping)
+        self.schedule.early = self._adaptive is not None
+        self._damping: Value = 1.0 if isinstance(damping, str) else damping
+        self._probe: tuple[list[Tensor], list[Tensor]] | None = None
         self._kl_clip = kl_clip
         self._method = method
         self._scaling = scaling
@@ -206,7 +212,7 @@ class KFAC(Preconditioner):
     # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _damping_now(self, step: int) -> float:
-        found = value(self._damping, step)
+        found = value(self._damping, step) if self._adaptive is None else self._adaptive.now
         if not found > 0.0:
             raise ConfigError(f"damping = {found!r} at step {step} must be above 0")
         return found
@@ -214,12 +220,45 @@ class KFAC(Preconditioner):
     def before(self, step: Step, due_factors: bool) -> None:
         """See that the hooks have seen every layer."""
         self._begin_factors()
+        if self._adaptive is not None:
+            self._look_back(self._adaptive)
         self.numbers.damping = self._damping_now(self.clock)
         if due_factors and step.samples and (blind := [one.name for one in self.layers if not one.seen]):
             raise TrainingError(
                 f"{self.name}: layer {blind[0]!r} was in no backward pass that its hooks have seen. Compile the model "
                 f"after session.setup, not before; if the layer is not used, leave it out by skip_layers=[{blind[0]!r}]"
             )
+
+    def _look_back(self, adaptive: AdaptiveDamping) -> None:
+        """See what the last step did to the slope along it, and remember where this one begins."""
+        weights = [one for layer in self.layers for one in layer.weights if one.grad is not None]
+        if self._probe is not None and len(self._probe[0]) == len(weights):
+            before = after = torch.zeros((), dtype=self._kind)
+            for one, was, gradient in zip(weights, *self._probe, strict=True):
+                moved = (one - was).view(-1).to(self._kind)
+                before = before + torch.dot(moved, gradient.view(-1).to(self._kind))
+                after = after + torch.dot(moved, one.grad.reshape(-1).to(self._kind))  # type: ignore[union-attr]
+            adaptive.seen(before.item(), after.item())
+        self._probe = None
+        if self.clock % _LOOK_EVERY == 0 or self.clock < _LOOK_AT_FIRST:
+            self._probe = [one.clone() for one in weights], [one.grad.clone() for one in weights]  # type: ignore[union-attr]
+
+    def bounded(self, work: ItemWork, result: Tensor, scale: float) -> float:
+        """Where λ adapts, no step is longer than 3 % of the weights that it changes: λ has not learnt all yet."""
+        if self._adaptive is None:
+            return scale
+        length = scale * self.numbers.lr_of(work.weights[0]) * float(result.norm())
+        most = _LONGEST * float(work.weights[0].norm())
+        return scale * most / length if length > most > 0.0 else scale
+
+    def opinion(self) -> float:
+        """λ, where it adapts."""
+        return self._adaptive.proposed() if self._adaptive is not None else 0.0
+
+    def settle(self, opinion: float) -> None:
+        """Take the first worker's λ."""
+        if self._adaptive is not None:
+            self._adaptive.now = self.numbers.damping = opinion
 
     def scale(self, product: float, optimizer: torch.optim.Optimizer) -> float:
         """ν = min(1, √(κ / |s|)), with s = Σ lr² ⟨result, gradient⟩ over all layers; 1 for s = 0."""
@@ -253,7 +292,11 @@ class KFAC(Preconditioner):
     def state_dict(self) -> dict[str, Any]:
         """With what is left of the unit matrix, and factor steps so far."""
         state = super().state_dict()
-        return {**state, "identity": self._identity, "taken": self._average.taken} if state else {}
+        return (
+            {**state, "identity": self._identity, "damping": self.numbers.damping, "taken": self._average.taken}
+            if state
+            else {}
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Preconditioner.load_state_dict`."""
@@ -262,7 +305,28 @@ class KFAC(Preconditioner):
             self._identity, self._average.taken = float(state["identity"]), int(state["taken"])
             self._average.folded()
             self._sums.zero_()
+            if self._adaptive is not None:
+                self._adaptive.now = float(state["damping"])
             self._arm()
+
+
+def _adaptive(damping: Value | str) -> AdaptiveDamping | None:
+    if not isinstance(damping, str):
+        return None
+    name, options = parse_spec(damping)
+    if name != "adaptive" or set(options) - {"start"}:
+        raise ConfigError(f"damping = {damping!r}: give a number, a callable, or 'adaptive:start=0.1'")
+    return AdaptiveDamping(float(str(options.get("start", _START))))
+
+
+_START = 0.1
+"""λ that adaptive damping begins with."""
+
+_LONGEST = 0.03
+"""Longest step of adaptive damping, over the length of the weights that it changes. Ours."""
+
+_LOOK_EVERY, _LOOK_AT_FIRST = 5, 20
+"""Adaptive damping looks at every fifth step, and at each of the first twenty: two copies of the weights each time."""
 
 
 def _check(**given: tuple[str, tuple[str, ...]]) -> None:

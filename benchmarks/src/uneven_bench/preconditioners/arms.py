@@ -1,0 +1,179 @@
+"""Ways to take a step: each arm trains its own replica, and can be asked for a plain, a factor or a refresh step."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import uneven
+
+PERIODS = (10, 100)
+KINDS = {"plain": 1, "factor": PERIODS[0], "refresh": PERIODS[1]}
+"""Kind of step → a clock at which it is due."""
+
+RIVAL_AT = "KFAC_PYTORCH"
+"""Environment variable: where kfac-pytorch's repository lies, if it is not installed."""
+
+LR, DAMPING = 0.01, 0.03
+
+
+def rival() -> Any:
+    """kfac-pytorch's ``KFACPreconditioner``; None where its repository is not at hand (it is not on PyPI)."""
+    if (where := os.environ.get(RIVAL_AT)) and where not in sys.path:
+        sys.path.insert(0, where)
+    if importlib.util.find_spec("kfac") is None:
+        return None
+    return getattr(importlib.import_module("kfac.preconditioner"), "KFACPreconditioner", None)
+
+
+class StepArm(ABC):
+    """One of them.
+
+    Args:
+        model: its own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def due(self, kind: str) -> None:  # noqa: B027 - of most arms all steps are alike
+        """The next step is to be of this kind."""
+
+    @abstractmethod
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """On this worker's part of a batch."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
+        """Let go of groups and hooks."""
+
+
+class Plain(StepArm):
+    """An optimizer of torch under DDP, or one that does not exchange where there is one worker."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__(model)
+        self._ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        self.optimizers = optimizers(model, name)
+        self.optimizer = self.optimizers[0]
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """As in any script."""
+        F.cross_entropy(self._ddp(x), y).backward()
+        self.finish()
+        for one in self.optimizers:
+            one.step()
+            one.zero_grad()
+
+    def finish(self) -> None:
+        """Between gradients and step."""
+
+
+def optimizers(model: nn.Module, name: str, lr: float = LR) -> list[torch.optim.Optimizer]:
+    """By name: sgd, adamw, or muon on weights with two axes and AdamW on the others."""
+    if name == "sgd":
+        return [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)]
+    if name == "adamw":
+        return [torch.optim.AdamW(model.parameters(), lr=lr)]
+    square = [one for one in model.parameters() if one.ndim == 2]
+    others = [one for one in model.parameters() if one.ndim != 2]
+    return [torch.optim.Muon(square, lr=lr), torch.optim.AdamW(others, lr=lr)]
+
+
+class KfacPytorch(Plain):
+    """kfac-pytorch over SGD.
+
+    Args:
+        share: its ``grad_worker_fraction``.
+        options: for its preconditioner.
+    """
+
+    def __init__(self, model: nn.Module, share: float, **options: Any) -> None:
+        super().__init__(model, "sgd")
+        how = {"factor_update_steps": PERIODS[0], "inv_update_steps": PERIODS[1], "damping": DAMPING, "lr": LR}
+        self.part = rival()(model, grad_worker_fraction=share, **(how | options))
+        self.sent_bytes = 0.0
+
+    def due(self, kind: str) -> None:
+        """Set its count of steps."""
+        self.part._steps = KINDS[kind]
+
+    def finish(self) -> None:
+        """Its step."""
+        self.part.step()
+
+    def count(self) -> None:
+        """Bytes of its own exchanges, counted as ours are: a ring's for a sum, one copy for a broadcast's receivers."""
+        module: Any = importlib.import_module("kfac.distributed")
+        whole, arm = dist, self
+
+        class CountedExchanges:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(whole, name)
+
+            def all_reduce(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+                size = whole.get_world_size(kwargs.get("group"))
+                arm.sent_bytes += 2 * (size - 1) / size * tensor.nbytes
+                return whole.all_reduce(tensor, *args, **kwargs)
+
+            def broadcast(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+                size = whole.get_world_size(kwargs.get("group"))
+                arm.sent_bytes += (size - 1) / size * tensor.nbytes  # of all of them, on average
+                return whole.broadcast(tensor, *args, **kwargs)
+
+        self._module: Any = module
+        module.dist = CountedExchanges()
+
+    def uncount(self) -> None:
+        """Count no longer."""
+        self._module.dist = dist
+
+
+class PartArm(StepArm):
+    """A part of ours in a session.
+
+    Args:
+        part: with periods as :data:`PERIODS`; None for the session alone.
+        batch: the global one.
+        balance: of the session.
+    """
+
+    def __init__(
+        self, model: nn.Module, part: Any, batch: int, balance: str = "even", lr: float = LR, sync: str = "bsp"
+    ) -> None:
+        super().__init__(model)
+        self.part, self._batch = part, batch
+        self.session = uneven.Session(parts=[part] if part else [], balance=balance, sync=sync)
+        momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
+        _, self.optimizer = self.session.setup(model, torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum))
+
+    def due(self, kind: str) -> None:
+        """Set the part's clock."""
+        if self.part is not None:
+            self.part.clock = KINDS[kind]
+            self.part.stepped()
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """On as many of these samples as the balancer gives this worker."""
+        with self.session.step(self._batch) as n:
+            F.cross_entropy(self.model(x[:n]), y[: len(y) // len(x) * n]).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    @property
+    def sent_bytes(self) -> float:
+        """On the part's lines so far, since they were last written down."""
+        return float(sum(line.traffic.sent_bytes for line in self.part.run.lines.opened))
+
+    def close(self) -> None:
+        """End the session."""
+        self.session.close()

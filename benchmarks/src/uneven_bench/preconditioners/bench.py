@@ -1,0 +1,128 @@
+"""``uneven bench preconditioners``: K-FAC and SOAP against kfac-pytorch, SGD, AdamW and Muon."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uneven.emulate.probe import why_no_bandwidth, why_not_isolated
+from uneven.errors import UnknownNameError
+from uneven_bench.lb_bsp.stage import play
+from uneven_bench.preconditioners.accuracy import blow_ups, tasks, to_target
+from uneven_bench.preconditioners.arms import RIVAL_AT, rival
+from uneven_bench.preconditioners.hooks import hook_overhead
+
+Progress = Callable[[str, str, float], None]
+
+WORKERS = 4
+CORES = (0.6, 0.4, 0.2, 0.1)
+MBIT_PER_S = 100.0
+WEIGHTS = {"1/10": {"factor": 0.9, "refresh": 0.1}, "10/100": {"plain": 0.9, "factor": 0.09, "refresh": 0.01}}
+"""Periods → how often each kind of step comes."""
+
+CASES = ("steps", "exact", "unequal", "links", "target", "blow-ups")
+
+
+def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> dict[str, Any]:
+    """Measure.
+
+    Returns:
+        ``step_vs_kfac_pytorch`` and ``step_vs_sgd`` (model → share → periods → ratio of medians),
+        ``bytes_vs_kfac_pytorch`` (model → share, at 1/10), ``memory_share`` (model → share of all squares on the
+        fullest worker), ``exact_error`` (shares → method → largest difference), ``unequal_gain``,
+        ``unequal_of_limit``, ``hook_overhead``, ``time_to_target`` (task → method → epochs, seconds), ``blow_ups``,
+        ``links``, ``left_out``.
+
+    Raises:
+        UnknownNameError: there is no such case.
+        LaunchError: a worker died.
+    """
+    if case is not None and case not in CASES:
+        raise UnknownNameError("case", case, CASES)
+    wanted = {case} if case else {"steps", "exact", "blow-ups"} if quick else set(CASES)
+    found: dict[str, Any] = {"left_out": {}}
+    if rival() is None:
+        found["left_out"]["kfac-pytorch"] = f"it is not on PyPI; set {RIVAL_AT} to where it is installed"
+    if "steps" in wanted:
+        models = ("resnet20",) if quick else ("resnet20", "mlp", "transformer", "resnet32")
+        _steps(found, models, 3 if quick else 10, ("1/P",) if quick else ("1", "1/2", "1/P"), progress)
+        progress("hooks", "", 0.0)
+        found["hook_overhead"] = hook_overhead(10 if quick else 60)
+    if "exact" in wanted:
+        found["exact_error"] = {
+            "/".join(map(str, shares)): _play(
+                {"what": "exact", "shares": shares, "rival": shares == [1, 1]}, len(shares), progress
+            )
+            for shares in ([3, 1], [5, 3, 2], *([] if rival() is None else [[1, 1]]))
+        }
+    if "unequal" in wanted:
+        task = {"what": "unequal", "model": "resnet20", "cores": CORES, "settle": 8, "blocks": 6}
+        found["unequal"] = told = _play(task, len(CORES), progress)
+        found["unequal_gain"], found["unequal_of_limit"] = told["gain"], told["of_limit"]
+    if "links" in wanted:
+        if why := why_not_isolated() or why_no_bandwidth():
+            found["left_out"]["links"] = why
+        else:
+            task = {"what": "links", "model": "resnet20", "repeats": 3, "shares": ["1", "1/P"]}
+            task["mbit_per_s"] = [MBIT_PER_S] * WORKERS
+            found["links"] = _ratios(_play(task, WORKERS, progress, isolated=True)["seconds"])
+    if "target" in wanted:
+        names = ("regression",) if quick else tuple(tasks(data))
+        said = lambda what, done: progress("time to target", what, done)  # noqa: E731
+        found["time_to_target"] = to_target(data, 1 if quick else 3, said, names)
+    if "blow-ups" in wanted:
+        found["blow_ups"] = blow_ups(data, lambda what, done: progress("blow-ups", what, done), 8 if quick else 24)
+    return found
+
+
+def _steps(
+    found: dict[str, Any], models: tuple[str, ...], repeats: int, shares: tuple[str, ...], progress: Progress
+) -> None:
+    found |= {
+        name: {} for name in ("step_s", "step_vs_kfac_pytorch", "step_vs_sgd", "bytes_vs_kfac_pytorch", "memory_share")
+    }
+    for model in models:
+        task = {"what": "steps", "model": model, "repeats": repeats, "shares": list(shares)}
+        told = _play(task, WORKERS, progress)
+        found["step_s"][model], found["memory_share"][model] = told["seconds"], told["memory_share"]
+        for name, ratios in _ratios(told["seconds"]).items():
+            found[name][model] = ratios
+        sent = {name: _mean(kinds, "1/10") for name, kinds in told["bytes"].items()}
+        found["bytes_vs_kfac_pytorch"][model] = {
+            share: sent[f"ours {share}"] / sent[f"kfac-pytorch {share}"]
+            for share in shares
+            if f"kfac-pytorch {share}" in sent
+        }
+
+
+def _ratios(seconds: dict[str, dict[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Of our steps to kfac-pytorch's with the same share, to its default, and to SGD's: share → periods."""
+    found: dict[str, dict[str, dict[str, float]]] = {"step_vs_kfac_pytorch": {}, "step_vs_sgd": {}}
+    for name in seconds:
+        who, _, share = name.partition(" ")
+        if who != "ours":
+            continue
+        own = {periods: _mean(seconds[name], periods) for periods in WEIGHTS}
+        found["step_vs_sgd"][share] = {periods: own_s / seconds["sgd"]["plain"] for periods, own_s in own.items()}
+        for label, other in ((share, f"kfac-pytorch {share}"), (f"{share} to its default", "kfac-pytorch 1")):
+            if other in seconds:
+                found["step_vs_kfac_pytorch"][label] = {
+                    periods: own_s / _mean(seconds[other], periods) for periods, own_s in own.items()
+                }
+    return found
+
+
+def _mean(kinds: dict[str, float], periods: str) -> float:
+    return sum(part * kinds[kind] for kind, part in WEIGHTS[periods].items())
+
+
+def _play(task: dict[str, Any], workers: int, progress: Progress, isolated: bool = False) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="uneven-preconditioners-") as folder:
+        directory = Path(folder)
+        (directory / "task.json").write_text(json.dumps(task))
+        play(directory, "uneven_bench.preconditioners.worker", workers, isolated=isolated, said=progress)
+        told: dict[str, Any] = json.loads((directory / "results.json").read_text())
+        return told

@@ -1,0 +1,282 @@
+"""One worker of ``uneven bench preconditioners``: does its task, arm by arm in turn; rank 0 writes what came."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import uneven
+from uneven.run.start.connect import connect
+from uneven.world import discover, report_failures
+from uneven_bench.lb_bsp.stage import OnStage
+from uneven_bench.lb_bsp.worker import print_into
+from uneven_bench.preconditioners.arms import DAMPING, KINDS, LR, KfacPytorch, PartArm, Plain, StepArm, rival
+from uneven_bench.preconditioners.models import MODELS
+
+TASK, RESULTS = "task.json", "results.json"
+
+
+def main(directory: Path) -> None:
+    """Do the task that lies in ``directory``."""
+    report_failures()
+    torch.set_num_threads(1)
+    world = discover()
+    print_into(directory / f"output-{world.rank}.txt")
+    task = json.loads((directory / TASK).read_text())
+    stage = OnStage(directory, world.rank, task["what"])
+    connection = connect(world, timeout_s=300.0)
+    found = {"steps": steps, "exact": exact, "unequal": unequal, "links": links}[task["what"]](task, stage)
+    if world.rank == 0:
+        (directory / RESULTS).write_text(json.dumps(found))
+    connection.close()
+    stage.close()
+
+
+def shares(workers: int) -> dict[str, float]:
+    """f by name."""
+    return {"1": 1.0, "1/2": 0.5, "1/P": 1.0 / workers}
+
+
+def steps(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
+    """Seconds of each kind of step of each arm of one model; bytes and memory."""
+    timed, size = MODELS[task["model"]], dist.get_world_size()
+    batch = timed.each * size
+    arms: dict[str, StepArm] = {}
+
+    def add(name: str, make: Callable[[Any], StepArm]) -> None:
+        torch.manual_seed(0)
+        arms[name] = make(timed.make())
+
+    for name in ("sgd", "adamw", "muon"):
+        add(name, partial(Plain, name=name))
+    add("session", lambda model: PartArm(model, None, batch))
+    add("soap", lambda model: PartArm(model, uneven.SOAP(periods=(1, 10), share=1 / size), batch))
+    for label in task["shares"]:
+        f = shares(size)[label]
+        add(f"ours {label}", partial(_kfac, batch=batch, share=f))
+        if rival() is not None:
+            add(f"kfac-pytorch {label}", partial(KfacPytorch, share=f))
+    found: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in KINDS} for name in arms}
+    torch.manual_seed(1 + dist.get_rank())
+    for number in range(task["repeats"] + 1):  # the first one warms up
+        stage.say(task["model"], number / (task["repeats"] + 1))
+        for kind in ("refresh", "plain", "factor"):
+            x, y = timed.draw(timed.each)
+            for name, arm in arms.items():
+                if kind != "plain" and not _second_order(name):
+                    continue
+                arm.due(kind)
+                dist.barrier()
+                began_s = time.perf_counter()
+                arm.step(x, y)
+                dist.barrier()
+                if number:
+                    found[name][kind].append(time.perf_counter() - began_s)
+    medians = {
+        name: {kind: statistics.median(them) for kind, them in kinds.items() if them} for name, kinds in found.items()
+    }
+    whole = {name: arm for name, arm in arms.items() if name.startswith("ours")}
+    result = {"seconds": medians, "memory_share": _memory(next(iter(whole.values())))}
+    result["bytes"] = {name: _bytes(arm, timed.draw(timed.each)) for name, arm in arms.items() if _second_order(name)}
+    for arm in arms.values():
+        arm.close()
+    return result
+
+
+def _kfac(model: torch.nn.Module, batch: int, share: float) -> StepArm:
+    return PartArm(model, uneven.KFAC(damping=DAMPING, periods=(10, 100), share=share), batch)
+
+
+def _second_order(name: str) -> bool:
+    return name.startswith(("ours", "kfac-pytorch", "soap"))
+
+
+def _bytes(arm: Any, batch: Any) -> dict[str, float]:
+    """Bytes that a worker sends in each kind of step, mean over workers."""
+    found = {}
+    if isinstance(arm, KfacPytorch):
+        arm.count()
+    for kind in KINDS:
+        arm.due(kind)
+        before = arm.sent_bytes
+        arm.step(*batch)
+        total = torch.tensor([arm.sent_bytes - before], dtype=torch.float64)
+        dist.all_reduce(total)
+        found[kind] = total.item() / dist.get_world_size()
+    if isinstance(arm, KfacPytorch):
+        arm.uncount()
+    return found
+
+
+def _memory(arm: Any) -> float:
+    """Numbers that the fullest worker keeps for factors, over those of all factors as squares."""
+    part = arm.part
+    own = part._sums.numel() + sum(one.numel() for one in part._kept.values())
+    most = torch.tensor([float(own)])
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return most.item() / sum(side**2 for one in part.works for side in one.item.sides)
+
+
+def exact(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
+    """Largest difference of weights to one process after 12 steps on unequal shares; and to kfac-pytorch, per step."""
+    rank, parts = dist.get_rank(), task["shares"]
+    batch, found = 16 * len(parts), {}
+    own = [batch * one // sum(parts) for one in parts]
+    own[0] += batch - sum(own)
+    makers = {
+        "kfac": lambda: uneven.KFAC(damping=DAMPING, periods=(2, 4), share=1 / len(parts)),
+        "soap": lambda: uneven.SOAP(periods=(2, 4), share=1 / len(parts)),
+    }
+    for name, make in makers.items():
+        torch.manual_seed(0)
+        model = _exact_model()
+        arm = PartArm(model, make(), batch, balance=f"static:shares={'/'.join(map(str, own))}")
+        for number in range(12):
+            torch.manual_seed(number)
+            x, y = _exact_batch(batch)
+            mine = slice(sum(own[:rank]), sum(own[: rank + 1]))
+            arm.step(x[mine], y[mine])
+        arm.close()
+        found[name] = 0.0
+        if rank == 0:
+            alone = _alone(make(), batch)
+            found[name] = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), alone, strict=True))
+        dist.barrier()
+    if rival() is not None and task["rival"]:
+        found["kfac-pytorch"] = _against_rival(batch // len(parts))
+    return found
+
+
+def _exact_model() -> torch.nn.Module:
+    """In float64: SOAP divides by their size directions that no gradient ever had, and float32 leaves noise there."""
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(2, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, stride=2), torch.nn.Flatten(),
+        torch.nn.Linear(72, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10),
+    ).double()  # fmt: skip
+
+
+def _exact_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(n, 2, 8, 8, dtype=torch.float64), torch.randint(0, 10, (n,))
+
+
+def _alone(part: Any, batch: int) -> list[torch.Tensor]:
+    """Weights of one process after these steps, without a session."""
+    from uneven import Run, Step
+    from uneven.core.actions import StepPlan
+    from uneven.run.lines import ThreadLines
+
+    torch.manual_seed(0)
+    model = _exact_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.0 if isinstance(part, uneven.SOAP) else 0.9)
+    now = Step(0, 0, 0, 0, (0,), (batch,), StepPlan())
+    lines = ThreadLines.of(1)[0]
+    part.attach(
+        Run(
+            rank=0,
+            members=(0,),
+            lines=lines,
+            model=model,
+            optimizers=(optimizer,),
+            log=lambda *_: None,
+            now=lambda: now,
+        )
+    )
+    for number in range(12):
+        torch.manual_seed(number)
+        x, y = _exact_batch(batch)
+        F.cross_entropy(model(x), y).backward()
+        part.gradients_ready(now, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
+
+
+def _against_rival(each: int) -> float:
+    """Largest difference of a preconditioned gradient to kfac-pytorch's, relative, from equal weights in each step."""
+    size, worst = dist.get_world_size(), 0.0
+    for name in ("resnet20", "mlp"):
+        timed = MODELS[name]
+        gradients: dict[StepArm, list[torch.Tensor]] = {}
+        torch.manual_seed(0)
+        how: dict[str, Any] = {"damping": 1e-7, "kl_clip": 0.001}
+        theirs = KfacPytorch(timed.make(), 1.0, factor_update_steps=1, inv_update_steps=3, **how)
+        ours = PartArm(timed.make(), uneven.KFAC(scaling="compat", periods=(1, 3), share=1.0, **how), each * size)
+        both: tuple[Any, ...] = (theirs, ours)
+        for arm in both:
+
+            def note(*_: object, arm: Any = arm, gradients: dict[Any, Any] = gradients) -> None:
+                gradients[arm] = [one.grad.clone() for one in arm.model.parameters() if one.grad is not None]
+
+            arm.optimizer.register_step_pre_hook(note)
+        for number in range(7):
+            ours.model.load_state_dict(theirs.model.state_dict())
+            torch.manual_seed(100 * number + dist.get_rank())
+            x, y = timed.draw(each)
+            for one in both:
+                one.step(x, y)
+            for a, b in zip(*gradients.values(), strict=True):
+                worst = max(worst, float((a - b).norm() / b.norm().clamp_min(1e-12)))
+        ours.close()
+    return worst
+
+
+def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
+    """Seconds of a step on unequal workers: owners by speed and shares by LB-BSP, against n³ and equal ones."""
+    timed, size = MODELS[task["model"]], dist.get_world_size()
+    batch = timed.each * size * 2
+    arms = {}
+    for name, place, balance in (("ours", "speed", "lb-bsp"), ("n3", "compute", "even")):
+        torch.manual_seed(0)
+        part = uneven.KFAC(damping=DAMPING, periods=(1, 10), share=1 / size, place=place)
+        arms[name] = PartArm(timed.make(), part, batch, balance=balance)
+    torch.manual_seed(1 + dist.get_rank())
+    stage.have(tuple(task["cores"]), ())
+    x, y = timed.draw(batch)
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    worked: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(task["blocks"] + task["settle"]):
+        stage.say(task["model"], number / (task["blocks"] + task["settle"]))
+        for name, arm in arms.items():
+            dist.barrier()
+            began_s, cpu_s = time.perf_counter(), time.process_time()
+            for _ in range(10):
+                arm.step(x, y)
+            dist.barrier()
+            if number >= task["settle"]:
+                taken[name].append((time.perf_counter() - began_s) / 10)
+                cpu = torch.tensor([(time.process_time() - cpu_s) / 10], dtype=torch.float64)
+                dist.all_reduce(cpu)
+                worked[name].append(cpu.item())
+    stage.lift()
+    found = {name: statistics.median(them) for name, them in taken.items()}
+    limit_s = statistics.median(worked["ours"]) / sum(task["cores"])
+    result = {
+        "step_s": found, "limit_s": limit_s, "gain": found["n3"] / found["ours"], "of_limit": limit_s / found["ours"],
+        "shares": list(arms["ours"].session.newest_shares),
+        "owners": {name: list(one) for name, one in arms["ours"].part.owners.items()},
+    }  # fmt: skip
+    for arm in arms.values():
+        arm.close()
+    return result
+
+
+def links(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
+    """As :func:`steps`, on links of so many Mbit/s."""
+    stage.have((), tuple(task["mbit_per_s"]))
+    found = steps(task, stage)
+    stage.lift()
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

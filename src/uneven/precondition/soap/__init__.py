@@ -1,0 +1,1 @@
+"""SOAP: Adam in the eigenbasis of Shampoo's squares."""

@@ -1,0 +1,140 @@
+"""SOAP as a part of a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import CheckpointError, ConfigError
+from uneven.precondition.item_work import ItemWork
+from uneven.precondition.part import Preconditioner
+from uneven.precondition.schedule import Value
+from uneven.precondition.soap.weight import AdamRates, Straight, Turned
+from uneven.run.part import Step
+
+
+class SOAP(Preconditioner):
+    """Adam in the eigenbasis of each weight's own squares L = E[∇ ∇ᵀ] and R = E[∇ᵀ ∇] (arXiv 2409.11321)::
+
+        session = uneven.Session(parts=[uneven.SOAP()])
+        model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=3e-3, weight_decay=0.01))
+
+    It turns gradients into SOAP's steps, so the optimizer behind it is plain SGD without momentum, whose learning rate
+    and weight decay are SOAP's. L and R are made of gradients that are averaged over all workers already, so unequal
+    shares change nothing, no layer needs a hook, and nothing but bases and steps travels. Weights with one axis get
+    Adam's step.
+
+    Args:
+        betas: of Adam.
+        squares: decay of L and R; the second of ``betas`` if None.
+        eps: Adam's.
+        periods: steps between additions to L and R, and between refreshes of the bases.
+        largest: weights with a longer side get Adam's step.
+        share, place, colocate, refresh: see :class:`~uneven.precondition.part.Preconditioner`.
+
+    Raises:
+        ConfigError: an argument out of range.
+    """
+
+    movable = False  # averages in the basis lie with who preconditions a weight,
+    saves_bases = True  # and are of no use in another basis
+
+    def __init__(
+        self,
+        *,
+        betas: tuple[float, float] = (0.95, 0.95),
+        squares: float | None = None,
+        eps: float = 1e-8,
+        periods: tuple[Value, Value] = (1, 10),
+        largest: int = 10_000,
+        share: float | str = "auto",
+        place: str = "speed",
+        colocate: bool = True,
+        refresh: str = "now",
+    ) -> None:
+        super().__init__(share=share, periods=periods, place=place, colocate=colocate, refresh=refresh, kind=None)
+        decays = (betas[0], betas[1], betas[1] if squares is None else squares)
+        if not all(0.0 <= one < 1.0 for one in decays) or not eps > 0.0:
+            raise ConfigError(
+                f"betas = {betas!r}, squares = {squares!r}, eps = {eps!r}: from 0 to below 1, and above 0"
+            )
+        self._rates = AdamRates(*decays, eps)
+        self._largest = largest
+
+    def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
+        """Weights with two axes; others are Adam's."""
+        stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        self.turned: list[Turned] = []
+        self._straight: list[Straight] = []
+        for name, weight in model.named_parameters():
+            if id(weight) not in stepped or not weight.requires_grad:
+                self.notes[name] = "frozen, or another optimizer steps it"
+            elif weight.ndim < 2 or max(len(weight), weight.numel() // len(weight)) > self._largest:
+                self._straight.append(Straight(name, weight, self._rates))
+            else:
+                self.turned.append(Turned(name, weight, self._rates, self._kind))
+        if any(group.get("momentum") for group in optimizer.param_groups):
+            raise ConfigError("SOAP has momentum of its own: give the optimizer behind it none, SGD(…, momentum=0)")
+        return list(self.turned)
+
+    def start_kept(self, work: ItemWork, square: int) -> Tensor:
+        """Nothing was seen yet."""
+        return torch.zeros(work.sizes.kept[square], dtype=self._kind)
+
+    def before(self, step: Step, due_factors: bool) -> None:
+        """Owners take gradients into their squares; weights with one axis take their step."""
+        self._rates.taken += 1
+        self._take_loaded()
+        if due_factors:
+            for unit, kept in self._kept.items():
+                i, j = self._units[unit]
+                self.turned[i].add(j, kept)
+        for one in self._straight:
+            one.apply()
+
+    def bring_up_to_date(self) -> None:
+        """Squares are."""
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _gather(self) -> dict[str, Tensor]:
+        """With Adam's averages, each of which lies in one column."""
+        found = super()._gather()
+        for what in ("momentum", "square"):
+            for i in self._mine:
+                span = self._result_layout.spans[i]
+                self._result_flat[slice(*span)] = getattr(self.turned[i], what).view(-1)
+            self.exchanges.in_row(self._result_flat, self._result_layout)
+            for one, span in zip(self.turned, self._result_layout.spans, strict=True):
+                found[f"{what} {one.name}"] = self._result_flat[slice(*span)].clone()
+            found |= {f"{what} {one.name}": getattr(one, what).clone() for one in self._straight}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the number of steps."""
+        state = super().state_dict()
+        return {**state, "taken": self._rates.taken} if state else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`Preconditioner.load_state_dict`."""
+        super().load_state_dict(state)
+        if "clock" not in state:
+            return
+        self._rates.taken = int(state["taken"])
+        averaged: list[Turned | Straight] = [*self.turned, *self._straight]
+        for one in averaged:
+            for what in ("momentum", "square"):
+                key, mine = f"{what} {one.name}", getattr(one, what)
+                if key not in state or state[key].numel() != mine.numel():
+                    raise CheckpointError(
+                        f"{self.name}: the state has no {key!r} of {mine.numel()} numbers: another model"
+                    )
+                mine.copy_(state[key].view_as(mine))
+        for unit, view in self._bases.items():
+            key = f"basis {self._key(unit)}"
+            if key not in state or state[key].numel() != view.numel():
+                raise CheckpointError(f"{self.name}: the state has no {key!r} of {view.numel()} numbers: another model")
+            view.copy_(state[key])
+        self.renew_all()

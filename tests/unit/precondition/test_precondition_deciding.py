@@ -1,0 +1,159 @@
+"""Placement, schedule, packing, agreement, adaptive λ and kfac-pytorch's names: pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from uneven.errors import ConfigError
+from uneven.precondition.agree import agreed, better
+from uneven.precondition.kfac.damping import AdaptiveDamping
+from uneven.precondition.kfac.known import translated
+from uneven.precondition.pack import Layout, moves
+from uneven.precondition.place import Item, gradient_workers, grid, place
+from uneven.precondition.schedule import RunningAverage, Schedule
+
+
+def test_the_grid_is_kaisas() -> None:
+    found = grid(range(8), 2)
+    assert found.columns == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert found.rows == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert grid(range(4), 4) == (((0, 1, 2, 3),), ((0,), (1,), (2,), (3,)))
+    assert grid(range(4), 1) == (((0,), (1,), (2,), (3,)), ((0, 1, 2, 3),))
+
+
+def cubes(*costs: float) -> list[Item]:
+    """Items of one square whose n³ is each of these."""
+    return [Item(f"L{number}", (cost ** (1 / 3),), 0.0) for number, cost in enumerate(costs, 1)]  # type: ignore[arg-type]
+
+
+def test_the_worked_example_of_the_placement() -> None:
+    found = place(cubes(10, 7, 6, 4, 3), grid(range(4), 2), rule="compute")
+    assert [owners[0] for owners in found.owners] == [0, 1, 3, 2, 3]
+    assert found.columns == ((0, 2), (1, 3), (1, 3), (0, 2), (1, 3))
+
+
+def test_columns_are_loaded_to_four_thirds_of_the_best_at_most() -> None:
+    for costs in itertools.product((1.0, 2.0, 3.0, 5.0), repeat=5):
+        found = place(cubes(*costs), grid(range(2), 1), rule="compute")
+        loads = [sum(c for c, owners in zip(costs, found.owners, strict=True) if owners[0] == rank) for rank in (0, 1)]
+        best = min(
+            max(sum(some), sum(costs) - sum(some)) for n in range(6) for some in itertools.combinations(costs, n)
+        )
+        assert max(loads) <= 4 / 3 * best + 1e-9
+
+
+ITEMS = [Item(f"layer {number}", (200, 100), 2.4e7) for number in range(12)]
+
+
+def test_owners_follow_speed() -> None:
+    speeds = (0.6, 0.4, 0.2, 0.1)
+    on = grid(range(4), 1)
+    placed = place(ITEMS, on, speeds=speeds, period=10)
+    times = [placed.load(ITEMS, rank, 10) / speed for rank, speed in enumerate(speeds)]
+    alike = place(ITEMS, on, rule="compute")
+    worst = max(alike.load(ITEMS, rank, 10) / speed for rank, speed in enumerate(speeds))
+    assert max(times) < 0.5 * worst
+    assert better(alike, placed, ITEMS, speeds, range(4), 10) is placed
+    assert better(placed, placed, ITEMS, speeds, range(4), 10) is None
+    assert better(placed, alike, ITEMS, speeds, range(4), 10) is None
+
+
+def test_round_robin_parts_the_factors_of_a_layer_where_there_are_more_ranks_than_layers() -> None:
+    two = ITEMS[:2]
+    assert place(two, grid(range(4), 4), rule="round-robin", colocate=False).owners == ((0, 1), (2, 3))
+    assert place(two, grid(range(4), 1), rule="round-robin").owners == ((0, 0), (1, 1))
+    apart = place(ITEMS, grid(range(4), 4), rule="compute", colocate=False)
+    assert any(a != b for a, b in apart.owners)
+
+
+def test_refused_shares_periods_and_rules() -> None:
+    with pytest.raises(ConfigError, match=r"share = 0.4 of 4 workers makes 1.6 .* give one of 1/4, 2/4, 4/4"):
+        gradient_workers(0.4, 4)
+    with pytest.raises(ConfigError, match="which must be a whole number that divides 4"):
+        gradient_workers(0.75, 4)
+    assert [gradient_workers(f, 4) for f in (0.0001, 0.25, 0.5, 1.0)] == [1, 1, 2, 4]
+    with pytest.raises(ConfigError, match=r"periods = \(3, 10\) at step 0: .* the second a multiple of the first"):
+        Schedule(3, 10)
+    with pytest.raises(ConfigError, match="place = 'size' is none of 'speed', 'compute'"):
+        place(ITEMS, grid(range(2), 1), rule="size")
+
+
+def test_periods_may_grow_and_refreshes_come_early_where_asked_for() -> None:
+    growing = Schedule(lambda step: 1 if step < 6 else 10, lambda step: 3 if step < 6 else 100)
+    assert [step for step in range(200) if growing.due(step).refresh] == [0, 3, 100]
+    assert [step for step in range(30) if growing.due(step).factors] == [0, 1, 2, 3, 4, 5, 10, 20]
+    early = Schedule(5, 10, early=True)
+    assert [step for step in range(31) if early.due(step).refresh] == [0, 1, 3, 7, 10, 20, 30]
+    assert all(early.due(step).factors for step in (0, 1, 3, 5, 7, 10))
+
+
+@pytest.mark.parametrize("decay", [0.95, 0.3, 0.0, "exp", lambda step: 0.5 + 0.005 * step])
+def test_sums_that_never_decay_are_the_running_average(decay: object) -> None:
+    average = RunningAverage(decay)  # type: ignore[arg-type]
+    plain = kept = 1.0
+    sums = 0.0
+    for step in range(60):
+        alpha = decay(step) if callable(decay) else min(1 - 1 / (step + 1), 0.95) if decay == "exp" else decay
+        plain = alpha * plain + (1 - alpha) * step  # type: ignore[operator]
+        shrink, weight = average.step()
+        sums = sums * shrink + weight * step
+        if step % 25 == 24:
+            kept, sums = average.kept * kept + average.fade * sums, 0.0
+            average.folded()
+    assert average.kept * kept + average.fade * sums == pytest.approx(plain)
+    with pytest.raises(ConfigError, match=r"factor_decay = 1.0 at factor step 0 must be at least 0 and below 1"):
+        RunningAverage(1.0)
+    with pytest.raises(ConfigError, match="'exp'"):
+        RunningAverage("log")
+
+
+def test_pieces_of_one_rank_lie_together_and_move_to_new_owners() -> None:
+    layout = Layout.of([2, 3, 4, 1], [1, 0, 1, 0], (0, 1, 2), extra=1)
+    assert layout.spans == ((5, 7), (0, 3), (7, 11), (3, 4))
+    assert layout.bounds == ((0, 5), (5, 12), (12, 13))
+    assert (layout.size, layout.bound(1)) == (13, (5, 12))
+    old, new = [0, 0, 1, 2], [0, 1, 0, 1]
+    assert moves(old, new, 0) == ({1: [1]}, {1: [2]})
+    assert moves(old, new, 1) == ({0: [2]}, {0: [1], 2: [3]})
+
+
+def test_who_has_measured_nothing_is_as_fast_as_its_share_says() -> None:
+    assert agreed([(math.nan, 2.0), (math.nan, 0.4)], (3, 1)) == ((3.0, 1.0), False)
+    assert agreed([(60.0, 2.0), (math.nan, 0.6)], (3, 1)) == ((60.0, 20.0), True)
+
+
+def test_adaptive_damping_grows_where_steps_overshoot_and_shrinks_where_they_are_timid() -> None:
+    one = AdaptiveDamping(0.1)
+    one.seen(-1.0, 3.0)
+    assert one.proposed() == pytest.approx(0.3)  # three times as far beyond the bottom as it came down
+    one.seen(-1.0, 0.5)
+    assert one.proposed() == 0.1
+    one.seen(-1.0, -0.3)
+    assert one.proposed() == pytest.approx(0.08)
+    one.seen(math.nan, 1.0)
+    assert one.proposed() == pytest.approx(10.0)
+    one.seen(-1.0, 1e9)
+    assert one.proposed() == pytest.approx(10.0)
+    assert one.proposed() == 0.1  # nothing was seen
+
+
+def test_names_of_kfac_pytorch() -> None:
+    class Enum:
+        name = "MEM_OPT"
+
+    ours = {"periods": (1, 10), "share": "auto", "method": "eigen", "place": "speed", "colocate": True}
+    told = {"factor_update_steps": 5, "inv_update_steps": 50, "grad_worker_fraction": 0.5, "compute_method": "INVERSE",
+            "assignment_strategy": "memory", "colocate_factors": False, "symmetry_aware": True}  # fmt: skip
+    found = {"periods": (5, 50), "share": 0.5, "method": "inverse", "place": "memory", "colocate": False}
+    assert translated(ours, told) == found
+    assert translated(ours, {"grad_worker_fraction": "COMM_OPT"})["share"] == 1.0
+    assert 0.0 < translated(ours, {"grad_worker_fraction": Enum()})["share"] < 0.01
+    with pytest.raises(ConfigError, match=r"lr = 0.1: leave it out, the learning rate is read from the optimizer"):
+        translated(ours, {"lr": 0.1})
+    with pytest.raises(ConfigError, match="no argument 'dampening'"):
+        translated(ours, {"dampening": 0.1})
+    with pytest.raises(ConfigError, match="compute_method = 'QR' is none of EIGEN, INVERSE"):
+        translated(ours, {"compute_method": "QR"})
