@@ -2,8 +2,8 @@
 
 Usage: elastic_script.py FOLDER EPOCHS READERS [FAULT …]; a fault is kill@W:I (before the exchange of
 iteration I), after@W:I (dies right after it), late@W:I (takes its exchange for failed, once somebody is gone or has
-given it up), leave@W:I, until@W (there is one more epoch until W has left), or door@I (nobody goes on before somebody
-asks to join).
+given it up), leave@W:I, until@W (there is one more epoch until W has left), door@I (nobody goes on before somebody
+asks to join), save@I (the first of them saves after the step of iteration I, and all end there), or resume.
 """
 
 import json
@@ -43,14 +43,18 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
     session = uneven.Session()
     session.setup(net, optimizer)
     elastic = session._loop.context.elastic
-    assert elastic is not None
+    if "resume" in faults:
+        saved = torch.load(folder / "saved", weights_only=True)
+        net.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        session.load_state_dict(saved["session"])
     loader = session.loader(dataset(), batch_size=X, num_workers=readers)
     worker = session.worker
     log = (folder / f"{worker}.jsonl").open("a", buffering=1)
     until = {int(one.removeprefix("until@")) for one in faults if one.startswith("until@")}
-    while loader.epoch < epochs or until & {*elastic.members}:
+    while loader.epoch < epochs or (until and until & {*elastic.members}):
         for x, y, ids in loader:
-            time.sleep(0.01 if until & {*elastic.members} else 0.0)
+            time.sleep(0.01 if until and until & {*elastic.members} else 0.0)
             part = session._loop.part
             at = part.iteration
             if f"door@{at}" in faults:
@@ -69,6 +73,12 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             optimizer.zero_grad()
+            if f"save@{at}" in faults:
+                state = {"model": net, "optimizer": optimizer, "session": session}
+                if session.rank == 0:
+                    torch.save({name: one.state_dict() for name, one in state.items()}, folder / "saved")
+                session.close()
+                return
     torch.save(net.state_dict(), folder / f"{worker}.pt")
     (folder / f"{worker}.place").write_text(f"{session.rank} of {session.world_size}")
     session.close()

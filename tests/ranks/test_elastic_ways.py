@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 import elastic_more
 import elastic_script
 import pytest
+import test_elastic
 import torch
 import torch.nn.functional as F
 from test_elastic import HERE, free_port
@@ -115,3 +117,21 @@ def test_a_sum_of_a_part_is_that_of_those_who_are_left(tmp_path: Path) -> None:
     """Exchanges of gradients are even, and the part's odd. Worker 2 dies in the part's; 1 after one that 0 has not
     completed; 3 in one of gradients; 4 joins."""
     check(tmp_path, "part", ["kill@2:7", "after@1:13", "late@0:13", "kill@3:20", "door@24"], {0, 4})
+
+
+def test_a_checkpoint_after_a_loss_resumes_on_any_number(tmp_path: Path) -> None:
+    """Also what the dead worker had, which is still to come when it is saved, comes once."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    script = [HERE / "elastic_script.py", saved, 2, 0]
+    with run("--nproc", 3, "--elastic", "1:3", "--run-dir", saved / "run", *script, "kill@0:31", "save@32") as a:
+        said = a.communicate(100)[1]
+    assert a.returncode == 0, said
+    for workers, options in ((2, []), (4, ["--elastic", "1:4"])):
+        folder = tmp_path / str(workers)
+        shutil.copytree(saved, folder)
+        script = [HERE / "elastic_script.py", folder, 2, 0, "resume"]
+        with run("--nproc", workers, *options, "--run-dir", folder / "resumed", *script) as b:
+            said = b.communicate(100)[1]
+        assert b.returncode == 0, said
+        test_elastic.check(folder, 2, set(range(workers)))

@@ -30,7 +30,7 @@ from uneven.control.decider import Decider, Decision, PartialUpdate
 from uneven.control.forecast import Forecaster
 from uneven.control.referee import Complaint
 from uneven.control.reporter import Load, Reporter
-from uneven.control.reports import Report
+from uneven.control.reports import SILENT, Report
 from uneven.control.table import ReportTable
 from uneven.core.plain import Count, Misfit, inside, loading, read
 from uneven.core.records import SplitRecord
@@ -261,6 +261,9 @@ class Controller:
         old = self._era
         self._earlier.append(old)
         self._era = era = _Era(first, old.decider.successor(members, limits))
+        past = [_of_members(table, old.places, members) for table in self._past]
+        self._past.clear()
+        self._past.extend(past)
         era.soonest = era.far = era.due = first + 1
         self._adapts = True
         for rank in [rank for rank in self._reporters if rank not in old.places]:
@@ -322,7 +325,8 @@ class Controller:
         """The decider's state, what one worker's forecaster has learnt, and everybody's past, as plain data."""
         past = [[[x if math.isfinite(x) else None for x in row] for row in table.rows.tolist()] for table in self._past]
         forecaster = self.reporter(rank).forecaster.state_dict()
-        return {**self._era.decider.state_dict(), "rank": rank, "forecaster": forecaster, "past": past}
+        place = self._era.places[rank]  # who resumes it has other numbers, if members have changed
+        return {**self._era.decider.state_dict(), "rank": place, "forecaster": forecaster, "past": past}
 
     def check(self, rank: int, state: dict[str, Any]) -> None:
         """See that ``state`` can be gone on with. Nothing is changed.
@@ -368,12 +372,13 @@ class Controller:
         """A forecaster that goes on with this state, or with what this worker reported if it is another rank's."""
         forecaster = self._make_forecaster()
         forecaster.hidden_s = self._era.decider.hidden_s
-        if saved["rank"] == rank:
+        place = self._era.places[rank]
+        if saved["rank"] == place:
             with inside("forecaster"):
                 forecaster.load_state_dict(saved["forecaster"])
         else:
             for table in past:
-                own = Report(*table.rows[self._era.places[rank]].tolist())
+                own = Report(*table.rows[place].tolist())
                 if own.believable and own.iterations:
                     forecaster.observe(own.observation())
         forecaster.tell()
@@ -397,6 +402,11 @@ def _by_rank(split: SplitRecord, members: tuple[int, ...]) -> SplitRecord:
         shares[rank], speeds[rank] = split.shares[place], split.speeds_per_s[place]
         predicted[rank] = split.predicted_per_s[place]
     return replace(split, shares=tuple(shares), speeds_per_s=tuple(speeds), predicted_per_s=tuple(predicted))
+
+
+def _of_members(table: ReportTable, places: Mapping[int, int], members: Iterable[int]) -> ReportTable:
+    """A table of the members before, in the order of those there are now; newcomers had reported nothing."""
+    return ReportTable([table.rows[places[one]] if one in places else SILENT for one in members])
 
 
 def _table(rows: Sequence[Sequence[float | None]]) -> ReportTable:

@@ -118,3 +118,18 @@ def test_lbb_fits_a_newcomer_of_whom_it_has_no_profile() -> None:
     made._started = True
     shares = made.split(view).shares
     assert shares[0] > shares[1] > shares[2]
+
+
+@pytest.mark.parametrize("balance", BALANCERS)
+def test_what_is_saved_after_members_changed_is_taken_up_by_others(balance: str) -> None:
+    """They have other numbers; each goes on with what was known of the member in its place."""
+    one = controller(balance, (0, 1, 2, 3))
+    play(one, range(40))
+    change(one, 40, (1, 2, 3, 7))
+    saved = one.state_dict(2)
+    for rank in range(4):
+        its = controller(balance, (0, 1, 2, 3))
+        its.load_state_dict(rank, saved)
+        assert (its.newest, its.state_dict(rank)["past"]) == (one.newest, saved["past"])
+        if rank == 1:
+            assert its.state_dict(rank)["forecaster"] == saved["forecaster"]
