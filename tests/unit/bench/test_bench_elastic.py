@@ -266,6 +266,8 @@ def test_figures_of_a_run_are_those_of_its_logs(tmp_path: Path) -> None:
         "overhead": {"4MB": 1.01, "100MB": None}, "goodput": 0.9, "goodput_vs_torchrun": None,
         "goodput_vs_torchft": pytest.approx(1.8),
     }  # fmt: skip
+    join = {**told["events"][0], "kind": "join", "victims": 0}
+    assert figures.summary({"faults": {"uneven": {**told, "events": [join]}}})["faults"] == 0, "a join is no fault"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     errors = [case["replay_error"] for case in ours if case["replay_error"] is not None]
     spots = {arm: found.get(name, {}).get("goodput") for name, arm in SPOT.items()}
     return {
-        "faults": len(events) if ours else None,
+        "faults": sum(event["victims"] > 0 for event in events) if ours else None,
         "lost": sum(case["lost"] for case in counted) if counted else None,
         "twice": sum(case["twice"] for case in counted) if counted else None,
         "replay_error": max(errors) if errors else None,
