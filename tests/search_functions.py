@@ -26,6 +26,8 @@ def climbs(trial: Trial) -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(trial["rate"]), momentum=0.9)  # type: ignore[arg-type]
     for step in trial.steps(model=model, optimizer=optimizer):
+        if step == 9:
+            return
         if "pause_s" in trial.params:
             time.sleep(float(trial["pause_s"]))  # type: ignore[arg-type]
         x = torch.randn(16, 4)
@@ -35,8 +37,6 @@ def climbs(trial: Trial) -> None:
         optimizer.zero_grad()
         _note(trial, f"{trial.number} {step}")
         trial.report(loss=loss.item())
-        if step == 8:
-            return
 
 
 class Counts(Trainable):
@@ -59,14 +59,14 @@ class Counts(Trainable):
 def crashes(trial: Trial) -> None:
     """Trial 0 raises once in its third step, trial 1 kills its process in each, trial 2 diverges."""
     for step in trial.steps(count=Counter()):
+        if step == 5:
+            return
         if trial.number == 0 and step == 2 and not trial.resumed:
             raise ValueError("a bad day")
         if trial.number == 1 and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         score = float("nan") if trial.number == 2 and step == 1 else float(step)
         trial.report(score=score)
-        if step == 4:
-            return
 
 
 class Counter:
@@ -136,6 +136,8 @@ def reads(trial: Trial) -> None:
     torch.manual_seed(trial.seed)
     weight = nn.Linear(1, 1)
     for epoch, batches in trial.epochs(weight, batch_size=int(trial["batch"])):  # type: ignore[arg-type]
+        if epoch == 3:
+            return
         seen, digest = [], 0.0
         for x, _ in batches:
             seen += [round(value) for value in (x[:, 0] - 0.05).tolist()]
@@ -143,8 +145,6 @@ def reads(trial: Trial) -> None:
         assert sorted(seen) == list(range(90)), sorted(seen)
         assert sum(len(y) for _, y in trial.validation(7)) == 20
         trial.report(score=digest)
-        if epoch == 2:
-            return
 
 
 def _note(trial: Trial, text: str) -> None:

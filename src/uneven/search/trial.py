@@ -133,7 +133,8 @@ class Trial:
     def steps(self, **parts: Stateful) -> Iterator[int]:
         """Numbers of steps, from the one at which the trial was paused, without end: ``report`` ends it.
 
-        Each step reports once, at its end.
+        Each step reports once, at its end. To end by itself, a trial returns before it trains a step, not after its
+        report: that may pause it, and it goes on with the next step.
 
         Args:
             parts: see :meth:`keep`.

@@ -21,7 +21,8 @@ def preconditioners(
 
     Cases: steps, exact, unequal, links, target, blow-ups.
 
-    --quick plays steps of one ResNet, exact and a third of the settings alone.
+    --quick plays steps of one ResNet, exact and a third of the settings alone, in a few minutes. The full cases
+    have not been timed.
     """
     from uneven.data.datasets import images
     from uneven_bench.preconditioners.bench import run
