@@ -97,13 +97,17 @@ def test_a_run_that_nobody_keeps(script: str, monkeypatch: pytest.MonkeyPatch) -
         before.check(Launch(target=(script,), join=f"127.0.0.1:{port}"))
 
 
-def test_somebody_who_is_no_launcher(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_who_is_no_launcher(
+    script: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(members, "JOINED_WITHIN_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as other:
         endpoint = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(LaunchError, match=f"there is no run at {endpoint}") as told:
             members.run_members(Launch(target=(script,), nproc="1", join=endpoint), None)
+        said = capfd.readouterr().err  # before the other one hangs up on torch, which would write that down
     assert "\n" not in str(told.value)
+    assert said == ""
 
 
 class TestOthers:
