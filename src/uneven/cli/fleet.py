@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from uneven.cli.options import Devices, Engine, devices_named
 from uneven.core.text import printable
 from uneven.fleet.member.batch_rule import BatchRule
 from uneven.fleet.timeout import TIMEOUT_S
@@ -20,9 +21,7 @@ def command(
     ensemble: Annotated[
         Path, typer.Argument(metavar="ENSEMBLE", help="A TOML file that names members and data.", show_default=False)
     ],
-    devices: Annotated[
-        str, typer.Option("--devices", help="auto, a number of CPU slots, or names: cuda:0,cuda:1.")
-    ] = "auto",
+    devices: Devices = "auto",
     directory: Annotated[
         Path | None,
         typer.Option("--directory", help="For checkpoints. [default: runs/NAME of the file]", show_default=False),
@@ -34,9 +33,7 @@ def command(
             help="A member's batch on m devices: as on one; m times, with the learning rate; m times, as in the paper.",
         ),
     ] = BatchRule.KEEP,
-    engine: Annotated[
-        str, typer.Option("--engine", help="local, or ray for the devices of a Ray cluster (the extra ray).")
-    ] = "local",
+    engine: Engine = "local",
     timeout: Annotated[
         float,
         typer.Option("--timeout", metavar="SECONDS", help="The longest that one sample, step or factory may take."),
@@ -72,15 +69,10 @@ def command(
     from uneven.fleet import ensemble_file
 
     asked = ensemble_file.read(ensemble)
-    wanted: str | int | list[str] = devices
-    if devices.isdecimal():
-        wanted = int(devices)
-    elif devices != "auto":
-        wanted = devices.split(",")
     where = Path("runs") / ensemble.stem if directory is None else directory
     options = fleet.Options(batch_rule=batch_rule, timeout_s=timeout)
     try:
-        result = fleet.train(asked, devices=wanted, directory=where, options=options, engine=engine)
+        result = fleet.train(asked, devices=devices_named(devices), directory=where, options=options, engine=engine)
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; the same command goes on after the last finished pass, kept in {where}", err=True)
         raise typer.Exit(130) from None

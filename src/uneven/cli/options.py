@@ -121,6 +121,19 @@ RdzvId = Annotated[str, option(_MACHINES, "Name under which they meet.")]
 LocalAddr = Annotated[str | None, option(_MACHINES, "Address of this machine for the others.")]
 Standalone = Annotated[bool, option(_MACHINES, "One machine, any free port (the default).", "--standalone")]
 
+# Of commands that train many models: fleet and search.
+
+Devices = Annotated[str, typer.Option(help="auto, a number of CPU slots, or names: cuda:0,cuda:1.")]
+Engine = Annotated[str, typer.Option(help="local, or ray for the devices of a Ray cluster (the extra ray).")]
+
+
+def devices_named(text: str) -> str | int | list[str]:
+    """What ``--devices`` names: auto, a number of slots, or devices."""
+    if text.isdecimal():
+        return int(text)
+    return text if text == "auto" else text.split(",")
+
+
 # Of commands that simulate: simulate and plan. They say these of different things, so the text is a command's own.
 
 

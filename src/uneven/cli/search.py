@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from uneven.cli.options import Devices, Engine, devices_named
 from uneven.core.text import printable
 from uneven.errors import ConfigError
 
@@ -24,18 +25,14 @@ def command(
             show_default=False,
         ),
     ],
-    devices: Annotated[
-        str, typer.Option("--devices", help="auto, a number of CPU slots, or names: cuda:0,cuda:1.")
-    ] = "auto",
+    devices: Devices = "auto",
     directory: Annotated[
         Path | None,
         typer.Option(
             "--directory", help="Where events and states lie. [default: runs/NAME of the file]", show_default=False
         ),
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="local, or ray for the devices of a Ray cluster (the extra ray).")
-    ] = "local",
+    engine: Engine = "local",
     trials: Annotated[
         int | None, typer.Option("--trials", help="How many are tried, instead of what the file says.")
     ] = None,
@@ -77,14 +74,9 @@ def command(
     given = search_file.read(file)
     if trials is not None:
         given["trials"] = trials
-    wanted: str | int | list[str] = devices
-    if devices.isdecimal():
-        wanted = int(devices)
-    elif devices != "auto":
-        wanted = devices.split(",")
     where = Path("runs") / file.stem if directory is None else directory
     try:
-        result = search.run(**given, devices=wanted, directory=where, engine=engine)
+        result = search.run(**given, devices=devices_named(devices), directory=where, engine=engine)
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; the same command goes on with what is kept in {where}", err=True)
         raise typer.Exit(130) from None

@@ -76,7 +76,7 @@ class Result:
             path = best_checkpoint(self.directory, self._ensemble, self.state, name)
             if path is None:
                 raise TrainingError(f"member {name!r} has finished no epoch: {self.state.members[name].why}")
-            saved = checkpoint.read(path)
+            saved = checkpoint.FILES.read(path)
             before = torch.get_rng_state()
             made = self._ensemble.members[name]().model
             torch.set_rng_state(before)

@@ -1,23 +1,22 @@
 """A trial's states on disk: ``DIRECTORY/trials/00007/1-9.pt`` is trial 7 in its second life, trained to 9.
 
-A file is whole or not there. It is left to the system when it reaches the disk: a killed process loses nothing, and
-a machine that loses its power goes back to an older state.
+It is left to the system when a file reaches the disk, as trials write many.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
+from uneven.states import StateFiles
 
-from uneven.errors import CheckpointError
-
-SCHEMA = 1
+FILES = StateFiles(
+    schema=1,
+    remedy="let what trial.keep(…) is given have a state_dict, or save() return, tensors, numbers, words, lists and "
+    "dictionaries alone",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +72,3 @@ def adopt(source: Path, folder: Path, life: int, t: float) -> Path:
     if not path.exists():
         os.link(source, path)
     return path
-
-
-def write(path: Path, state: dict[str, Any]) -> None:
-    """Write a state at once or not at all.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    part = path.with_suffix(".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"schema": SCHEMA, **state}, part)
-        part.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
-    except (pickle.PicklingError, AttributeError) as error:
-        raise CheckpointError(
-            f"the state of a trial cannot be kept ({error}): what trial.keep(…) is given must have a state_dict of "
-            f"tensors and plain data"
-        ) from error
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A state.
-
-    Raises:
-        CheckpointError: it cannot be read, or holds more than tensors and plain data.
-    """
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds more than tensors and plain data, so it cannot be read safely ({error}): let state_dict or "
-            f"save() return tensors, numbers, words, lists and dictionaries"
-        ) from error
-    if state.get("schema") != SCHEMA:
-        raise CheckpointError(f"{path} has schema {state.get('schema')}, this version reads {SCHEMA}")
-    return state

@@ -14,7 +14,6 @@ import psutil
 import torch
 
 from uneven.errors import ConfigError, DataError
-from uneven.fleet.member.checkpoint import random_state, set_random_state
 from uneven.fleet.stream.feed import MOST_DEATHS, look
 from uneven.fleet.stream.layout import arrays_of
 from uneven.fleet.stream.order import Section, Stream
@@ -23,6 +22,7 @@ from uneven.fleet.stream.ring import Ring, RingHandle
 from uneven.jobs import end_all
 from uneven.jobs.place import Linked, Place, ProcessLine
 from uneven.search.shelf import Shelf, slots_for
+from uneven.states import random_state, set_random_state
 
 DATA_BYTES = 512 * 2**20
 """Memory for prepared samples, if no more than a tenth of what is free."""

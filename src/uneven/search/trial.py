@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 
 from uneven.errors import ConfigError
-from uneven.fleet.member.checkpoint import random_state, set_random_state
 from uneven.jobs.place import ProcessLine
 from uneven.search import checkpoints
 from uneven.search.data import DataReader
 from uneven.search.space import Domain, FloatRange, IntRange, Params, Plain, choice
+from uneven.states import random_state, set_random_state
 
 SAVE_SHARE = 0.05
 """Of a trial's time, so much may go into keeping states; its best one is kept in any case."""
@@ -88,7 +88,7 @@ class Trial:
         self._data = data
         self._prepared_s = data.prepared_s if data is not None else 0.0
         self._parts: dict[str, Stateful] = {}
-        self._loaded: dict[str, Any] = checkpoints.read(job.load) if job.load is not None else {}
+        self._loaded: dict[str, Any] = checkpoints.FILES.read(job.load) if job.load is not None else {}
         self._iteration: int = self._loaded.get("iteration", 0)
         self._epoch: int = self._loaded.get("epoch", 0)
         self._reported: bool | None = None  # in this step; None outside of steps
@@ -260,7 +260,7 @@ class Trial:
         if not self._parts:
             return False
         began_s = time.perf_counter()
-        checkpoints.write(checkpoints.path_of(self._job.folder, self._job.life, self._t), {
+        checkpoints.FILES.write(checkpoints.path_of(self._job.folder, self._job.life, self._t), {
             "trial": self.number, "t": self._t, "iteration": self._iteration, "epoch": self._epoch,
             "params": self.params, "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "random": random_state(),

@@ -94,9 +94,9 @@ def test_folders_fit_every_file_system_and_old_files_go(tmp_path: Path) -> None:
 def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     member = linear()
     path = tmp_path / "x" / "1.pt"
-    checkpoint.write(path, checkpoint.capture("a", member, 1, []), verify=True)
+    checkpoint.FILES.write(path, checkpoint.capture("a", member, 1, []), verify=True)
     drawn = (random.random(), np.random.rand(), torch.rand(3).tolist())
-    checkpoint.restore(checkpoint.read(path), "a", linear())
+    checkpoint.restore(checkpoint.FILES.read(path), "a", linear())
     assert (random.random(), np.random.rand(), torch.rand(3).tolist()) == drawn
 
 
@@ -109,14 +109,14 @@ def test_checkpoints_that_do_not_fit_or_cannot_be_read(tmp_path: Path) -> None:
         checkpoint.restore(saved, "a", linear(lambda it: torch.optim.lr_scheduler.StepLR(it, 1)))
     path = tmp_path / "1.pt"
     with pytest.raises(CheckpointError, match="more than tensors and plain data"):
-        checkpoint.write(path, {**saved, "history": [Path("x")]}, verify=True)
+        checkpoint.FILES.write(path, {**saved, "history": [Path("x")]}, verify=True)
     assert not path.exists()
-    checkpoint.write(path, {**saved, "schema": 0})
+    checkpoint.FILES.write(path, {**saved, "schema": 0})
     with pytest.raises(CheckpointError, match="has schema 0"):
-        checkpoint.read(path)
+        checkpoint.FILES.read(path)
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="cannot read"):
-        checkpoint.read(path)
+        checkpoint.FILES.read(path)
 
 
 def test_the_terminal_says_who_waits_for_whom() -> None:

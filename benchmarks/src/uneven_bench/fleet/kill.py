@@ -116,7 +116,7 @@ def _judged(directory: Path, whole: Path, sizes: tuple[str, int, int]) -> dict[s
 
 def _newest(directory: Path, state: RunState, name: str) -> dict[str, Any]:
     found = sorted(folders(directory, list(state.members))[name].glob("*.pt"))
-    return checkpoint.read(found[-1]) if found else {}
+    return checkpoint.FILES.read(found[-1]) if found else {}
 
 
 def _steps(saved: dict[str, Any]) -> int:

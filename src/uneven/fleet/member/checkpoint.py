@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import random
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from uneven.errors import CheckpointError
 from uneven.fleet.ensemble import Member
+from uneven.states import StateFiles, random_state, set_random_state
 
-SCHEMA = 1
-
-
-def random_state() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's random numbers in this process, as plain data and tensors."""
-    kind, keys, place, has_gauss, gauss = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), int(place), int(has_gauss), float(gauss)],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Go on with the random numbers where :func:`random_state` was taken."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+FILES = StateFiles(
+    schema=1,
+    remedy="let the state_dict of the member's model, optimizer and scheduler return tensors, numbers, words, lists "
+    "and dictionaries",
+)
 
 
 def capture(
@@ -49,7 +25,6 @@ def capture(
     """
     states = states or [random_state()]
     return {
-        "schema": SCHEMA,
         "name": name,
         "epochs": epochs,
         "history": history,
@@ -88,46 +63,3 @@ def restore(saved: dict[str, Any], name: str, member: Member, rank: int = 0) -> 
     states = [saved["random"], *saved.get("others", ())]
     if rank < len(states):
         set_random_state(states[rank])
-
-
-def write(path: Path, saved: dict[str, Any], *, verify: bool = False) -> None:
-    """Write the file at once or not at all.
-
-    Args:
-        verify: read it back, as a later start will.
-
-    Raises:
-        CheckpointError: it cannot be written, or could not be read again.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            torch.save(saved, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if verify:
-            read(part)
-        part.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
-
-
-def read(path: Path, device: str = "cpu") -> dict[str, Any]:
-    """A member's state.
-
-    Raises:
-        CheckpointError: it cannot be read, or holds more than tensors and plain data.
-    """
-    try:
-        saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds more than tensors and plain data, so that it cannot be read safely: a state_dict of the "
-            f"member's model, optimizer or scheduler returns such an object ({error})"
-        ) from error
-    if saved.get("schema") != SCHEMA:
-        raise CheckpointError(f"{path} has schema {saved.get('schema')}, this version reads {SCHEMA}")
-    return saved

@@ -29,6 +29,7 @@ from uneven.fleet.stream.ring import RingHandle
 from uneven.jobs.call import telling
 from uneven.jobs.place import ProcessLine
 from uneven.jobs.pulse import Pulse
+from uneven.states import random_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Trainee:
             _seed(job, f"worker {seat.rank} after {job.epochs}")
         if job.epochs:
             pulse.begin("reading its checkpoint")
-            saved = checkpoint.read(checkpoint_path(job.folder, job.epochs))
+            saved = checkpoint.FILES.read(checkpoint_path(job.folder, job.epochs))
             checkpoint.restore(saved, job.name, self._member, seat.rank)
             self._history = saved["history"]
         if not isinstance(samples, int):
@@ -168,14 +169,14 @@ class Trainee:
         began_s = time.perf_counter()
         done = replace(done, devices=len(self._job.devices))
         self._history.append(asdict(done))
-        states = self._workers.gathered(checkpoint.random_state())
+        states = self._workers.gathered(random_state())
         if self._seat.rank:
             return None
         spoilt = nonfinite_in(self._member.model) if self._job.nonfinite == "raise" else None
         if spoilt is not None:
             raise diverged(f"{spoilt} holds a NaN or an infinity after epoch {epochs}")
         saved = checkpoint.capture(self._job.name, self._member, epochs, self._history, states)
-        checkpoint.write(checkpoint_path(self._job.folder, epochs), saved, verify=epochs == 1)
+        checkpoint.FILES.write(checkpoint_path(self._job.folder, epochs), saved, durable=True, verify=epochs == 1)
         return replace(done, checkpoint_s=time.perf_counter() - began_s)
 
     def close(self) -> None:

@@ -1,0 +1,95 @@
+"""The state of something that trains: in a file of tensors and plain data, and the random numbers that belong to it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from uneven.errors import CheckpointError
+
+
+def random_state() -> dict[str, Any]:
+    """The state of Python's, NumPy's and torch's random numbers in this process, as plain data and tensors."""
+    kind, keys, place, has_gauss, gauss = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), int(place), int(has_gauss), float(gauss)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Go on with the random numbers where :func:`random_state` was taken."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@dataclass(frozen=True, slots=True)
+class StateFiles:
+    """Files of one kind. Each is whole or not there, and is read with ``torch.load(weights_only=True)``.
+
+    Args:
+        schema: the version that this library writes, under that key.
+        remedy: what to change where a state holds more than tensors and plain data.
+    """
+
+    schema: int
+    remedy: str
+
+    def write(self, path: Path, state: dict[str, Any], *, durable: bool = False, verify: bool = False) -> None:
+        """Write a file, and the folders that it lies in.
+
+        Args:
+            durable: wait until it has reached the disk. A killed process loses nothing without it; a machine that loses
+                its power goes back to an older file.
+            verify: read it back, as a later start will.
+
+        Raises:
+            CheckpointError: it cannot be written, or could not be read again.
+        """
+        part = path.with_suffix(".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                torch.save({"schema": self.schema, **state}, file)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if verify:
+                self.read(part)
+            part.replace(path)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+        except (pickle.PicklingError, AttributeError) as error:
+            raise CheckpointError(f"{path} cannot be written ({error}): {self.remedy}") from error
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """What a file holds.
+
+        Raises:
+            CheckpointError: it cannot be read, or holds more than tensors and plain data.
+        """
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, EOFError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{path} holds more than tensors and plain data, so it cannot be read safely ({error}): {self.remedy}"
+            ) from error
+        if state.get("schema") != self.schema:
+            raise CheckpointError(f"{path} has schema {state.get('schema')}, this version reads {self.schema}")
+        return state
