@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from uneven.entries import Selection, Significant, TopK
 from uneven.errors import ConfigError
 from uneven.merge import Add, BlockMomentum, Combined, Elastic, Mean, Merge, Payload
 
@@ -23,9 +24,11 @@ __all__ = [
     "Merge",
     "Moment",
     "Payload",
+    "Selection",
     "Significant",
     "Split",
     "StepPlan",
+    "TopK",
     "Via",
     "Wait",
     "WriteBack",
@@ -67,13 +70,6 @@ class WriteBack:
     lerp: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Significant:
-    """Only entries whose accumulated relative change exceeds ``threshold``; the rest stays and adds up."""
-
-    threshold: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """One conversation: what, with whom, how it is merged, when, and who may be left behind.
@@ -86,7 +82,7 @@ class Exchange:
         members: ranks that take part, this one among them.
         quorum: go on when so many have contributed and drop what comes later; None waits for all. A member
             that finds its round closed catches up like a newcomer: state and clock of the newest round.
-        select: which entries travel; None sends everything.
+        select: which entries travel; the rest stays and adds up. None sends everything.
         parties: ranks that hold one replica together and so contribute once; the first of each speaks and
             hands on what it hears. They divide ``members``. Empty: every member speaks for itself.
         write_back: how the outcome enters the replica, in the background.
@@ -100,7 +96,7 @@ class Exchange:
     moment: Moment
     via: Via = Via.GROUP
     quorum: int | None = None
-    select: Significant | None = None
+    select: Selection | None = None
     parties: tuple[tuple[int, ...], ...] = ()
     write_back: WriteBack = WriteBack()
     load: float = 1.0

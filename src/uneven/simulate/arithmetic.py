@@ -71,6 +71,6 @@ class Arithmetic:
     def leaves(self, rank: int) -> None:
         """A worker is gone; it comes back only by :meth:`enters`."""
 
-    def significant(self, rank: int, exchange: Exchange) -> float | None:
-        """Part of the entries that the exchange's filter lets through now; None takes the description's word."""
+    def sent_part(self, rank: int, exchange: Exchange) -> float | None:
+        """Bytes of the entries that travel now, as a part of those of all; None takes the description's word."""
         return None

@@ -103,6 +103,8 @@ class Rings:
         stage, here = self._stage, self._speakers(meeting)
         sent = meeting.parts[meeting.bucket - 1] if meeting.bucket else 0.0
         size_bytes = stage.size_bytes(here[0], meeting.exchange) * (meeting.parts[meeting.bucket] - sent)
+        if meeting.exchange.select is not None:  # entries are gathered: each goes to all others, where a sum goes twice
+            size_bytes = max(stage.size_bytes(rank, meeting.exchange) for rank in here) * len(here) / 2
         if meeting.bucket == len(meeting.parts) - 1:
             self._own_sides(meeting)
         meeting.event = None
@@ -138,6 +140,8 @@ class Rings:
         parties = [[rank for rank in party if rank in meeting.arrived] for party in one.parties]
         if any(len(party) > 1 for party in parties):
             size_bytes = stage.size_bytes(min(meeting.arrived), one)
+            if one.select is not None:
+                size_bytes *= len(parties) - 1
             stage.network.start(stage.topology.hand_on(parties), size_bytes, self._over, meeting)
         else:
             self._over(meeting)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from uneven.cluster.spec import Workload
 from uneven.core.actions import Exchange
+from uneven.entries import estimated_bytes
 from uneven.simulate.arithmetic import Arithmetic
 from uneven.simulate.events import Action, EventQueue
 from uneven.simulate.links import Network
@@ -14,6 +15,9 @@ from uneven.simulate.members import Clocks, MemberHistory
 from uneven.simulate.rounds import Group, Groups
 from uneven.simulate.routes import Topology
 from uneven.simulate.worker import Machine, Worker
+
+_NUMBER_BYTES = 4
+"""Of a gradient's number, where entries are counted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,13 +61,17 @@ class Stage:
     def size_bytes(self, rank: int, exchange: Exchange) -> float:
         """What one member puts on its link in an exchange.
 
-        An entry that was chosen by its significance travels with its position, which is as long again.
+        Entries that were picked travel with their places, in the shortest form that there is for them.
         """
         whole = self.whole_bytes * exchange.merge.bytes_factor
         if exchange.select is None:
             return whole
-        part = self.arithmetic.significant(rank, exchange)
-        return whole * min(1.0, 2 * (self.workload.significant if part is None else part))
+        part = self.arithmetic.sent_part(rank, exchange)
+        if part is None:
+            entries = self.workload.gradient_bytes / _NUMBER_BYTES
+            picked_bytes = estimated_bytes(exchange.select, entries, self.workload.significant, _NUMBER_BYTES)
+            part = picked_bytes / max(1, self.workload.gradient_bytes)
+        return whole * part
 
     def when_done(self, worker: Worker, part: float, action: Action, *arguments: object) -> None:
         """Do something when so much of a worker's computing is done, also if its speed changes until then."""

@@ -201,11 +201,6 @@ def mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return torch.tensor(parts, dtype=vectors[0].dtype, device=vectors[0].device) @ torch.stack(list(vectors))
 
 
-def significant(change: Tensor, values: Tensor, threshold: float) -> Tensor:
-    """Gaia's filter, in the shape of ``values``: true where the change exceeds ``threshold``, relative to the value."""
-    return change.abs() > threshold * values.abs()
-
-
 def flat_mean(states: Sequence[ModelState]) -> Tensor:
     """The plain mean of some replicas, flat; equal ones are added up once."""
     counts: dict[int, tuple[Tensor, int]] = {}

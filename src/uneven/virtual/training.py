@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from uneven.core.actions import Combined, Exchange, Merge, Moment, Payload, WriteBack
+from uneven.entries import HEADER_BYTES, packed_bytes
+from uneven.entries.pack import shortest
+from uneven.entries.picked import WHOLE
 from uneven.merge import Kept
 from uneven.simulate import Arithmetic
 from uneven.simulate.exchanges import ExchangeShape, kind_of
 from uneven.sync import Evaluated
 from uneven.virtual.board import Board
-from uneven.virtual.replicas import LazyGradient, ModelState, Sgd, VirtualReplica, flat_mean, mean, significant
+from uneven.virtual.replicas import LazyGradient, ModelState, Sgd, VirtualReplica, flat_mean, mean
 from uneven.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
 
 
@@ -42,7 +45,7 @@ class Training(Arithmetic):
         self._coming: dict[int, int | None] = {}
         self._sent: dict[Key, Sent] = {}
         self._answers: dict[Key, Tensor] = {}
-        self._parts: dict[int, float] = {}  # rank → part of the entries that it let through last
+        self._parts: dict[int, float] = {}  # rank → bytes that it sent last, as a part of the whole vector's
 
     # ---------------------------------------------------------------- comings and goings
     def enters(self, rank: int, source: int | None) -> None:
@@ -119,20 +122,30 @@ class Training(Arithmetic):
         The others of the party may still be about to take the step that the speaker has taken, so it is written down
         how much is carried, not how much is left.
         """
+        party = next((party for party in exchange.parties if rank in party), (rank,))
         speaker = self._replicas[rank]
         moved, carried = speaker.state.moved, speaker.carried
+        if rank != next((one for one in party if one in self._live), rank):
+            return torch.zeros_like(moved)
         value, after = moved - carried, moved
         if exchange.select is not None:
-            through = significant(value, speaker.state.parameters, exchange.select.threshold)
-            self._parts[rank] = float(through.to(torch.float64).mean())
-            value, after = torch.where(through, value, 0.0), torch.where(through, moved, carried)
-        for one in next((party for party in exchange.parties if rank in party), (rank,)):
+            held = value.numpy()
+            picked = shortest(exchange.select.pick(held, speaker.state.parameters.numpy()), held)
+            self._parts[rank] = (packed_bytes(picked) - HEADER_BYTES) / held.nbytes
+            value = torch.from_numpy(picked.dense())
+            if picked.bits == WHOLE and picked.places is not None:  # to the last bit, so that nothing of it is left
+                through = torch.zeros(len(moved), dtype=torch.bool)
+                through[torch.from_numpy(picked.places)] = True
+                after = torch.where(through, moved, carried)
+            elif picked.places is not None:
+                after = carried + value
+        for one in party:
             if one in self._replicas:
                 self._replicas[one].carried = after
         return value
 
-    def significant(self, rank: int, exchange: Exchange) -> float | None:
-        """Fraction of the entries that the worker's last contribution let through; None before its first."""
+    def sent_part(self, rank: int, exchange: Exchange) -> float | None:
+        """Bytes of the worker's last contribution as a part of the whole vector's; None before its first."""
         return self._parts.get(rank)
 
     # ---------------------------------------------------------------- merging

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from uneven.merge import BlockMomentum, Elastic, Kept
-from uneven.virtual.replicas import mean, significant
+from uneven.virtual.replicas import mean
 
 F64 = torch.float64
 
@@ -32,11 +32,6 @@ def test_an_elastic_exchange_of_all_keeps_the_sum_of_replicas_and_centre() -> No
     _, centre = rule.combine(kept, given[0] + given[1], 2)
     assert centre.tolist() == [1.0, 2.0]
     assert rule.distance(0.5) == 2.0, "contributions differ by a quarter of what replicas do"
-
-
-def test_significant_is_relative_to_the_value() -> None:
-    change, values = torch.tensor([0.1, -0.1, 0.2, 0.0, 1e-9]), torch.tensor([1.0, 10.0, -1.0, 0.0, 0.0])
-    assert significant(change, values, 0.05).tolist() == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -228,14 +228,14 @@ def test_a_lead_hides_the_line() -> None:
 
 def test_significant_entries_travel_with_their_positions() -> None:
     run = Ran(sites(bit_per_s=4e6, significant=0.25), Told(0, Significant(0.01)), iterations=2)
-    assert run.ends_s(0) == [1.0, pytest.approx(1.0 + 1.0 + 1.0)]
+    assert run.ends_s(0) == [1.0, pytest.approx(1.0 + 0.5625 + 1.0)]  # a bit for each, and a quarter
 
 
 class Half(Heard):
     """Says itself how much is significant."""
 
-    def significant(self, rank: int, exchange: Exchange) -> float:
-        return 0.125
+    def sent_part(self, rank: int, exchange: Exchange) -> float:
+        return 0.25
 
 
 def test_an_arithmetic_knows_how_much_is_significant() -> None:

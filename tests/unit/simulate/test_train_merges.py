@@ -144,7 +144,7 @@ def test_what_is_not_significant_stays_and_adds_up() -> None:
     assert torch.allclose(total[0], total[1], atol=1e-12)
     replicas = everything.replicas()
     assert torch.allclose(replicas[0], replicas[1], atol=1e-12)
-    assert {everything.training.significant(rank, None) for rank in (0, 1)} == {1.0}  # type: ignore[arg-type]
+    assert {everything.training.sent_part(rank, None) for rank in (0, 1)} == {1.0}  # type: ignore[arg-type]
     assert 0 <= something.training._parts[0] < 1
     assert nothing.training._parts == {0: 0.0, 1: 0.0}
 

@@ -1,0 +1,179 @@
+"""Which entries travel. Pure."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from uneven.entries.picked import HALF, QUARTER, WHOLE, Array, ChunkRows, Picked, rounded
+from uneven.errors import ConfigError
+
+_BLOCK = 1 << 15
+"""Entries that are compared at once: what is worked out for them stays in a processor's cache."""
+
+_LARGEST_CHUNK = 4096
+"""Places in a chunk take 12 bits."""
+
+
+class Selection(ABC):
+    """Which entries of what a worker has accumulated travel; a frozen dataclass, compared by its options.
+
+    Attributes:
+        bits: of a value as it travels: 32 (as it is), 16 (bfloat16) or 2. What rounding takes away stays and adds up.
+        beside: where what does not travel waits: beside the replica, which then is equal on all (as in SparseLoCo and
+            DGC), or in it (as in Gaia).
+    """
+
+    __slots__ = ()
+
+    bits: int
+    beside: bool
+
+    @abstractmethod
+    def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
+        """The entries of ``held`` that travel, of shape (n,), as the receiver has them.
+
+        Args:
+            held: what has accumulated.
+            values: of the replica as it is now.
+            rate: the learning rate as a part of what it was at the start.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Significant(Selection):
+    """Gaia's filter: an entry travels if |held| > threshold · |value|, by the value after the step.
+
+    The test is strict; where the value is 0, whatever is not 0 travels; what is 0 never does. This is what the
+    released code does, each number by itself. What is no number travels, so that it is noticed.
+
+    Args:
+        threshold: 0 lets everything through that is not 0; below 0 nothing.
+        by_rate: multiply the threshold by what the learning rate is of that at the start, as the released code does.
+        absolute: compare with the threshold itself and not with a part of the value.
+        bits: 32 or 16 of a value.
+        beside: see :class:`Selection`.
+
+    Raises:
+        ConfigError: bits.
+    """
+
+    threshold: float
+    by_rate: bool = False
+    absolute: bool = False
+    bits: int = WHOLE
+    beside: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (WHOLE, HALF):
+            raise ConfigError(f"significant entries of {self.bits} bits: use {WHOLE} or {HALF}")
+
+    def limit(self, rate: float = 1.0) -> float:
+        """The threshold at this part of the first learning rate."""
+        return self.threshold * rate if self.by_rate else self.threshold
+
+    def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
+        """See :meth:`Selection.pick`."""
+        places = self._places(held, values, self.limit(rate))
+        return Picked(len(held), places, rounded(held[places], self.bits), self.bits)
+
+    def _places(self, held: Array, values: Array, limit: float) -> Array:
+        if limit < 0 or math.isinf(limit):
+            return np.zeros(0, dtype=np.int64)
+        if limit == 0:
+            return np.flatnonzero(held)
+        size = np.empty(min(_BLOCK, len(held)), dtype=held.dtype)
+        least = np.full_like(size, limit)
+        small = np.empty(len(size), dtype=np.bool_)
+        found = []
+        for start in range(0, len(held), _BLOCK):
+            piece = held[start : start + _BLOCK]
+            a, b, no = size[: len(piece)], least[: len(piece)], small[: len(piece)]
+            np.abs(piece, out=a)
+            if not self.absolute:
+                np.abs(values[start : start + _BLOCK], out=b)
+                np.multiply(b, held.dtype.type(limit), out=b)
+            np.less_equal(a, b, out=no)
+            np.logical_not(no, out=no)
+            found.append(np.flatnonzero(no) + start)
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(Selection):
+    """The largest entries of each chunk of the vector, by magnitude; at least one of each.
+
+    As many of each chunk, so a place takes 12 bits, and no position has to be told apart from another chunk's.
+
+    Args:
+        density: part of the entries, above 0 and at most 1.
+        chunk: entries of a chunk, at most 4,096.
+        bits: 32, 16 or 2 of a value; with 2, its sign and which of two magnitudes of its chunk is nearer.
+        beside: see :class:`Selection`.
+
+    Raises:
+        ConfigError: an argument out of range.
+    """
+
+    density: float
+    chunk: int = _LARGEST_CHUNK
+    bits: int = WHOLE
+    beside: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ConfigError(f"the largest {self.density:g} of the entries: a density is above 0 and at most 1")
+        if not 1 <= self.chunk <= _LARGEST_CHUNK:
+            raise ConfigError(f"chunks of {self.chunk} entries: use 1 to {_LARGEST_CHUNK}, whose places take 12 bits")
+        if self.bits not in (WHOLE, HALF, QUARTER):
+            raise ConfigError(f"values of {self.bits} bits: use {WHOLE}, {HALF} or {QUARTER}")
+
+    def rows(self, size: int) -> ChunkRows:
+        """How the entries of a vector of this length lie in chunks."""
+        whole, rest = divmod(size, self.chunk)
+        return ChunkRows(self.chunk, self._of(self.chunk), self._of(rest) if rest else 0, whole)
+
+    def _of(self, entries: int) -> int:
+        return max(1, math.ceil(self.density * entries - 1e-9))
+
+    def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
+        """See :meth:`Selection.pick`."""
+        rows = self.rows(len(held))
+        middle = rows.whole * rows.chunk
+        tables = ((held[:middle].reshape(rows.whole, rows.chunk), rows.each), (held[middle:].reshape(1, -1), rows.last))
+        found, before = [np.zeros(0, dtype=np.int64)], 0
+        for table, count in tables:
+            if table.size:
+                starts = before + table.shape[1] * np.arange(len(table))[:, None]
+                found.append((_largest(np.abs(table), count) + starts).reshape(-1))
+            before += table.size
+        places = np.concatenate(found)
+        return Picked(len(held), places, rounded(held[places], self.bits, rows), self.bits, rows)
+
+
+def _largest(size: Array, count: int) -> Array:
+    """Places of the largest of each row, ascending; shape (rows, count)."""
+    if count >= size.shape[1]:
+        return np.broadcast_to(np.arange(size.shape[1]), size.shape)
+    return np.sort(np.argpartition(size, -count, axis=1)[:, -count:], axis=1)
+
+
+def estimated_bytes(select: Selection, size: float, part: float, width: int = 4) -> float:
+    """Bytes of a message for which a part of the entries is picked, by the form that takes least.
+
+    Args:
+        size: entries of the vector.
+        part: that a filter for significant entries lets through; of the largest the selection knows it itself.
+        width: bytes of a whole value.
+    """
+    if isinstance(select, TopK):
+        places, part = 1.5, select.rows(int(size)).count / max(1.0, size)
+    else:
+        places = min(4.0, 2.0 * (1.0 + 1.0 / (65_535 * part))) if part > 0 else 0.0
+    value = {WHOLE: float(width), HALF: 2.0, QUARTER: 0.25}[select.bits]
+    levels = 8.0 / select.chunk * size if isinstance(select, TopK) and select.bits == QUARTER else 0.0
+    sparse = min(part * size * places, size / 8) + part * size * value + levels
+    return min(sparse, size * width)
