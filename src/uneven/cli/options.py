@@ -142,6 +142,16 @@ def played(text: str, **more: Any) -> Any:
     return option(_PLAYED, text, **more)
 
 
+Searched = Annotated[
+    Path | None,
+    played("Play this recorded search on the nodes of CLUSTER, a trial on each.", metavar="RUN", show_default=False),
+]
+SearchedTrials = Annotated[
+    int | None,
+    played("With --search: of so many trials. [default: as recorded]", metavar="N", show_default=False),
+]
+
+
 def task(text: str, panel: str = _PLAYED) -> Any:
     """``--train``."""
     return option(panel, text, metavar="TASK", show_default=False)

@@ -47,6 +47,8 @@ def command(
     ] = None,
     accuracy: Annotated[float | None, options.accuracy("With --train: the goal. [default: 0.9]")] = None,
     seed: Annotated[int, played("Decides the jitter and the order of the samples.")] = 0,
+    search: options.Searched = None,
+    trials: options.SearchedTrials = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object too, as the last line.")] = False,
 ) -> None:
     """Play every combination of balancer and policy that applies on CLUSTER, rank them, and say why.
@@ -55,13 +57,21 @@ def command(
     all the time and communication were free. Samples/s says nothing about what a sample teaches: policies that do not
     wait are fast, and their gradients stale. With --train the ranking is by the time to an accuracy instead.
 
+    With --search it says how long a recorded search takes on 1, 2, … of the nodes, and with how many it is cheapest.
+
     \b
     Examples:
       uneven plan demo4
       uneven plan cluster.toml --train digits --accuracy 0.9
       uneven plan runs/NAME                              a recorded run: what else it could have done
       uneven plan demo4 --balance even,lb-bsp --sync bsp,ssp:staleness=3,local:every=4
+      uneven plan cluster.toml --search runs/search --trials 64
     """
+    if search is not None or trials is not None:
+        from uneven.cli import search_forecast
+
+        search_forecast.plan(cluster, search, trials, as_json)
+        return
     from uneven.cli import learning, plan_page
     from uneven.errors import ConfigError
     from uneven.plan import combinations, ranked

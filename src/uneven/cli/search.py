@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,32 +13,52 @@ from uneven.cli.options import Devices, Engine, devices_named
 from uneven.core.text import printable
 from uneven.errors import ConfigError
 
+if TYPE_CHECKING:
+    from uneven.search import SearchResult
+
 _VERBS = ("stop", "resume", "clone")
+
+What = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE | stop|resume|clone RUN TRIAL [KEY=VALUE]…",
+        help="A TOML file with [search] and [space]; or what to do with a trial of a search that runs.",
+        show_default=False,
+    ),
+]
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--directory", help="Where events and states lie. [default: runs/NAME of the file]", show_default=False
+    ),
+]
+Trials = Annotated[int | None, typer.Option("--trials", help="How many are tried, instead of what the file says.")]
+WarmStart = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--warm-start",
+        metavar="RUN",
+        help="An earlier search, whose results the searcher is told first; may be given several times.",
+        show_default=False,
+    ),
+]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Write curves, settings and devices as HTML.")
+]
+TensorBoard = Annotated[
+    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write curves and settings for TensorBoard.")
+]
 
 
 def command(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE | stop|resume|clone RUN TRIAL [KEY=VALUE]…",
-            help="A TOML file with [search] and [space]; or what to do with a trial of a search that runs.",
-            show_default=False,
-        ),
-    ],
+    what: What,
     devices: Devices = "auto",
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--directory", help="Where events and states lie. [default: runs/NAME of the file]", show_default=False
-        ),
-    ] = None,
+    directory: Directory = None,
     engine: Engine = "local",
-    trials: Annotated[
-        int | None, typer.Option("--trials", help="How many are tried, instead of what the file says.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write curves, settings and devices as HTML.")
-    ] = None,
+    trials: Trials = None,
+    warm_start: WarmStart = None,
+    report: Report = None,
+    tensorboard: TensorBoard = None,
 ) -> None:
     """Find out which settings are worth training: stop, pause and resume trials as they learn.
 
@@ -58,6 +78,7 @@ def command(
     Examples:
       uneven search search.toml
       uneven search search.toml --devices 4 --report search.html
+      uneven search wider.toml --warm-start runs/search
       uneven search stop runs/search 17
       uneven search clone runs/search 17 lr=0.003
     """
@@ -66,29 +87,36 @@ def command(
         return
     if len(what) > 1:
         raise ConfigError(f"{' '.join(what[1:])}: give one FILE, or begin with {', '.join(_VERBS)}")
+    more = {"trials": trials, "warm_start": warm_start, "directory": directory}
+    result = _searched(Path(what[0]), devices_named(devices), engine, more)
+    print(printable(str(result)))
+    if report is not None:
+        result.report(report)
+    if tensorboard is not None:
+        result.tensorboard(tensorboard)
+    if result.failed:
+        typer.echo(printable(_failures(result)), err=True)
+        raise typer.Exit(1)
+
+
+def _searched(file: Path, devices: str | int | list[str], engine: str, more: dict[str, Any]) -> SearchResult:
+    """The search of a file; what the command line says counts more than what the file says."""
     sys.path.insert(0, str(Path.cwd()))
     from uneven import search
     from uneven.search import search_file
 
-    file = Path(what[0])
-    given = search_file.read(file)
-    if trials is not None:
-        given["trials"] = trials
-    where = Path("runs") / file.stem if directory is None else directory
+    given = {"directory": Path("runs") / file.stem, **search_file.read(file)}
+    given |= {name: value for name, value in more.items() if value is not None}
     try:
-        result = search.run(**given, devices=devices_named(devices), directory=where, engine=engine)
+        return search.run(**given, devices=devices, engine=engine)
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped; the same command goes on with what is kept in {where}", err=True)
+        typer.echo(f"\nstopped; the same command goes on with what is kept in {given['directory']}", err=True)
         raise typer.Exit(130) from None
-    print(printable(str(result)))
-    if report is not None:
-        result.report(report)
-    if result.failed:
-        lines = [f"  trial {row.number}: {row.why.splitlines()[-1]}" for row in result.failed]
-        typer.echo(
-            printable("\n".join([f"error: {len(lines)} of {len(result.rows)} trials failed:", *lines])), err=True
-        )
-        raise typer.Exit(1)
+
+
+def _failures(result: SearchResult) -> str:
+    lines = [f"  trial {row.number}: {row.why.splitlines()[-1]}" for row in result.failed]
+    return "\n".join([f"error: {len(lines)} of {len(result.rows)} trials failed:", *lines])
 
 
 def _tell(what: list[str]) -> None:

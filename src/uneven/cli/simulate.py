@@ -57,6 +57,8 @@ def command(
         float | None,
         accuracy("With --train: end at this accuracy, for instance 0.9, and say when that was.", _LEARN),
     ] = None,
+    search: options.Searched = None,
+    trials: options.SearchedTrials = None,
     compare: Annotated[bool, option(_OUTPUT, "Play even shares under bsp too: the speed-up.", "--compare")] = False,
     run_dir: Annotated[Path | None, option(_OUTPUT, "Journal. [default: runs/TIME-CLUSTER]", metavar="DIR")] = None,
     no_journal: Annotated[bool, option(_OUTPUT, "Write nothing, only show the table.", "--no-journal")] = False,
@@ -77,7 +79,13 @@ def command(
       uneven simulate --costs runs/NAME --balance even     a recorded run, played again another way
       uneven simulate lb_bsp_gpu16 --iterations 1000 --no-journal
       uneven simulate lb_bsp_cpu32 --train digits --until-accuracy 0.9 --sync local:every=8
+      uneven simulate demo4 --search runs/search     how long a recorded search takes there
     """
+    if search is not None or trials is not None:
+        from uneven.cli import search_forecast
+
+        search_forecast.simulate(cluster, search, trials)
+        return
     from uneven.cli import learning, simulate_page
     from uneven.sync.fits import compatible
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError
-from uneven.fleet.engine.state import locked
-from uneven.fleet.stream.order import Stream
-from uneven.fleet.stream.preprocess import Source
 from uneven.jobs import Stop
 from uneven.jobs.call import IMPORTED
 from uneven.jobs.devices import Devices
 from uneven.jobs.engines import place_for
 from uneven.registry import describe
 from uneven.search.core import SearchCore
-from uneven.search.data import SharedData
+from uneven.search.data import TrialData
+from uneven.search.earlier import results_of
 from uneven.search.engine import Pool, SearchSnapshot
-from uneven.search.events import SearchLog, agree, read_events
-from uneven.search.placing import Placer, Placing
+from uneven.search.events import kept
+from uneven.search.placing import Placer, placing_named
 from uneven.search.records import SearchTerms
 from uneven.search.result import SearchResult
 from uneven.search.schedulers import Scheduler, schedulers
@@ -60,6 +58,7 @@ def run(
     devices: Devices = "auto",
     placing: str = "planned",
     engine: str = "local",
+    warm_start: str | Path | Sequence[str | Path] = (),
     directory: str | Path | None = None,
     timeout_s: float = math.inf,
     progress: bool = True,
@@ -96,6 +95,8 @@ def run(
         devices: "auto" for every GPU, or a CPU slot for each core; a number of CPU slots; or names.
         placing: "planned", see :mod:`uneven.search.placing`, or "first-come".
         engine: "local", or "ray" for the devices of a Ray cluster.
+        warm_start: directories of earlier searches for the same metric; a searcher that learns, such as "optuna:tpe",
+            is told the results of their trials that lie in this space.
         directory: where events and states lie; by default ``runs/`` and the function's name.
         timeout_s: a trial that reports nothing for so long hangs, and has failed.
         progress: show on the terminal what goes on.
@@ -107,50 +108,33 @@ def run(
         DataError: a sample that cannot be read or transformed, by its number.
         KeyboardInterrupt: it was asked to stop.
     """
-    where = Path("runs") / train.__name__ if directory is None else Path(directory)
-    where = where.absolute()
+    where = (Path("runs") / train.__name__ if directory is None else Path(directory)).absolute()
     pickled = _pickled(train)
     terms = SearchTerms(
         metric=metric, mode=mode, trials=trials, time_attr=time_attr, max_t=max_t, target=target,
         max_failures=max_failures, nonfinite=nonfinite, seed=seed,
     )  # fmt: skip
-    if placing not in [one.value for one in Placing]:
-        raise ConfigError(f'placing={placing!r}: give "planned" or "first-come"')
+    read = TrialData(data, transform, validate, validate_transform, chunk, data_bytes, share, preprocessors)
+    placer = Placer(placing_named(placing))
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s:g}: give more than 0; float('inf') waits for ever")
-    asked: dict[str, Any] = {
-        "metric": metric, "mode": mode, "time_attr": time_attr, "max_t": max_t, "nonfinite": nonfinite,
-        "max_failures": max_failures, "seed": seed, "scheduler": _said(scheduler), "searcher": _said(searcher),
-        "train": f"{train.__module__}.{train.__qualname__}", "space": Space(space).to_plain(),
-    }  # fmt: skip
-    stream = None
-    if data is not None:
-        stream = Stream(len(data), len(validate) if validate is not None else 0, chunk, seed)
-        asked["data"] = [stream.train, stream.validate, chunk]
-    elif validate is not None or transform is not None:
-        raise ConfigError("validate=… or transform=… without data=…: give the data set that they belong to")
+    earlier = [Path(one).absolute() for one in ([warm_start] if isinstance(warm_start, str | Path) else warm_start)]
     core = SearchCore(terms, Space(space), schedulers.resolve(scheduler), searchers.resolve(searcher))
-    with closing(place_for(engine, devices, _IMPORTED)) as place, locked(where):
+    asked = terms.kept() | read.kept() | {
+        "scheduler": _said(scheduler), "searcher": _said(searcher), "space": core.space.to_plain(),
+        "train": f"{train.__module__}.{train.__qualname__}",
+    }  # fmt: skip
+    if earlier:
+        asked["warm_start"] = [str(one) for one in earlier]
+    with closing(place_for(engine, devices, _IMPORTED)) as place, kept(where, asked, core) as new:
+        if new and earlier:
+            core.learn(results_of(earlier, terms, core.space))
         place.enter(where)
-        agree(where, asked)
-        for event in read_events(where):
-            core.apply(event)
-        log = SearchLog(where)
-        core.note = log.write
-        try:
-            with (live if progress else silent)(metric) as show, Stop() as stop:
-                pool = Pool(core, place, where, pickled, Placer(Placing(placing)), timeout_s=timeout_s)
-                pool.show = _watched(pool, stop, show)
-                if stream is not None:
-                    passes = core.left(0, 0.0) if time_attr in ("training_iteration", "epoch") else math.inf
-                    source = Source(data, validate, transform, validate_transform)
-                    pool.data = SharedData(
-                        place, source, stream, tell=pool.tell, room_bytes=data_bytes, share=share, passes=passes,
-                        preprocessors=preprocessors,
-                    )  # fmt: skip
-                pool.run()
-        finally:
-            log.close()
+        with (live if progress else silent)(metric) as show, Stop() as stop:
+            pool = Pool(core, place, where, pickled, placer, timeout_s=timeout_s)
+            pool.show = _watched(pool, stop, show)
+            pool.data = read.shared(place, core, pool.tell)
+            pool.run()
     if stop.requests:
         raise KeyboardInterrupt
     core.close()

@@ -11,7 +11,7 @@ event that matters is noted, so that a search which was killed comes back by tel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
@@ -19,7 +19,7 @@ from uneven.search.records import SearchTerms, TrialRecord, TrialStatus, Waiting
 from uneven.search.rulings import GO_ON, Clone, Move, Progress, Ruling
 from uneven.search.schedulers import Scheduler
 from uneven.search.searchers import NoneNow, Searcher
-from uneven.search.space import Plain, Space, domain_of
+from uneven.search.space import Params, Plain, Space, domain_of
 
 Happened = dict[str, Any]
 """An event as it is noted: plain data, for JSON."""
@@ -34,6 +34,7 @@ class SearchCore:
     Attributes:
         trials: all of them, by number.
         target_by: the trial that has reached the target.
+        learnt: results of earlier searches that the searcher was told.
 
     Raises:
         ConfigError: the terms and the scheduler contradict each other, or the searcher cannot search this space.
@@ -50,6 +51,7 @@ class SearchCore:
         self.terms, self.space = terms, space
         self.trials: list[TrialRecord] = []
         self.target_by: int | None = None
+        self.learnt = 0
         self.note = note
         self.scheduler, self._searcher = scheduler, searcher
         self._queues = WaitingTrials()
@@ -99,6 +101,20 @@ class SearchCore:
         if not 0 <= trial < len(self.trials):
             raise UnknownNameError("trial", str(trial), [str(one.number) for one in self.trials])
         return self.trials[trial]
+
+    def learn(self, results: Sequence[tuple[Params, float]]) -> None:
+        """Tell the searcher results of earlier searches, before it suggests anything.
+
+        Args:
+            results: settings, and the score that came of them, the higher the better.
+
+        Raises:
+            ConfigError: it learns nothing of results.
+        """
+        for params, score in results:
+            self._searcher.learn(params, score)
+        self.learnt += len(results)
+        self.note({"event": "learn", "results": [[dict(params), score] for params, score in results]})
 
     # ---------------------------------------------------------------- who runs
     def start(self) -> TrialRecord | None:
@@ -308,9 +324,11 @@ class SearchCore:
             UnknownNameError: there is no such trial.
         """
         one = self.known(trial)
-        if one.status is TrialStatus.RUNNING:
+        if one.status is TrialStatus.RUNNING and trial not in self._stopping:
             return f"trial {trial} runs already"
         self.note({"event": "resume", "trial": trial})
+        if self._stopping.pop(trial, None) is not None:
+            return f"trial {trial} runs on, and is not stopped"
         self._queues.out(trial)
         if one.over:
             self.scheduler.added(trial, one.params)
@@ -355,6 +373,8 @@ class SearchCore:
         """
         trial = event.get("trial", -1)
         match event["event"]:
+            case "learn":
+                self.learn([(params, score) for params, score in event["results"]])
             case "suggest":
                 if not self._suggest() or self.trials[-1].params != event["params"]:
                     raise self._differs("the searcher suggests other settings", event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from uneven.fleet.stream.preprocess import Source, preprocess
 from uneven.fleet.stream.ring import Ring, RingHandle
 from uneven.jobs import end_all
 from uneven.jobs.place import Linked, Place, ProcessLine
+from uneven.search.core import SearchCore
 from uneven.search.shelf import Shelf, slots_for
 from uneven.states import random_state, set_random_state
 
@@ -28,6 +30,52 @@ DATA_BYTES = 512 * 2**20
 """Memory for prepared samples, if no more than a tenth of what is free."""
 
 AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TrialData:
+    """What the trials of a search are to read, and how it is prepared; see :func:`uneven.search.run`.
+
+    Raises:
+        ConfigError: something that belongs to data, and no data.
+    """
+
+    data: Any = None
+    transform: Callable[[Any], Any] | None = None
+    validate: Any = None
+    validate_transform: Callable[[Any], Any] | None = None
+    chunk: int = 128
+    data_bytes: int | None = None
+    share: bool = True
+    preprocessors: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.data is None and (self.validate is not None or self.transform is not None):
+            raise ConfigError("validate=… or transform=… without data=…: give the data set that they belong to")
+
+    def kept(self) -> dict[str, Any]:
+        """What must be the same when the search goes on."""
+        return {"data": [len(self.data), self._validates, self.chunk]} if self.data is not None else {}
+
+    def shared(self, place: Place, core: SearchCore, tell: Callable[[int, Any], None]) -> SharedData | None:
+        """The data at work, None if there are none.
+
+        Args:
+            tell: says something to a trial's process.
+        """
+        if self.data is None:
+            return None
+        passes = core.left(0, 0.0) if core.terms.time_attr in ("training_iteration", "epoch") else math.inf
+        source = Source(self.data, self.validate, self.transform, self.validate_transform)
+        stream = Stream(len(self.data), self._validates, self.chunk, core.terms.seed)
+        return SharedData(
+            place, source, stream, tell=tell, room_bytes=self.data_bytes, share=self.share, passes=passes,
+            preprocessors=self.preprocessors,
+        )  # fmt: skip
+
+    @property
+    def _validates(self) -> int:
+        return len(self.validate) if self.validate is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from uneven.errors import CheckpointError, ConfigError
-from uneven.search.core import Happened
+from uneven.fleet.engine.state import locked
+from uneven.search.core import Happened, SearchCore
 
 EVENTS = "events.jsonl"
 ASKED = "search.json"
@@ -47,6 +50,27 @@ class SearchLog:
         os.close(self._file)
 
 
+@contextmanager
+def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[bool]:
+    """Bring a core to where the search of this directory was, then write down what happens to it; whether it is new.
+
+    Raises:
+        ConfigError: the directory cannot be written, or a search goes on there.
+        CheckpointError: the search was asked for something else, or its events cannot be read.
+    """
+    with locked(directory):
+        events = read_events(directory)
+        (agree if events else _note)(directory, asked)
+        for event in events:
+            core.apply(event)
+        log = SearchLog(directory)
+        core.note = log.write
+        try:
+            yield not events
+        finally:
+            log.close()
+
+
 def read_events(directory: Path) -> list[Happened]:
     """Every event, but a last line that was cut off.
 
@@ -66,27 +90,41 @@ def read_events(directory: Path) -> list[Happened]:
 
 
 def agree(directory: Path, asked: dict[str, Any]) -> None:
-    """See that a search which was begun here was asked for the same; otherwise note what it is asked for.
+    """See that the search which was begun here was asked for the same.
 
     Raises:
         CheckpointError: it was asked for something else.
     """
+    before = asked_in(directory)
+    for key in sorted({*before, *asked}):
+        if before.get(key) != asked.get(key):
+            raise CheckpointError(
+                f"{directory} holds a search with {key}={before.get(key)!r}, and {asked.get(key)!r} is asked for: "
+                f"go on with the same, or name another directory"
+            )
+
+
+def asked_in(directory: Path) -> dict[str, Any]:
+    """What a search was asked for.
+
+    Raises:
+        ConfigError: none lies here.
+        CheckpointError: it cannot be read.
+    """
     path = directory / ASKED
-    if path.exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"cannot read {path}: {error}") from error
-        for key in sorted({*before, *asked}):
-            if before.get(key) != asked.get(key):
-                raise CheckpointError(
-                    f"{directory} holds a search with {key}={before.get(key)!r}, and {asked.get(key)!r} is asked for: "
-                    f"go on with the same, or name another directory"
-                )
-        return
-    part = path.with_suffix(".part")
+    try:
+        asked: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no search lies in {directory}: there is no {ASKED}; name the directory of one") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    return asked
+
+
+def _note(directory: Path, asked: dict[str, Any]) -> None:
+    part = (directory / ASKED).with_suffix(".part")
     part.write_text(json.dumps(asked, indent=1), encoding="utf-8")
-    part.replace(path)
+    part.replace(directory / ASKED)
 
 
 def _whole(path: Path) -> bytes:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from uneven.errors import ConfigError
+
 _SWEEPS = 3
 _REMEMBERED = 64
 """Pairs of trial and device that are looked at; older ones are forgotten."""
@@ -30,9 +32,24 @@ class Placing(Enum):
     """See the module."""
 
 
+def placing_named(name: str) -> Placing:
+    """The one of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in [one.value for one in Placing]:
+        raise ConfigError(f'placing={name!r}: give "planned" or "first-come"')
+    return Placing(name)
+
+
 @dataclass(slots=True)
 class Paces:
-    """What was measured: trial and device → seconds for a unit of training, the last time."""
+    """What was measured.
+
+    Attributes:
+        seen_s: trial and device → seconds for a unit of training, the last time.
+    """
 
     seen_s: dict[tuple[int, int], float] = field(default_factory=dict)
     _slowness: dict[int, float] = field(default_factory=dict)
@@ -53,19 +70,28 @@ class Paces:
     def unit_s(self, trial: int, device: int) -> float:
         """Seconds for a unit of training there; 1 before anything is known."""
         if self._stale:
-            self._fit()
+            self._mean, self._cost, self._slowness = fitted(self.seen_s)
             self._stale = False
         return math.exp(self._mean + self._cost.get(trial, 0.0) + self._slowness.get(device, 0.0))
 
-    def _fit(self) -> None:
-        rows = [(trial, device, math.log(seconds)) for (trial, device), seconds in self.seen_s.items()]
-        self._mean = sum(seen for *_, seen in rows) / len(rows)
-        self._cost = {}
-        for _ in range(_SWEEPS):
-            cost, mean = self._cost, self._mean
-            slow = _means(((device, seen - mean - cost.get(trial, 0.0)) for trial, device, seen in rows), 0.1)
-            self._cost = _means(((trial, seen - mean - slow[device]) for trial, device, seen in rows), 1.0)
-            self._slowness = slow
+
+def fitted(
+    seen_s: Mapping[tuple[int, int], float], *, sweeps: int = _SWEEPS, doubt: float = 1.0
+) -> tuple[float, dict[int, float], dict[int, float]]:
+    """Logarithms: the mean, what each trial costs beyond it, and how slow each device is; together the seconds seen.
+
+    Args:
+        sweeps: costs and slowness are fitted in turns, so often.
+        doubt: how much a trial's cost is pulled towards the mean: as by so many measurements of the mean.
+    """
+    rows = [(trial, device, math.log(seconds)) for (trial, device), seconds in seen_s.items()]
+    mean = sum(seen for *_, seen in rows) / len(rows)
+    cost: dict[int, float] = {}
+    slow: dict[int, float] = {}
+    for _ in range(sweeps):
+        slow = _means(((device, seen - mean - cost.get(trial, 0.0)) for trial, device, seen in rows), doubt / 10)
+        cost = _means(((trial, seen - mean - slow[device]) for trial, device, seen in rows), doubt)
+    return mean, cost, slow
 
 
 def _means(pairs: Iterable[tuple[int, float]], doubt: float) -> dict[int, float]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
 
 from uneven.errors import ConfigError
 from uneven.search.space import Plain
@@ -101,6 +102,10 @@ class SearchTerms:
             raise ConfigError(
                 f"time_attr={self.time_attr!r}: seconds compare devices, not trials; count reports, epochs or samples"
             )
+
+    def kept(self) -> dict[str, Any]:
+        """What must be the same when the search goes on; trials and target may change."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("trials", "target")}
 
     @property
     def sign(self) -> float:

@@ -105,6 +105,19 @@ class SearchResult:
         with access(f"write the report {path}"):
             Path(path).write_text(page(self.rows, self.events(), self._terms, self.directory), encoding="utf-8")
 
+    def tensorboard(self, folder: str | Path) -> int:
+        """Write curves and settings for TensorBoard, which shows the settings on its hparams page.
+
+        Returns:
+            How many values of curves were written.
+
+        Raises:
+            ConfigError: TensorBoard is not installed, or the folder cannot be written.
+        """
+        from uneven.search.tensorboard import write
+
+        return write(self.rows, self.events(), self.metric, Path(folder))
+
     def __str__(self) -> str:
         lines = [f"{'trial':>5} {self.metric:>12} {'at':>6} {'of':>6}  {'status':<11} settings"]
         for row in self.rows:

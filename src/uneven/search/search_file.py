@@ -38,11 +38,17 @@ def _made(value: Any) -> Any:
     return found() if callable(found) and not hasattr(found, "__getitem__") else found
 
 
+def _directories(value: Any) -> tuple[str, ...]:
+    """One, or a list of them."""
+    return (text(value),) if isinstance(value, str) else items(value, text)
+
+
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "train": named, "metric": text, "mode": text, "trials": whole, "scheduler": text, "searcher": text,
     "max_t": number, "time_attr": text, "target": number, "max_failures": whole, "nonfinite": text, "seed": whole,
     "placing": text, "timeout_s": number, "data": _made, "validate": _made, "transform": named,
     "validate_transform": named, "chunk": whole, "data_bytes": whole, "share": boolean, "preprocessors": whole,
+    "warm_start": _directories,
 }  # fmt: skip
 _DOMAINS: dict[str, Callable[..., Domain]] = {
     "uniform": uniform, "log": log, "integer": integer, "choice": choice, "grid": grid,

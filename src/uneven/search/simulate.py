@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,13 +11,14 @@ from uneven.errors import ConfigError
 from uneven.search.core import SearchCore
 from uneven.search.placing import Placer
 from uneven.search.records import TrialRecord
-from uneven.search.rulings import Move
-from uneven.search.space import Params
+from uneven.search.rulings import Move, Ruling
 
-Curves = Callable[[Params, float], float]
-"""Settings and training → metric."""
-Costs = Callable[[Params], float]
-"""Settings → seconds for a unit of training on a device of speed 1."""
+Curves = Callable[[TrialRecord, float], float]
+"""A trial and its training → the metric that it reports."""
+Costs = Callable[[TrialRecord], float]
+"""A trial → seconds for a unit of its training on a device of speed 1."""
+Ends = Callable[[TrialRecord], float]
+"""A trial → how much training its function has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,19 @@ class SimulatedSearch:
     bests: list[tuple[float, float, float]] = field(default_factory=list)
     spans: list[SimulatedSpan] = field(default_factory=list)
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which devices trained, of all together."""
+        return sum(span.end_s - span.begin_s for span in self.spans)
+
+    def scored(self, at_s: float, score: float) -> None:
+        """A trial has reported this score."""
+        if score > (self.bests[-1][2] if self.bests else -math.inf):
+            self.bests.append((at_s, self.units, score))
+
     def best_after(self, units: float) -> float:
         """The best score after so much training of all trials; −inf before the first."""
-        return max((score for _, at, score in self.bests if at <= units), default=float("-inf"))
+        return max((score for _, at, score in self.bests if at <= units), default=-math.inf)
 
 
 def simulate(
@@ -54,16 +66,19 @@ def simulate(
     curves: Curves,
     *,
     speeds: Sequence[float] = (1.0,),
-    costs: Costs = lambda params: 1.0,
+    costs: Costs = lambda trial: 1.0,
+    ends: Ends = lambda trial: math.inf,
     placer: Placer | None = None,
     step: float = 1.0,
-    most_units: float = float("inf"),
+    most_units: float = math.inf,
 ) -> SimulatedSearch:
     """Play a search to its end.
 
     Args:
         curves: what a trial reports.
         speeds: of the devices.
+        costs: of a trial.
+        ends: after how much training a trial's function returns by itself.
         step: training between two reports.
         most_units: it breaks off after so much training of all trials.
 
@@ -72,70 +87,107 @@ def simulate(
     """
     if not speeds or not all(speed > 0 for speed in speeds):
         raise ConfigError(f"speeds={list(speeds)}: give at least one device, and each a speed above zero")
-    placer = placer or Placer()
-    played = SimulatedSearch()
-    free = dict.fromkeys(range(len(speeds)))
-    queue: list[tuple[float, int, int, float]] = []  # when a trial reports next, the device, the trial, its t then
-    since: dict[int, float] = {}
-    held: list[TrialRecord] = []
-    now_s, best = 0.0, float("-inf")
+    pool = VirtualPool(core, tuple(speeds), costs, placer or Placer(), step)
+    pool.fill()
+    while pool.queue and pool.played.units < most_units:
+        trial, device, t, seconds = pool.next()
+        metric = curves(trial, t)
+        ruling = core.reported(trial.number, t, metric, {"device": device, "seconds": round(seconds, 6)})
+        pool.played.scored(pool.now_s, core.terms.sign * metric)
+        if ruling.save:
+            core.saved(trial.number, t)
+        pool.settle(trial, device, ruling, returns=t >= ends(trial))
+        pool.fill()
+    return pool.played
 
-    def unit_s(trial: TrialRecord, device: int) -> float:
-        return costs(trial.params) / speeds[device]
 
-    def go(trial: TrialRecord, device: int) -> None:
-        free.pop(device, None)
-        since.setdefault(device, now_s)
-        heapq.heappush(queue, (now_s + step * unit_s(trial, device), device, trial.number, trial.t + step))
+@dataclass(slots=True)
+class VirtualPool:
+    """What the pool of a real search does, with a clock that jumps from report to report.
 
-    def busy() -> dict[int, float]:
-        if not placer.looks:
-            return {}
-        return {
-            device: at_s - now_s + core.left(one, t) * placer.paces.unit_s(one, device)
-            for at_s, device, one, t in queue
-        }
+    Attributes:
+        queue: of trials that run: when it reports next, its device, its number, its t then.
+        free: devices without a trial.
+        held: trials that run by the core's word and wait for a device.
+    """
 
-    def fill() -> None:
-        while free:
-            trial = held.pop() if held else core.start()
+    core: SearchCore
+    speeds: tuple[float, ...]
+    costs: Costs
+    placer: Placer
+    step: float
+    now_s: float = 0.0
+    queue: list[tuple[float, int, int, float]] = field(default_factory=list)
+    free: dict[int, None] = field(default_factory=dict)
+    held: list[TrialRecord] = field(default_factory=list)
+    played: SimulatedSearch = field(default_factory=SimulatedSearch)
+    _since_s: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.free = dict.fromkeys(range(len(self.speeds)))
+
+    def fill(self) -> None:
+        """Give free devices to trials that may run."""
+        while self.free:
+            trial = self.held.pop() if self.held else self.core.start()
             if trial is None:
                 return
-            device = placer.device_for(trial.number, free, busy())
+            device = self.placer.device_for(trial.number, self.free, self._busy())
             if device is None:
-                held.append(trial)
+                self.held.append(trial)
                 return
-            go(trial, device)
+            self._go(trial, device)
 
-    def leave(trial: int, device: int) -> None:
-        free[device] = None
-        played.spans.append(SimulatedSpan(trial, device, since.pop(device), now_s))
+    def next(self) -> tuple[TrialRecord, int, float, float]:
+        """The next trial to report, its device, how much it is trained then, and in how long; it is that moment now."""
+        self.now_s, device, number, t = heapq.heappop(self.queue)
+        trial = self.core.trials[number]
+        took_s = self.step * self._unit_s(trial, device)
+        self.placer.paces.measured(number, device, self.step, took_s)
+        self.played.units += self.step
+        self.played.end_s = self.now_s
+        return trial, device, t, took_s
 
-    fill()
-    while queue and played.units < most_units:
-        now_s, device, number, t = heapq.heappop(queue)
-        trial = core.trials[number]
-        placer.paces.measured(number, device, step, step * unit_s(trial, device))
-        played.units += step
-        metric = curves(trial.params, t)
-        ruling = core.reported(number, t, metric)
-        score = core.terms.sign * metric
-        if score > best:
-            best = score
-            played.bests.append((now_s, played.units, best))
-        if ruling.save:
-            core.saved(number, t)
-        if ruling.move is not Move.CONTINUE or ruling.clone is not None:
-            leave(number, device)
+    def settle(self, trial: TrialRecord, device: int, ruling: Ruling, *, returns: bool) -> None:
+        """Let a trial go on here or elsewhere, wait, or leave, after what the core has said.
+
+        Args:
+            returns: its function returns now, unless it has been told to leave.
+        """
+        goes_on = ruling.move is Move.CONTINUE and ruling.clone is None
+        if not goes_on or returns:
+            self._leave(trial.number, device)
+            if goes_on:
+                self.core.ended(trial.number)
+            return
+        alone = not self.held and not self.core.waiting()
+        there = self.placer.device_for(trial.number, self.free, self._busy(), device) if alone else device
+        if there != device:
+            self._leave(trial.number, device)
+        if there is None:
+            self.held.append(trial)
         else:
-            alone = not held and not core.waiting()
-            there = placer.device_for(number, free, busy(), device) if alone else device
-            if there != device:
-                leave(number, device)
-            if there is None:
-                held.append(trial)
-            else:
-                go(trial, there)
-        fill()
-    played.end_s = now_s
-    return played
+            self._go(trial, there)
+
+    def _go(self, trial: TrialRecord, device: int) -> None:
+        self.free.pop(device, None)
+        self._since_s.setdefault(device, self.now_s)
+        at_s = self.now_s + self.step * self._unit_s(trial, device)
+        heapq.heappush(self.queue, (at_s, device, trial.number, trial.t + self.step))
+
+    def _leave(self, number: int, device: int) -> None:
+        self.free[device] = None
+        self.played.spans.append(SimulatedSpan(number, device, self._since_s.pop(device), self.now_s))
+
+    def _unit_s(self, trial: TrialRecord, device: int) -> float:
+        return self.costs(trial) / self.speeds[device]
+
+    def _busy(self) -> dict[int, float]:
+        """Device → seconds until its trial is done, as far as one can tell."""
+        if not self.placer.looks:
+            return {}
+        paces = self.placer.paces
+        return {
+            device: at_s - self.now_s + self.core.left(number, t) * paces.unit_s(number, device)
+            for at_s, device, number, t in self.queue
+        }

@@ -76,7 +76,8 @@ def view(moment: SearchSnapshot) -> Group:
         )  # fmt: skip
     said = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
     moved = f"; {moment.moves} moves to faster devices" if moment.moves else ""
-    return Group(Text(f"{said} of {core.terms.trials} trials, {moment.took_s:.0f} s{moved}"), table)
+    learnt = f"; {core.learnt} earlier results known" if core.learnt else ""
+    return Group(Text(f"{said} of {core.terms.trials} trials, {moment.took_s:.0f} s{moved}{learnt}"), table)
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -67,8 +67,8 @@ class OptunaSearch(Searcher):
 
     def learn(self, params: Params, score: float) -> None:
         """See the base."""
-        known = {name: params[name] for name in self._space if name in params}
-        distributions = {name: _distribution(self._space[name]) for name in known}
+        known = {name: params[name] for name in self._space}
+        distributions = {name: _distribution(domain) for name, domain in self._space.items()}
         self._study.add_trial(optuna.trial.create_trial(params=known, distributions=distributions, value=score))
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:

@@ -21,6 +21,7 @@ from random import Random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from uneven.errors import ConfigError
 from uneven.search.core import Happened, SearchCore
 from uneven.search.records import SearchTerms, TrialStatus
 from uneven.search.rulings import Move
@@ -179,6 +180,20 @@ class SearcherContract(ABC):
 
     def test_the_same_seed_suggests_the_same(self) -> None:
         assert self.suggested(12, seed=3) == self.suggested(12, seed=3)
+
+    def test_it_learns_of_earlier_results_or_says_that_it_does_not(self) -> None:
+        core = SearchCore(SearchTerms(metric="score", trials=4), self.space, Fifo(), self.make())
+        results = [(params, float(place)) for place, params in enumerate(self.suggested(8, seed=2))]
+        try:
+            core.learn(results)
+        except ConfigError as error:
+            said = str(error)
+        else:
+            said = ""
+        assert said.startswith("warm_start: ") or core.learnt == len(results)
+        one = core.start()
+        assert one is not None
+        assert all(self.space[name].holds(value) for name, value in one.params.items())
 
     def test_a_search_with_it_comes_back_from_its_events(self) -> None:
         def core() -> SearchCore:

@@ -180,6 +180,8 @@ def test_a_person_stops_resumes_and_clones() -> None:
     search.note = events.append
     search.start()
     assert search.stop(0) == "trial 0 stops at its next report"
+    assert search.resume(0) == "trial 0 runs on, and is not stopped"
+    assert search.stop(0) == "trial 0 stops at its next report"
     assert search.reported(0, 1, 0.5).why == "stopped by hand"
     assert search.stop(0) == "trial 0 has ended already"
     assert search.resume(0) == "trial 0 is next"
@@ -271,9 +273,7 @@ def test_the_next_trial_gets_the_fastest_device_and_a_slow_one_is_left_idle_for_
 def test_placing_ends_a_search_on_unequal_devices_sooner() -> None:
     ended = {}
     for kind in Placing:
-        played = simulate(
-            core(max_t=9, trials=8), lambda params, t: t, speeds=(0.6, 0.4, 0.2, 0.1), placer=Placer(kind)
-        )
+        played = simulate(core(max_t=9, trials=8), lambda trial, t: t, speeds=(0.6, 0.4, 0.2, 0.1), placer=Placer(kind))
         assert played.units == 8 * 9
         ended[kind] = played.end_s
     assert ended[Placing.FIRST_COME] > 1.2 * ended[Placing.PLANNED]
@@ -282,14 +282,14 @@ def test_placing_ends_a_search_on_unequal_devices_sooner() -> None:
 def test_a_simulated_search_needs_devices_that_move() -> None:
     for speeds in ((), (1.0, 0.0)):
         with pytest.raises(ConfigError, match="speeds"):
-            simulate(core(), lambda params, t: t, speeds=speeds)
+            simulate(core(), lambda trial, t: t, speeds=speeds)
 
 
 def test_halving_finds_the_best_with_a_part_of_the_training() -> None:
     used = {}
     for scheduler in ("fifo", "asha:max_t=27,reduction_factor=3", "asha-promote:max_t=27,reduction_factor=3"):
         search = core(scheduler, trials=27, **({"max_t": 27} if scheduler == "fifo" else {}))
-        played = simulate(search, lambda params, t: -abs(math.log10(params["rate"]) + 2) * (1 + 1 / t))  # type: ignore[arg-type]
+        played = simulate(search, lambda trial, t: -abs(math.log10(trial.params["rate"]) + 2) * (1 + 1 / t))  # type: ignore[arg-type]
         used[scheduler] = played.units
         assert search.best is not None
         assert search.best.t == 27

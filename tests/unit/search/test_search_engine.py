@@ -193,6 +193,9 @@ def test_a_person_stops_resumes_and_clones_at_another_terminal(tmp_path: Path) -
         _wait(lambda: _reports(tmp_path) >= 6)
         said.append(tell(tmp_path, "clone", 0, {"x": 3}))
         said.append(tell(tmp_path, "stop", 0))
+        _wait(lambda: _count(tmp_path, "halt", 0) == 1)
+        before = _count(tmp_path, "report", 0)
+        said.append(tell(tmp_path, "resume", 0))
         said.append(tell(tmp_path, "stop", 1))
         for verb, trial, changes in (("stop", 77, {}), ("clone", 0, {"y": 1}), ("clone", 0, {"x": 9}), ("sing", 0, {})):
             try:
@@ -205,7 +208,8 @@ def test_a_person_stops_resumes_and_clones_at_another_terminal(tmp_path: Path) -
             os.chown(strange, 12345, 12345)
         _wait(lambda: strange.with_suffix(".answer").exists())
         refused.append(strange.with_suffix(".answer").read_text())
-        _wait(lambda: _trials(tmp_path) > 2 and _reports(tmp_path) > 8)
+        _wait(lambda: _count(tmp_path, "report", 0) >= before + 2 and _count(tmp_path, "report", 2) >= 1)
+        said.append(tell(tmp_path, "stop", 0))
         said.append(tell(tmp_path, "stop", 2))
 
     talk = threading.Thread(target=person)
@@ -213,7 +217,10 @@ def test_a_person_stops_resumes_and_clones_at_another_terminal(tmp_path: Path) -
     result = run(functions.waits, tmp_path, {"x": search.choice(1, 2, 3)}, trials=2)
     talk.join()
     assert re.match(r"trial 2 goes on from trial 0 at \d+", said[0])
-    assert said[1:3] == ["trial 0 stops at its next report", "trial 1 stops at its next report"]
+    stops = "trial {} stops at its next report".format
+    assert said[1:] == [stops(0), "trial 0 is next", stops(1), stops(0), stops(2)]
+    steps = [event["metric"] for event in result.events() if event["event"] == "report" and event["trial"] == 0]
+    assert steps == list(range(len(steps)))  # resumed where it was stopped: no step twice, none left out
     rows = {row.number: row for row in result.rows}
     assert rows[2].params == {"x": 3}
     assert {row.why for row in rows.values()} == {"stopped by hand"}
@@ -227,8 +234,8 @@ def test_a_person_stops_resumes_and_clones_at_another_terminal(tmp_path: Path) -
         tell(tmp_path, "stop", 0)
 
 
-def _trials(directory: Path) -> int:
-    return len({event["trial"] for event in read_events(directory) if event["event"] == "report"})
+def _count(directory: Path, event: str, trial: int) -> int:
+    return sum(one["event"] == event and one["trial"] == trial for one in read_events(directory))
 
 
 @pytest.mark.parametrize(

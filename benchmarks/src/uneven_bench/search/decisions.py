@@ -22,7 +22,7 @@ import numpy as np
 from uneven.errors import DataError
 from uneven.search.core import SearchCore
 from uneven.search.placing import Placer, Placing
-from uneven.search.records import SearchTerms
+from uneven.search.records import SearchTerms, TrialRecord
 from uneven.search.rulings import GO_ON, Move, Progress, Ruling
 from uneven.search.schedulers import Scheduler, StoppingAsha, schedulers
 from uneven.search.searchers import RandomSearch
@@ -61,9 +61,9 @@ class Cells:
     def __init__(self) -> None:
         self.final = table()
 
-    def __call__(self, params: Params, t: float) -> float:
+    def __call__(self, trial: TrialRecord, t: float) -> float:
         """The accuracy after ``t`` epochs."""
-        cell = int(params["cell"] or 0)
+        cell = int(trial.params["cell"] or 0)
         draw = Random(cell)
         tau = draw.uniform(2, 12)
         noise = Random(cell * 1000 + int(t)).gauss(0, 0.5)
@@ -188,8 +188,8 @@ def agreement(streams: int) -> dict[str, int] | None:
     return {"agree": agrees, "of": streams}
 
 
-def _rises(params: Params, t: float) -> float:
-    return float(params["x"] or 0.0) * (1 - math.exp(-t / 10))
+def _rises(trial: TrialRecord, t: float) -> float:
+    return float(trial.params["x"] or 0.0) * (1 - math.exp(-t / 10))
 
 
 def core_s(trials: int = 10_000) -> float:

@@ -1,14 +1,16 @@
 """``uneven bench search-kill``: searches in which something is killed at a random moment.
 
-In turn the whole search and one of its processes (a trial's or a preprocessor, whichever chance hits) get ``kill -9``.
-The same command is then given again until it ends well, and its trials are compared with those of an undisturbed
-search: the same settings, metrics to the bit, training and ends, and no report twice.
+In turn the whole search, the process that trains and one that prepares samples get ``kill -9``. Where the search was
+killed, the same command is given again. Then the trials are compared with those of an undisturbed search: the same
+metrics to the bit, the same training and rulings, and no report twice. Who trains or prepares writes that down beside
+the search, which says whom to kill, and how many epochs were trained more than once: those after the last kept state.
 
 Started as a program, this module is the search in which something is killed.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -16,20 +18,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import search
 from uneven.errors import TrainingError
 from uneven.search.events import EVENTS, read_events
-from uneven_bench.fleet.cases import light
+from uneven_bench.fleet.cases import Sample, light
 from uneven_bench.search import trainings
 
-KINDS = ("search", "process")
+KINDS = ("search", "worker", "preparer")
 MOST_STARTS = 5
 TRIALS = 8
 SCHEDULER = "asha-promote:max_t=9,reduction_factor=3"
@@ -40,19 +44,45 @@ Progress = Callable[[str, str, float], None]
 def go(directory: Path) -> None:
     """The search."""
     train, validate = trainings.sets("digits", 300)
-    space = {"lr": search.log(1e-4, 1e-1), "width": search.choice(4, 8), "side": train[0][0].shape[-1]}
+    side = train[0][0].shape[-1]
+    space = {"lr": search.log(1e-4, 1e-1), "width": search.choice(4, 8), "side": side, "noted_in": str(directory)}
     search.run(
-        trainings.pictures, space, metric="accuracy", trials=TRIALS, scheduler=SCHEDULER,
-        data=train, validate=validate, transform=light, devices=1, directory=directory, progress=False, max_failures=9,
+        noted, space, metric="accuracy", trials=TRIALS, scheduler=SCHEDULER, data=train, validate=validate,
+        transform=partial(prepared, folder=directory), devices=1, directory=directory, progress=False, max_failures=9,
     )  # fmt: skip
 
 
+def noted(trial: search.Trial) -> None:
+    """The network on the search's data; each epoch is written down before it is trained."""
+    torch.manual_seed(trial.seed)
+    model, optimizer = trainings.made(trial.params, int(trial["side"]))  # type: ignore[arg-type]
+    for epoch, batches in trial.epochs(model, optimizer, batch_size=trainings.BATCH):
+        _append(Path(str(trial["noted_in"])) / "epochs", f"{os.getpid()} {trial.number} {epoch}")
+        trainings.learn(model, optimizer, batches)
+        trial.report(accuracy=trainings.accuracy(model, trial.validation()))
+
+
+def prepared(sample: Sample, folder: Path) -> Sample:
+    """A sample, and who has made it."""
+    path = folder / "preparers" / str(os.getpid())
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    return light(sample)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
 def run(quick: bool, progress: Progress) -> dict[str, Any]:
-    """Kill, twenty times; with ``quick``, four times.
+    """Kill, twenty times; with ``quick``, three times.
 
     Returns:
-        ``undisturbed_s``, and ``kills``: for each the ``kind``, ``after`` (reports that were there), ``starts``,
-        ``same`` and ``reports_twice``. ``all_same``: how many of them were the same, none trained twice.
+        ``undisturbed_s``, and ``kills``: for each the ``kind``, ``after`` (reports that were there), ``hit`` (whether
+        it was still there to be killed), ``starts``, ``same``, ``reports_twice`` and ``epochs_again``. ``all_same``:
+        how many of them were the same, no report twice, ``of`` those in which something was killed.
 
     Raises:
         TrainingError: a search that was not killed failed.
@@ -65,17 +95,24 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
         _until_it_ends(whole)
         took_s = time.monotonic() - began_s
         wanted = _outcome(whole)
-        for number in range(4 if quick else 20):
-            kind = KINDS[number % len(KINDS)]
+        kills = 3 if quick else 20
+        while sum(one["hit"] for one in found) < kills and len(found) < 2 * kills:
+            kind = KINDS[len(found) % len(KINDS)]
             progress("search-kill", kind, 0.0)
-            directory = Path(folder) / f"killed {number}"
+            directory = Path(folder) / f"killed {len(found)}"
             after = draw.randrange(1, len(wanted))
-            found.append({"kind": kind, "after": after, "starts": _disturbed(directory, kind, after, draw)})
+            hit, starts = _disturbed(directory, kind, after, draw)
             got = _outcome(directory)
             reports = [(event["trial"], event["t"]) for event in read_events(directory) if event["event"] == "report"]
-            found[-1] |= {"same": got == wanted, "reports_twice": len(reports) - len(set(reports))}
-    good = sum(one["same"] and not one["reports_twice"] for one in found)
-    return {"undisturbed_s": took_s, "kills": found, "all_same": good, "of": len(found)}
+            trained = [line.split()[1:] for line in (directory / "epochs").read_text(encoding="utf-8").splitlines()]
+            found.append({
+                "kind": kind, "after": after, "hit": hit, "starts": starts, "same": got == wanted,
+                "reports_twice": len(reports) - len(set(reports)),
+                "epochs_again": len(trained) - len({tuple(one) for one in trained}),
+            })  # fmt: skip
+    killed = [one for one in found if one["hit"]]
+    good = sum(one["same"] and not one["reports_twice"] for one in killed)
+    return {"undisturbed_s": took_s, "kills": found, "all_same": good, "of": len(killed)}
 
 
 def _outcome(directory: Path) -> list[tuple[Any, ...]]:
@@ -99,37 +136,51 @@ def _until_it_ends(directory: Path) -> int:
     raise TrainingError(f"the search has not come to its end: {said.decode()[-500:]}")
 
 
-def _disturbed(directory: Path, kind: str, after: int, draw: random.Random) -> int:
-    """Kill once so many reports are there, and let it end; how often it was started."""
+def _disturbed(directory: Path, kind: str, after: int, draw: random.Random) -> tuple[bool, int]:
+    """Kill once so many reports are there, and let it end; whether something was killed, and the starts."""
     with _start(directory) as child:
         path = directory / EVENTS
         while child.poll() is None and (not path.exists() or path.read_text().count('"report"') < after):
             time.sleep(0.005)
         time.sleep(draw.uniform(0, 0.05))
-        if child.poll() is None and kind == "search":
-            family = psutil.Process(child.pid).children(recursive=True)
-            child.send_signal(signal.SIGKILL)
+        family = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
+        hit = _kill(directory, kind, child.pid, {one.pid for one in family}, draw)
+        if kind == "search":
             psutil.wait_procs(family, timeout=30)
-        elif child.poll() is None:
-            family = [one for one in psutil.Process(child.pid).children(recursive=True) if one.ppid() != child.pid]
-            if family:
-                draw.choice(family).send_signal(signal.SIGKILL)
         said = child.communicate()[1]
         if child.returncode == 0:
-            return 1
-        if kind == "process":
-            raise TrainingError(f"a search of which a process was killed has ended: {said.decode()[-500:]}")
-    return 1 + _until_it_ends(directory)
+            return hit, 1
+        if kind != "search":
+            raise TrainingError(f"a search of which a {kind} was killed has ended: {said.decode()[-500:]}")
+    return hit, 1 + _until_it_ends(directory)
+
+
+def _kill(directory: Path, kind: str, child: int, family: set[int], draw: random.Random) -> bool:
+    """Kill one of this kind that is still there; whether one was."""
+    if kind == "search":
+        there = [child] if family else []
+    elif kind == "worker":
+        there = [int(line.split()[0]) for line in (directory / "epochs").read_text(encoding="utf-8").splitlines()[-1:]]
+    else:
+        there = sorted(int(path.name) for path in (directory / "preparers").iterdir())
+    there = [pid for pid in there if pid == child or (pid in family and psutil.pid_exists(pid))]
+    if not there:
+        return False
+    os.kill(draw.choice(there), signal.SIGKILL)
+    return True
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """What was measured, for a terminal."""
     title = f"{found['all_same']} of {found['of']} searches ended as the undisturbed one, none trained twice"
-    table = Table("killed", "after reports", "starts", "the same", "reports twice", title=title, box=SIMPLE_HEAD)
+    columns = ("kind", "after", "hit", "starts", "same", "reports_twice", "epochs_again")
+    table = Table(*(name.replace("_", " ") for name in columns), title=title, box=SIMPLE_HEAD)
     for one in found["kills"]:
-        table.add_row(one["kind"], str(one["after"]), str(one["starts"]), str(one["same"]), str(one["reports_twice"]))
+        table.add_row(*(str(one[name]) for name in columns))
     return [table]
 
 
 if __name__ == "__main__":
-    go(Path(sys.argv[1]))
+    from uneven_bench.search import kill  # by its own name, under which other processes import what it trains
+
+    kill.go(Path(sys.argv[1]))

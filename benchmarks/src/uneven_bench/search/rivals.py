@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 from uneven.fleet.stream.order import Stream
@@ -19,6 +20,32 @@ from uneven.search.data import DataHandle, DataReader
 from uneven.search.worker import seed_of
 
 SLOTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedSearch:
+    """A search of real trainings.
+
+    Attributes:
+        reports: of all trials: when, in seconds since the search began, and the accuracy.
+        prepared_s: processor time for preparing samples.
+    """
+
+    reports: list[tuple[float, float]]
+    end_s: float
+    prepared_s: float
+
+    @property
+    def best(self) -> float:
+        """The best accuracy."""
+        return max(accuracy for _, accuracy in self.reports)
+
+    def figures(self, target: float) -> dict[str, float]:
+        """As JSON has it, with the time until a trial reported the target."""
+        return {
+            "target_s": min(at_s for at_s, accuracy in self.reports if accuracy >= target), "end_s": self.end_s,
+            "best": self.best, "prepared_s": self.prepared_s, "epochs": len(self.reports),
+        }  # fmt: skip
 
 
 def installed(package: str) -> bool:
@@ -68,9 +95,9 @@ def _report_once(config: dict[str, Any]) -> None:
 
 
 def ray_pictures(
-    settings: list[dict[str, Any]], source: Source, stream: Stream, max_t: int, target: float, train: Callable[..., Any]
-) -> dict[str, float]:
-    """Seconds until a trial reports the target and until the search ends; and processor time for preparing.
+    settings: list[dict[str, Any]], source: Source, stream: Stream, max_t: int, train: Callable[..., Any]
+) -> PlayedSearch:
+    """The search with Ray's scheduler.
 
     Args:
         settings: of the trials.
@@ -85,15 +112,9 @@ def ray_pictures(
     trainable = tune.with_parameters(_pictures, handle=handle, settings=settings, train=train)
     found = _fit(trainable, {"trial": tune.grid_search(list(range(len(settings))))}, scheduler)
     frames = [result.metrics_dataframe for result in found]
-    reached = [row["at_s"] for frame in frames for _, row in frame.iterrows() if row["score"] >= target]
     end_s = time.time() - began_s
-    return {
-        "target_s": min(reached) - began_s if reached else end_s,
-        "end_s": end_s,
-        "reached": float(bool(reached)),
-        "prepared_s": sum(float(frame["prepared_s"].max()) for frame in frames),
-        "epochs": sum(len(frame) for frame in frames),
-    }
+    reports = [(row["at_s"] - began_s, row["score"]) for frame in frames for _, row in frame.iterrows()]
+    return PlayedSearch(reports, end_s, sum(float(frame["prepared_s"].max()) for frame in frames))
 
 
 def _pictures(config: dict[str, Any], handle: DataHandle, settings: list[dict[str, Any]], train: Any) -> None:

@@ -116,7 +116,7 @@ class StoppingAsha(Scheduler):
             cutoff = rung.cutoff(self._factor)
             rung.record(progress.trial, progress.score)
             if cutoff is not None and progress.score < cutoff:
-                return Ruling(Move.STOP, f"below {cutoff:.6g} at rung {rung.milestone:g}")
+                return Ruling(Move.STOP, f"not among the best 1/{self._factor:g} at rung {rung.milestone:g}")
             break
         return GO_ON
 

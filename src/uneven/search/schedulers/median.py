@@ -67,7 +67,7 @@ class MedianStopping(Scheduler):
             return GO_ON
         self._judged.add(trial)
         move = Move.STOP if self._hard else Move.PAUSE
-        return Ruling(move, f"best {best:.6g} below the median {middle:.6g} at {t:g}")
+        return Ruling(move, f"its best is behind the median of the others at {t:g}")
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
         """Its results stay."""

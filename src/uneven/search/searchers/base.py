@@ -40,8 +40,15 @@ class Searcher(ABC):
     def tell(self, trial: int, score: float | None) -> None:  # noqa: B027  # most need it not
         """A trial has ended with this score, the higher the better; None if it failed."""
 
-    def learn(self, params: Params, score: float) -> None:  # noqa: B027  # most need it not
-        """A result of an earlier search; told before anything is suggested."""
+    def learn(self, params: Params, score: float) -> None:
+        """A result of an earlier search; told before anything is suggested. All settings lie in the space.
+
+        Raises:
+            ConfigError: it learns nothing of results.
+        """
+        raise ConfigError(
+            'warm_start: this searcher learns nothing of results: take one that does, such as searcher="optuna:tpe"'
+        )
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
         """A value for a setting that a training function asks for while it runs.

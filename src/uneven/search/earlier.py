@@ -1,0 +1,96 @@
+"""Searches of earlier: what was asked and what came of it, from their directories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import CheckpointError, ConfigError
+from uneven.search.core import Happened, SearchCore
+from uneven.search.events import ASKED, asked_in, read_events
+from uneven.search.records import SearchTerms, TrialStatus
+from uneven.search.schedulers import schedulers
+from uneven.search.searchers import searchers
+from uneven.search.space import Params, Space, domain_of
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierSearch:
+    """A search that was begun, and may be over.
+
+    Attributes:
+        asked: what it was asked for, as plain data.
+        core: as it stands after its last event.
+        events: all of them.
+    """
+
+    directory: Path
+    asked: dict[str, Any]
+    core: SearchCore
+    events: list[Happened]
+
+    def new_core(self, trials: int) -> SearchCore:
+        """A core for the same search, of so many trials, that has heard of nothing."""
+        return _core(self.asked, trials)
+
+
+def reopened(directory: Path) -> EarlierSearch:
+    """The search of a directory, whether it is over, was killed, or goes on.
+
+    Raises:
+        ConfigError: no search lies there, or one of which the scheduler or searcher is no name but an object.
+        CheckpointError: its files cannot be read, or the present version decides otherwise.
+    """
+    asked = asked_in(directory)
+    events = read_events(directory)
+    try:
+        core = _core(asked, sum(event["event"] == "suggest" for event in events) or 1)
+    except KeyError as error:
+        raise CheckpointError(f"{directory / ASKED} has no {error}: it was written by another version") from error
+    for event in events:
+        core.apply(event)
+    return EarlierSearch(directory, asked, core, events)
+
+
+def _core(asked: dict[str, Any], trials: int) -> SearchCore:
+    terms = SearchTerms(trials=trials, **{name: asked[name] for name in SearchTerms(metric="any").kept()})
+    domains = {name: domain_of(said) for name, said in asked["space"]["domains"].items()}
+    space = Space({**domains, **asked["space"]["constants"]})
+    return SearchCore(terms, space, schedulers.resolve(asked["scheduler"]), searchers.resolve(asked["searcher"]))
+
+
+def results_of(directories: Sequence[Path], terms: SearchTerms, space: Space) -> list[tuple[Params, float]]:
+    """Settings and last scores of the trials of earlier searches that have not failed, where the space holds them.
+
+    Raises:
+        ConfigError: one optimized something else, or not a single trial lies in the space.
+        CheckpointError: see :func:`reopened`.
+    """
+    found: list[tuple[Params, float]] = []
+    misfits: list[str] = []
+    for directory in directories:
+        earlier = reopened(directory)
+        theirs = earlier.core.terms
+        if (theirs.metric, theirs.mode) != (terms.metric, terms.mode):
+            raise ConfigError(
+                f"warm_start: {directory} has {theirs.metric!r} optimized, mode {theirs.mode!r}, and this search "
+                f"optimizes {terms.metric!r}, mode {terms.mode!r}: their results say nothing of each other"
+            )
+        for one in earlier.core.trials:
+            if one.status is TrialStatus.ERROR or not math.isfinite(one.score):
+                continue
+            outside = [name for name, domain in space.items() if not domain.holds(one.params.get(name))]
+            if outside:
+                misfits.append(f"trial {one.number} of {directory} has {outside[0]}={one.params.get(outside[0])!r}")
+            else:
+                found.append(({name: one.params[name] for name in space}, one.score))
+    if not found:
+        why = f"; {misfits[0]}" if misfits else "; none has reported"
+        raise ConfigError(
+            f"warm_start: no trial of {', '.join(map(str, directories))} lies in the space{why}: give a search over "
+            f"the same settings, or leave it out"
+        )
+    return found

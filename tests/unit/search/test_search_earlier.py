@@ -1,0 +1,223 @@
+"""What an earlier search is good for: a warm start, a forecast, TensorBoard; no process is started."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uneven.cli import main
+from uneven.cli.search_forecast import speeds_of
+from uneven.cluster import files
+from uneven.errors import CheckpointError, ConfigError, UnknownNameError
+from uneven.search.core import SearchCore
+from uneven.search.earlier import reopened, results_of
+from uneven.search.events import EVENTS, kept, read_events
+from uneven.search.forecast import SearchForecast, cheapest, counts, recorded
+from uneven.search.placing import Placing
+from uneven.search.records import SearchTerms, TrialRecord
+from uneven.search.result import SearchResult
+from uneven.search.schedulers import schedulers
+from uneven.search.searchers import searchers
+from uneven.search.simulate import simulate
+from uneven.search.space import Domain, Plain, Space, choice, log
+
+SPACE: dict[str, Domain | Plain] = {"rate": log(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"}
+
+
+def quality(trial: TrialRecord, t: float) -> float:
+    return (1 - abs(math.log10(float(trial.params["rate"])) + 2) / 4) * (1 - 0.5**t)  # type: ignore[arg-type]
+
+
+def cost_s(trial: TrialRecord) -> float:
+    return float(trial.params["width"]) / 32  # type: ignore[arg-type]
+
+
+def searched(
+    directory: Path, *, scheduler: str = "asha-promote:max_t=9,reduction_factor=3", searcher: str = "random",
+    trials: int = 12, speeds: tuple[float, ...] = (1.0, 1.0), ends: Callable[[TrialRecord], float] | None = None,
+    space: dict[str, Domain | Plain] = SPACE, **terms: Any,
+) -> SearchCore:  # fmt: skip
+    """A search as it lies on disk, played in virtual time."""
+    asked = SearchTerms(metric="accuracy", trials=trials, **terms)
+    core = SearchCore(asked, Space(space), schedulers.resolve(scheduler), searchers.resolve(searcher))
+    said = asked.kept() | {"scheduler": scheduler, "searcher": searcher, "space": core.space.to_plain()}
+    with kept(directory, said, core):
+        simulate(core, quality, speeds=speeds, costs=cost_s, **({"ends": ends} if ends else {}))
+    return core
+
+
+# -------------------------------------------------------------------- reopened
+def test_a_directory_holds_all_that_was_asked_and_decided(tmp_path: Path) -> None:
+    core = searched(tmp_path)
+    earlier = reopened(tmp_path)
+    assert repr(earlier.core.trials) == repr(core.trials)
+    assert len(earlier.new_core(5).trials) == 0
+
+
+def test_a_directory_that_holds_no_search_or_another_versions(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no search lies in"):
+        reopened(tmp_path)
+    searched(tmp_path)
+    path = tmp_path / "search.json"
+    asked = json.loads(path.read_text())
+    path.write_text(json.dumps({**asked, "scheduler": "MyScheduler"}))
+    with pytest.raises(UnknownNameError, match="MyScheduler"):
+        reopened(tmp_path)
+    del asked["space"]
+    path.write_text(json.dumps(asked))
+    with pytest.raises(CheckpointError, match="has no 'space'"):
+        reopened(tmp_path)
+
+
+def test_what_was_asked_is_bound_to_only_once_something_has_happened(tmp_path: Path) -> None:
+    core = SearchCore(SearchTerms(metric="x"), Space({}), schedulers.resolve("fifo"), searchers.resolve("random"))
+    for seed in (0, 1):
+        with kept(tmp_path, {"seed": seed}, core) as new:
+            assert new
+    with kept(tmp_path, {"seed": 1}, core):
+        core.start()
+    with pytest.raises(CheckpointError, match="seed=1, and 2"), kept(tmp_path, {"seed": 2}, core):
+        pass
+
+
+# -------------------------------------------------------------------- warm start
+def warm(
+    directory: Path, searcher: str = "optuna:tpe", space: dict[str, Domain | Plain] = SPACE, *, learn: bool = True
+) -> tuple[SearchCore, list[dict[str, Any]]]:
+    terms = SearchTerms(metric="accuracy", trials=12)
+    events: list[dict[str, Any]] = []
+    core = SearchCore(
+        terms, Space(space), schedulers.resolve("fifo"), searchers.resolve(searcher),
+        lambda event: events.append(json.loads(json.dumps(event))),
+    )  # fmt: skip
+    if learn:
+        core.learn(results_of([directory], terms, core.space))
+    return core, events
+
+
+def test_a_searcher_that_has_learnt_begins_near_what_was_good(tmp_path: Path) -> None:
+    searched(tmp_path, scheduler="fifo", trials=40, max_t=4)
+    gaps = []
+    for core, _ in (warm(tmp_path), warm(tmp_path, "limit:max_concurrent=3:optuna:tpe")):
+        assert core.learnt == 40
+        first = [core.start() for _ in range(3)]
+        gaps += [abs(math.log10(float(one.params["rate"])) + 2) for one in first if one is not None]  # type: ignore[arg-type]
+        assert all(one is not None and one.params["fixed"] == "yes" for one in first)
+    assert sum(gaps) / len(gaps) < 0.5  # at random it would be 0.8
+
+
+def test_a_search_with_a_warm_start_comes_back_from_its_own_events(tmp_path: Path) -> None:
+    searched(tmp_path)
+    first, events = warm(tmp_path)
+    (tmp_path / EVENTS).unlink()  # the earlier search need not be there any more
+    for _ in range(3):
+        first.start()
+    again, _ = warm(tmp_path, learn=False)
+    for event in events:
+        again.apply(event)
+    assert again.learnt == first.learnt > 0
+    assert repr(again.trials) == repr(first.trials)
+
+
+def test_what_cannot_be_a_warm_start_is_refused(tmp_path: Path) -> None:
+    searched(tmp_path / "run")
+    with pytest.raises(ConfigError, match="learns nothing of results"):
+        warm(tmp_path / "run", "random")
+    with pytest.raises(ConfigError, match=r"lies in the space; trial 0 of .* has rate="):
+        warm(tmp_path / "run", space={"rate": log(1, 2)})
+    with pytest.raises(ConfigError, match="no search lies in"):
+        warm(tmp_path / "nowhere")
+    searched(tmp_path / "min", mode="min")
+    with pytest.raises(ConfigError, match="mode 'min'"):
+        warm(tmp_path / "min")
+
+
+# -------------------------------------------------------------------- forecast
+@pytest.mark.parametrize(
+    "scheduler", ["asha:max_t=9,reduction_factor=3", "asha-promote:max_t=9,reduction_factor=3", "hyperband:max_t=9"]
+)
+def test_a_search_is_forecast_as_it_went(tmp_path: Path, scheduler: str) -> None:
+    core = searched(tmp_path, scheduler=scheduler, speeds=(1.0, 0.5))
+    earlier = reopened(tmp_path)
+    record = recorded(earlier.events)
+    again = record.play(earlier.new_core(12), (1.0, 0.5))
+    played = simulate(earlier.new_core(12), quality, speeds=(1.0, 0.5), costs=cost_s)
+    assert abs(again.end_s / played.end_s - 1) < 0.1  # how slow the second device is, it has to find out
+    assert again.units == played.units
+    twice = record.play(earlier.new_core(24), (1.0, 0.5))
+    assert 1.5 < twice.units / again.units < 3
+    assert core.best is not None
+
+
+def test_trials_that_return_by_themselves_do_so_in_the_forecast(tmp_path: Path) -> None:
+    searched(tmp_path, scheduler="fifo", trials=4, ends=lambda trial: 3.0 + trial.number)
+    earlier = reopened(tmp_path)
+    assert recorded(earlier.events).play(earlier.new_core(4), (1.0,)).units == 3 + 4 + 5 + 6
+    events = [event for event in earlier.events if event["event"] != "end"]
+    with pytest.raises(ConfigError, match="nothing says when a trial ends"):
+        recorded(events).play(earlier.new_core(4), (1.0,))
+    with pytest.raises(ConfigError, match="no reports yet"):
+        recorded(events[:2])
+
+
+def test_the_cheapest_number_of_devices_is_the_quickest_of_those_that_cost_nearly_the_same() -> None:
+    made = [SearchForecast(n, 100 / n * (1 + waste), 100 * (1 + waste), 1, 1, 1) for n, waste in
+            ((1, 0.0), (2, 0.03), (4, 0.3))]  # fmt: skip
+    assert cheapest(made).devices == 2
+    assert counts(1) == [1]
+    assert counts(10) == [1, 2, 3, 4, 6, 8, 10]
+
+
+def test_nodes_are_as_fast_as_their_cores_or_their_costs_say() -> None:
+    assert speeds_of(files.load("demo4")) == pytest.approx([0.6, 0.4, 0.2, 0.1])
+    assert max(speeds_of(files.load("lb_bsp_gpu16"))) == 1.0
+
+
+def test_plan_and_simulate_know_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    searched(tmp_path, trials=27)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "demo4", "--search", str(tmp_path), "--json"])
+    assert ended.value.code == 0
+    *page, last = capsys.readouterr().out.splitlines()
+    found = json.loads(last)
+    rows = found["rows"]
+    assert [row["devices"] for row in rows] == [1, 2, 3, 4]
+    assert rows[0]["end_s"] > rows[1]["end_s"] > rows[3]["end_s"]
+    assert any("Cheapest with" in line for line in page)
+    with pytest.raises(SystemExit):
+        main(["simulate", "demo4", "--search", str(tmp_path), "--trials", "54"])
+    said = capsys.readouterr().out
+    assert all(placing.value in said for placing in Placing)
+    for asked, why in (
+        (["plan", "demo4", "--trials", "3"], "go together"),
+        (["simulate", "--search", str(tmp_path)], "go together"),
+        (["plan", "demo4", "--search", str(tmp_path), "--trials", "0"], "at least one"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(asked)
+        assert ended.value.code == 2
+        assert why in " ".join(capsys.readouterr().err.split())
+
+
+# -------------------------------------------------------------------- TensorBoard
+def test_tensorboard_shows_curves_and_settings(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    core = searched(tmp_path / "run", space={**SPACE, "nothing": None})
+    result = SearchResult(core, tmp_path / "run")
+    reports = [event for event in read_events(tmp_path / "run") if event["event"] == "report"]
+    for _ in range(2):  # the second replaces the first
+        assert result.tensorboard(tmp_path / "board") == len(reports)
+    best = result.best
+    board = accumulator.EventAccumulator(str(tmp_path / "board" / f"trial-{best.number:05d}")).Reload()
+    assert [(row.step, pytest.approx(row.value)) for row in board.Scalars("accuracy")] == [
+        (event["t"], event["metric"]) for event in reports if event["trial"] == best.number
+    ]
+    assert board.Scalars("best/accuracy")[0].value == pytest.approx(best.metric)
+    plugin = board.summary_metadata["_hparams_/session_start_info"].plugin_data
+    assert b"rate" in plugin.content
+    assert b"none" in plugin.content
