@@ -17,6 +17,7 @@ from uneven.balance.profile import Profile
 from uneven.config import RunConfig
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
+from uneven.data.opening import LoaderOptions
 from uneven.data.order import Portion
 from uneven.errors import ConfigError
 from uneven.loops.over_all import OverAll
@@ -225,13 +226,12 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         if self._loader is not None:
             raise ConfigError("session.loader was called twice: one session balances one loader; use torch's own "
                               "DataLoader for evaluation, or make another Session")  # fmt: skip
-        more = self._members.loading(dataset) | dataloader
         if sharded:
-            more["shards"] = shards_of(self._loop, dataset, batch_size, max_batch)
-        loader = make_loader(
-            self._loop, more, self._begin, dataset=dataset,
-            batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, lower=min_batch,
-        )  # fmt: skip
+            dataloader["shards"] = shards_of(self._loop, dataset, batch_size, max_batch)
+        asked = LoaderOptions.split(
+            dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, lower=min_batch, **dataloader
+        )
+        loader = make_loader(self._loop, self._members, asked, self._begin)
         self._loop.reports.start(loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last)
         if epochs is not None:
             self._scribe.plan(epochs * len(loader))

@@ -12,6 +12,7 @@ from session_parts import everybodys as all_of
 from torch.utils.data import TensorDataset
 
 from uneven.data.loader import BalancedLoader
+from uneven.data.opening import Division, LoaderOptions
 from uneven.errors import PeerError
 from uneven.run.own_pace.sample_counter import _AskedCount
 from uneven.run.own_pace.shared import OwnPace, make_own_pace
@@ -20,9 +21,11 @@ from uneven.testing.ranks import RankContext, ranks
 
 def loader(me: RankContext, own: OwnPace, length: int) -> BalancedLoader:
     found = BalancedLoader(
-        dataset=TensorDataset(torch.arange(length)), batch_size=3 * me.size, rank=me.rank, world_size=me.size, seed=0,
-        split_for=lambda iteration: (3,) * me.size, sample_counter=own.counter,
-    )  # fmt: skip
+        LoaderOptions(dataset=TensorDataset(torch.arange(length)), batch_size=3 * me.size),
+        Division(
+            rank=me.rank, workers=me.size, seed=0, split_for=lambda iteration: (3,) * me.size, counter=own.counter
+        ),
+    )
     own.counter.sampler = found.paced
     return found
 

@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader
 
 from uneven.data.costs import SampleCosts
 from uneven.data.order import Changing, Cursor, EpochPlan, Portion
+from uneven.data.paced import PacedSampler
 from uneven.data.sampled import EpochOrders
+from uneven.data.source import Source
 
 
 class Sampler(Protocol):
@@ -30,20 +32,38 @@ class Sampler(Protocol):
     def __iter__(self) -> Iterator[list[int]]: ...
 
 
-class IndexedSource:
+class IndexedSource(Source):
     """The batches of one rank from a data set with ``__len__`` and ``__getitem__``.
 
-    Attributes:
-        lookahead: batches whose indices torch has drawn beyond the one that it handed out last.
-
     Args:
+        orders: those that ``sampler`` draws from.
+        alike: what tells the costs of the samples from others.
         options: keywords for torch's ``DataLoader``.
     """
 
-    def __init__(self, dataset: Any, *, sampler: Sampler, options: Mapping[str, Any]) -> None:
-        self._sampler = sampler
+    def __init__(
+        self, dataset: Any, *, orders: EpochOrders, sampler: Sampler, alike: str, options: Mapping[str, Any]
+    ) -> None:
+        self._orders, self._sampler = orders, sampler
         self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0)
+        self.reads_along = self._torch.num_workers == 0
+        self.length, self.kind, self.batches = orders.length, orders.kind, orders.batches
+        self.alike = alike
+        self.paced = sampler if isinstance(sampler, PacedSampler) else None
+
+    def tell(self) -> list[float] | None:
+        """See :meth:`Source.tell`."""
+        return self._orders.tell()
+
+    def state(self, cursor: Cursor) -> dict[str, Any]:
+        """See :meth:`Source.state`."""
+        drawn = self._orders.drawn(cursor.epoch) if cursor.start else ""
+        return {"drawn": drawn} if drawn else {}
+
+    def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
+        """See :meth:`Source.resume`."""
+        self._orders.expect(str(state.get("drawn", "")))
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
         """Parts and this rank's batches, from ``cursor`` to the end of the epoch."""
@@ -53,7 +73,7 @@ class IndexedSource:
 
     @property
     def drawn(self) -> deque[Portion]:
-        """Parts that torch has drawn, and that were not handed out."""
+        """See :attr:`Source.drawn`."""
         return self._sampler.drawn
 
     def adopt(self, parts: tuple[Portion, ...]) -> None:
@@ -65,11 +85,6 @@ class IndexedSource:
         """See :meth:`PlannedSampler.come_again`."""
         assert isinstance(self._sampler, PlannedSampler)
         self._sampler.come_again(changing)
-
-    @property
-    def reads_along(self) -> bool:
-        """Whether batches are read in this process, between the user's steps."""
-        return self._torch.num_workers == 0
 
     def sample(self, samples: int) -> Any:
         """A batch to try a step on: the data set's first samples, again from the first where it has fewer."""

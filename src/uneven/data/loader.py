@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import inspect
-import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
-from torch.utils.data import DataLoader
-
-from uneven.data.costs import SampleCosts
 from uneven.data.hands import Hands
-from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
-from uneven.data.order import Changing, Cursor, EpochPlan, Portion, SplitSource, never
-from uneven.data.paced import PacedSampler, Positions
+from uneven.data.indexed import IndexedSource
+from uneven.data.opening import Division, LoaderOptions, open_source
+from uneven.data.order import Cursor, Portion
+from uneven.data.paced import PacedSampler
 from uneven.data.returned import Returned
-from uneven.data.sampled import EpochOrders, SampledOrders, check_samplers
-from uneven.data.sharded import Shards, ShardSource
 from uneven.data.state import read_again, read_left, read_reached, read_state, write_state
-from uneven.data.stream import StreamSource, is_stream
-from uneven.data.supply import SampleCounter
-from uneven.errors import CheckpointError, DataError, UnknownNameError
+from uneven.errors import CheckpointError, DataError
 
-# What the loader decides itself: batches out of order could not be told from one another.
-_OURS = frozenset(("in_order",))
-_PASSED = frozenset(inspect.signature(DataLoader.__init__).parameters) - _OURS - {"self", "dataset"}
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderCalls:
+    """Whom a loader calls as it goes.
+
+    Attributes:
+        enter: before the place in the run is asked for, as a worker that joins has none before it is let in.
+        begin: just before a batch is handed out, with its part.
+        end: when that iteration is over: the next batch is asked for (before any of it is loaded), or the loop is
+            left. Each ``begin`` gets exactly one ``end``.
+        settle: when a pass over an epoch is over, before it is asked what comes again in it.
+        over: when the epoch has no more batches.
+    """
+
+    enter: Callable[[], None] = _nothing
+    begin: Callable[[Portion], None] = _nothing
+    end: Callable[[], None] = _nothing
+    settle: Callable[[], None] = _nothing
+    over: Callable[[], None] = _nothing
 
 
 class BalancedLoader:
@@ -51,8 +65,8 @@ class BalancedLoader:
     Iterations that were drawn but never handed out (the loop was left early) are drawn again, and asked for
     again, in the next epoch.
 
-    **At one's own pace.** With ``sample_counter`` each rank takes its batches, as large as its share, from one counter
-    when it asks for them: still every sample once an epoch, but as many iterations as a rank comes to.
+    **At one's own pace.** With ``Division.counter`` each rank takes its batches, as large as its share, from one
+    counter when it asks for them: still every sample once an epoch, but as many iterations as a rank comes to.
 
     **Streams** (an ``IterableDataset``, or an object with ``__iter__`` that has no index and length): every
     rank must read the same samples in the same order, and keeps its slice of every ``batch_size`` of them.
@@ -62,113 +76,28 @@ class BalancedLoader:
     ``num_workers`` readers; then its order depends on their number and on ``batch_size``.
 
     Args:
-        batch_size: the global batch X, of all ranks together.
-        split_for: iteration → shares of all ranks, adding up to ``batch_size``.
-        lower: least samples in a batch, where the last part allows it, and in a padded one always.
-        begin: called just before a batch is handed out, with its part.
-        end: called when that iteration is over: the next batch is asked for (before any of it is loaded), or
-            the loop is left. Each ``begin`` gets exactly one ``end``.
-        over: called when the epoch has no more batches.
         hands: notified of each batch that is handed out; it knows which of them are in the model.
-        sample_counter: the counter of all ranks, where each streams at its own pace.
-        settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
-        changing: where workers leave and join: whose samples are split among whom, and what comes again.
-        enter: called before the place in the run is asked for, as a worker that joins has none before it is let in.
-        settle: called when a pass over an epoch is over, before it is asked what comes again in it.
-        stream_sharded: see above.
-        shards: of a stream of which each rank has a shard of its own, how long they are; see :mod:`.sharded`.
-        sampler: draws the order of an epoch, the same on all ranks; see :mod:`.sampled`.
-        cost: of each sample, an array, or a function of its index: batches are divided by it; see :mod:`.costs`.
-        padded: a part costs its number of samples times the greatest cost among them, not the sum.
-        batch_sampler: draws lists of at most ``batch_size`` indices; each is a global batch.
-        dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
-            ``pin_memory``, ``prefetch_factor``, …), except ``in_order``.
 
     Raises:
         DataError: the data set can be neither indexed nor iterated, or is empty; the global batch is too
-            small; a keyword that the loader decides itself.
-        UnknownNameError: a keyword that ``DataLoader`` does not have.
+            small; or options that do not go together.
     """
 
     def __init__(
-        self, *, dataset: Any, batch_size: int, rank: int, world_size: int, seed: int, split_for: SplitSource,
-        shuffle: bool = True, drop_last: bool = False, lower: int = 1,
-        begin: Callable[[Portion], None] | None = None, end: Callable[[], None] | None = None,
-        over: Callable[[], None] | None = None, hands: Hands | None = None,
-        sample_counter: SampleCounter | None = None, settled: Callable[[], bool] = never,
-        changing: Changing | None = None, enter: Callable[[], None] | None = None,
-        settle: Callable[[], None] | None = None,
-        stream_sharded: bool = False, shards: Shards | None = None, sampler: Any = None, batch_sampler: Any = None,
-        cost: Any = None, padded: bool = False, **dataloader: Any,
-    ) -> None:  # fmt: skip
-        _check_keywords(dataloader)
-        _check_sizes(batch_size, world_size, lower)
-        plan = EpochPlan(
-            batch_size=batch_size, workers=world_size, split_for=split_for, lower=lower, drop_last=drop_last,
-            settled=settled, changing=changing,
-        )  # fmt: skip
-        self._workers = world_size
-        self._changing = changing
-        self._enter: Callable[[], None] = enter or _nothing
-        self._settle: Callable[[], None] = settle or _nothing
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self._begin: Callable[[Portion], None] = begin or _nothing
-        self._end: Callable[[], None] = end or _nothing
-        self._over: Callable[[], None] = over or _nothing
+        self, asked: LoaderOptions, division: Division, calls: LoaderCalls | None = None, hands: Hands | None = None
+    ) -> None:
+        self.dataset, self.batch_size = asked.dataset, asked.batch_size
+        self._asked, self._division = asked, division
+        self._changing = division.changing
+        self._calls = calls or LoaderCalls()
         self._hands = hands or Hands()
+        self._source = open_source(asked, division, self._hands.unused)
         self._before = Cursor()
         self._handed: Portion | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
         self._reached = 0  # the epoch that the script was in when a state was saved that goes on from an earlier one
         self._closed = False
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
-        self._drop_last = drop_last
-        self._seed, self._shuffle = seed, shuffle
-        self._source: IndexedSource | StreamSource | ShardSource
-        self._orders: EpochOrders | None = None
-        self.alike = ""  # what else must be the same on all ranks
-        self._length: int | None
-        self.paced: PacedSampler | None = None
-        check_samplers(sampler, batch_sampler, stream=is_stream(dataset), drop_last=drop_last)
-        _check_cost(cost, padded, is_stream(dataset), changing is not None, sample_counter is not None)
-        if shards is not None:
-            self._length = sum(shards.lengths)
-            self._source = ShardSource(
-                dataset, shards=shards, rank=rank, split_for=split_for, lower=lower, drop_last=drop_last,
-                options=dataloader,
-            )  # fmt: skip
-        elif is_stream(dataset):
-            self._length = None
-            if sample_counter is not None:
-                raise DataError(
-                    "a stream has no index by which workers could each take samples at their own pace: give a data set "
-                    "with __len__ and __getitem__, or a policy under which workers wait for each other"
-                )
-            self._source = StreamSource(dataset, plan=plan, rank=rank, sharded=stream_sharded, options=dataloader)
-        else:
-            size = _checked_length(dataset, batch_size, drop_last)
-            orders, drawn = EpochOrders(size, seed, shuffle), sampler if batch_sampler is None else batch_sampler
-            if drawn is not None:
-                orders = SampledOrders(
-                    drawn, batch_size=batch_size, batched=batch_sampler is not None, size=size, seed=seed
-                )
-            self._orders, self._length = orders, orders.length
-            costs = None
-            if cost is not None:
-                values = [cost(index) for index in range(size)] if callable(cost) else cost
-                costs = SampleCosts(values, size, padded=padded)
-                self.alike = costs.digest
-            indices: Sampler = PlannedSampler(plan=plan, rank=rank, orders=orders, costs=costs)
-            if sample_counter is not None:
-                orders.check_paced()
-                usable = self._length - self._length % batch_size if drop_last else self._length
-                order_of = cast("Callable[..., Positions]", orders)
-                indices = self.paced = PacedSampler(
-                    rank=rank, shares_for=split_for, order_of=order_of, usable=usable, lower=lower,
-                    counter=sample_counter, workers=world_size, now=time.perf_counter, unused=self._hands.unused,
-                )  # fmt: skip
-            self._source = IndexedSource(dataset, sampler=indices, options=dataloader)
 
     def __len__(self) -> int:
         """Iterations in a whole epoch; a resumed epoch has fewer left.
@@ -176,15 +105,25 @@ class BalancedLoader:
         Raises:
             TypeError: the data set is a stream that does not know its length.
         """
-        if self._orders is not None and self._orders.batches is not None:
-            return self._orders.batches
-        length = len(self.dataset) if self._length is None else self._length
-        return length // self.batch_size if self._drop_last else -(-length // self.batch_size)
+        if self._source.batches is not None:
+            return self._source.batches
+        length = len(self.dataset) if self._source.length is None else self._source.length
+        return length // self.batch_size if self._asked.drop_last else -(-length // self.batch_size)
 
     @property
     def samples(self) -> int | None:
         """Samples in an epoch; None for a stream."""
-        return self._length
+        return self._source.length
+
+    @property
+    def alike(self) -> str:
+        """What else must be the same on all ranks."""
+        return self._source.alike
+
+    @property
+    def paced(self) -> PacedSampler | None:
+        """What draws the batches where workers take them at their own pace."""
+        return self._source.paced
 
     @property
     def _cursor(self) -> Cursor:
@@ -198,13 +137,13 @@ class BalancedLoader:
     @property
     def epoch(self) -> int:
         """The epoch in progress (after leaving a loop early, still that one); between epochs, the next."""
-        self._enter()
+        self._calls.enter()
         return max(self._cursor.epoch, self._reached)
 
     @property
     def iteration(self) -> int:
         """Iterations handed out so far, over the whole run; the next one has this number."""
-        self._enter()
+        self._calls.enter()
         return self._cursor.iteration
 
     @property
@@ -216,14 +155,12 @@ class BalancedLoader:
     def first_samples(self) -> list[float] | None:
         """What tells a stream's first samples in this pass, or a sampler's order, from those of other ranks; None where
         ranks cannot differ. See :mod:`uneven.data.alike`."""
-        if self._orders is not None and self._changing is None:
-            return self._orders.tell()
-        return self._source.first if isinstance(self._source, StreamSource) else None
+        return self._source.tell() if self._changing is None else None
 
     @property
     def reads_along(self) -> bool:
         """Whether batches are read in this process, between the user's steps."""
-        return isinstance(self._source, IndexedSource) and self._source.reads_along
+        return self._source.reads_along
 
     def sample(self, samples: int) -> Any:
         """A batch of so many samples to try a step on, put together as in the loop; nothing of the epoch is used up.
@@ -231,10 +168,6 @@ class BalancedLoader:
         Raises:
             DataError: the data set is a stream: what was read of it would be missing in the epoch.
         """
-        if not isinstance(self._source, IndexedSource):
-            raise DataError(
-                "a stream gives no samples to try a step on: give batch_of, a function that makes a batch of so many"
-            )
         return self._source.sample(samples)
 
     def __iter__(self) -> Generator[Any, None, None]:
@@ -274,7 +207,7 @@ class BalancedLoader:
         return epoch
 
     def _epoch(self, notify: bool) -> Generator[Any, None, None]:
-        self._enter()
+        self._calls.enter()
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
             self._cursor = Cursor(epoch=self.epoch + 1, iteration=self.iteration)
@@ -284,15 +217,15 @@ class BalancedLoader:
         yield from self._handed_out(notify)
 
     def _handed_out(self, notify: bool) -> Generator[Any, None, None]:
-        if self._length is None and hasattr(self.dataset, "set_epoch"):
+        if self._source.length is None and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._cursor.epoch)
         yield from self._pass(notify)
-        self._settle()
+        self._calls.settle()
         # A worker may be lost in the last exchanges of an epoch; what it had comes again now.
         while self._changing is not None and self._changing.waiting(self._cursor.iteration):
             yield from self._pass(notify)
-            self._settle()
-        self._over()
+            self._calls.settle()
+        self._calls.over()
         self._cursor = self._cursor.next_epoch()
 
     def _pass(self, notify: bool) -> Generator[Any, None, None]:
@@ -302,16 +235,16 @@ class BalancedLoader:
                 if not notify:
                     yield part, batch
                     continue
-                self._begin(part)
+                self._calls.begin(part)
                 self._hands.hand(part, batch)
                 try:
                     yield batch
                 finally:
-                    self._end()
+                    self._calls.end()
 
     def place(self) -> tuple[Cursor, tuple[Portion, ...]]:
         """Behind what was handed out last, and the parts that were drawn beyond that."""
-        return self._cursor, tuple(self._source.drawn) if isinstance(self._source, IndexedSource) else ()
+        return self._cursor, tuple(self._source.drawn)
 
     def adopt(self, cursor: Cursor, drawn: tuple[Portion, ...]) -> None:
         """Inverse of :meth:`place`, on a worker that joins: it goes on where the others are."""
@@ -332,13 +265,9 @@ class BalancedLoader:
         places = [self._cursor, *(part.before for part in self._hands.unused())]
         cursor = min(places if lacking is None else [*places, lacking])
         state = write_state(
-            cursor, seed=self._seed, shuffle=self._shuffle, length=self._length,
-            batch_size=self.batch_size, kind=self._kind,
-        )  # fmt: skip
-        if self._orders is not None and cursor.start and (drawn := self._orders.drawn(cursor.epoch)):
-            state |= {"drawn": drawn}
-        if isinstance(self._source, ShardSource):
-            state |= {"taken": [*self._source.taken(cursor.start)]}
+            cursor, seed=self._division.seed, shuffle=self._asked.shuffle, length=self._source.length,
+            batch_size=self.batch_size, kind=self._source.kind,
+        ) | self._source.state(cursor)  # fmt: skip
         if self.paced is not None:
             return state | self.paced.place(cursor.epoch)
         if self._changing is not None:
@@ -360,26 +289,17 @@ class BalancedLoader:
             CheckpointError: naming what differs, with both values; or called inside the loop.
         """
         cursor, self._reached, left, again = self.check_state(state)
-        if isinstance(self._source, ShardSource):
-            self._source.resume(cursor.start, state.get("taken"))
-        if self._orders is not None:
-            self._orders.expect(str(state.get("drawn", "")))
+        self._source.resume(cursor, state)
         self._resumed = True
         self._hands.clear()
         if self.paced is not None:
             self.paced.resume(cursor.epoch, left)
         if self.paced is None and isinstance(self._source, IndexedSource) and (again or self._changing is not None):
             if self._changing is None:
-                self._changing = Returned(tuple(range(self._workers)))
+                self._changing = Returned(tuple(range(self._division.workers)))
                 self._source.come_again(self._changing)
             self._changing.resume(cursor, again)
         self._cursor = cursor
-
-    @property
-    def _kind(self) -> str:
-        if self._orders is not None:
-            return self._orders.kind
-        return "shards" if isinstance(self._source, ShardSource) else ""
 
     def check_state(self, state: dict[str, Any]) -> tuple[Cursor, int, list[tuple[int, int]], list[tuple[int, int]]]:
         """The place that ``state`` names, the epoch that the script was in, what is left of the place's epoch at
@@ -390,49 +310,11 @@ class BalancedLoader:
         """
         if self._suspended() is not None:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
-        cursor = read_state(state, seed=self._seed, shuffle=self._shuffle, length=self._length, kind=self._kind)
+        cursor = read_state(
+            state, seed=self._division.seed, shuffle=self._asked.shuffle, length=self._source.length,
+            kind=self._source.kind,
+        )  # fmt: skip
         again = read_again(state, cursor)
         left = [] if self.paced is None else [*again, *read_left(state, cursor, self.paced.usable)]
         return cursor, read_reached(state, cursor), left, again
 
-
-def _check_keywords(dataloader: dict[str, Any]) -> None:
-    for name in dataloader:
-        if name in _OURS:
-            raise DataError(f"{name} cannot be given: the loader hands batches out in order, as it knows them by that")
-        if name not in _PASSED:
-            raise UnknownNameError("keyword for the loader:", name, _PASSED)
-
-
-def _check_sizes(batch_size: int, world_size: int, lower: int) -> None:
-    if lower < 1:
-        raise DataError(f"lower = {lower}: a batch holds at least 1 sample")
-    if batch_size < world_size * lower:
-        raise DataError(
-            f"global batch of {batch_size} is too small for {world_size} workers with at least {lower} "
-            f"sample(s) each: use a batch_size of at least {world_size * lower}, or fewer workers"
-        )
-
-
-def _check_cost(cost: Any, padded: bool, stream: bool, moving: bool, counted: bool) -> None:
-    if cost is None and padded:
-        raise DataError("padded=True says how costs add up: give cost=, what each sample costs")
-    if cost is not None and (stream or moving or counted):
-        where = "a stream" if stream else "an elastic run" if moving else "samples taken at each worker's own pace"
-        raise DataError(f"cost with {where}: who takes which samples of a batch cannot be known there; leave it out")
-
-
-def _checked_length(dataset: Any, batch_size: int, drop_last: bool) -> int:
-    length = len(dataset)
-    if length == 0:
-        raise DataError(f"data set of type {type(dataset).__name__} is empty: its length is 0")
-    if drop_last and length < batch_size:
-        raise DataError(
-            f"drop_last with a global batch of {batch_size} drops all {length} samples: use a smaller "
-            "batch_size, or drop_last=False"
-        )
-    return length
-
-
-def _nothing(*_: Any) -> None:
-    pass

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from uneven.core.apportion import proportional
 from uneven.core.views import Limits
 from uneven.data.order import Cursor, Portion, SplitSource
+from uneven.data.source import Source
 from uneven.data.stream import Adapter, pack_all, same, unpack
 from uneven.errors import CheckpointError, DataError
 
@@ -62,7 +63,7 @@ def shard_shares(shares: Counts, left: Counts, most: Counts, lower: int = 1) -> 
     return proportional(weights, total, Limits(lower=lows, upper=upper))
 
 
-class ShardSource:
+class ShardSource(Source):
     """The batches of one rank from its own shard.
 
     Args:
@@ -71,8 +72,7 @@ class ShardSource:
         options: keywords for torch's ``DataLoader``. One process reads, or none.
     """
 
-    lookahead = 0
-    first = None  # shards differ, as they should
+    kind = "shards"
 
     def __init__(
         self, dataset: Iterable[Any], *, shards: Shards, rank: int, split_for: SplitSource, lower: int,
@@ -84,6 +84,7 @@ class ShardSource:
         packed = options["num_workers"] > 0
         self._unpack = unpack if packed else same
         self._lengths = shards.lengths
+        self.length = sum(shards.lengths)
         self._most = shards.most
         self._rank = rank
         self._split_for = split_for
@@ -96,25 +97,26 @@ class ShardSource:
             **options,
         )
 
-    def taken(self, start: int) -> Counts:
-        """Samples of each shard that were used where ``start`` of all were."""
-        return self._taken[start] if start else (0,) * len(self._lengths)
+    def state(self, cursor: Cursor) -> dict[str, Any]:
+        """How many samples of each shard were used."""
+        return {"taken": [*self._used(cursor.start)]}
 
-    def resume(self, start: int, taken: Any) -> None:
+    def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
         """Go on where each rank has used so many.
 
         Raises:
             CheckpointError: they are those of other shards.
         """
-        sound = isinstance(taken, list | tuple) and all(type(one) is int for one in taken) and sum(taken) == start
-        if not sound or len(taken) != len(self._lengths):
+        taken: Any = state.get("taken")
+        sound = isinstance(taken, list | tuple) and all(type(one) is int for one in taken)
+        if not sound or sum(taken) != cursor.start or len(taken) != len(self._lengths):
             raise CheckpointError(
                 f"loader state: taken = {taken!r}, but there are {len(self._lengths)} shards: go on with as many "
                 f"workers as the run had, each with its own shard"
             )
         if any(one > length for one, length in zip(taken, self._lengths, strict=True)):
             raise CheckpointError(f"loader state: taken = {taken!r} of shards with {self._lengths} samples")
-        self._remember(start, tuple(taken))
+        self._remember(cursor.start, tuple(taken))
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
         """Parts and this rank's batches, from ``cursor`` to the end of all shards.
@@ -122,7 +124,7 @@ class ShardSource:
         Raises:
             DataError: this rank's shard has fewer samples than its length says.
         """
-        taken = self.taken(cursor.start)
+        taken = self._used(cursor.start)
         samples: Iterator[Any] = chain.from_iterable(self._chunks)
         for _ in islice(samples, taken[self._rank]):
             pass
@@ -151,6 +153,10 @@ class ShardSource:
     def close(self) -> None:
         """Let torch's loader go, and its reader process with it."""
         del self._chunks
+
+    def _used(self, start: int) -> Counts:
+        """Samples of each shard, where ``start`` of all were used."""
+        return self._taken[start] if start else (0,) * len(self._lengths)
 
     def _remember(self, start: int, taken: Counts) -> None:
         self._taken[start] = taken

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from uneven.data.alike import LOOKED_AT, first_samples
 from uneven.data.order import Cursor, EpochPlan, Portion
+from uneven.data.source import Source
 from uneven.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
@@ -51,7 +52,7 @@ def is_stream(dataset: object) -> bool:
     )
 
 
-class StreamSource:
+class StreamSource(Source):
     """The batches of one rank from a stream that every rank reads alike.
 
     Args:
@@ -60,8 +61,6 @@ class StreamSource:
             Otherwise one process reads it, however many were asked for: each of several would read all of
             it, and every sample would come several times.
     """
-
-    lookahead = 0  # slices are cut when they are handed out, however far samples are read ahead
 
     def __init__(
         self, dataset: Iterable[Any], *, plan: EpochPlan, rank: int, sharded: bool, options: Mapping[str, Any]
@@ -73,7 +72,7 @@ class StreamSource:
             options["num_workers"] = min(options.get("num_workers", 0), 1)
         self._plan = plan
         self._rank = rank
-        self.first: list[float] | None = None  # what tells the first samples of this pass from those of other ranks
+        self._first: list[float] | None = None  # of this pass
         packed = options.get("num_workers", 0) > 0
         self._unpack: Callable[[Any], Any] = unpack if packed else same
         self._chunks: DataLoader[Any] = DataLoader(
@@ -86,13 +85,20 @@ class StreamSource:
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
         """Parts and this rank's batches, from ``cursor`` to the end of the stream.
 
-        ``first`` is of the first part as soon as that is there.
+        What :meth:`tell` says is known with the first part.
         """
-        self.first = None
+        self._first = None
         parts: deque[Portion] = deque()
         batches = self._batches(cursor, parts)
         for batch in _pinned(batches) if self._pin else batches:
             yield parts.popleft(), batch
+
+    def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
+        """See :meth:`Source.resume`: a stream is read from its beginning, and what was used is left out."""
+
+    def tell(self) -> list[float] | None:
+        """See :meth:`Source.tell`."""
+        return self._first
 
     def close(self) -> None:
         """Let torch's loader go, and its reader processes with it."""
@@ -108,8 +114,8 @@ class StreamSource:
             part = self._plan.part(cursor, len(group))
             if part is None:
                 return
-            if self.first is None:
-                self.first = first_samples([self._unpack(one) for one in group[:LOOKED_AT]], _packed)
+            if self._first is None:
+                self._first = first_samples([self._unpack(one) for one in group[:LOOKED_AT]], _packed)
             parts.append(part)
             own = (group[i - part.start] for i in part.positions(self._rank, self._plan.lower))
             yield self._collate([self._unpack(sample) for sample in own])

@@ -60,6 +60,7 @@ def report(run: Path) -> str:
     for name, figure in figures.scalars(data).items():
         page.figure(name, figure, "As logged by the script.")
     _add_exchanges(page, data)
+    _add_messages(page, data)
     _add_threads(page, data)
     _add_loads(page, data)
     _add_events(page, data)
@@ -102,6 +103,21 @@ def _add_exchanges(page: Page, data: RunData) -> None:
         "begun: one was still under way. Steps stale: how many steps were taken while an exchange was under way, and "
         "how often that was so.",
     )
+
+
+def _add_messages(page: Page, data: RunData) -> None:
+    rows = [
+        (line, f"{exchanges:,}", size(sent_bytes), seconds(mean_s), seconds(most_s))
+        for line, exchanges, sent_bytes, mean_s, most_s in data.messages.rows()
+    ]
+    if rows:
+        page.table(
+            "Messages between workers",
+            Table(("line", "exchanges", "sent", "waited", "at most"), rows, text=frozenset({0})),
+            "Over the run, by what the messages carry. Exchanges: of one worker. Sent: by all workers together, as "
+            "counted from the shapes of what was exchanged. Waited: by the training thread of the mean worker, and of "
+            "the one that waited longest.",
+        )
 
 
 def _add_threads(page: Page, data: RunData) -> None:

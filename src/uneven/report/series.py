@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from uneven.core.records import (
     EventRecord,
     ExchangeRecord,
+    LineRecord,
     LoadRecord,
     ProfileRecord,
     RunRecord,
@@ -19,6 +20,7 @@ from uneven.core.records import (
 )
 from uneven.journal.changes import LEFT, MemberChanges
 from uneven.journal.events import END, PLAN
+from uneven.journal.messages import Messages
 from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
 from uneven.journal.summary import Summary, summarize
 
@@ -40,6 +42,7 @@ class RunData:
         events: what is worth a line in a list, splits included, in the order of iterations.
         exchanges: rank → its exchanges of parameters.
         threads: rank → thread → steps and samples, of workers that had several.
+        messages: what passed between workers, by line.
         changes: of the members, in the order in which they happened.
         profiles: rank → what it measured of itself before the start, in its newest life.
     """
@@ -56,6 +59,7 @@ class RunData:
     profiles: dict[int, ProfileRecord] = field(default_factory=dict)
     exchanges: dict[int, list[ExchangeRecord]] = field(default_factory=dict)
     threads: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    messages: Messages = field(default_factory=Messages)
     changes: MemberChanges = field(default_factory=MemberChanges)
 
     @property
@@ -80,6 +84,7 @@ def run_data(journal: Journal) -> RunData:
     scalars: dict[str, list[ScalarRecord]] = {}
     exchanges: dict[int, list[ExchangeRecord]] = {}
     threads: dict[int, dict[int, tuple[int, int]]] = {}
+    messages = Messages()
     for record in records:
         if isinstance(record, LoadRecord) and not join.superseded(record.iteration, record.at_s):
             loads.setdefault(record.rank, []).append(record)
@@ -87,6 +92,8 @@ def run_data(journal: Journal) -> RunData:
             scalars.setdefault(record.name, []).append(record)
         elif isinstance(record, ExchangeRecord) and not join.superseded(record.iteration, record.at_s):
             exchanges.setdefault(record.rank, []).append(record)
+        elif isinstance(record, LineRecord) and not join.superseded(record.iteration, record.at_s):
+            messages.add(record)
         elif (
             isinstance(record, StepRecord)
             and record.threads > 1
@@ -109,6 +116,7 @@ def run_data(journal: Journal) -> RunData:
         profiles={r.rank: r for r in records if isinstance(r, ProfileRecord)},
         exchanges=exchanges,
         threads=threads,
+        messages=messages,
         changes=join.changes,
     )
 

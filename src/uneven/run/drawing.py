@@ -9,11 +9,13 @@ from typing import Any
 from uneven.balance import Balancer, Even
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
+from uneven.data.opening import Division, LoaderOptions
 from uneven.data.order import Portion
 from uneven.data.sharded import Shards
 from uneven.data.stream import is_stream
 from uneven.errors import ConfigError, DataError, TrainingError
 from uneven.registry import describe
+from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.factory import counter_of
 from uneven.run.loop import StepLoop
 from uneven.run.start.connect import compare
@@ -80,20 +82,17 @@ def drawn_step(
     loop.end(leaving=False)
 
 
-def make_loader(loop: StepLoop, more: dict[str, Any], begin: Callable[[Portion], None], **given: Any) -> BalancedLoader:
-    """The loader of a session.
-
-    Args:
-        more: keywords for torch's ``DataLoader``, and those for workers that leave and join.
-        given: what :class:`BalancedLoader` takes as the script gives it.
-    """
+def make_loader(
+    loop: StepLoop, members: LoopOfMembers, asked: LoaderOptions, begin: Callable[[Portion], None]
+) -> BalancedLoader:
+    """The loader of a session."""
     context = loop.context
-    return BalancedLoader(
-        rank=context.rank, world_size=len(context.members), seed=context.config.seed, split_for=loop.reports.shares,
-        begin=begin, end=loop.end, over=loop.over, hands=loop.hands,
-        sample_counter=counter_of(given["dataset"], context, loop.own_pace), settled=loop.reports.settled,
-        **given, **more,
+    division = Division(
+        rank=context.rank, workers=len(context.members), seed=context.config.seed,
+        split_for=loop.reports.shares, settled=loop.reports.settled,
+        counter=counter_of(asked.dataset, context, loop.own_pace), changing=members.changing(asked.dataset),
     )  # fmt: skip
+    return BalancedLoader(asked, division, members.calls(begin), loop.hands)
 
 
 def shards_of(loop: StepLoop, dataset: Any, batch_size: int, most: int | None) -> Shards:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from crew import loader_of
 from torch.utils.data import TensorDataset
 
 from uneven.data.loader import BalancedLoader
@@ -61,9 +62,9 @@ class Counters:
 def loaders(length: int, shares: tuple[int, ...], counters: Counters, **options: Any) -> list[BalancedLoader]:
     data = TensorDataset(torch.arange(length))
     found = [
-        BalancedLoader(
-            dataset=data, batch_size=sum(shares), rank=rank, world_size=len(shares), seed=3,
-            split_for=lambda iteration: shares, sample_counter=counters, **options,
+        loader_of(
+            dataset=data, batch_size=sum(shares), rank=rank, workers=len(shares), seed=3,
+            split_for=lambda iteration: shares, counter=counters, **options,
         )
         for rank in range(len(shares))
     ]  # fmt: skip

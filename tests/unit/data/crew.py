@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from uneven.data.loader import BalancedLoader
+from uneven.data.loader import BalancedLoader, LoaderCalls
+from uneven.data.opening import Division, LoaderOptions
 from uneven.data.order import Portion
 
 
@@ -39,6 +40,16 @@ class NumberStream(IterableDataset[torch.Tensor]):
         worker = get_worker_info() if self.divided else None
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         return (torch.tensor(i) for i in range(first, self.length, step))
+
+
+def loader_of(**given: Any) -> BalancedLoader:
+    """One rank's loader; every option of it, of who takes what and of whom it calls by its own name."""
+
+    def of(kind: type[Any]) -> dict[str, Any]:
+        return {one.name: given.pop(one.name) for one in fields(kind) if one.name in given}
+
+    hands, division, calls = given.pop("hands", None), Division(**of(Division)), LoaderCalls(**of(LoaderCalls))
+    return BalancedLoader(LoaderOptions.split(**given), division, calls, hands)
 
 
 def random_splits(world_size: int, batch_size: int, seed: int) -> Callable[[int], tuple[int, ...]]:
@@ -84,8 +95,8 @@ def crew(dataset: Any, *, world_size: int = 3, batch_size: int = 12, split_seed:
     made = Crew(loaders=[], parts=[[] for _ in range(world_size)])
     kwargs.setdefault("split_for", random_splits(world_size, batch_size, split_seed))
     for rank in range(world_size):
-        loader = BalancedLoader(
-            dataset=dataset, batch_size=batch_size, rank=rank, world_size=world_size, seed=seed,
+        loader = loader_of(
+            dataset=dataset, batch_size=batch_size, rank=rank, workers=world_size, seed=seed,
             begin=made.parts[rank].append, **kwargs,
         )  # fmt: skip
         if state is not None:

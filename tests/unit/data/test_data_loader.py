@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from crew import Numbers, NumberStream, crew, flat, random_splits
+from crew import Numbers, NumberStream, crew, flat, loader_of, random_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,9 +22,9 @@ def fail_in_a_loop_over(loader: BalancedLoader) -> None:
 
 
 def one(dataset: Any, **kwargs: Any) -> BalancedLoader:
-    keywords: dict[str, Any] = {"batch_size": 4, "rank": 0, "world_size": 1, "seed": 0, **kwargs}
+    keywords: dict[str, Any] = {"batch_size": 4, "rank": 0, "workers": 1, "seed": 0, **kwargs}
     keywords.setdefault("split_for", lambda _: (keywords["batch_size"],))
-    return BalancedLoader(dataset=dataset, **keywords)
+    return loader_of(dataset=dataset, **keywords)
 
 
 @settings(max_examples=60)
@@ -117,7 +117,7 @@ def test_a_split_decided_when_an_iteration_ends_holds_lookahead_plus_one_later(n
         in_force[k + 1 + loader.lookahead] = (1 + k % 3, 3 - k % 3)
 
     loader = one(
-        Numbers(40), world_size=2, split_for=lambda k: in_force.get(k, (2, 2)), begin=parts.append, end=end,
+        Numbers(40), workers=2, split_for=lambda k: in_force.get(k, (2, 2)), begin=parts.append, end=end,
         num_workers=num_workers,
     )  # fmt: skip
     sizes = [len(batch) for batch in loader]
@@ -224,8 +224,8 @@ def test_split_for_may_move_while_torch_reads_ahead_on_several_ranks() -> None:
 @pytest.mark.parametrize(
     ("keywords", "error", "said"),
     [
-        ({"batch_size": 3, "world_size": 4}, DataError, "global batch of 3 is too small for 4 workers"),
-        ({"batch_size": 7, "world_size": 4, "lower": 2}, DataError, "batch_size of at least 8"),
+        ({"batch_size": 3, "workers": 4}, DataError, "global batch of 3 is too small for 4 workers"),
+        ({"batch_size": 7, "workers": 4, "lower": 2}, DataError, "batch_size of at least 8"),
         ({"lower": 0}, DataError, "lower = 0"),
         ({"in_order": False}, DataError, "in_order cannot be given"),
         ({"num_worker": 2}, UnknownNameError, "did you mean 'num_workers'"),

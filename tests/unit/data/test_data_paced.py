@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from counters import Counters, loaders
+from crew import loader_of
 from torch.utils.data import IterableDataset
 
-from uneven.data.loader import BalancedLoader
 from uneven.data.order import epoch_order
 from uneven.data.paced import intervals, positions_of
 from uneven.errors import CheckpointError, DataError
@@ -144,6 +144,6 @@ def test_a_stream_has_no_index_to_take() -> None:
         def __iter__(self) -> Any:
             return iter(range(4))
 
-    make = partial(BalancedLoader, batch_size=2, rank=0, world_size=1, seed=0, split_for=lambda _: (2,))
+    make = partial(loader_of, batch_size=2, rank=0, workers=1, seed=0, split_for=lambda _: (2,))
     with pytest.raises(DataError, match="a stream has no index by which workers could each take samples"):
-        make(dataset=Stream(), sample_counter=Counters())
+        make(dataset=Stream(), counter=Counters())

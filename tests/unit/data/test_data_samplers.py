@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from crew import Numbers, NumberStream, crew, flat, random_splits
+from crew import Numbers, NumberStream, crew, flat, loader_of, random_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
@@ -189,8 +190,8 @@ def test_ten_billion_samples_take_no_memory(shuffle: bool) -> None:
     length = 10**10
     tracemalloc.start()
     try:
-        loader = BalancedLoader(
-            dataset=Numbers(length), batch_size=64, rank=0, world_size=1, seed=5, split_for=lambda _: (64,),
+        loader = loader_of(
+            dataset=Numbers(length), batch_size=64, rank=0, workers=1, seed=5, split_for=lambda _: (64,),
             shuffle=shuffle,
         )  # fmt: skip
         batches = iter(loader)
@@ -226,11 +227,11 @@ def shards(sizes: tuple[int, ...], most: int = 12, state: Any = None, **more: An
     for rank in range(len(sizes)):
         first = sum(sizes[:rank])
         made.append(
-            BalancedLoader(
+            loader_of(
                 dataset=Shard([*range(first, first + sizes[rank])]),
                 batch_size=12,
                 rank=rank,
-                world_size=len(sizes),
+                workers=len(sizes),
                 seed=0,
                 split_for=random_splits(len(sizes), 12, seed=3),
                 shards=Shards(sizes, (most,) * len(sizes)),
@@ -245,7 +246,7 @@ def shards(sizes: tuple[int, ...], most: int = 12, state: Any = None, **more: An
 def counted(loaders: list[BalancedLoader], most: int | None = None) -> list[list[int]]:
     """By iteration: what counts, of all ranks, in step."""
     parts: list[Any] = []
-    loaders[0]._begin = parts.append
+    loaders[0]._calls = replace(loaders[0]._calls, begin=parts.append)
     seen = []
     for batches in zip(*loaders, strict=True):
         assert {len(one) for one, n in zip(batches, parts[-1].shares, strict=True) if n == 0} <= {1}
@@ -286,8 +287,8 @@ def test_shards_go_on_where_they_were() -> None:
 
 
 def test_a_shard_that_ends_too_early_is_told_and_drop_last_leaves_out_the_end() -> None:
-    one = BalancedLoader(
-        dataset=Shard([1, 2, 3], said=20), batch_size=12, rank=0, world_size=1, seed=0, split_for=lambda _: (12,),
+    one = loader_of(
+        dataset=Shard([1, 2, 3], said=20), batch_size=12, rank=0, workers=1, seed=0, split_for=lambda _: (12,),
         shards=Shards((20,), (12,)),
     )  # fmt: skip
     with pytest.raises(DataError, match="ended after 3 samples, not 20 as its length says"):

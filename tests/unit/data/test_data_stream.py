@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from crew import Numbers, NumberStream, crew, flat
+from crew import Numbers, NumberStream, crew, flat, loader_of
 from torch.utils.data import IterableDataset
 
-from uneven.data.loader import BalancedLoader
 from uneven.data.stream import pack, unpack
 
 
@@ -80,8 +79,8 @@ def test_end_comes_before_reading_and_leaving_early_ends_the_iteration() -> None
                 calls.append("read")
                 yield i
 
-    loader = BalancedLoader(
-        dataset=Telling(), batch_size=2, rank=0, world_size=1, seed=0, split_for=lambda _: (2,),
+    loader = loader_of(
+        dataset=Telling(), batch_size=2, rank=0, workers=1, seed=0, split_for=lambda _: (2,),
         begin=lambda part: calls.append(f"begin {part.iteration}"), end=lambda: calls.append("end"),
     )  # fmt: skip
     for _ in loader:
@@ -102,8 +101,8 @@ def test_the_users_collate_function_sees_samples_as_the_stream_made_them(num_wor
     def collate(samples: list[dict[str, Any]]) -> list[tuple[str, str]]:
         return [(sample["word"], type(sample["array"]).__name__) for sample in samples]
 
-    loader = BalancedLoader(
-        dataset=Words(), batch_size=4, rank=1, world_size=2, seed=0, split_for=lambda _: (1, 3),
+    loader = loader_of(
+        dataset=Words(), batch_size=4, rank=1, workers=2, seed=0, split_for=lambda _: (1, 3),
         collate_fn=collate, num_workers=num_workers,
     )  # fmt: skip
     assert list(loader) == [[("a", "ndarray"), ("aa", "ndarray"), ("aaa", "ndarray")]]

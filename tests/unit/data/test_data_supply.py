@@ -8,6 +8,7 @@ from random import Random
 import pytest
 import torch
 from counters import Counters, Known, loaders
+from crew import loader_of
 from torch.utils.data import Dataset
 
 from uneven.data.loader import BalancedLoader
@@ -226,8 +227,8 @@ def test_with_a_planned_order_a_resumed_epoch_leaves_nothing_out() -> None:
     crew = loaders(120, (4, 4), Counters())
     turns = zip((5, 2), [iter(one) for one in crew], strict=True)
     seen = [x for count, stream in turns for _ in range(count) for x in next(stream)[0].tolist()]
-    planned = BalancedLoader(
-        dataset=crew[0].dataset, batch_size=8, rank=0, world_size=1, seed=3, split_for=lambda iteration: (8,)
+    planned = loader_of(
+        dataset=crew[0].dataset, batch_size=8, rank=0, workers=1, seed=3, split_for=lambda iteration: (8,)
     )
     planned.load_state_dict(crew[0].state_dict())
     rest = [x for (batch,) in planned for x in batch.tolist()]
@@ -238,9 +239,9 @@ def test_with_a_planned_order_a_resumed_epoch_leaves_nothing_out() -> None:
 @pytest.mark.parametrize("readers", [0, 1])
 def test_an_epoch_whose_first_batch_could_not_be_read_is_whole_after_all(readers: int) -> None:
     data = Failing(40)
-    one = BalancedLoader(
-        dataset=data, batch_size=4, rank=0, world_size=1, seed=3, split_for=lambda iteration: (4,),
-        sample_counter=Counters(), num_workers=readers,
+    one = loader_of(
+        dataset=data, batch_size=4, rank=0, workers=1, seed=3, split_for=lambda iteration: (4,),
+        counter=Counters(), num_workers=readers,
     )  # fmt: skip
     with pytest.raises(OSError, match="not there"):
         next(iter(one))

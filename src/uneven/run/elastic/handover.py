@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
 
 from uneven.core.membership import Generation
-from uneven.data.loader import BalancedLoader
-from uneven.data.order import Cursor, Portion
+from uneven.data.loader import BalancedLoader, LoaderCalls
+from uneven.data.order import Changing, Cursor, Portion
 from uneven.data.stream import is_stream
 from uneven.errors import ConfigError, DataError
 from uneven.run.loop import StepLoop
@@ -68,21 +68,27 @@ class LoopOfMembers:
         if self._loop.context.elastic is not None:
             self._loop.context.elastic.attach(model, others)
 
-    def loading(self, dataset: Any) -> dict[str, Any]:
-        """The arguments of a loader that are for workers that leave and join.
+    def changing(self, dataset: Any) -> Changing | None:
+        """What a loader asks where workers leave and join.
 
         Raises:
             DataError: the data set is a stream.
         """
         elastic = self._loop.context.elastic
         if elastic is None:
-            return {}
+            return None
         if is_stream(dataset):
             raise DataError(
                 "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
                 "that is lost cannot be read again"
             )
-        return {"changing": elastic.returned, "enter": elastic.enter, "settle": self._settle}
+        return elastic.returned
+
+    def calls(self, begin: Callable[[Portion], None]) -> LoaderCalls:
+        """Whom the loader of the run calls as it goes."""
+        loop, elastic = self._loop, self._loop.context.elastic
+        calls = LoaderCalls(begin=begin, end=loop.end, over=loop.over)
+        return calls if elastic is None else replace(calls, enter=elastic.enter, settle=self._settle)
 
     def _settle(self) -> None:
         """A pass of an epoch is over: what is to come again in that epoch must be known."""
