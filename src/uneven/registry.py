@@ -6,7 +6,8 @@ is passed through, so every place that takes a name takes an object too.
 
 A wrapper, that is a maker with a parameter named ``inner``, is followed by the specification of what it holds,
 after its own options if it has any: ``"shadow:easgd:alpha=0.3"`` is ``Shadow("easgd:alpha=0.3")``, and
-``"shuffle:groups=digits:ma"`` puts ``ma`` into ``shuffle``. Wrappers can hold wrappers.
+``"shuffle:groups=digits:ma"`` puts ``ma`` into ``shuffle``. Wrappers can hold wrappers. An option at the end that what
+is held does not know is the wrapper's: ``"geo:bsp:threshold=0.01"``.
 
 Other distributions bring plug-ins by entry points. Every registry has a group of its own, named after the last word
 of its kind: ``uneven.balancers``, ``uneven.policies``. Entry points are looked up only when a name is asked for that
@@ -205,7 +206,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         known = set(inspect.signature(self[name]).parameters)
         inner = ""
         if "inner" in known:
-            rest, inner = _split_inner(rest)
+            rest, inner = self._given_back(_split_inner(rest), known)
         elif rest.partition(":")[0].strip() in self._makers:
             raise ConfigError(f"{spec!r}: {name!r} holds no other {self.kind}; these do: {self._wrappers() or 'none'}")
         _, keywords = parse_spec(f"{name}:{rest}")
@@ -215,6 +216,24 @@ class Registry(Mapping[str, Callable[..., T]]):
         if inner:
             keywords["inner"] = inner
         return self.make(name, keywords, spec)
+
+    def _given_back(self, parts: tuple[str, str], known: set[str]) -> tuple[str, str]:
+        """A wrapper's own options and what it holds, where options that only the wrapper knows stand at the end.
+
+        ``"geo:bsp:threshold=0.01"`` is ``"geo:threshold=0.01:bsp"``, as bsp has no threshold.
+        """
+        own, inner = parts
+        name, _, options = inner.partition(":")
+        if not options or name.strip() not in self:
+            return parts
+        others = set(inspect.signature(self[name.strip()]).parameters)
+        if "inner" in others:
+            return parts
+        pairs = [pair.strip() for pair in options.split(",")]
+        keys = {pair: pair.partition("=")[0].strip().replace("-", "_") for pair in pairs}
+        mine = [pair for pair in pairs if keys[pair] in known - others - {"inner"}]
+        theirs = ",".join(pair for pair in pairs if pair not in mine)
+        return ",".join(filter(None, (own, *mine))), f"{name}:{theirs}" if theirs else name
 
     def make(self, name: str, keywords: Mapping[str, Value], spec: str | None = None) -> T:
         """What ``name`` stands for, made with ``keywords``; ``spec`` is how the user wrote it, for messages.

@@ -138,7 +138,10 @@ class StepPlan:
     Attributes:
         exchanges: in the order in which they are started.
         waits: all of them hold before the step starts; a member that has left is waited for no more.
+        divided: the optimizer's step counts as the part of all samples that its gradient is the mean over, for what
+            others move is added to it: as if the learning rate were divided among them.
     """
 
     exchanges: tuple[Exchange, ...] = ()
     waits: tuple[Wait, ...] = ()
+    divided: bool = False

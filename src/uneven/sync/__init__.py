@@ -11,12 +11,14 @@ from uneven.sync.block import BMUF, DiLoCo
 from uneven.sync.bsp import BSP
 from uneven.sync.elastic import EASGD
 from uneven.sync.fits import carried, compatible, refused, served, unheeded
+from uneven.sync.geo import Geo
 from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
 from uneven.sync.hierarchical import Hierarchical
 from uneven.sync.local import MA, AnyMerge, LocalSGD
 from uneven.sync.outlook import Outlook, first_plans, outlook
 from uneven.sync.shadow import Shadow
 from uneven.sync.shuffle import Shuffle, ds_sync
+from uneven.sync.sparse import LargestEntries, SparseLocal
 from uneven.sync.threaded import threaded
 
 policies.register("bsp", BSP)
@@ -31,6 +33,9 @@ policies.register("bmuf", BMUF)
 policies.register("blocks", AnyMerge)
 policies.register("shuffle", ds_sync)
 policies.register("hierarchical", Hierarchical)
+policies.register("sparse-local", SparseLocal)
+policies.register("topk", LargestEntries)
+policies.register("geo", Geo)
 policies.register("shadow", Shadow)
 
 __all__ = [
@@ -46,9 +51,11 @@ __all__ = [
     "Digits",
     "Evaluated",
     "Facts",
+    "Geo",
     "Grid",
     "Grouping",
     "Hierarchical",
+    "LargestEntries",
     "LocalSGD",
     "Outlook",
     "Pace",
@@ -56,6 +63,7 @@ __all__ = [
     "Shadow",
     "Shuffle",
     "Sites",
+    "SparseLocal",
     "SyncPolicy",
     "WrappingPolicy",
     "carried",

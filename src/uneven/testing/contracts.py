@@ -379,7 +379,7 @@ class SyncPolicyContract(ABC):
             assert not plan.waits or facts.pace is Pace.BOUNDED
         assert tuple(payload for payload in Payload if payload in seen) == facts.payloads
         # Beside parameters, gradients keep a part of the workers in step: all in the warm-up, or those of a site.
-        clocks = sorted(set(seen.get(Payload.PARAMETERS) or next(iter(seen.values()))))
+        clocks = sorted(set(seen.get(Payload.PARAMETERS) or seen.get(Payload.DELTA) or next(iter(seen.values()))))
         assert all(after - before == facts.every for before, after in itertools.pairwise(clocks)), clocks
         for words in (facts.moves, facts.waits, facts.stale, facts.lost_when_one_dies):
             assert words.strip()

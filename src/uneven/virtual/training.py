@@ -85,12 +85,17 @@ class Training(Arithmetic):
         replica = self._replicas[rank]
         replica.gradient = LazyGradient(replica.state.parameters, samples)
 
+    def divides(self, rank: int, part: float) -> None:
+        """Its next step is taken with this part of the learning rate."""
+        self._replicas[rank].part = part
+
     def steps(self, rank: int, iteration: int, at_s: float) -> None:
         """Take the step, and evaluate now and then."""
         replica = self._replicas[rank]
         assert replica.gradient is not None
         batch = len(replica.gradient.samples)
-        replica.state = self._last = self._sgd.step(replica.state, self._sgd.value(replica.gradient))
+        gradient = self._sgd.value(replica.gradient)
+        replica.state = self._last = self._sgd.step(replica.state, gradient, replica.part)
         replica.gradient = None
         replica.fresh += batch
         if self._board.due(batch):
@@ -209,6 +214,12 @@ class Training(Arithmetic):
         kept, outcome = self._mean(exchange, parties, sent, [self._kept_by(rank, merge) for rank in ranks])
         for rank in ranks:
             self._replicas[rank].kept[type(merge)] = kept
+        if exchange.select is not None and exchange.select.beside:
+            after = self._replicas[ranks[0]].centre + outcome
+            self._each(ranks, lambda state: replace(state, parameters=after))
+            for rank in ranks:
+                self._replicas[rank].centre = after
+            return
         if exchange.payload is Payload.DELTA:
             for party in parties:
                 change = outcome - sent[party[0]].value

@@ -93,7 +93,7 @@ def test_a_specification_is_read(spec: str, said: str) -> None:
         ("shadow:every=2:ma", UnknownNameError, "as in shadow:NAME:every=…"),
         ("shadow:inner=ma", ConfigError, "write what 'shadow' holds after a colon"),
         ("shadow:easgd,alpha=1", ConfigError, "expected key=value after the colon, found 'easgd'"),
-        ("easgd:ma", ConfigError, "'easgd' holds no other synchronisation policy; these do: shuffle, shadow"),
+        ("easgd:ma", ConfigError, "'easgd' holds no other synchronisation policy; these do: shuffle, geo, shadow"),
         ("bsp:shadow:ma", ConfigError, "'bsp' holds no other"),
         ("backup:2", ConfigError, "expected key=value after the colon, found '2'"),
         ("shuffle:groups=gird", UnknownNameError, "unknown grouping 'gird'; did you mean 'grid'"),
@@ -113,7 +113,7 @@ def test_a_value_may_still_be_a_specification_of_another_kind() -> None:
 
 
 TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "blocks", "shuffle",
-            "hierarchical")  # fmt: skip
+            "hierarchical", "sparse-local", "topk", "geo")  # fmt: skip
 APART = ("asp", "ssp", "easgd", "shadow", "shadow:ma", "shadow:asp")
 
 
@@ -188,8 +188,12 @@ def some() -> Iterator[str]:
     del policies._makers["some"]  # a test's plug-in; real ones stay
 
 
+PLAYED = ("geo", "sparse-local", "topk")
+"""In virtual time only."""
+
+
 def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> None:
-    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED)} == set(policies)
+    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED, *PLAYED)} == set(policies)
     for spec in (*CARRIED, *SHADOWED):
         assert not any(served(plan) for plan in first_plans(policies.resolve(spec), (0, 1, 2), {}))
     for spec in SERVED:

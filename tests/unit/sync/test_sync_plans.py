@@ -223,7 +223,7 @@ def test_which_model_is_evaluated() -> None:
     found = {name: policies.resolve(name).evaluated for name in policies}
     assert {name for name, what in found.items() if what is Evaluated.REPLICA} == {"bsp", "backup"}
     of_the_mean = {name for name, what in found.items() if what is Evaluated.MEAN}
-    assert of_the_mean == {"local", "ma", "shuffle", "hierarchical", "blocks"}
+    assert of_the_mean == {"local", "ma", "shuffle", "hierarchical", "blocks", "sparse-local", "topk", "geo"}
     assert policies.resolve("blocks:merge=block-momentum:momentum=0.5").evaluated is Evaluated.CENTRE
 
 
@@ -264,7 +264,7 @@ def test_who_says_that_the_plan_is_constant() -> None:
     specs = (*policies, "ma:every=1", "local:every=1,warmup=3", *wrapped)
     found = {spec for spec in specs if policies.resolve(spec).constant}
     shadows = {f"shadow:{name}" for name in ("ma", "bmuf", "easgd", "diloco", "asp")}
-    assert found == {"bsp", "asp", "ma:every=1", "shadow"} | shadows
+    assert found == {"bsp", "asp", "ma:every=1", "topk", "geo", "shadow"} | shadows
 
 
 def test_who_plans_otherwise_is_not_taken_for_constant() -> None:

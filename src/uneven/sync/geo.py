@@ -1,0 +1,136 @@
+"""Gaia: inside a site everybody agrees on every step, between sites travels what has become significant. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from uneven.core.actions import Add, Exchange, Moment, Payload, Significant, StepPlan
+from uneven.core.views import SyncView
+from uneven.errors import ConfigError
+from uneven.sync._parts import PerRank, flag, number, whole
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy
+from uneven.sync.groups import by_site
+
+SCHEDULES = ("rate", "sqrt", "linear", "fixed")
+
+
+class Geo(WrappingPolicy):
+    """Gaia (Hsieh et al. 2017): the inner policy inside each site; between sites, significant entries of each step.
+
+    Each site sums up what its own steps have moved and was not sent. After each step it sends the entries of that sum
+    whose size is more than ``threshold`` of the parameter's, and sets them to zero; what it hears from others it adds
+    to its replica. Before the next step everybody has heard everybody, as in the released code with no slack. So
+    threshold 0 is BSP, and what a site has not sent is in its own replica and in no other one's.
+
+    Movements of sites are added, not averaged. With ``divide`` a site's optimizer steps with the part of the learning
+    rate that its samples are of all, so the learning rate stays BSP's; the released code leaves that to whoever writes
+    the configuration (0.01 / K for K sites). Momentum and all other state of the optimizer stay with their site.
+
+    With one site it is the inner policy. Running statistics of batch norm stay with their worker.
+
+    Args:
+        inner: inside a site: what averages gradients on every step.
+        threshold: v, at least 0, as a part of the parameter: 0.01 is 1 %.
+        schedule: how v goes on: "rate", with the learning rate (v · η_t / η_0, as the released code does); "sqrt",
+            v / √t (the theory); "linear", to ``lower`` within ``within`` steps; "fixed".
+        lower, within: of "linear".
+        flush: every so many steps all that is held is sent; 0 never.
+        divide: let the optimizer's steps count as the part of the samples that this site took.
+        bits: of a value that travels, 32 or 16; what rounding takes away stays and adds up.
+
+    Raises:
+        ConfigError: an argument out of range, or an inner policy that does not average gradients.
+    """
+
+    evaluated = Evaluated.MEAN
+
+    def __init__(
+        self, inner: str | SyncPolicy = "bsp", *, threshold: float = 0.01, schedule: str = "rate", lower: float = 0.0,
+        within: int = 0, flush: int = 0, divide: bool = True, bits: int = 32,
+    ) -> None:  # fmt: skip
+        super().__init__(inner)
+        _check(self.inner)
+        self.threshold = number("geo", "threshold", threshold, "[0, inf)")
+        if schedule not in SCHEDULES:
+            raise ConfigError(f"geo: schedule = {schedule!r} must be one of: {', '.join(SCHEDULES)}")
+        self.schedule = schedule
+        self.lower = number("geo", "lower", lower, "[0, inf)")
+        self.within = whole("geo", "within", within, least=0)
+        if (schedule == "linear") != (self.within > 0):
+            raise ConfigError(
+                f"geo: schedule = {schedule!r} with within = {within}: the steps in which the threshold goes to "
+                f"lower = {lower:g} belong to 'linear', and to no other schedule"
+            )
+        self.flush = whole("geo", "flush", flush, least=0)
+        self.divide = flag("geo", "divide", divide)
+        self.bits = whole("geo", "bits", bits, least=1)
+        self._far = Significant(self.threshold, by_rate=schedule == "rate", bits=self.bits)
+        self._homes = PerRank(_homes, looks_at_sites=True)
+        self._made: dict[int, tuple[object, object, StepPlan]] = {}
+
+    def plan(self, view: SyncView) -> StepPlan:
+        """The inner plan at home, then this step's significant movements to all sites."""
+        homes, home = self._homes(view, 0)
+        near = self.inner.plan(view._replace(members=home))
+        if len(homes) == 1:
+            return near
+        select = self._selection(view.clock)
+        known = self._made.get(view.rank)
+        if known is not None and known[0] is near and known[1] == (homes, select):
+            return known[2]
+        far = Exchange(
+            payload=Payload.DELTA, members=view.members, parties=homes, merge=Add(), moment=Moment.STEP, select=select
+        )
+        exchanges = near.exchanges if len(home) > 1 else ()
+        plan = StepPlan(exchanges=(*exchanges, far), divided=self.divide)
+        self._made[view.rank] = near, (homes, select), plan
+        return plan
+
+    def _selection(self, clock: int) -> Significant:
+        step = clock + 1
+        if self.flush and step % self.flush == 0:
+            return replace(self._far, threshold=0.0)
+        if self.schedule == "sqrt":
+            return replace(self._far, threshold=self.threshold / math.sqrt(step))
+        if self.schedule == "linear":
+            part = min(1.0, clock / self.within)
+            return replace(self._far, threshold=self.threshold + part * (self.lower - self.threshold))
+        return self._far
+
+    @property
+    def constant(self) -> bool:
+        """Where the threshold stays."""
+        return self.inner.constant and not self.flush and self.schedule in ("rate", "fixed")
+
+    @property
+    def facts(self) -> Facts | None:
+        """A site is one worker to the others."""
+        inner = self.inner.facts
+        assert inner is not None
+        return replace(
+            inner,
+            payloads=(Payload.GRADIENT, Payload.DELTA),
+            pace=Pace.TOGETHER,
+            moves=f"the gradient inside a site, every step; between sites the entries that have moved by more than "
+            f"{self.threshold:.3g} of their value, every step, after the optimizer",
+            waits="all workers for the slowest, every step",
+            stale="nothing that was significant; of the rest, what each site holds back until it is",
+            lost_when_one_dies="what its site held back, if it was alone there; the others stop at once",
+        )
+
+
+def _check(inner: SyncPolicy) -> None:
+    """Raises ConfigError: naming the policy and one that will do."""
+    facts = inner.facts
+    if facts is None or facts.payloads != (Payload.GRADIENT,) or facts.pace is not Pace.TOGETHER:
+        raise ConfigError(
+            f"geo: {inner!r} inside a site: a site speaks with one voice, so its replicas must be equal after every "
+            f"step, as under bsp: use geo:bsp, or sparse-local for steps apart"
+        )
+
+
+def _homes(view: SyncView, phase: int) -> dict[int, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]:
+    """Rank → all sites' members, and those of its own."""
+    homes = by_site(view)
+    return {rank: (homes, home) for home in homes for rank in home}

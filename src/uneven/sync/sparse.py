@@ -1,0 +1,110 @@
+"""The largest entries of what local steps have moved: SparseLoCo's form, and top-k after each step. Pure."""
+
+from __future__ import annotations
+
+from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan, TopK
+from uneven.core.views import SyncView
+from uneven.sync._parts import PerRank, flag, number, whole
+from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
+from uneven.sync.bsp import bsp_plan, gradient_mean
+from uneven.sync.groups import by_site as members_by_site
+from uneven.sync.local import often
+
+
+class SparseLocal(SyncPolicy):
+    """Local steps, then the mean of the largest entries of what they have moved, with error feedback.
+
+    After the last step of a block each adds what it has moved to what it has not sent yet, sends the largest entries of
+    each chunk, and keeps the rest for the next block. All go on from where the block began, moved by the mean of what
+    was sent, weighted by samples; so replicas are equal after each block, and what is not sent waits beside them. This
+    is the form of SparseLoCo (2025): top-k of chunks, values of 2 bits, error feedback, no outer momentum; the levels
+    of the two bits are ours. Density 1 with 32 bits is local SGD.
+
+    Where workers are at several sites, those of one average gradients on every step and speak with one voice. At one
+    site, or with ``by_site=false``, everybody speaks for itself.
+
+    Args:
+        every: steps of a block.
+        density: part of the entries that is sent, above 0 and at most 1.
+        bits: of a value: 2, 16 or 32.
+        chunk: entries of a chunk, at most 4,096.
+        by_site: whether a site is one voice.
+
+    Raises:
+        ConfigError: an argument out of range.
+    """
+
+    evaluated = Evaluated.MEAN
+    _name = "sparse-local"
+
+    def __init__(
+        self, *, every: int = 4, density: float = 0.1, bits: int = 2, chunk: int = 4096, by_site: bool = True
+    ) -> None:
+        self.every = whole(self._name, "every", every, least=1)
+        self.density = number(self._name, "density", density, "(0, 1]")
+        self.bits = whole(self._name, "bits", bits, least=1)
+        self.chunk = whole(self._name, "chunk", chunk, least=1)
+        self.by_site = flag(self._name, "by_site", by_site)
+        self._select = TopK(self.density, self.chunk, self.bits)
+        self._plans = PerRank(self._make_plans, looks_at_sites=self.by_site)
+
+    def plan(self, view: SyncView) -> StepPlan:
+        """The site's gradients, and after the last step of a block the largest entries of all."""
+        return self._plans(view, int((view.clock + 1) % self.every == 0))
+
+    @property
+    def constant(self) -> bool:
+        """Where there is an exchange after every step."""
+        return self.every == 1
+
+    @property
+    def facts(self) -> Facts:
+        """Nobody waits for other sites inside a block."""
+        inside = ("the gradient inside a site, every step; ", "a site for its slowest worker, every step; ")
+        moves, waits = inside if self.by_site else ("", "")
+        return Facts(
+            payloads=(Payload.GRADIENT, Payload.DELTA) if self.by_site else (Payload.DELTA,),
+            every=self.every,
+            pace=Pace.TOGETHER,
+            stops=True,
+            moves=f"{moves}the largest {100 * self.density:.3g} % of what was moved, {self.bits} bits each, "
+            f"{often(self.every)}, after the optimizer",
+            waits=f"{waits}all workers for the slowest, {often(self.every)}",
+            stale=(f"the others' steps of the running block, up to {self.every - 1}, and " if self.every > 1 else "")
+            + "the smaller entries, until they are among the largest",
+            lost_when_one_dies="what it had not sent yet; the others stop at the next exchange",
+        )
+
+    def _make_plans(self, view: SyncView, meeting: int) -> dict[int, StepPlan]:
+        homes = members_by_site(view) if self.by_site else ()
+        if len(homes) < 2:  # everybody for itself
+            homes = tuple((rank,) for rank in view.members)
+        if len(homes) == 1:
+            return dict.fromkeys(view.members, bsp_plan(view.members))
+        far = Exchange(
+            payload=Payload.DELTA, members=view.members, merge=Mean(), moment=Moment.STEP, parties=homes,
+            select=self._select,
+        )  # fmt: skip
+        plans = {}
+        for home in homes:
+            near = (gradient_mean(home),) if len(home) > 1 else ()
+            plans.update(dict.fromkeys(home, StepPlan(exchanges=(*near, far) if meeting else near)))
+        return plans
+
+
+class LargestEntries(SparseLocal):
+    """The largest entries of what each step has moved, with error feedback: top-k on every step.
+
+    :class:`SparseLocal` with blocks of one step and whole values.
+
+    Args:
+        density, bits, chunk, by_site: see there.
+
+    Raises:
+        ConfigError: an argument out of range.
+    """
+
+    _name = "topk"
+
+    def __init__(self, *, density: float = 0.01, bits: int = 32, chunk: int = 4096, by_site: bool = True) -> None:
+        super().__init__(every=1, density=density, bits=bits, chunk=chunk, by_site=by_site)

@@ -1,0 +1,89 @@
+"""Policies for far sites: their plans, options and refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from uneven.core.actions import Moment, Payload, Significant, TopK
+from uneven.core.views import SyncView
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.sync import policies
+
+SITES = {0: "east", 1: "west", 2: "east", 3: "west"}
+
+
+def plan(policy: str, clock: int = 0, rank: int = 1, sites: dict[int, str] = SITES):  # type: ignore[no-untyped-def]
+    return policies.resolve(policy).plan(SyncView(rank=rank, clock=clock, members=(0, 1, 2, 3), sites=sites))
+
+
+def test_gaia_averages_inside_and_adds_between_sites() -> None:
+    near, far = plan("geo:bsp:threshold=0.02").exchanges
+    assert (near.payload, near.members) == (Payload.GRADIENT, (1, 3))
+    assert (far.payload, far.members, far.parties) == (Payload.DELTA, (0, 1, 2, 3), ((0, 2), (1, 3)))
+    assert (far.moment, far.select) == (Moment.STEP, Significant(0.02, by_rate=True))
+    assert plan("geo").divided
+    assert not plan("geo:divide=false").divided
+
+
+def test_options_at_the_end_are_the_wrappers_where_what_it_holds_has_none_of_the_name() -> None:
+    assert repr(policies.resolve("geo:bsp:threshold=0.02")) == repr(policies.resolve("geo:threshold=0.02:bsp"))
+    assert repr(policies.resolve("shadow:ma:every=3,load=0.1")) == repr(policies.resolve("shadow:load=0.1:ma:every=3"))
+    with pytest.raises(UnknownNameError, match="thresh"):
+        policies.resolve("geo:bsp:thresh=0.02")
+
+
+def test_threshold_schedules() -> None:
+    def at(policy: str, clock: int) -> float:
+        limit: float = plan(policy, clock).exchanges[-1].select.threshold
+        return limit
+
+    assert [at("geo:threshold=0.1", clock) for clock in (0, 8, 99)] == [0.1] * 3
+    assert not plan("geo:threshold=0.1,schedule=fixed").exchanges[-1].select.by_rate
+    assert [at("geo:threshold=0.1,schedule=sqrt", clock) for clock in (0, 3, 99)] == pytest.approx([0.1, 0.05, 0.01])
+    line = "geo:threshold=0.1,schedule=linear,lower=0.02,within=10"
+    assert [at(line, clock) for clock in (0, 5, 10, 99)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
+    assert [at("geo:threshold=0.1,flush=4", clock) for clock in range(5)] == [0.1, 0.1, 0.1, 0.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("geo:threshold=-0.1", "threshold = -0.1 must be a number"),
+        (f"geo:threshold={math.inf}", "threshold"),
+        ("geo:schedule=never", "rate, sqrt, linear, fixed"),
+        ("geo:schedule=linear", "within = 0"),
+        ("geo:within=9", "belong to 'linear'"),
+        ("geo:bits=2", "32 or 16"),
+        ("geo:flush=-1", "at least 0"),
+        ("geo:divide=2", "true or false"),
+        ("geo:local", "inside a site"),
+        ("geo:ssp", "geo:bsp"),
+        ("sparse-local:density=0", "density = 0"),
+        ("sparse-local:density=1.5", "density = 1.5"),
+        ("sparse-local:bits=3", "32, 16 or 2"),
+        ("sparse-local:every=0", "every = 0"),
+        ("sparse-local:chunk=5000", "12 bits"),
+        ("topk:density=2", "topk: density = 2"),
+        ("shadow:geo", "exchanges gradients"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(spec: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        policies.resolve(spec)
+
+
+def test_sparse_local_speaks_after_each_block_for_a_site_or_for_each_worker() -> None:
+    spec = "sparse-local:every=4,density=0.05,bits=16,chunk=64"
+    assert [len(plan(spec, clock).exchanges) for clock in range(4)] == [1, 1, 1, 2]
+    near, far = plan(spec, 3).exchanges
+    assert (near.members, far.parties, far.select) == ((1, 3), ((0, 2), (1, 3)), TopK(0.05, 64, 16))
+    everybody = ((0,), (1,), (2,), (3,))
+    for alone in (plan(f"{spec},by_site=false", 3), plan(spec, 3, sites={})):
+        assert [one.parties for one in alone.exchanges] == [everybody]
+    assert plan("topk:density=0.3", 0).exchanges[-1].select == TopK(0.3)
+
+
+def test_with_one_site_gaia_is_bsp() -> None:
+    assert plan("geo:bsp", sites=dict.fromkeys(range(4), "here")) == plan("bsp")
