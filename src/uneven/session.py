@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
@@ -24,14 +24,14 @@ from uneven.loops.over_all import OverAll
 from uneven.run.attach import Attached
 from uneven.run.checkpoint import state_of, take_up
 from uneven.run.checks import check_profile
-from uneven.run.drawing import drawn_step, drawn_steps, make_loader, shards_of
+from uneven.run.drawing import make_loader, shards_of
 from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.join import join
 from uneven.run.loop import StepLoop
 from uneven.run.model.hooks import Undo
+from uneven.run.own_batches import OwnBatches
 from uneven.run.part import Part
 from uneven.run.parts import Parts
-from uneven.run.place import PlaceInRun
 from uneven.run.reports.profiling import steps_on
 from uneven.run.start.connect import joined
 from uneven.run.start.state import pack, unpack
@@ -47,7 +47,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
-class Session(PlaceInRun, OverAll, ThreadedTraining):
+class Session(OwnBatches, OverAll, ThreadedTraining):
     """One worker's part in a run. The loop, the model, the loss and the optimizer stay the user's::
 
         session = uneven.Session()
@@ -238,45 +238,6 @@ class Session(PlaceInRun, OverAll, ThreadedTraining):
         self._loader = self._members.loader = loader
         self._restore(self._loaded)
         return loader
-
-    @contextmanager
-    def step(self, batch_size: int | None = None, *, samples: int | None = None) -> Iterator[int]:
-        """Makes a block a step, for loops that draw their batches themselves; instead of :meth:`loader`::
-
-            for _ in range(steps):
-                with session.step(batch_size=512) as n:      # n: this worker's part of 512
-                    x, y = get_batch(n)
-                    loss = F.cross_entropy(model(x), y)      # mean over these n
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-        Every worker takes the same number of steps. :meth:`share` says n before the block.
-
-        Args:
-            batch_size: the global batch, the same in every step: samples of all workers together.
-            samples: instead: what this worker takes in every step, for full batches and graphs that lie where they
-                lie. Gradients are weighted by it; nothing is balanced.
-
-        Raises:
-            ConfigError: neither or both are given, or others than in the first step; there is a loader; or workers take
-                samples at their own pace (``asp``, ``easgd``, …), for which they need a loader; the session is closed.
-            TrainingError: ``samples`` are others than in the first step, or another step is under way.
-        """
-        steps = self._steps(batch_size, samples)
-        with drawn_step(self._loop, steps, samples, self._begin) as part:
-            yield part.batch(self.worker)
-
-    def share(self, batch_size: int) -> int:
-        """This worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
-        return self._loop.reports.shares(self._steps(batch_size, None).iteration)[self.rank]
-
-    def _steps(self, batch_size: int | None, samples: int | None) -> DrawnSteps:
-        steps = drawn_steps(self._loader, self._loop, self._balancer, batch_size, samples)
-        if self._loader is None:
-            self._loader = steps
-            self._restore(self._loaded)
-        return steps
 
     def profile(
         self, step: Callable[[Any], object], *, batch_of: Callable[[int], Any] | None = None, within_s: float = 10.0

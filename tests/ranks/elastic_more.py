@@ -3,6 +3,10 @@
 Usage: elastic_more.py WAY FOLDER EPOCHS [FAULT …]; a fault is kill@W:N (before worker W's exchange number N),
 after@W:N (right after it), late@W:N (takes it for failed, when another one has not), or door@N (nobody makes exchange N
 before somebody asks to join).
+
+WAY is together (three batches for each exchange), unused (parameters), part (a sum of its own), pieces (a gather or an
+all-to-all of its own), weighted (batches count by the weights of their samples), steps (no loader, a global batch) or
+own (no loader, each worker's own number of samples).
 """
 
 import json
@@ -10,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,11 +22,13 @@ import torch
 import torch.nn.functional as F
 from elastic_script import LR, MOMENTUM, N, be_late, dataset
 from session_parts import Moving
-from torch import nn
+from torch import Tensor, nn
 
 import uneven
+from uneven.errors import ConfigError
 
 X, TOGETHER = 25, 3
+STEPS, OWN, MEANT = 40, 3, 30
 
 
 class Branches(nn.Module):
@@ -41,8 +48,8 @@ class Branches(nn.Module):
 class Scaling(uneven.Part):
     """Divides each gradient by the size of the inputs, over all samples of the step and averaged over steps."""
 
-    def __init__(self, faults: list[str]) -> None:
-        self.faults = faults
+    def __init__(self, way: str, faults: list[str]) -> None:
+        self.faults, self.total = faults, self.summed if way == "part" else self.in_pieces
         self.average = torch.ones(8, dtype=torch.float64)
         self.inputs, self.ids = torch.zeros(0, 8), []
         self.told: list[tuple[int, ...]] = []
@@ -56,11 +63,27 @@ class Scaling(uneven.Part):
     def gradients_ready(self, step: uneven.Step, optimizer: torch.optim.Optimizer) -> None:
         wait_for_faults(self.elastic, self.faults)
         mine = torch.cat((self.inputs.square().sum(0) * bool(step.samples), torch.tensor([float(step.samples)])))
-        self.line.sum(mine).wait()  # those that are there, and how many they are, whoever is lost meanwhile
+        mine = self.total(mine, step)  # those that are there, and how many they are, whoever is lost meanwhile
         self.log.write(json.dumps([self.elastic.recovery.exchanges - 2, self.ids * bool(step.samples)]) + "\n")
         self.average.lerp_(mine[:-1] / mine[-1], 0.1)
         self.layer.weight.grad.div_(self.average.sqrt())
         die_after(self.elastic, self.faults)
+
+    def summed(self, mine: torch.Tensor, step: uneven.Step) -> torch.Tensor:
+        self.line.sum(mine).wait()
+        return mine
+
+    def in_pieces(self, mine: torch.Tensor, step: uneven.Step) -> torch.Tensor:
+        members, me = self.line.members, self.elastic.membership.worker
+        into = [torch.full_like(mine, torch.nan) for _ in members]
+        if step.iteration % 2:
+            there = self.line.gather(mine, into).wait()
+        else:
+            there = self.line.all_to_all([mine * (one + 1) for one in members], into).wait()
+            into = [one / (me + 1) for one in into]
+        assert me in there
+        assert all(one in there or not piece.any() for one, piece in zip(members, into, strict=True))
+        return torch.stack(into).sum(0)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"average": self.average}
@@ -92,6 +115,36 @@ def output(way: str, net: nn.Module, x: torch.Tensor, ids: torch.Tensor) -> torc
     return net(x, ids) if way == "unused" else net(x)
 
 
+def weights(ids: torch.Tensor) -> torch.Tensor:
+    """What each sample counts, where samples do not count alike."""
+    return (1 + ids % 3).double()
+
+
+def loss_of(way: str, session: uneven.Session, net: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+    """The loss, and what has to be said of it."""
+    if way != "weighted":
+        return F.cross_entropy(output(way, net, x, ids), y)
+    count = weights(ids)
+    with session.weighted(count.sum()):
+        out = net(x)
+        if session._loop.part.iteration == MEANT:  # its exchange has to wait for that of the counts
+            assert session.mean(1.0) == 1.0
+        return (F.cross_entropy(out, y, reduction="none") * count).sum() / count.sum()
+
+
+def drawn(session: uneven.Session, way: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Batches of a script without a loader."""
+    how = {"batch_size": X} if way == "steps" else {"samples": OWN + session.worker}
+    for _ in range(session.steps_taken(**how), STEPS):
+        if way == "steps":
+            said = session.share(X)
+        with session.step(**how) as n:
+            assert way == "own" or n == said
+            part = session._loop.part
+            assert part.size == (X if way == "steps" else sum(OWN + one for one in part.members))
+            yield dataset()[(part.start + part.offset(session.worker) + torch.arange(n)) % N]
+
+
 def wait_at_door(membership: object, folder: Path) -> None:
     """Let the test know that somebody is to come, and wait until it asks."""
     (folder / "door").touch()
@@ -119,23 +172,26 @@ def die_after(elastic: object, faults: list[str]) -> None:
 def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
     net = model(way)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
-    parts = [Scaling(faults)] if way == "part" else []
+    parts = [Scaling(way, faults)] if way in ("part", "pieces") else []
     session = uneven.Session(balance=Moving(), parts=parts)
     session.setup(net, optimizer, find_unused_parameters=way == "unused")
-    loader = session.loader(dataset(), batch_size=X)
+    alone = way in ("steps", "own")
+    loader = None if alone else session.loader(dataset(), batch_size=X)
     elastic = session._loop.context.elastic
     for one in parts:
         one.elastic, one.log = elastic, (folder / f"{session.worker}.part").open("a", buffering=1)
     log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
     together, held = TOGETHER if way == "together" else 1, []
-    for _ in range(loader.epoch, epochs):
-        for x, y, ids in loader:
+    for _ in range(0 if alone else loader.epoch, 1 if alone else epochs):
+        for x, y, ids in drawn(session, way) if alone else loader:
             part = session._loop.part
             mine = ids.tolist() if part.batch(session.worker) else []
             held.append([elastic.recovery.exchanges, part.epoch, part.iteration, part.size, mine])
             ends = len(held) == together or part.end == N
+            if way == "weighted":
+                wait_for_faults(elastic, faults)
             with nullcontext() if ends else session.no_sync():
-                loss = F.cross_entropy(output(way, net, x, ids), y)
+                loss = loss_of(way, session, net, x, y, ids)
                 for one in parts:
                     one.inputs, one.ids = x, ids.tolist()
                 if ends:
@@ -149,6 +205,12 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     torch.save(net.state_dict(), folder / f"{session.worker}.pt")
+    try:
+        session.evaluate(len, dataset(), X)
+    except ConfigError as error:
+        assert "session.evaluate in an elastic run" in str(error), error
+    else:
+        raise AssertionError("nobody knows what a lost worker had counted")
     for one in parts:
         assert one.told[-1] == elastic.members == one.line.members, one.told
     session.close()

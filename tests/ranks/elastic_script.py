@@ -91,6 +91,7 @@ def be_late(elastic: object) -> None:
 
     def late() -> bool:
         recovery._wait = wait
+        recovery._received(recovery.circle)
         while not elastic.membership.lost():
             time.sleep(0.01)
         return False

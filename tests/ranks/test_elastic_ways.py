@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from test_elastic import HERE, free_port
 
+from uneven import journal
+from uneven.core.records import StepRecord
 from uneven.testing.scripts import Script
 
 pytestmark = [pytest.mark.slow(10), pytest.mark.timeout(200)]
@@ -49,6 +51,14 @@ def check_samples(those: dict[int, dict[Batch, list[int]]], epochs: int) -> None
         assert set(used.values()) == {1}, "samples were used twice"
 
 
+def check_steps(those: dict[int, dict[Batch, list[int]]], folder: Path) -> None:
+    """Every step was made once, and the journal says how many samples were in it."""
+    found = {key[2]: len(ids) for step in those.values() for key, ids in step.items()}
+    assert list(found) == list(range(elastic_more.STEPS))
+    records = [one for one in journal.read(folder / "run").records() if isinstance(one, StepRecord) and one.rank == 0]
+    assert {one.iteration: one.global_batch for one in records} == found
+
+
 def of_part(folder: Path) -> dict[int, list[int]]:
     """Exchange of gradients → samples that are in the part's sum after it."""
     found: dict[int, list[int]] = {}
@@ -71,9 +81,14 @@ def replayed(
         optimizer.zero_grad()
         there = sum(len(mine) / key[3] for key, mine in step.items())
         for key, mine in step.items():
-            loss = F.cross_entropy(elastic_more.output(way, model, x[mine], ids[mine]), y[mine], reduction="sum")
-            (loss * len(step) / key[3] / there).backward()
-        if way == "part":
+            loss = F.cross_entropy(elastic_more.output(way, model, x[mine], ids[mine]), y[mine], reduction="none")
+            if way == "weighted":
+                counts = elastic_more.weights(ids[mine])
+                loss = (loss * counts).sum() / counts.sum()
+            else:
+                loss = loss.sum() * len(step) / key[3] / there
+            loss.backward()
+        if summed:
             average.lerp_(x[summed[exchange]].square().mean(0), 0.1)
             model[0].weight.grad.div_(average.sqrt())
         optimizer.step()
@@ -98,7 +113,10 @@ def check(folder: Path, way: str, faults: list[str], survivors: set[int], epochs
     assert (a.returncode, b.returncode) == (0, 0), said + said_there
     assert "worker 4 has joined" in said_there, said_there
     those = steps(folder)
-    check_samples(those, epochs)
+    if way in ("steps", "own"):
+        check_steps(those, folder)
+    else:
+        check_samples(those, epochs)
     one = replayed(way, those, of_part(folder))
     models = {int(path.stem): torch.load(path) for path in folder.glob("*.pt")}
     assert set(models) == survivors
@@ -113,10 +131,23 @@ def test_lost_before_and_after_an_exchange_and_joined(tmp_path: Path, way: str) 
     check(tmp_path, way, ["kill@2:3", "after@1:6", "late@0:6", "door@9"], {0, 3, 4})
 
 
-def test_a_sum_of_a_part_is_that_of_those_who_are_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["part", "pieces"])
+def test_an_exchange_of_a_part_is_that_of_those_who_are_left(tmp_path: Path, way: str) -> None:
     """Exchanges of gradients are even, and the part's odd. Worker 2 dies in the part's; 1 after one that 0 has not
     completed; 3 in one of gradients; 4 joins."""
-    check(tmp_path, "part", ["kill@2:7", "after@1:13", "late@0:13", "kill@3:20", "door@24"], {0, 4})
+    check(tmp_path, way, ["kill@2:7", "after@1:13", "late@0:13", "kill@3:20", "door@24"], {0, 4})
+
+
+def test_batches_that_count_by_something_else(tmp_path: Path) -> None:
+    """Exchanges of counts are even, and those of gradients odd. Worker 2 dies as its count is in what the others divide
+    by; 1 after gradients that 0 lacks; 3 before it has given a count; 4 joins."""
+    check(tmp_path, "weighted", ["kill@2:7", "after@1:13", "late@0:13", "kill@3:20", "door@24"], {0, 4})
+
+
+@pytest.mark.parametrize("way", ["steps", "own"])
+def test_a_loop_without_a_loader(tmp_path: Path, way: str) -> None:
+    """A step is the mean over who was in it; what a lost worker had drawn does not come again."""
+    check(tmp_path, way, ["kill@2:3", "after@1:6", "late@0:6", "door@9"], {0, 3, 4})
 
 
 def test_a_checkpoint_after_a_loss_resumes_on_any_number(tmp_path: Path) -> None:

@@ -252,15 +252,18 @@ class Controller:
         """All reports have arrived, by position of the member; they are decided by when the next iteration ends."""
         self._era.table, self._era.arrived = table, {}
 
-    def members_changed(self, first: int, members: tuple[int, ...], limits: Limits) -> None:
+    def members_changed(
+        self, first: int, members: tuple[int, ...], limits: Limits, global_batch: int | None = None
+    ) -> None:
         """Others take part from an iteration on that nobody has begun. What was learnt of those who stay is kept.
 
         Args:
             limits: of the new members.
+            global_batch: theirs, in samples; None where it stays.
         """
         old = self._era
         self._earlier.append(old)
-        self._era = era = _Era(first, old.decider.successor(members, limits))
+        self._era = era = _Era(first, old.decider.successor(members, limits, global_batch))
         past = [_of_members(table, old.places, members) for table in self._past]
         self._past.clear()
         self._past.extend(past)

@@ -272,7 +272,7 @@ class Decider:
                 f"uneven.testing.contracts)"
             )
 
-    def successor(self, members: tuple[int, ...], limits: Limits) -> Decider:
+    def successor(self, members: tuple[int, ...], limits: Limits, global_batch: int | None = None) -> Decider:
         """The decider of other members, with what was learnt of those who stay.
 
         A newcomer gets the mean share and counts as unknown until it has reported.
@@ -280,17 +280,18 @@ class Decider:
         Args:
             members: ranks, ascending.
             limits: of each of them.
+            global_batch: theirs, in samples; None where it stays.
         """
+        total = self._global_batch if global_batch is None else global_batch
         heir = Decider(
-            self._balancer, members, limits, global_batch=self._global_batch, lookahead=self._lookahead,
-            budget=self._budget,
-        )  # fmt: skip
+            self._balancer, members, limits, global_batch=total, lookahead=self._lookahead, budget=self._budget
+        )
         state, known = self.state_dict(), {rank: place for place, rank in enumerate(self._members)}
         places = [known.get(rank) for rank in members]
         shares = heir.newest
         if self._balancer.adapts:
             weights = [math.nan if place is None else float(self.newest[place]) for place in places]
-            shares = proportional(weights, self._global_batch, limits)
+            shares = proportional(weights, total, limits)
         heir.load_state_dict(
             state
             | {

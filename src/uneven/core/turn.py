@@ -27,6 +27,11 @@ class Turn:
         """What this worker's gradient counts in everybody's."""
         return self.weight
 
+    def there(self, members: tuple[int, ...]) -> float | None:
+        """Which part of what the batches of all workers count is that of these members, where some are lost before the
+        gradients are added up; None where that is a matter of samples alone."""
+        return None
+
     def counts_like(self, other: Turn) -> bool:
         """Whether a pass counts the same on either batch: equal weights, and both or neither exchange."""
         return (self.weight, self.exchanging) == (other.weight, other.exchanging)

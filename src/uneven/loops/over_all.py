@@ -12,10 +12,11 @@ from torch import Tensor
 
 from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
-from uneven.errors import ConfigError, TrainingError
+from uneven.errors import ConfigError
 from uneven.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
 from uneven.registry import describe
 from uneven.run.attach import NoModel
+from uneven.run.gradients.counted import GatheredCounts, Uncounted
 from uneven.run.lines import Line
 from uneven.run.loop import StepLoop
 from uneven.run.own_pace.store import SessionStore
@@ -29,6 +30,7 @@ class OverAll:
     _loader: BalancedLoader | DrawnSteps | None
     _line: Line | None = None
     _store: SessionStore | None = None
+    _counted: GatheredCounts | None = None
     _evaluations = 0
 
     def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
@@ -55,7 +57,7 @@ class OverAll:
             raise ConfigError(f"session.weighted({number}): give what the mean is divided by, a number of 0 or more")
         if self._alone("session.weighted"):
             return nullcontext()
-        return self._loop.counting.block(number, self._part_of_all)
+        return self._loop.counting.block(number, self._gathered)
 
     def summed(self) -> AbstractContextManager[None]:
         """Inside, the loss is a sum over this worker's samples, and the gradient the sum of all workers'.
@@ -65,7 +67,7 @@ class OverAll:
         """
         if self._alone("session.summed"):
             return nullcontext()
-        return self._loop.counting.block(1.0, lambda count: lambda: count)
+        return self._loop.counting.block(1.0, Uncounted)
 
     @overload
     def mean(self, x: float, weight: float | None = None) -> float: ...
@@ -85,7 +87,7 @@ class OverAll:
             The same kind as ``x``, without gradient; NaN if all weights are 0.
 
         Raises:
-            ConfigError: before ``setup``; or where workers do not meet (``asp``, elastic runs).
+            ConfigError: before ``setup``; or where workers do not meet (``asp``).
             PeerError: somebody did not come.
         """
         counts = self._counts() if weight is None else float(weight)
@@ -133,6 +135,11 @@ class OverAll:
         """
         length, size = check_evaluated(dataset), self._batch_size(batch_size)
         self._open()
+        if self._loop.context.elastic is not None:
+            raise ConfigError(
+                "session.evaluate in an elastic run: what a worker had counted that is lost in it would be missing in the "
+                "totals; evaluate on session.rank 0, inside of session.evaluated(), or leave --elastic out"
+            )
         run, rank = self._loop.parts.run, self._loop.context.rank
         assert run is not None
         shares = self._loop.current_shares()
@@ -164,22 +171,9 @@ class OverAll:
         part = self._loop.part
         return 1.0 if part is None else self._loop.counting.of(part, self._loop.context.rank)
 
-    def _part_of_all(self, count: float) -> Callable[[], float]:
-        total = torch.tensor([count], dtype=torch.float64)
-        handle, found = self._open().sum(total), [0.0]
-
-        def part() -> float:
-            handle.wait()
-            if not found[0]:
-                found[0] = total.item()
-            if not found[0]:
-                raise TrainingError(
-                    "session.weighted: the counts of all workers add up to 0, so there is nothing to take a mean over: "
-                    "leave such batches out on all workers, or count at least one"
-                )
-            return count / found[0]
-
-        return part
+    def _gathered(self, count: float) -> GatheredCounts:
+        self._counted = GatheredCounts(count, self._open())
+        return self._counted
 
     def _alone(self, caller: str) -> bool:
         """Whether this worker's gradients are those of all.
@@ -192,11 +186,6 @@ class OverAll:
             raise ConfigError(f"{caller} comes after session.setup(model, optimizer)")
         if len(loop.context.members) == 1 and loop.context.elastic is None:
             return True
-        if loop.context.elastic is not None:
-            raise ConfigError(
-                f"{caller} in an elastic run: what the batch of a lost worker counts is already in the sum by which "
-                f"the others divide; take a mean over samples, or leave --elastic out"
-            )
         if not isinstance(loop.model.agreement, Alike) or loop.gradients.carrier is None:
             raise ConfigError(
                 f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
@@ -218,4 +207,7 @@ class OverAll:
         return self._line
 
     def _sum(self, flat: Tensor) -> None:
-        self._open().sum(flat).wait()
+        line = self._open()
+        if self._counted is not None:  # one exchange after the other, where they may have to be made again
+            self._counted.settle()
+        line.sum(flat).wait()

@@ -70,7 +70,8 @@ def drawn_step(
             f"session.step inside of step {loop.part.iteration}, which has not ended: a step cannot hold another one. "
             f"If a generator holds it, close that first"
         )
-    part = steps.next(loop.reports.shares(steps.iteration), samples)
+    steps.enter()
+    part = steps.next(loop.reports.shares, samples)
     begin(part)
     loop.hands.settle()  # the batch of a block that was left without a forward pass gets none any more
     loop.hands.hand(part, None)
@@ -119,25 +120,22 @@ def shards_of(loop: StepLoop, dataset: Any, batch_size: int, most: int | None) -
 
 def _made(loop: StepLoop, balancer: Balancer, batch_size: int | None, samples: int | None) -> DrawnSteps:
     context = loop.context
-    if context.elastic is not None:
-        raise ConfigError(
-            "session.step in an elastic run: nothing here knows the samples, so those of a worker that is lost could "
-            "not come again; use session.loader, or leave --elastic out"
-        )
     if loop.own_pace is not None:
         raise ConfigError(
             f"session.step under sync = {describe(context.policy)}: workers take samples at their own pace there, "
             f"from a counter that only session.loader has; use a loader, or a policy whose workers step together"
         )
+    elastic = context.elastic
+    changing, enter = (None, None) if elastic is None else (elastic.returned, elastic.enter)
     if batch_size is not None:
-        steps = DrawnSteps(batch_size, context.rank)
+        steps = DrawnSteps(batch_size, context.rank, changing=changing, enter=enter)
         loop.reports.start(steps, balancer, 1, None)
         return steps
     said = compare(context.connection.transport, {"_samples": samples}, "session.step")
-    each = [int(one["_samples"]) for one in said]
+    each = [int(one["_samples"]) for one in said[: context.world.size]]  # of those that the run begins with
     if sum(each) == 0:
         raise ConfigError(f"session.step(samples=…): the workers say {each}; not all may be 0")
-    steps = DrawnSteps(sum(each), context.rank)
+    steps = DrawnSteps(sum(each), context.rank, adds_up=True, changing=changing, enter=enter)
     assert samples is not None
     loop.reports.start(steps, Even(), samples, samples)  # limits that leave no choice
     return steps

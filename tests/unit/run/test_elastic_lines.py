@@ -54,13 +54,31 @@ def test_one_exchange_is_waited_for_before_the_next(lines: RecoveredLines) -> No
     line.sum(torch.ones(2)).wait()
 
 
-def test_what_a_lost_worker_cannot_be_replaced_in_is_refused(lines: RecoveredLines) -> None:
+def test_pieces_of_any_size_and_type_come_as_they_are(lines: RecoveredLines) -> None:
+    line = lines.open("mine")
+    for x in (torch.tensor([0.1, torch.nan]), torch.arange(6).reshape(2, 3), torch.tensor(True), torch.ones(0)):
+        into, back = [torch.zeros_like(x)], [torch.zeros_like(x)]
+        assert line.gather(x, into).wait() == (0,)
+        assert line.all_to_all([x], back).wait() == (0,)
+        assert all(torch.equal(one.nan_to_num(7.0), x.nan_to_num(7.0)) for one in (*into, *back))
+
+
+def test_the_place_of_a_lost_worker_is_filled_with_zeros(lines: RecoveredLines, recovery: Recovery) -> None:
+    """As after a loss that the part has not heard of when it begins."""
+    lines.members_changed((0, 3))
+    line, into = lines.open("mine"), [torch.full((2,), torch.nan) for _ in range(2)]
+    assert line.gather(torch.ones(2), into).wait() == (0,)
+    assert [one.tolist() for one in into] == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_what_only_two_would_do_is_refused(lines: RecoveredLines) -> None:
+    lines.members_changed((0, 3))
     line, x = lines.open("mine"), torch.ones(2)
-    for begin in (lambda: line.gather(x, [x]), lambda: line.all_to_all([x], [x])):
+    for begin in (lambda: line.send(x, 3), lambda: line.receive(x, 3)):
         with pytest.raises(ConfigError, match="on a line in an elastic run"):
             begin()
     with pytest.raises(ConfigError, match="is for all"):
-        lines.open("some", [0, 1])
+        lines.open("some", [0])
 
 
 def test_a_broadcast_of_one_that_is_gone_ends_with_its_name(lines: RecoveredLines, recovery: Recovery) -> None:

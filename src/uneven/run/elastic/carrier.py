@@ -43,7 +43,7 @@ class ElasticCarrier(GradientCarrier):
     returned: Returned
     recovery: Recovery
     roll: Any = None  # who is missing, the membership knows
-    _passes: list[int] = field(default_factory=list)  # iterations whose gradients are in the next exchange
+    _passes: list[Turn] = field(default_factory=list)  # batches whose gradients are in the next exchange
     _unused: bool = False  # whether passes may leave parameters out
     _bucket_cap_mb: float | None = None
 
@@ -88,12 +88,12 @@ class ElasticCarrier(GradientCarrier):
 
     def _count(self, turn: Turn, exchanged: bool) -> None:
         super()._count(turn, exchanged)
-        if turn.exchanging and turn.iteration not in self._passes:
-            self._passes.append(turn.iteration)
+        if turn.exchanging and all(one.iteration != turn.iteration for one in self._passes):
+            self._passes.append(turn)
 
     def _weight_now(self) -> float:
         """x_i / Σ x over those that take part now, of the batch that the newest pass is on."""
-        return self.turn.weight / self._there(self.turn.iteration)
+        return self.turn.weight / self._samples_there(self.turn.iteration)
 
     def _scale_now(self) -> float:
         """What this worker's gradients count among those that take part now.
@@ -102,9 +102,15 @@ class ElasticCarrier(GradientCarrier):
         as there are fewer samples in all batches together: a mean over the samples that are there.
         """
         those = self._passes
-        return self._weight * len(those) / sum(map(self._there, those)) if those else self._weight
+        there = sum(map(self._there, those))
+        return self._weight * len(those) / there if there else self._weight
 
-    def _there(self, iteration: int) -> float:
+    def _there(self, turn: Turn) -> float:
+        """Which part of what a batch counts is that of members that take part now."""
+        counted = turn.there(self.membership.members)
+        return self._samples_there(turn.iteration) if counted is None else counted
+
+    def _samples_there(self, iteration: int) -> float:
         """Which part of the samples of a batch is that of members that take part now."""
         part = self.returned.part(iteration)
         if part is None:

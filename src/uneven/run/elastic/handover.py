@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from uneven.core.membership import Generation
+from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader, LoaderCalls
 from uneven.data.order import Changing, Cursor, Portion
 from uneven.data.stream import is_stream
@@ -21,11 +22,11 @@ class LoopOfMembers:
     """See :class:`uneven.run.elastic.elastic.ChangingRun`.
 
     Attributes:
-        loader: of the session, once there is one.
+        loader: of the session, or what stands for it, once there is one.
     """
 
     def __init__(self, loop: StepLoop) -> None:
-        self.loader: BalancedLoader | None = None
+        self.loader: BalancedLoader | DrawnSteps | None = None
         self._loop = loop
 
     @property

@@ -2,14 +2,15 @@
 
 All lines share the group of the generation and the order of its exchanges (:mod:`uneven.run.elastic.recovery`), so one
 exchange is waited for before the next begins. A sum in which a worker is lost is that over those who are left, or with
-what the lost one brought, the same on all.
+what the lost one brought, the same on all; in a gather and in an all-to-all zeros stand in its place. ``Handle.wait``
+says whose tensors are in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -43,31 +44,32 @@ class RecoveredLines(Lines):
         return (mine,)
 
     def _carrier(self, members: Members) -> Carrier:
-        return _RecoveredCarrier(self._recovery)
+        return _RecoveredCarrier(self._recovery, lambda: self.members)
 
 
 class _RecoveredCarrier:
     """See :class:`uneven.run.lines.base.Carrier`."""
 
-    def __init__(self, recovery: Recovery) -> None:
+    def __init__(self, recovery: Recovery, members: Callable[[], Members]) -> None:
         self._recovery = recovery
+        self._members = members  # as parts know them, which may be older than those who take part
 
     def sum(self, tensor: Tensor) -> Work:
-        return _UnderWay(self._recovery, "a sum on a line", tensor, _one)
+        return _SumUnderWay(self._recovery, "a sum on a line", tensor, _one)
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
-        return _UnderWay(self._recovery, "a broadcast on a line", tensor, partial(self._from, source))
+        return _SumUnderWay(self._recovery, "a broadcast on a line", tensor, partial(self._from, source))
 
     def _from(self, source: int) -> float:
         if source not in self._recovery.membership.members:
             raise PeerError(f"worker {source} is gone, which was to give what a broadcast on a line gives to all")
         return float(source == self._recovery.membership.worker)
 
-    def gather(self, tensor: Tensor, into: list[Tensor]) -> NoReturn:
-        raise _refused("gather")
+    def gather(self, tensor: Tensor, into: list[Tensor]) -> Work:
+        return _SwapUnderWay(self._recovery, "a gather on a line", self._members(), [tensor] * len(into), into)
 
-    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> NoReturn:
-        raise _refused("all_to_all")
+    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
+        return _SwapUnderWay(self._recovery, "an all-to-all on a line", self._members(), outgoing, incoming)
 
     def send(self, tensor: Tensor, peer: int) -> NoReturn:
         raise _refused("send")
@@ -79,7 +81,7 @@ class _RecoveredCarrier:
         """Nothing of its own to let go of."""
 
 
-class _UnderWay:
+class _SumUnderWay:
     """One sum that has begun."""
 
     def __init__(self, recovery: Recovery, what: str, tensor: Tensor, weight: Callable[[], float]) -> None:
@@ -87,10 +89,29 @@ class _UnderWay:
         recovery.begin(tensor.view(-1), weight)
         self._recovery = recovery
 
-    def wait(self) -> Any:
+    def wait(self) -> Members:
         """Let the sum take the tensor's place."""
-        (it,) = self._recovery.complete(self._recovery.land())
+        contributors = self._recovery.land()
+        (it,) = self._recovery.complete(contributors)
         it.take()
+        return contributors
+
+
+class _SwapUnderWay:
+    """One exchange of pieces that has begun."""
+
+    def __init__(
+        self, recovery: Recovery, what: str, members: Members, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]
+    ) -> None:
+        recovery.enter(ExchangePlace(what))
+        recovery.swap(dict(zip(members, outgoing, strict=True)), dict(zip(members, incoming, strict=True)))
+        self._recovery = recovery
+
+    def wait(self) -> Members:
+        """Let the pieces of the others take their places."""
+        contributors = self._recovery.land()
+        self._recovery.complete(contributors)
+        return contributors
 
 
 def _one() -> float:
@@ -99,6 +120,6 @@ def _one() -> float:
 
 def _refused(kind: str) -> ConfigError:
     return ConfigError(
-        f"{kind} on a line in an elastic run: what a lost worker had to give is missing, and nothing can stand for it; "
-        f"use sum, with zeros in the places of the others, or leave --elastic out"
+        f"{kind} on a line in an elastic run: all members make the same exchanges, so that they can make one again "
+        f"when a worker is lost in it; use all_to_all, with empty tensors for the others, or leave --elastic out"
     )

@@ -7,13 +7,16 @@ is over, for a member that had not completed the last one when somebody died.
 One exchange is under way at a time, and all members make the same ones in the same order: gradients, parameters, and
 the sums of parts on their lines. So members are at most one exchange apart. When one fails, the members agree on who
 they are (:mod:`uneven.core.membership`), and either add up anew or are given the sums by one that has them.
+
+Pieces that members send one another (:mod:`uneven.run.elastic.swap`) cannot be given by one that has them. So a sum of
+one number comes after them: who has that knows that everybody has all pieces, and who lacks it has them, too.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +28,7 @@ from uneven.data.returned import Returned
 from uneven.errors import TrainingError
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.slots import Slots
+from uneven.run.elastic.swap import Swap
 from uneven.run.gradients.instep import out_of_step
 from uneven.run.lines.circle import Broken, Circle
 
@@ -120,6 +124,7 @@ class Recovery:
         self.slots = Slots(report_length)
         self.slots.renew(membership.place, len(membership.members))
         self.pieces: list[Contribution] = []
+        self._swap: Swap | None = None
         self._returned = returned
         self._changed = changed
         self._flush = flush
@@ -154,6 +159,11 @@ class Recovery:
         self._send(piece)
         return piece
 
+    def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Begin to send pieces, and to receive others'; see :class:`Swap`. The exchange under way has nothing else."""
+        self._swap = Swap(outgoing, incoming)
+        self._swap.begin(self.circle, self.membership.members)
+
     def land(self) -> Members:
         """Wait until all sums of the exchange under way are there, whatever it takes.
 
@@ -183,13 +193,15 @@ class Recovery:
         Raises:
             TrainingError: members were at different places.
         """
-        at, pieces = self.at, self.pieces
+        at, pieces, swap = self.at, self.pieces, self._swap
         assert at is not None
+        if swap is not None:
+            swap.take(contributors)
         for piece in pieces:
             piece.work = None
             if piece.slotted:
                 self.slots.read(piece.sent[piece.own.numel() :])
-        self._spare, self._kept, self.pieces, self.at = self._kept, pieces, [], None
+        self._spare, self._kept, self.pieces, self.at, self._swap = self._kept, pieces, [], None, None
         if self.slots.apart:
             raise self._out_of_step(at)
         if at.settles >= 0:
@@ -216,8 +228,9 @@ class Recovery:
         """
         while True:
             if self.circle is not None:
-                self.circle.drop(works := [piece.work for piece in self.pieces])
-                del works
+                held = [] if self._swap is None else self._swap.drop()
+                self.circle.drop(works := [*held, *(piece.work for piece in self.pieces)])
+                del works, held
             for piece in self.pieces:
                 piece.work = None
             self.circle = None
@@ -289,13 +302,22 @@ class Recovery:
     def _wait(self) -> bool:
         """Whether all sums of this exchange have come."""
         circle = self.circle
-        if circle is None or any(piece.work is None for piece in self.pieces):
-            return False
         try:
+            if circle is None or not self._received(circle) or any(piece.work is None for piece in self.pieces):
+                return False
             for piece in self.pieces:
                 circle.wait(piece.work)
         except Broken:
             return False
+        return True
+
+    def _received(self, circle: Circle) -> bool:
+        """Whether all pieces have come, where members send any; then the sum begins that says so."""
+        if self._swap is None or self.pieces:
+            return True
+        if not self._swap.wait(circle):
+            return False
+        self.begin(torch.zeros(1), _one)
         return True
 
     def _recover(self) -> Members:
@@ -321,6 +343,9 @@ class Recovery:
 
     def _begin_anew(self) -> None:
         """What this worker brings once more, weighted by who is left, in memory that nobody else writes into."""
+        if self._swap is not None:
+            self.pieces.clear()
+            self._swap.begin(self.circle, self.membership.members)
         for piece in self.pieces:
             slots = self.slots.count(piece.own.dtype) if piece.slotted else 0
             piece.sent = torch.empty(piece.own.numel() + slots, dtype=piece.own.dtype)
@@ -332,3 +357,7 @@ class Recovery:
         return out_of_step(
             lambda table: circle.wait(circle.sum(table)), at.epoch, at.iteration, circle.place, self.membership.members
         )
+
+
+def _one() -> float:
+    return 1.0

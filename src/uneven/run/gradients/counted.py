@@ -1,23 +1,99 @@
 """What a batch counts in the gradient where that is not its samples: tokens, the weights of classes, pairs.
 
 A worker's loss is a mean over c_i things. The gradient of one process is Σ_i (c_i / C) ḡ_i, with C = Σ_i c_i, which
-nobody knows alone. The sum of the counts begins with the forward pass and is waited for where the backward pass comes
-to the model's output, so the forward pass hides it.
+nobody knows alone. The counts of all are gathered from the forward pass on and waited for where the backward pass comes
+to the model's output, so the forward pass hides it. Where a worker is lost before the gradients are added up, everybody
+knows by how much C has become smaller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
 
 from uneven.core.turn import Turn
 from uneven.data.hands import Hands
 from uneven.data.order import Portion
 from uneven.errors import TrainingError
+from uneven.run.lines import Line
 
-Shared = Callable[[float], Callable[[], float]]
-"""This worker's count → what gives its part of everybody's, once that is known; all workers call it."""
+
+class CountsOfAll(Protocol):
+    """What the batches of all workers count."""
+
+    def part(self) -> float:
+        """This worker's part of it; all workers ask for it."""
+        ...
+
+    def there(self, members: tuple[int, ...]) -> float:
+        """The part of these workers."""
+        ...
+
+
+class GatheredCounts:
+    """The counts of all workers, gathered beside the forward pass; all workers make one at the same time.
+
+    Args:
+        count: of this worker.
+    """
+
+    def __init__(self, count: float, line: Line) -> None:
+        self._count = count
+        self._members = line.members
+        self._all = [torch.zeros(1, dtype=torch.float64) for _ in line.members]
+        self._handle = line.gather(torch.tensor([count], dtype=torch.float64), self._all)
+        self._counts: dict[int, float] = {}
+        self._total = 0.0
+
+    def settle(self) -> None:
+        """Wait for all counts.
+
+        Raises:
+            TrainingError: they add up to 0.
+        """
+        if self._counts:
+            return
+        there = self._handle.wait()
+        self._counts = {one: it.item() for one, it in zip(self._members, self._all, strict=True)}
+        self._total = sum(self._counts.values())
+        if not self._total and set(self._members) <= set(there):
+            raise TrainingError(
+                "session.weighted: the counts of all workers add up to 0, so there is nothing to take a mean over: "
+                "leave such batches out on all workers, or count at least one"
+            )
+
+    def part(self) -> float:
+        """See :class:`CountsOfAll`."""
+        self.settle()
+        return self._count / self._total if self._total else 0.0
+
+    def there(self, members: tuple[int, ...]) -> float:
+        """See :class:`CountsOfAll`."""
+        self.settle()
+        return sum(self._counts.get(one, 0.0) for one in members) / self._total if self._total else 1.0
+
+
+class Uncounted:
+    """Where each batch counts by itself, and the gradient is a sum, not a mean.
+
+    Args:
+        count: of this worker: 1, or 0 for a batch that only fills up a last part.
+    """
+
+    def __init__(self, count: float) -> None:
+        self._count = count
+
+    def part(self) -> float:
+        """See :class:`CountsOfAll`."""
+        return self._count
+
+    def there(self, members: tuple[int, ...]) -> float:
+        """A sum over fewer workers is just that."""
+        return 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +101,19 @@ class CountedTurn(Turn):
     """A batch that counts by something else than its samples.
 
     Attributes:
-        part: gives its part of what all workers' batches count.
+        counts: what all workers' batches count.
     """
 
-    part: Callable[[], float] = float
+    counts: CountsOfAll = field(default_factory=lambda: Uncounted(1.0))
 
     @property
     def in_gradient(self) -> float:
         """See :attr:`Turn.in_gradient`."""
-        return self.part()
+        return self.counts.part()
+
+    def there(self, members: tuple[int, ...]) -> float | None:
+        """See :meth:`Turn.there`."""
+        return self.counts.there(members)
 
     def counts_like(self, other: Turn) -> bool:
         """Nobody knows before the backward pass."""
@@ -43,9 +123,9 @@ class CountedTurn(Turn):
 class _AlikePasses:
     """Forward passes that count alike."""
 
-    def __init__(self, count: float, shared: Shared) -> None:
+    def __init__(self, count: float, share: Callable[[float], CountsOfAll]) -> None:
         self.count = count
-        self._shared = shared
+        self._share = share
         self._made: tuple[Turn, CountedTurn] | None = None
 
     def turn(self, of: Turn) -> Turn:
@@ -54,7 +134,7 @@ class _AlikePasses:
             if of.weight == 0.0:  # a batch that only fills up a last part: others count it
                 self.count = 0.0
             fields = of.iteration, of.epoch, of.samples, of.weight, of.exchanging
-            self._made = of, CountedTurn(*fields, self._shared(self.count))
+            self._made = of, CountedTurn(*fields, self._share(self.count))
         before, made = self._made
         if of is not before:
             raise TrainingError(
@@ -74,7 +154,7 @@ class _AlikePasses:
                 "no forward pass of the model in a block of session.weighted or session.summed: call the model that "
                 "session.setup returned inside of it, with gradients enabled"
             )
-        self._made[1].part()
+        self._made[1].counts.part()
 
 
 class PassCounts:
@@ -104,15 +184,18 @@ class PassCounts:
         return counted
 
     @contextmanager
-    def block(self, count: float, shared: Shared) -> Iterator[None]:
+    def block(self, count: float, share: Callable[[float], CountsOfAll]) -> Iterator[None]:
         """Forward passes inside count ``count``.
+
+        Args:
+            share: this worker's count → what gets to know those of all.
 
         Raises:
             TrainingError: it is inside of another one, or no pass is inside of it.
         """
         if self._block is not None:
             raise TrainingError("session.weighted or session.summed inside of another such block")
-        self._block = _AlikePasses(count, shared)
+        self._block = _AlikePasses(count, share)
         try:
             yield
             self._block.end()

@@ -21,8 +21,11 @@ in it becomes a PeerError that names the missing."""
 class Work(Protocol):
     """What a carrier has begun."""
 
-    def wait(self) -> object:
+    def wait(self) -> tuple[int, ...] | None:
         """Return when it is done here.
+
+        Returns:
+            The ranks whose tensors are in it; None if those of all members are.
 
         Raises:
             RuntimeError: somebody did not take part.
@@ -51,18 +54,24 @@ class Handle:
     def __init__(self, work: Work, what: str, line: Line) -> None:
         self._work: Work | None = work
         self._what, self._line = what, line
+        self._there = line.members
 
-    def wait(self) -> None:
+    def wait(self) -> tuple[int, ...]:
         """Return when the exchange is done on this worker. A second time returns at once.
+
+        Returns:
+            The ranks whose tensors are in it, the same on all members: all of them, but in an elastic run those of a
+            worker that was lost may be missing.
 
         Raises:
             PeerError: somebody did not take part in time; the message says who.
         """
         work, self._work = self._work, None
-        if work is None:
-            return
-        with self._line.waiting(self._what), self._line.traffic.waiting():
-            work.wait()
+        if work is not None:
+            with self._line.waiting(self._what), self._line.traffic.waiting():
+                there = work.wait()
+            self._there = self._there if there is None else there
+        return self._there
 
 
 class Line:

@@ -97,6 +97,22 @@ class Circle:
         options.rootRank = source
         return self._begin(lambda: self.group.broadcast([tensor], options))
 
+    def swap(self, sent: Tensor, arrived: Tensor, sent_sizes: list[int], arrived_sizes: list[int]) -> Any:
+        """Begin to send each member its piece of ``sent``, and to receive one of each into ``arrived``.
+
+        Two members that send to each other are not waited for one by one: where such a wait is polled, gloo closes all
+        connections.
+
+        Args:
+            sent, arrived: one axis; the pieces lie in them by place of the members.
+            sent_sizes, arrived_sizes: numbers in each.
+
+        Raises:
+            Broken: a connection is gone already.
+        """
+        options = dist.AllToAllOptions()
+        return self._begin(lambda: self.group.alltoall_base(arrived, sent, arrived_sizes, sent_sizes, options))
+
     def _begin(self, begin: Callable[[], Any]) -> Any:
         try:
             work = begin()

@@ -92,8 +92,8 @@ class _Later:
     def __init__(self, end: Callable[[], object]) -> None:
         self._end = end
 
-    def wait(self) -> object:
-        return self._end()
+    def wait(self) -> None:
+        self._end()
 
 
 class _ThreadCarrier:

@@ -37,12 +37,27 @@ from uneven.run.start.connect import compare
 
 @dataclass(frozen=True, slots=True)
 class _Agreed:
-    """What all ranks have agreed on when the loader was made."""
+    """What all ranks have agreed on when the loader was made.
+
+    Attributes:
+        adds_up: whether each worker takes a number of its own, so that the global batch is what they add up to.
+    """
 
     balancer: Balancer
     limits: Limits
     global_batch: int
     lookahead: int
+    adds_up: bool = False
+
+    def among(self, limits: Limits) -> _Agreed:
+        """The same for other members.
+
+        Raises:
+            ConfigError: they cannot hold the global batch.
+        """
+        global_batch = sum(limits.lower) if self.adds_up else self.global_batch
+        limits.check(global_batch)
+        return replace(self, limits=limits, global_batch=global_batch)
 
 
 class Reports:
@@ -88,6 +103,7 @@ class Reports:
         Args:
             same: what else must be the same everywhere.
         """
+        upper = loader.batch_size if max_batch is None else max_batch
         said = compare(
             self._context.connection.transport,
             {
@@ -96,22 +112,23 @@ class Reports:
                 "cost of its samples": loader.alike,
                 **same,
                 "_lower": min_batch,
-                "_upper": loader.batch_size if max_batch is None else max_batch,
+                "_upper": upper,
                 "_lookahead": loader.lookahead,
             },
             "session.loader",
         )
         self._bounds = {rank: (one["_lower"], min(one["_upper"], loader.batch_size)) for rank, one in enumerate(said)}
         elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)
+        adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
         if elastic is not None:
             _refuse_unlike(said)
             if elastic.membership.joins_later:  # it is alone until it is let in
-                alone = Limits(lower=(min_batch,), upper=(loader.batch_size,))
-                self._agreed = _Agreed(balancer, alone, loader.batch_size, lookahead)
+                alone = Limits(lower=(min_batch,), upper=(upper if adds_up else min(upper, loader.batch_size),))
+                self._agreed = _Agreed(balancer, alone, loader.batch_size, lookahead, adds_up)
                 return
         limits = _limits(self._bounds, self._context.members)
         limits.check(loader.batch_size)
-        self._agreed = _Agreed(balancer, limits, loader.batch_size, lookahead)
+        self._agreed = _Agreed(balancer, limits, loader.batch_size, lookahead, adds_up)
         self._slow = self._slow_loop(self._agreed, {})
         self._turns.least = limits.lower[self._context.place]
         if self._own_pace is not None:
@@ -197,11 +214,9 @@ class Reports:
             self._bounds[int(worker)] = (said["lower"], said["upper"])
         if self._slow is None or self._agreed is None:
             return
-        limits = _limits(self._bounds, generation.members)
-        limits.check(self._agreed.global_batch)
-        self._agreed = replace(self._agreed, limits=limits)
-        self._slow.members_changed(generation.border, generation.members, limits)
-        self._turns.least = limits.lower[self._context.place]
+        self._agreed = agreed = self._agreed.among(_limits(self._bounds, generation.members))
+        self._slow.members_changed(generation.border, generation.members, agreed.limits, agreed.global_batch)
+        self._turns.least = agreed.limits.lower[self._context.place]
 
     def for_newcomers(self) -> dict[str, Any]:
         """See :meth:`SlowLoop.for_newcomers`, and what each worker can hold."""
@@ -212,11 +227,10 @@ class Reports:
         """Inverse of :meth:`for_newcomers`, on a newcomer that is a member now."""
         assert self._agreed is not None
         self._bounds = {int(worker): (lower, upper) for worker, (lower, upper) in state["bounds"]}
-        limits = _limits(self._bounds, self._context.members)
-        self._agreed = replace(self._agreed, limits=limits)
+        self._agreed = self._agreed.among(_limits(self._bounds, self._context.members))
         self._slow = self._slow_loop(self._agreed, {})
         self._slow.take_over(state["slow"])
-        self._turns.least = limits.lower[self._context.place]
+        self._turns.least = self._agreed.limits.lower[self._context.place]
 
     # ---------------------------------------------------------------- around a step
     def call(self, iteration: int) -> None:

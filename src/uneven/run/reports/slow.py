@@ -165,9 +165,9 @@ class SlowLoop:
                 self._on_forecast(one.report.forecast(self._rank, one.iteration + 1))
                 self._pending = self._give(one.report)
 
-    def members_changed(self, border: int, members: tuple[int, ...], limits: Limits) -> None:
+    def members_changed(self, border: int, members: tuple[int, ...], limits: Limits, global_batch: int) -> None:
         """Others take part from iteration ``border`` on; reports under way among the old members are dropped."""
-        self._controller.members_changed(border, members, limits)
+        self._controller.members_changed(border, members, limits, global_batch)
         self._reporter, self._pending = self._controller.reporter(self._rank), None
 
     def for_newcomers(self) -> dict[str, Any]:

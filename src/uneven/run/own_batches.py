@@ -1,0 +1,83 @@
+"""The part of a session for loops that draw their batches themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from uneven.balance import Balancer
+from uneven.data.drawn import DrawnSteps
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Portion
+from uneven.run.drawing import drawn_step, drawn_steps
+from uneven.run.place import PlaceInRun
+
+
+class OwnBatches(PlaceInRun):
+    """Steps without a loader, of which the script says where they begin and end."""
+
+    _balancer: Balancer
+    _loader: BalancedLoader | DrawnSteps | None
+    _loaded: dict[str, Any] | None
+
+    @contextmanager
+    def step(self, batch_size: int | None = None, *, samples: int | None = None) -> Iterator[int]:
+        """Makes a block a step, for loops that draw their batches themselves; instead of :meth:`loader`::
+
+            for _ in range(steps):
+                with session.step(batch_size=512) as n:      # n: this worker's part of 512
+                    x, y = get_batch(n)
+                    loss = F.cross_entropy(model(x), y)      # mean over these n
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        Every worker takes the same number of steps. :meth:`share` says n before the block, :meth:`steps_taken` with
+        which step to begin.
+
+        Args:
+            batch_size: the global batch, the same in every step: samples of all workers together.
+            samples: instead: what this worker takes in every step, for full batches and graphs that lie where they
+                lie. Gradients are weighted by it; nothing is balanced.
+
+        Raises:
+            ConfigError: neither or both are given, or others than in the first step; there is a loader; or workers take
+                samples at their own pace (``asp``, ``easgd``, …), for which they need a loader; the session is closed.
+            TrainingError: ``samples`` are others than in the first step, or another step is under way.
+        """
+        steps = self._steps(batch_size, samples)
+        with drawn_step(self._loop, steps, samples, self._begin) as part:
+            yield part.batch(self.worker)
+
+    def share(self, batch_size: int) -> int:
+        """This worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
+        steps = self._steps(batch_size, None)
+        steps.enter()
+        return steps.ask(self._loop.reports.shares).batch(self.worker)
+
+    def steps_taken(self, batch_size: int | None = None, *, samples: int | None = None) -> int:
+        """How many steps the run has taken: 0, or more where it is resumed, or where this worker joins it::
+
+            for _ in range(session.steps_taken(batch_size=512), STEPS):
+                with session.step(batch_size=512) as n:
+
+        Args:
+            batch_size, samples: as for :meth:`step`.
+        """
+        steps = self._steps(batch_size, samples)
+        steps.enter()
+        return steps.iteration
+
+    def _steps(self, batch_size: int | None, samples: int | None) -> DrawnSteps:
+        steps = drawn_steps(self._loader, self._loop, self._balancer, batch_size, samples)
+        if self._loader is None:
+            self._loader = self._members.loader = steps
+            self._restore(self._loaded)
+        return steps
+
+    def _begin(self, part: Portion) -> None:
+        raise NotImplementedError  # the session's
+
+    def _restore(self, state: dict[str, Any] | None) -> None:
+        raise NotImplementedError  # the session's
