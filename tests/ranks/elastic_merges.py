@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from elastic_more import wait_at_door
-from elastic_script import LR, MOMENTUM, be_late, dataset
+from elastic_script import LR, MOMENTUM, await_another, be_late, dataset
 from session_parts import Moving
 from torch import nn
 
@@ -51,6 +51,7 @@ def instrument(recovery: object, log: object, folder: Path, faults: list[str]) -
         pieces = complete(contributors)
         log.write(json.dumps(["merge", number, at.settles, contributors]) + "\n")
         if f"after@{worker}:{number}" in faults:
+            await_another(folder / f"{worker}.jsonl")
             os.kill(os.getpid(), signal.SIGKILL)
         return pieces
 

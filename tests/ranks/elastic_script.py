@@ -70,6 +70,7 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
             loss.backward()
             log.write(json.dumps([part.epoch, at, ids.tolist() if part.batch(worker) else []]) + "\n")
             if f"after@{worker}:{at}" in faults:
+                await_another(folder / f"{worker}.jsonl")
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             optimizer.zero_grad()
@@ -82,6 +83,14 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
     torch.save(net.state_dict(), folder / f"{worker}.pt")
     (folder / f"{worker}.place").write_text(f"{session.rank} of {session.world_size}")
     session.close()
+
+
+def await_another(log: Path) -> None:
+    """Until another worker has written as much: only then has somebody who lives on completed the exchange, too."""
+    lines = len(log.read_text().splitlines())
+    others = [one for one in log.parent.glob(f"*{log.suffix}") if one != log]
+    while not any(len(one.read_text().splitlines()) >= lines for one in others):
+        time.sleep(0.005)
 
 
 def be_late(elastic: object) -> None:

@@ -253,17 +253,18 @@ class Controller:
         self._era.table, self._era.arrived = table, {}
 
     def members_changed(
-        self, first: int, members: tuple[int, ...], limits: Limits, global_batch: int | None = None
-    ) -> None:
+        self, first: int, members: tuple[int, ...], limits: Limits, global_batch: int | None = None,
+        kinds: Mapping[int, str] | None = None,
+    ) -> None:  # fmt: skip
         """Others take part from an iteration on that nobody has begun. What was learnt of those who stay is kept.
 
         Args:
             limits: of the new members.
-            global_batch: theirs, in samples; None where it stays.
+            global_batch, kinds: see :meth:`Decider.successor`.
         """
         old = self._era
         self._earlier.append(old)
-        self._era = era = _Era(first, old.decider.successor(members, limits, global_batch))
+        self._era = era = _Era(first, old.decider.successor(members, limits, global_batch, kinds))
         past = [_of_members(table, old.places, members) for table in self._past]
         self._past.clear()
         self._past.extend(past)

@@ -272,15 +272,20 @@ class Decider:
                 f"uneven.testing.contracts)"
             )
 
-    def successor(self, members: tuple[int, ...], limits: Limits, global_batch: int | None = None) -> Decider:
+    def successor(
+        self, members: tuple[int, ...], limits: Limits, global_batch: int | None = None,
+        kinds: Mapping[int, str] | None = None,
+    ) -> Decider:  # fmt: skip
         """The decider of other members, with what was learnt of those who stay.
 
-        A newcomer gets the mean share and counts as unknown until it has reported.
+        A newcomer gets the mean share of those on machines of its kind, else that of all, and counts as unknown until
+        it has reported.
 
         Args:
             members: ranks, ascending.
             limits: of each of them.
             global_batch: theirs, in samples; None where it stays.
+            kinds: rank → kind of its machine, of those of whom it is known.
         """
         total = self._global_batch if global_batch is None else global_batch
         heir = Decider(
@@ -290,8 +295,7 @@ class Decider:
         places = [known.get(rank) for rank in members]
         shares = heir.newest
         if self._balancer.adapts:
-            weights = [math.nan if place is None else float(self.newest[place]) for place in places]
-            shares = proportional(weights, total, limits)
+            shares = proportional([self._weight(rank, members, kinds or {}) for rank in members], total, limits)
         heir.load_state_dict(
             state
             | {
@@ -302,6 +306,14 @@ class Decider:
             }
         )
         return heir
+
+    def _weight(self, rank: int, members: tuple[int, ...], kinds: Mapping[int, str]) -> float:
+        """By which a member gets its first share: what it had, or what others of its kind have; NaN for the mean."""
+        shares = dict(zip(self._members, self.newest, strict=True))
+        if rank in shares:
+            return float(shares[rank])
+        alike = [shares[one] for one in members if one in shares and rank in kinds and kinds.get(one) == kinds[rank]]
+        return sum(alike) / len(alike) if alike else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Shares, forecasts, referee and balancer, as plain data."""

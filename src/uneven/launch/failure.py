@@ -62,6 +62,7 @@ def blame(
     shutdown_within_s: float,
     lost: Sequence[Death] = (),
     left: Sequence[Left] = (),
+    goes_on: bool = False,
 ) -> LaunchError:
     """One line, about the worker that died first.
 
@@ -70,9 +71,10 @@ def blame(
         shutdown_within_s: how long workers may take to end when the launcher asks them to.
         lost: those without whom the others had gone on before.
         left: those that had ended before with exit code 0, and may be whom the others have missed.
+        goes_on: whether the run does, with workers of other launchers.
     """
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
-    error = _said(first)
+    error = _said(first, goes_on)
     missed = [f"rank {one.rank} had missed it{_last_line(one)}" for one in others if first.silent and _trace(one)]
     lines = [str(error), *missed[:1], *([_before(lost)] if lost else [])]
     if _complains(first) and left:
@@ -132,9 +134,10 @@ def told_by(message: Any) -> dict[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-def _said(death: Death) -> LaunchError:
+def _said(death: Death, goes_on: bool) -> LaunchError:
     how, code = _how(death)
-    message = f"{_who(death)} {how}, so the run has been ended"
+    then = "and no worker of this launcher is left; the run goes on" if goes_on else "so the run has been ended"
+    message = f"{_who(death)} {how}, {then}"
     if death.stops:
         message += f": {death.stops}"
     return LaunchError(message + _cause(death), code)

@@ -183,7 +183,8 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         _supervise(members, events, stop)
         if not launch.join:
             _await_others(board, launch.silence_s, events, stop)
-        _end(members, stop, through=not launch.join and board.look("over") == "")
+        over = _over(board)
+        _end(members, stop, through=not launch.join and over is True, goes_on=bool(launch.join) and over is False)
 
 
 def _supervise(members: Members, events: Events, stop: Stop) -> None:
@@ -213,11 +214,20 @@ def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) ->
         events.wait(_LOOK_EVERY_S)
 
 
-def _end(members: Members, stop: Stop, *, through: bool) -> None:
+def _over(board: Board) -> bool | None:
+    """Whether workers have come to the end of the training; None where the store has ended."""
+    try:
+        return board.look("over") is not None
+    except RuntimeError:
+        return None
+
+
+def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
     """How it ended.
 
     Args:
         through: whether workers have come to the end of the training, whosoever they are.
+        goes_on: whether the training does, without workers of this launcher.
 
     Raises:
         LaunchError: see :func:`run_members`.
@@ -232,7 +242,7 @@ def _end(members: Members, stop: Stop, *, through: bool) -> None:
     if len(members.lost) > 1 and all(one.exit_code == members.lost[0].exit_code < 0 for one in members.lost):
         raise all_gone(members.lost)
     first_s = min(one.ended_s for one in members.lost)
-    raise blame(members.lost, first_s=first_s, shutdown_within_s=shutdown_within_s())
+    raise blame(members.lost, first_s=first_s, shutdown_within_s=shutdown_within_s(), goes_on=goes_on)
 
 
 def _open(launch: Launch, count: int, run_directory: Path | None) -> tuple[Any, str, int, dict[str, Any]]:

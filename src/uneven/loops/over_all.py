@@ -137,8 +137,8 @@ class OverAll:
         self._open()
         if self._loop.context.elastic is not None:
             raise ConfigError(
-                "session.evaluate in an elastic run: what a worker had counted that is lost in it would be missing in the "
-                "totals; evaluate on session.rank 0, inside of session.evaluated(), or leave --elastic out"
+                "session.evaluate in an elastic run: what a worker had counted that is lost in it would be missing; "
+                "evaluate on session.rank 0, inside of session.evaluated(), or leave --elastic out"
             )
         run, rank = self._loop.parts.run, self._loop.context.rank
         assert run is not None

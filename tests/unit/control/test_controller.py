@@ -258,6 +258,17 @@ def test_who_stays_keeps_its_speed_and_a_newcomer_gets_the_mean() -> None:
     assert math.isnan(split.speeds_per_s[1])
 
 
+def test_a_newcomer_gets_what_others_on_machines_of_its_kind_have() -> None:
+    one = settled().controller
+    kinds = {0: "fast", 1: "slow", 2: "slow", 5: "slow", 6: "new"}
+    one.members_changed(30, (0, 1, 2, 5), limits(4), kinds=kinds)
+    assert one.newest == (48, 32, 16, 24), "60, 40, 20 and the mean of the slow ones, of 150"
+    one.members_changed(40, (0, 1, 2, 5, 6), limits(5), kinds=kinds)
+    assert one.newest[4] == 24, "the mean of all"
+    one.members_changed(50, (0, 1, 2, 5, 6, 7), limits(6), kinds=kinds)
+    assert one.newest[5] == 20, "of which nothing is known, the same"
+
+
 def test_a_change_before_anybody_began_with_the_last_one_replaces_it() -> None:
     one = settled().controller
     one.members_changed(25, (0, 2), limits(2))

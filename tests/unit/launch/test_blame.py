@@ -38,6 +38,14 @@ def test_who_died_first_is_told(deaths: list[Death], first: int) -> None:
     assert str(error).startswith(f"rank {first} (process {100 + first}) ")
 
 
+def test_a_run_that_goes_on_elsewhere_is_not_said_to_have_ended() -> None:
+    killed = [death(5, -signal.SIGKILL, 10.0)]
+    ended = str(blame(killed, first_s=10.0, shutdown_within_s=10.0))
+    said = str(blame(killed, first_s=10.0, shutdown_within_s=10.0, goes_on=True))
+    assert "was killed by SIGKILL, so the run has been ended" in ended
+    assert "was killed by SIGKILL, and no worker of this launcher is left; the run goes on" in said
+
+
 @pytest.mark.parametrize(("unclosed", "how"), [(False, "(a return or sys.exit"), (True, "in the midst of its session")])
 def test_one_that_left_before_is_named_by_whoever_misses_it(unclosed: bool, how: str) -> None:
     left = [Left(rank=2, pid=102, unclosed=unclosed)]

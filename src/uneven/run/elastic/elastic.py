@@ -55,7 +55,7 @@ class ChangingRun(Protocol):
         ...
 
 
-class Left(SystemExit):
+class LeftRun(SystemExit):
     """This worker was told to leave, and has; the others go on. Ends the program with exit code 0."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Elastic:
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         if not self._in:
-            raise Left  # it waits to be let in
+            raise LeftRun  # it waits to be let in
         self.leaving = True
 
     def announce(self) -> float:
@@ -238,7 +238,7 @@ class Elastic:
         """A step is over, and the next one has not begun: members may change.
 
         Raises:
-            Left: this one was told to leave.
+            LeftRun: this one was told to leave.
         """
         self.flush()
         announced = self.recovery.announced()
@@ -272,7 +272,7 @@ class Elastic:
         self.membership.board.write(f"left/{self.membership.worker}", "")
         said = f"worker {self.membership.worker} was told to leave, and has left after iteration {self._iteration}"
         self._say(said, LEFT)
-        raise Left
+        raise LeftRun
 
     # ---------------------------------------------------------------- newcomers
     def _give_state(self, new: Generation) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from uneven.run.context import Context
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.turns import Turns
 from uneven.run.lines.transport import Pending
+from uneven.run.measure.kind import kind_of
 from uneven.run.measure.load import nvml_uuid
 from uneven.run.model.check import check_model
 from uneven.run.own_pace.shared import OwnPace
@@ -84,10 +85,14 @@ class Reports:
         self._loaded: dict[str, Any] = {}
         self._cost_s = 0.0  # of the last exchange of reports
         self._bounds: dict[int, tuple[int, int]] = {}  # least and greatest share of each worker
+        self._kinds: dict[int, str] = {}  # of each worker's machine
+        self._profiles: dict[int, Profile] = {}
+        self._kind = ""
 
     def measure_on(self, device: torch.device) -> None:
         """The model is on this device."""
         self.books = Books(self._context.rank, self._context.scribe, device)
+        self._kind = kind_of(device)
 
     # ---------------------------------------------------------------- before the loop
     def start(
@@ -114,10 +119,12 @@ class Reports:
                 "_lower": min_batch,
                 "_upper": upper,
                 "_lookahead": loader.lookahead,
+                "_kind": self._kind,
             },
             "session.loader",
         )
         self._bounds = {rank: (one["_lower"], min(one["_upper"], loader.batch_size)) for rank, one in enumerate(said)}
+        self._kinds = {rank: one["_kind"] for rank, one in enumerate(said)}
         elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)
         adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
         if elastic is not None:
@@ -188,7 +195,7 @@ class Reports:
                 most=max(1, min(limits.upper[rank], total - sum(limits.lower) + limits.lower[rank])),
                 within_s=within_s,
             )
-        limits = profiled_limits(limits, profiles, total)
+        self._profiles, limits = profiles, profiled_limits(limits, profiles, total)
         took_s = time.perf_counter() - began_s
         self._context.scribe.write(profile_record(rank, profiles[rank], limits.upper[rank], took_s))
         self._agreed = replace(self._agreed, limits=limits)
@@ -202,7 +209,7 @@ class Reports:
     def introduction(self) -> dict[str, Any]:
         """What the others need to know of this worker, which joins later."""
         assert self._agreed is not None
-        return {"lower": self._agreed.limits.lower[0], "upper": self._agreed.limits.upper[0]}
+        return {"lower": self._agreed.limits.lower[0], "upper": self._agreed.limits.upper[0], "kind": self._kind}
 
     def members_changed(self, generation: Generation) -> None:
         """Others take part from the generation's border on.
@@ -212,21 +219,32 @@ class Reports:
         """
         for worker, said in generation.came.items():
             self._bounds[int(worker)] = (said["lower"], said["upper"])
+            self._kinds[int(worker)] = said["kind"]
         if self._slow is None or self._agreed is None:
             return
         self._agreed = agreed = self._agreed.among(_limits(self._bounds, generation.members))
-        self._slow.members_changed(generation.border, generation.members, agreed.limits, agreed.global_batch)
+        self._slow.members_changed(
+            generation.border, generation.members, agreed.limits, agreed.global_batch, self._kinds
+        )
         self._turns.least = agreed.limits.lower[self._context.place]
 
     def for_newcomers(self) -> dict[str, Any]:
-        """See :meth:`SlowLoop.for_newcomers`, and what each worker can hold."""
+        """See :meth:`SlowLoop.for_newcomers`; and what each worker can hold, is, and was found to be in its profile."""
         assert self._slow is not None
-        return {"slow": self._slow.for_newcomers(), "bounds": list(self._bounds.items())}
+        return {
+            "slow": self._slow.for_newcomers(),
+            "bounds": self._bounds,
+            "kinds": self._kinds,
+            "profiles": {rank: asdict(one) for rank, one in self._profiles.items()},
+        }
 
     def take_over(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`for_newcomers`, on a newcomer that is a member now."""
         assert self._agreed is not None
-        self._bounds = {int(worker): (lower, upper) for worker, (lower, upper) in state["bounds"]}
+        self._bounds, self._kinds = state["bounds"], state["kinds"]
+        self._profiles = {rank: Profile(**one) for rank, one in state["profiles"].items()}
+        if self._profiles:
+            self._agreed.balancer.profiled(self._profiles)
         self._agreed = self._agreed.among(_limits(self._bounds, self._context.members))
         self._slow = self._slow_loop(self._agreed, {})
         self._slow.take_over(state["slow"])

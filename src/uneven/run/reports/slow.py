@@ -17,7 +17,7 @@ space the reports alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from uneven.control import Complaint, Controller, Decider, Forecaster, Load, Report, ReportTable
@@ -165,9 +165,11 @@ class SlowLoop:
                 self._on_forecast(one.report.forecast(self._rank, one.iteration + 1))
                 self._pending = self._give(one.report)
 
-    def members_changed(self, border: int, members: tuple[int, ...], limits: Limits, global_batch: int) -> None:
+    def members_changed(
+        self, border: int, members: tuple[int, ...], limits: Limits, global_batch: int, kinds: Mapping[int, str]
+    ) -> None:
         """Others take part from iteration ``border`` on; reports under way among the old members are dropped."""
-        self._controller.members_changed(border, members, limits, global_batch)
+        self._controller.members_changed(border, members, limits, global_batch, kinds)
         self._reporter, self._pending = self._controller.reporter(self._rank), None
 
     def for_newcomers(self) -> dict[str, Any]:

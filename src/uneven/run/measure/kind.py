@@ -1,0 +1,25 @@
+"""What kind of machine a worker computes on: workers on machines of one kind begin with like shares."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+_PROCESSORS = Path("/proc/cpuinfo")
+
+
+def kind_of(device: torch.device) -> str:
+    """The name of an accelerator; else of the processor, with the number of its cores that this process may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores"
+
+
+def _processor() -> str:
+    lines = _PROCESSORS.read_text().splitlines() if _PROCESSORS.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
