@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from idiom_base import (
     EPOCHS,
+    OWN_PACE,
     Agrees,
     Differs,
     Refused,
@@ -25,6 +26,7 @@ from idiom_base import (
 )
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
@@ -103,6 +105,8 @@ def data_parallel_before(session: Any) -> nn.Module:
 
 
 def fully_sharded(model: nn.Module) -> nn.Module:
+    if not dist.is_initialized():  # one process, to compare with
+        return model
     return fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
@@ -111,9 +115,15 @@ def divisible() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-@idiom("FSDP2's `fully_shard(model)` before `setup`", WRAPPED, expect=Refused("fully_shard|FSDP"))
+@idiom("FSDP2's `fully_shard(model)` before `setup`", WRAPPED,
+       by=dict.fromkeys(("local", *OWN_PACE), Refused("fully_shard under sync")))  # fmt: skip
 def fsdp2_before(session: Any) -> nn.Module:
-    return loop(session, session.setup(fully_sharded(divisible())))
+    model = loop(session, session.setup(fully_sharded(divisible())))
+    whole = divisible()
+    whole.load_state_dict(
+        {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in model.state_dict().items()}
+    )
+    return whole
 
 
 @idiom("FSDP2's `fully_shard(model)` after `setup`", WRAPPED, expect=Refused("fully_shard|FSDP"))

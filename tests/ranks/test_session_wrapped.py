@@ -51,7 +51,6 @@ def columns(model: nn.Module) -> nn.Module:
 BEFORE: dict[str, tuple[Callable[[nn.Module], nn.Module], str]] = {
     "ddp": (DistributedDataParallel, "the model is wrapped already: DistributedDataParallel averages"),
     "fabric": (lambda m: Around(DistributedDataParallel(m), m), r"model \(_forward_module\) is wrapped already: Dist"),
-    "fsdp2": (sharded, "fully_shard holds a part"),
     "fsdp1": (lambda m: FullyShardedDataParallel(m, device_id=torch.device("cpu")), "FullyShardedDataParallel holds"),
     "replicate": (replicate, "is wrapped already: replicate averages"),
     "tensor parallel": (columns, "parameter 0.weight is a DTensor"),

@@ -126,6 +126,15 @@ class BalancedLoader:
         return self._source.paced
 
     @property
+    def ended(self) -> bool:
+        """Whether all batches of the epoch in progress were handed out; not known of a stream, nor where workers leave
+        and join."""
+        length = self._source.length
+        if length is None or self._changing is not None:
+            return False
+        return self._cursor.start >= length - (length % self.batch_size if self._asked.drop_last else 0)
+
+    @property
     def _cursor(self) -> Cursor:
         """Behind what was handed out last."""
         return self._before if self._handed is None else self._before.after(self._handed)

@@ -101,6 +101,15 @@ class OverAll:
         mean = flat[1:] / flat[0]
         return mean.reshape(value.shape).to(value) if isinstance(x, Tensor) else mean.item()
 
+    @property
+    def weight(self) -> float:
+        """What the newest backward pass on this worker counts in the gradient of all: c_i / C; 1.0 alone.
+
+        The sum of everybody's ``loss.item() * session.weight`` is the loss over the global batch.
+        """
+        carrier = self._loop.gradients.carrier
+        return 1.0 if carrier is None else carrier.turn.in_gradient
+
     def evaluate(
         self, fn: Callable[[Any], Found], dataset: Any, batch_size: int | None = None, **dataloader: Any
     ) -> Any:
@@ -129,11 +138,13 @@ class OverAll:
             others are taken in float64, in an order that depends on who was free.
 
         Raises:
-            ConfigError: before ``setup``; where workers do not meet (``asp``, elastic runs); no batch size is known.
+            ConfigError: before ``setup``; where workers do not meet (``asp``, elastic runs); no batch size is known;
+                each worker holds a part of the model.
             DataError: the data set has no index, or ``fn`` returned something else.
             PeerError: somebody did not come.
         """
         length, size = check_evaluated(dataset), self._batch_size(batch_size)
+        self._loop.gradients.check_apart("session.evaluate")
         self._open()
         if self._loop.context.elastic is not None:
             raise ConfigError(

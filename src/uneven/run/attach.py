@@ -11,12 +11,13 @@ from torch import nn
 
 from uneven.core.actions import StepPlan
 from uneven.data.hands import Hands
+from uneven.registry import describe
 from uneven.run.checks import apart, check_alone, check_attached
 from uneven.run.context import Context
 from uneven.run.factory import by_copy, exchanging, follow
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.counted import PassCounts
-from uneven.run.model.check import check_model, describe_model
+from uneven.run.model.check import check_model, check_sharded, describe_model, is_sharded
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
 from uneven.run.own_pace.shared import OwnPace
@@ -28,7 +29,7 @@ from uneven.run.parts import Parts
 from uneven.run.reports.reports import Reports
 from uneven.run.start.connect import compare
 from uneven.run.start.heap import keep_freed_memory
-from uneven.sync import outlook
+from uneven.sync import Outlook, outlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def attach(
         ConflictError: another rank has another model.
     """
     refuse_shared(model)
-    device = check_model(model)
+    device, sharded = check_model(model), is_sharded(model)
     said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
     compare(context.connection.transport, said, "session.setup")
     heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
@@ -124,11 +125,13 @@ def attach(
     if context.elastic is not None:
         context.elastic.meet(model)
     meter, out = reports.books.meter, outlook(context.policy, context.members, context.sites)
+    if sharded:
+        check_sharded(model, len(context.members), _no_shards(context, out))
     agreement = exchanging(context, model, out, own_pace, meter)
     alike = isinstance(agreement, Alike)
     follower = None if alike else follow(context, model, hands, agreement, out)
     if not by_copy(context):
-        gradients.exchange(context, out, counting, meter)
+        gradients.exchange(context, out, counting, meter, sharded=sharded)
     before_step = gradients.attach(model, owner, find_unused_parameters, bucket_cap_mb)
     if not alike:
         before_step.append(agreement.still)
@@ -150,7 +153,7 @@ def attach(
     following = ModelHook(hands.forward)  # before all that asks which batch a pass is on
     first = model.register_forward_pre_hook(following, with_kwargs=True, prepend=True)
     undo.add(first.remove, keep_out_of_copies(model))
-    watch = ModelWatch(model) if len(context.members) > 1 else Unwatched()
+    watch = ModelWatch(model) if len(context.members) > 1 and not sharded else Unwatched()
     if isinstance(watch, ModelWatch):
         undo.add(watch.close)
 
@@ -164,6 +167,18 @@ def attach(
     return Attached(
         context=context, agreement=agreement, watch=watch, detach=detach, averaging=lambda: gradients.members
     )
+
+
+def _no_shards(context: Context, out: Outlook) -> str:
+    """Why no sharded model can be trained in this run; "" where one can."""
+    if context.elastic is not None:
+        return "in an elastic run: who is lost takes its part of the model along; leave --elastic out"
+    if by_copy(context) or not out.gradients_of_all(context.members):
+        return (
+            f"under sync = {describe(context.policy)}: workers have replicas there that differ, and torch keeps one "
+            f"model; use sync='bsp'"
+        )
+    return ""
 
 
 def _ready(parts: Parts, hands: Hands, *step: object) -> None:

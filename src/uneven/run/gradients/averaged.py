@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from uneven.control.reports import Report
 from uneven.core.turn import Turn
+from uneven.errors import ConfigError
 from uneven.run.context import Context
 from uneven.run.elastic.carrier import ElasticCarrier
 from uneven.run.elastic.elastic import Elastic
 from uneven.run.gradients.carrier import GradientCarrier
 from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.piggyback import Piggyback
+from uneven.run.gradients.sharded import ShardedCarrier
 from uneven.run.observer import ExchangeObserver
 from uneven.run.start.connect import gradient_group
 from uneven.sync import Outlook
@@ -33,11 +36,17 @@ class Averaged:
     """
 
     def __init__(self) -> None:
-        self.carrier: GradientCarrier | None = None
+        self.carrier: GradientCarrier | ShardedCarrier | None = None
         self.members: tuple[int, ...] | None = None
 
-    def exchange(self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver) -> None:
-        """Make the carrier, where gradients are to be exchanged; every rank calls it at the same time."""
+    def exchange(
+        self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver, *, sharded: bool
+    ) -> None:
+        """Make the carrier, where gradients are to be exchanged; every rank calls it at the same time.
+
+        Args:
+            sharded: each worker holds a part of the model, and all exchange.
+        """
         if context.elastic is not None:
             if out.gradient_groups:
                 self._exchange_elastically(context, context.elastic, counting, observer)
@@ -47,7 +56,8 @@ class Averaged:
             return
         counting.exchanged()
         self.members = next(one for one in out.gradient_groups if context.rank in one)
-        self.carrier = GradientCarrier(
+        make = ShardedCarrier if sharded else partial(GradientCarrier, report_length=len(Report._fields))
+        self.carrier = make(
             turn_now=lambda: counting.turn,
             observer=observer,
             roll=roll,
@@ -55,7 +65,6 @@ class Averaged:
             traffic=context.connection.traffic.open("gradients"),
             turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
             group=group,
-            report_length=len(Report._fields),
         )
 
     def _exchange_elastically(
@@ -102,9 +111,22 @@ class Averaged:
         """See :meth:`uneven.Session.no_sync`."""
         return nullcontext() if self.carrier is None else self.carrier.no_sync()
 
+    def check_apart(self, caller: str) -> None:
+        """Can this worker call the model while others do not?
+
+        Raises:
+            ConfigError: each holds a part of it.
+        """
+        if isinstance(self.carrier, ShardedCarrier):
+            raise ConfigError(
+                f"{caller} with fully_shard: each pass of a sharded model meets all workers, so none can go by itself; "
+                f"give all equally many batches, and add up by session.mean"
+            )
+
     def aside(self) -> AbstractContextManager[Any]:
         """Inside, passes and steps concern nobody else."""
-        return nullcontext() if self.carrier is None else self.carrier.aside()
+        self.check_apart("session.profile")
+        return nullcontext() if isinstance(self.carrier, ShardedCarrier | None) else self.carrier.aside()
 
     def detach(self) -> None:
         """Leave the model as it came."""

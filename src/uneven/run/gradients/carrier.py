@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from uneven.core.turn import Turn
 from uneven.errors import TrainingError
-from uneven.run.gradients.instep import out_of_step
+from uneven.run.gradients.instep import is_still, out_of_step
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
@@ -196,7 +196,7 @@ class GradientCarrier:
         Raises:
             TrainingError: gradients of an unsynchronised pass are still waiting, or nothing was exchanged.
         """
-        if self._aside:
+        if self._aside or is_still(optimizer):
             return
         if self._held:
             raise TrainingError(

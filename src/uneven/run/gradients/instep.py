@@ -35,6 +35,11 @@ def mark(epoch: int, iteration: int, index: int, count: int, dtype: torch.dtype)
     return place if index else -others * place
 
 
+def is_still(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its steps change nothing: ``torch.distributed.checkpoint`` makes one so, to have an optimizer's state."""
+    return all(group.get("lr") == 0.0 for group in optimizer.param_groups)
+
+
 def out_of_step(
     total: Callable[[torch.Tensor], object], epoch: int, iteration: int, index: int, ranks: Sequence[int]
 ) -> TrainingError:

@@ -48,6 +48,16 @@ def take_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
         dist.broadcast(one, group=group, group_src=0)
 
 
+def gather_shards(whole: Tensor, shard: Tensor, group: Any) -> None:
+    """Fill ``whole``, shape (members · numbers,), with the shards of all members of a group, and wait."""
+    dist.all_gather_into_tensor(whole, shard, group=group)
+
+
+def scatter_sum(shard: Tensor, whole: Tensor, group: Any) -> None:
+    """Fill ``shard`` with this member's part of the sum of all ``whole``, shape (members · numbers,), and wait."""
+    dist.reduce_scatter_tensor(shard, whole, group=group)
+
+
 class _Several:
     """Works that are done when all are."""
 

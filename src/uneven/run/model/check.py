@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +29,8 @@ def check_model(model: nn.Module) -> torch.device:
         ConfigError: it is wrapped already, has nothing to train, has parameters without values, or is spread
             over devices.
     """
-    refuse_wrapped(model)
+    if not is_sharded(model):
+        refuse_wrapped(model)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if is_lazy(parameter):
@@ -50,6 +52,51 @@ def check_model(model: nn.Module) -> torch.device:
     if device.type == "meta":
         raise ConfigError("the model is on the device meta, without values: model.to_empty(device=…), then fill it")
     return device
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on this model."""
+    return _is(model, "FSDPModule")
+
+
+def shards_of(model: nn.Module) -> list[Any]:
+    """The modules of a model that ``fully_shard`` was called on, itself among them."""
+    return [module for module in model.modules() if _is(module, "FSDPModule")]
+
+
+def check_sharded(model: nn.Module, workers: int, refusal: str) -> None:
+    """Can a session weigh the gradients of a model that ``fully_shard`` has divided?
+
+    Args:
+        refusal: why not, whatever the model is; "" if nothing stands against it.
+
+    Raises:
+        ConfigError: naming what stands against it.
+    """
+    if refusal:
+        raise ConfigError(f"a model of fully_shard {refusal}")
+    for name, one in model.named_parameters():
+        if not _is(one, "DTensor"):
+            raise ConfigError(
+                f"parameter {name} is in no fully_shard, so nobody would exchange its gradient: call fully_shard on "
+                f"the whole model after its layers"
+            )
+        mesh, device = one.device_mesh, one.device  # type: ignore[attr-defined] # a DTensor has them
+        if mesh.size() != workers or mesh.ndim > 2:
+            raise ConfigError(
+                f"parameter {name} is divided over a mesh of shape {tuple(mesh.shape)}, and there are {workers} "
+                f"workers, each with samples of its own: give fully_shard a mesh of all of them, with one dimension "
+                f"or, for replicas of shards, two"
+            )
+        if device.type != "cpu" and workers > 1:
+            raise ConfigError(
+                f"parameter {name} of a model of fully_shard is on {device}: what workers wait for in torch's "
+                f"exchanges on accelerators is not measured, so all would look equally fast; train whole models there"
+            )
+
+
+def _is(one: object, base: str) -> bool:
+    return any(kind.__name__ == base for kind in type(one).__mro__)
 
 
 def refuse_sparse_on_accelerator(model: nn.Module) -> None:
@@ -91,7 +138,7 @@ def _exchangers(model: nn.Module) -> Iterator[str]:
             if base.__name__ in _EXCHANGERS:
                 yield f"the model{f' ({path})' if path else ''} is wrapped already: {_EXCHANGERS[base.__name__]}"
     for name, parameter in model.named_parameters():
-        if any(base.__name__ == "DTensor" for base in type(parameter).__mro__):
+        if _is(parameter, "DTensor"):
             yield f"parameter {name} is a DTensor, of which each rank holds a part"
 
 

@@ -1,0 +1,41 @@
+"""A session's loader for loops that count batches: they ask for as many as an epoch has, and never for one more."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from uneven.data.loader import BalancedLoader
+
+
+class CountedEpochs:
+    """Each pass is an epoch, as with the loader itself.
+
+    A loop that counts leaves the last step of an epoch open. It ends when the next epoch begins, or in :meth:`finish`.
+
+    Attributes:
+        dataset: that the batches are of.
+    """
+
+    def __init__(self, loader: BalancedLoader) -> None:
+        self._loader = loader
+        self._running: Generator[Any, None, None] | None = None
+        self.dataset = loader.dataset
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.finish()
+        some = False
+        while not some:  # of an epoch that was resumed at its end nothing is left, and the loop is at the next one
+            self._running = iter(self._loader)
+            for batch in self._running:
+                some = True
+                yield batch
+
+    def finish(self) -> None:
+        """The newest step is over; so is the pass, of which more may be left."""
+        if self._running is not None and self._loader.ended:
+            next(self._running, None)
+        self._running = None

@@ -1,0 +1,231 @@
+"""Hugging Face's Trainer: its loop, its arguments and its checkpoints; workers, parts and gradients from a session."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.utils.data import RandomSampler, SequentialSampler
+from transformers.trainer_utils import seed_worker
+
+from uneven.errors import ConfigError
+from uneven.integrations.epochs import CountedEpochs
+from uneven.session import Session
+
+_STATE = "uneven.json"
+"""Where the run is, in the folder of each checkpoint."""
+
+_IN_BACKWARD = ("lomo", "adalomo")
+"""Optimizers that step inside of the backward pass; so do those of which each layer has one."""
+
+
+class Balanced:
+    """What makes a Trainer train on unequal parts, to be put before its class: ``class Ours(Balanced, SFTTrainer)``.
+
+    ``per_device_train_batch_size`` times the number of workers is the global batch, as ever; each worker takes the part
+    of it that fits its speed. A loss over tokens counts by the tokens of which ``labels`` is not -100, any other by
+    samples; override :meth:`loss_count` where that is not what it is divided by.
+
+    Args:
+        session: by default a new one with the Trainer's ``data_seed`` or ``seed``.
+
+    Raises:
+        ConfigError: naming the argument that does not go with a session.
+    """
+
+    def __init__(self, *given: Any, session: Session | None = None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        trainer: Any = self
+        _check(trainer)
+        args, accelerator = trainer.args, trainer.accelerator
+        seed = args.seed if args.data_seed is None else args.data_seed
+        self.session = Session(seed=seed) if session is None else session
+        self._epochs: CountedEpochs | None = None
+        self._items: float | None = None
+        self._prepared = False
+        # Evaluation mode is Accelerate's word for a model that is not wrapped for training by several workers.
+        accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
+        accelerator.no_sync = lambda model=None: self.session.no_sync()
+        args.average_tokens_across_devices = False  # the session does that, beneath the forward pass
+
+    def get_train_dataloader(self) -> Any:
+        """The session's loader."""
+        if self._epochs is None:
+            self._epochs = CountedEpochs(self._loader())
+        return self._epochs
+
+    def _loader(self) -> Any:
+        trainer: Any = self
+        args, dataset, collate = trainer.args, trainer.train_dataset, trainer.data_collator
+        if dataset is None:
+            raise ConfigError("Trainer(train_dataset=None): there is nothing to train on")
+        if hasattr(dataset, "remove_columns"):
+            dataset = trainer._remove_unused_columns(dataset, description="training")
+        else:
+            collate = trainer._get_collator_with_removed_columns(collate, description="training")
+        sampler = trainer._get_train_sampler(dataset)
+        plain = sampler is None or type(sampler) in (RandomSampler, SequentialSampler)
+        drawn = {} if plain else {"sampler": sampler}
+        readers = args.dataloader_num_workers
+        start = partial(seed_worker, num_workers=readers, rank=args.process_index)
+        size, shuffle = args.train_batch_size * self.session.world_size, not isinstance(sampler, SequentialSampler)
+        return self.session.loader(
+            dataset, size, shuffle=shuffle,
+            drop_last=args.dataloader_drop_last, collate_fn=collate, num_workers=readers,
+            pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
+            persistent_workers=args.dataloader_persistent_workers, prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+            worker_init_fn=start if readers else None, **drawn,
+        )  # fmt: skip
+
+    def create_optimizer(self, *given: Any, **named: Any) -> Any:
+        """The Trainer's, with which the model is given to the session."""
+        trainer: Any = self
+        optimizer = super().create_optimizer(*given, **named)  # type: ignore[misc] # the class beside this one has it
+        if not self._prepared:
+            self._prepared = True
+            unused = bool(trainer.args.ddp_find_unused_parameters)
+            bucket_mb = trainer.args.ddp_bucket_cap_mb
+            self.session.setup(trainer.model, optimizer, find_unused_parameters=unused, bucket_cap_mb=bucket_mb)
+        return optimizer
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        """The batches of a step, and what their loss is divided by on this worker."""
+        trainer: Any = self
+        batches, counted = [], []
+        for batch in islice(epoch_iterator, num_batches):
+            batches.append(batch)
+            if self.session.shares[self.session.rank]:  # else others count it, and it only fills up a last part
+                counted.append(batch)
+        items = trainer._get_num_items_in_batch(batches, device)
+        if items is None:
+            self._items = None
+            return batches, None
+        items = trainer._get_num_items_in_batch(counted, device) if counted else torch.zeros_like(items)
+        self._items = float(items)
+        return batches, items.clamp(min=1)
+
+    def loss_count(self, inputs: dict[str, Any]) -> float | None:
+        """What the loss is divided by on this worker; None if that is its samples."""
+        labels = inputs.get("labels")
+        if self._items is not None:
+            return self._items
+        if not isinstance(labels, torch.Tensor) or labels.dim() < 2 or labels.is_floating_point():
+            return None
+        shifted: bool = self._loss_shifts_labels  # type: ignore[attr-defined] # as above
+        return float((labels[..., 1:] if shifted else labels).ne(-100).sum())
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *given: Any, **named: Any) -> torch.Tensor:
+        """The Trainer's.
+
+        Returns:
+            A loss whose mean over workers is that over the global batch.
+        """
+        count = self.loss_count(inputs)
+        with nullcontext() if count is None else self.session.weighted(count):
+            loss: torch.Tensor = super().training_step(model, inputs, *given, **named)  # type: ignore[misc] # as above
+        weight = self.session.weight
+        return loss * (weight * self.session.world_size) if weight else torch.zeros_like(loss)
+
+    def evaluation_loop(self, *given: Any, **named: Any) -> Any:
+        """The Trainer's, in equal parts; its time belongs to no step."""
+        with self.session.evaluated():
+            return super().evaluation_loop(*given, **named)  # type: ignore[misc] # as above
+
+    def log(self, logs: dict[str, float], *given: Any, **named: Any) -> None:
+        """Into the journal, too."""
+        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        self.session.log(**numbers)
+        super().log(logs, *given, **named)  # type: ignore[misc] # as above
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        trainer: Any = self
+        with self.session.evaluated():
+            super()._save_checkpoint(model, trial)  # type: ignore[misc] # as above
+            if trainer.args.should_save:
+                folder = Path(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}")
+                (folder / _STATE).write_text(json.dumps(self.session.state_dict()))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc] # as above
+        if checkpoint is None or self.args.ignore_data_skip:  # type: ignore[attr-defined] # as above
+            return
+        state = Path(checkpoint, _STATE)
+        if not state.exists():
+            raise ConfigError(
+                f"{os.fspath(checkpoint)} has no {_STATE}, so no session has saved it, and which samples of the epoch "
+                f"it has seen is not known: give TrainingArguments ignore_data_skip=True to begin that epoch anew"
+            )
+        self.session.load_state_dict(json.loads(state.read_text()))
+
+    def _run_epoch(self, **named: Any) -> None:
+        done = named["steps_trained_in_current_epoch"]
+        if done and named["resume_from_checkpoint"] is not None and named["epoch"] == named["epochs_trained"]:
+            left = named["steps_in_epoch"] - done  # the session hands out only what is left
+            passes = self.args.gradient_accumulation_steps  # type: ignore[attr-defined] # as above
+            named |= {"steps_trained_in_current_epoch": 0, "steps_in_epoch": left,
+                      "num_update_steps_per_epoch": -(-left // passes)}  # fmt: skip
+        super()._run_epoch(**named)  # type: ignore[misc] # as above
+
+    def _finalize_training(self, *given: Any, **named: Any) -> Any:
+        if self._epochs is not None:
+            self._epochs.finish()
+        return super()._finalize_training(*given, **named)  # type: ignore[misc] # as above
+
+    def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
+        """Refused.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "Trainer.hyperparameter_search makes a model for each trial, and a session carries one: "
+            "start each trial as a run of its own, as `uneven search` does"
+        )
+
+
+class Trainer(Balanced, transformers.Trainer):  # type: ignore[misc] # of a package that may be missing
+    """``transformers.Trainer`` on unequal parts; see :class:`Balanced`."""
+
+
+_REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (lambda one: one.is_deepspeed_enabled, "deepspeed: it shards the model and exchanges gradients itself"),
+    (lambda one: bool(one.args.fsdp), "fsdp: Accelerate shards the model and makes its optimizer; see uneven's page on "
+        "fully_shard for a loop of your own"),
+    (lambda one: one.is_distributed_loading_by_transformers, "a model that was sharded as it was loaded"),
+    (lambda one: one.is_model_parallel, "a model on several devices"),
+    (lambda one: one.args.n_gpu > 1, "several GPUs in one process: start one worker for each, with `uneven run`"),
+    (lambda one: one.args.auto_find_batch_size, "auto_find_batch_size: one worker would change the batch of all; set "
+        "per_device_train_batch_size"),
+    (lambda one: getattr(one.accelerator, "parallelism_config", None) is not None, "parallelism_config: several "
+        "workers would share a batch"),
+    (lambda one: bool(one.args.accelerator_config.split_batches), "accelerator_config.split_batches: the session cuts "
+        "batches"),
+    (lambda one: bool(one.args.accelerator_config.dispatch_batches), "accelerator_config.dispatch_batches: the session "
+        "hands out batches"),
+    (lambda one: not one.args.dataloader_in_order, "dataloader_in_order=False: batches are known by their order"),
+    (lambda one: str(one.args.train_sampling_strategy) == "batch_rebalance", "train_sampling_strategy="
+        "'batch_rebalance': it gives all workers parts of equal cost; take 'group_by_length'"),
+    (lambda one: _in_backward(str(getattr(one.args.optim, "value", one.args.optim))), "an optimizer that steps inside "
+        "of the backward pass, before gradients are exchanged"),
+)  # fmt: skip
+"""Whether a Trainer has it, and what to say then."""
+
+
+def _in_backward(optimizer: str) -> bool:
+    return optimizer in _IN_BACKWARD or optimizer.endswith("layerwise")
+
+
+def _check(trainer: Any) -> None:
+    for has, what in _REFUSED:
+        if has(trainer):
+            raise ConfigError(f"Hugging Face's Trainer with a session, and {what}")

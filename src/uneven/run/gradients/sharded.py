@@ -1,0 +1,255 @@
+"""Carries the weighted gradient of a model of which each worker holds a part (``fully_shard``: FSDP2 and HSDP).
+
+torch scatters the sums of gradients itself, layer by layer. What it would divide by is set to 1, and what enters the
+model's output in a backward pass is multiplied by x_i / X, so that the sums are Σ (x_i / X) ḡ_i. Gradients are linear
+in what enters, so this is exact up to rounding, for each pass by itself, also where several wait in ``.grad``. The
+waiting in torch's exchanges, for parameters before a layer and for gradients behind it, is measured around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from uneven.core.turn import Turn
+from uneven.errors import ConfigError, TrainingError
+from uneven.run.gradients.instep import is_still
+from uneven.run.gradients.statistics import BatchStatistics
+from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
+from uneven.run.lines.groups import gather_shards, scatter_sum, take_from_first
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import Traffic
+from uneven.run.model.check import shards_of
+from uneven.run.model.hooks import ModelHook
+from uneven.run.observer import ExchangeObserver
+
+
+class _Entering(torch.autograd.Function):
+    """A tensor of the model's output, whose gradient is weighted where a backward pass enters."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, weight: Callable[[], float]) -> torch.Tensor:
+        ctx.weight = weight
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        weight = ctx.weight()
+        return gradient * weight if weight else torch.zeros_like(gradient), None
+
+
+@dataclass(kw_only=True)
+class ShardedCarrier:
+    """Stands where :class:`uneven.run.gradients.carrier.GradientCarrier` does.
+
+    Args:
+        turn_now, observer, roll, on_nonfinite, traffic, group: as there.
+
+    Attributes:
+        turn: of the batch that the newest pass, forward or backward, is on.
+        piggyback: nothing is sent along: None.
+        owner: kept alive as long as the model.
+    """
+
+    turn_now: Callable[[], Turn | None]
+    observer: ExchangeObserver
+    roll: RollCall
+    on_nonfinite: Callable[[], None]
+    traffic: Traffic
+    turn: Turn
+    group: Any
+    piggyback: None = None
+    owner: object = None
+    _model: nn.Module | None = None
+    _statistics: BatchStatistics | None = None
+    _handles: list[Any] = field(default_factory=list)
+    _synchronise: bool = True
+    _pass: int = -1  # torch's number of the backward pass under way
+    _counts: bool = False  # whether any of what the next exchange takes in does
+    _held: bool = False  # gradients of unsynchronised passes wait
+    _exchanged: bool = False  # since the last step of an optimizer
+
+    def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
+        """Install on ``model``; replicas of its shards and buffers become those of the first rank.
+
+        Raises:
+            ConfigError: buckets of a size are asked for, which only whole models have.
+        """
+        if find_unused_parameters or bucket_cap_mb is not None:
+            raise ConfigError(
+                "session.setup(find_unused_parameters=…, bucket_cap_mb=…) with fully_shard: torch exchanges layer by "
+                "layer there, and needs neither; leave them out"
+            )
+        self._model = model
+        for one in model.parameters():
+            mesh = one.device_mesh  # type: ignore[attr-defined] # a DTensor, as was checked
+            if mesh.ndim == 2:
+                take_from_first([one.to_local().detach()], mesh.get_group(0))  # type: ignore[attr-defined] # as above
+        take_from_first(model.buffers(), self.group)
+        several = any(one.device_mesh.ndim == 2 for one in model.parameters())  # type: ignore[attr-defined] # as above
+        for layer in shards_of(model):
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_force_sum_reduction_for_comms(True)
+            layer.set_custom_all_gather(_Gather(self))
+            layer.set_custom_reduce_scatter(_Scatter(self, several))
+            if several:  # the sum over replicas follows
+                layer.set_all_reduce_hook(self._summed)
+        self._statistics = BatchStatistics.of(model, self.group)
+        self._handles = [
+            model.register_forward_pre_hook(ModelHook(self._before_forward)),
+            model.register_forward_hook(ModelHook(self._after_forward)),
+            *weigh_sync_batch_norm(model, lambda: self.turn.weight * self.group.size(), self.observer),
+        ]
+
+    def detach(self) -> None:
+        """Leave the model to torch, which averages its gradients by equal parts."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for layer in [] if self._model is None else shards_of(self._model):
+            layer.set_gradient_divide_factor(float(self.group.size()))
+        self._model = None
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside leave their gradients without an exchange."""
+        assert self._model is not None
+        before, self._synchronise = self._synchronise, False
+        self._model.set_requires_gradient_sync(False)  # type: ignore[operator] # FSDPModule has it
+        try:
+            yield
+        finally:
+            self._synchronise = before
+            self._model.set_requires_gradient_sync(before)  # type: ignore[operator] # as above
+
+    def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Refuse an optimizer step on gradients that were not exchanged.
+
+        Raises:
+            TrainingError: they were not.
+        """
+        if is_still(optimizer):
+            return
+        if self._held:
+            raise TrainingError(
+                "optimizer.step() with gradients that were not exchanged: the last backward pass before a step "
+                "must run outside session.no_sync()"
+            )
+        closure = any(callable(value) for value in args[1:]) or kwargs.get("closure") is not None
+        if not self._exchanged and not closure and self.turn.exchanging:
+            raise TrainingError(
+                f"iteration {self.turn.iteration}: optimizer.step() but no gradients were exchanged: call the model "
+                f"that session.setup was given, model(x), not model.forward(x) or a part of it"
+            )
+
+    def poll_nonfinite(self) -> None:
+        """It is looked at in every exchange."""
+
+    def _before_forward(self, model: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            self.turn = self.turn_now() or self.turn
+
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return output
+        turn, found = self.turn, []
+
+        def weighted(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.requires_grad:
+                return tensor
+            found.append(tensor)
+            entering: torch.Tensor = _Entering.apply(tensor, lambda: self._enter(turn))  # type: ignore[no-untyped-call]
+            return entering  # (torch's stubs say nothing of apply)
+
+        output = tree_map_only(torch.Tensor, weighted, output)
+        if not found:
+            raise TrainingError(
+                f"iteration {turn.iteration}: no tensor was found in the model's output, a {type(output).__name__}, by "
+                f"which its gradient could be weighted: return tensors, or containers of them that torch knows"
+            )
+        if self._statistics is not None and self._synchronise and model.training:
+            self.traffic.sent_bytes += self._statistics.start(turn.weight)
+            self.observer.ready()
+            self._statistics.finish()
+            self.observer.done()
+        return output
+
+    def _enter(self, turn: Turn) -> float:
+        """A backward pass comes to the model: what it counts."""
+        task = torch._C._current_graph_task_id()
+        if task != self._pass:
+            self._counts &= self._held  # else all before has been exchanged
+            self._pass = task
+        self.turn, weight = turn, turn.in_gradient
+        self._counts |= weight != 0.0
+        self._held = not self._synchronise
+        return weight
+
+    # ---------------------------------------------------------------- torch's exchanges
+    @contextmanager
+    def waiting(self, what: str, nbytes: int) -> Iterator[None]:
+        """Inside, torch waits for others; for gradients of replicas it goes on to.
+
+        Args:
+            nbytes: that this worker sends.
+        """
+        self.traffic.sent_bytes += nbytes
+        self.observer.ready()
+        with self.roll.waiting(f"the exchange of {what} in iteration {self.turn.iteration}"), self.traffic.waiting():
+            yield
+
+    def check(self, gradients: torch.Tensor) -> None:
+        """Look at this worker's own, shape (numbers,), before they are summed up."""
+        if not self._counts:
+            gradients.zero_()  # a padded batch; zero even where its gradient is not finite
+        wide = torch.float64 if gradients.dtype == torch.float64 else torch.float32
+        if not torch.isfinite(gradients.sum(dtype=wide)):
+            self.on_nonfinite()
+        self._exchanged = True
+
+    def _summed(self, gradients: torch.Tensor) -> None:
+        self.observer.done()
+
+
+class _Allocates:
+    """Buffers as torch's own exchanges make them."""
+
+    def __init__(self, carrier: ShardedCarrier) -> None:
+        self._carrier = carrier
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Allocates):
+    """The parameters of a layer, from those who hold a part each."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        with self._carrier.waiting("parameters", input_tensor.nbytes * (group.size() - 1)):
+            gather_shards(output_tensor, input_tensor, group)
+        self._carrier.observer.done()
+
+
+class _Scatter(_Allocates):
+    """The gradients of a layer, to those who hold a part each."""
+
+    def __init__(self, carrier: ShardedCarrier, several: bool) -> None:
+        super().__init__(carrier)
+        self._several = several
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        self._carrier.check(input_tensor)
+        with self._carrier.waiting("gradients", output_tensor.nbytes * (group.size() - 1)):
+            scatter_sum(output_tensor, input_tensor, group)
+        if not self._several:
+            self._carrier.observer.done()

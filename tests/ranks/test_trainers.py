@@ -1,0 +1,197 @@
+"""Hugging Face's and Lightning's Trainer with a session: the weights of one process on unequal shares."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from session_parts import assert_same, net, reference, sgd, tensors
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import uneven
+from uneven.errors import CheckpointError, ConfigError
+from uneven.testing.ranks import RankContext, ranks
+
+SAMPLES, LENGTH, X, EPOCHS = 26, 7, 12, 2
+UNEQUAL = "static:shares=6/2/4"
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: pip install uneven[…]")
+
+
+def texts() -> list[dict[str, torch.Tensor]]:
+    """Of unequal length, so that parts hold unequally many tokens."""
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for words in torch.randint(0, 30, (SAMPLES, LENGTH), generator=generator):
+        labels = words.clone()
+        labels[int(torch.randint(2, LENGTH, (1,), generator=generator)) :] = -100
+        found.append({"input_ids": words, "labels": labels})
+    return found
+
+
+def tiny() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"vocab_size": 30, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+    ends = {"bos_token_id": 0, "eos_token_id": 1}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, max_position_embeddings=LENGTH, **sizes, **ends))
+
+
+def one_process(passes: int) -> Any:
+    """The same training on the union batches, each step of so many of them."""
+    model = tiny()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    size = X * passes
+    for _ in range(EPOCHS):
+        for start in range(0, SAMPLES, size):
+            some = texts()[start : start + size]
+            words, labels = (torch.stack([one[key] for one in some]) for key in ("input_ids", "labels"))
+            model(input_ids=words, labels=labels).loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def trainer(me: RankContext, folder: str | Path, model: Any, **more: Any) -> Any:
+    from transformers import TrainingArguments
+
+    from uneven.integrations.transformers import Trainer
+
+    how: dict[str, Any] = {
+        "use_cpu": True, "per_device_train_batch_size": X // me.size, "num_train_epochs": EPOCHS, "optim": "sgd",
+        "learning_rate": 0.1, "lr_scheduler_type": "constant", "train_sampling_strategy": "sequential",
+        "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "dataloader_pin_memory": False,
+    }  # fmt: skip
+    args = TrainingArguments(str(folder), **how | more)
+    return Trainer(model, args, train_dataset=texts(), session=uneven.Session(balance=UNEQUAL))
+
+
+@needs("transformers", "accelerate")
+@pytest.mark.parametrize("passes", [1, 2])
+@ranks(3, fresh=True)
+def test_hugging_face(me: RankContext, tmp_path: str, passes: int) -> None:
+    ours = trainer(me, tmp_path, tiny(), gradient_accumulation_steps=passes, save_strategy="no")
+    ours.train()
+    theirs = one_process(passes)
+    assert_same(ours.model, theirs, 1e-6)
+    losses = [one["loss"] for one in ours.state.log_history if "loss" in one]
+    assert len(losses) == EPOCHS * -(-SAMPLES // (X * passes))
+    ours.session.close()
+
+
+@needs("transformers", "accelerate")
+@ranks(3, fresh=True)
+def test_hugging_face_goes_on_from_its_checkpoint(me: RankContext, tmp_path: str) -> None:
+    """In the midst of an epoch, and at the end of one."""
+    ours = trainer(me, tmp_path, tiny(), save_strategy="steps", save_steps=2)
+    ours.train()
+    ours.session.close()
+    steps = -(-SAMPLES // X)
+    for at in (2, 2 * 2):
+        again = trainer(me, Path(tmp_path) / str(at), tiny(), save_strategy="no")
+        again.train(resume_from_checkpoint=str(Path(tmp_path) / f"checkpoint-{at}"))
+        assert again.state.global_step == EPOCHS * steps
+        assert_same(again.model, ours.model, 1e-7)
+        again.session.close()
+    (Path(tmp_path) / "checkpoint-2" / "uneven.json").unlink(missing_ok=True)
+    plain = trainer(me, Path(tmp_path) / "plain", tiny(), save_strategy="no")
+    with pytest.raises(ConfigError, match=r"checkpoint-2 has no uneven.json"):
+        plain.train(resume_from_checkpoint=str(Path(tmp_path) / "checkpoint-2"))
+    plain.session.close()
+
+
+@needs("transformers", "accelerate")
+@ranks(1, fresh=True)
+def test_what_hugging_face_has_and_a_session_has_not(me: RankContext, tmp_path: str) -> None:
+    refused: dict[str, dict[str, Any]] = {
+        "auto_find_batch_size": {"auto_find_batch_size": True},
+        "split_batches": {"accelerator_config": {"split_batches": True}},
+        "dataloader_in_order": {"dataloader_in_order": False},
+        "batch_rebalance": {"train_sampling_strategy": "batch_rebalance"},
+    }
+    for what, arguments in refused.items():
+        with pytest.raises(ConfigError, match=what):
+            trainer(me, tmp_path, tiny(), save_strategy="no", **arguments)
+
+
+def module() -> Any:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            x, y = batch
+            return F.cross_entropy(self.net(x), y)
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            self.log("held_out", self.training_step(batch, number), sync_dist=True)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return sgd(self)
+
+    return Module()
+
+
+def lightning_trainer(session: uneven.Session, folder: str | Path, **more: Any) -> Any:
+    import lightning
+
+    from uneven.integrations.lightning import BalancedStrategy
+
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    how: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "default_root_dir": folder, "max_epochs": 2}
+    return lightning.Trainer(strategy=BalancedStrategy(session), **how | quiet | more)
+
+
+@needs("lightning")
+@ranks(3, fresh=True)
+def test_lightning(me: RankContext, tmp_path: str) -> None:
+    warnings.simplefilter("ignore")  # it advises on everything
+    data = TensorDataset(*tensors())
+    held_out = torch.utils.data.DataLoader(data, 10)
+    ours = module()
+    session = uneven.Session(balance=UNEQUAL)
+    trainer = lightning_trainer(session, tmp_path, enable_checkpointing=False)
+    trainer.fit(ours, session.loader(data, X), held_out)
+    assert_same(ours.net, reference(2, net()), 1e-6)
+    assert trainer.world_size == 3
+    assert trainer.global_rank == me.rank
+    assert trainer.callback_metrics["held_out"].isfinite()
+    trainer.save_checkpoint(Path(tmp_path) / "end.ckpt")
+    session.close()
+
+    again, session = module(), uneven.Session(balance=UNEQUAL)
+    trainer = lightning_trainer(session, tmp_path, max_epochs=3, enable_checkpointing=False)
+    trainer.fit(again, session.loader(data, X), ckpt_path=Path(tmp_path) / "end.ckpt")
+    assert_same(again.net, reference(3, net()), 1e-6)
+    session.close()
+
+
+@needs("lightning")
+@ranks(2, fresh=True)
+def test_what_lightning_has_and_a_session_has_not(me: RankContext, tmp_path: str) -> None:
+    warnings.simplefilter("ignore")
+    data = TensorDataset(*tensors())
+    by_hand = module()
+    by_hand.automatic_optimization = False
+    foreign = Path(tmp_path) / f"foreign-{me.rank}.ckpt"
+    torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.6"}, foreign)
+    with uneven.Session() as session, pytest.raises(ConfigError, match=r"trainer.fit\(module, session.loader"):
+        lightning_trainer(session, tmp_path).fit(module(), torch.utils.data.DataLoader(data, X))
+    with uneven.Session() as session, pytest.raises(ConfigError, match="automatic_optimization=False"):
+        lightning_trainer(session, tmp_path).fit(by_hand, session.loader(data, X))
+    with uneven.Session() as session, pytest.raises(CheckpointError, match="not saved with this strategy"):
+        lightning_trainer(session, tmp_path).fit(module(), session.loader(data, X), ckpt_path=foreign)
