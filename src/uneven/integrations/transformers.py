@@ -193,7 +193,7 @@ class Balanced:
         )
 
 
-class Trainer(Balanced, transformers.Trainer):  # type: ignore[misc] # of a package that may be missing
+class Trainer(Balanced, transformers.Trainer):
     """``transformers.Trainer`` on unequal parts; see :class:`Balanced`."""
 
 

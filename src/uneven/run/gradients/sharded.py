@@ -96,8 +96,8 @@ class ShardedCarrier:
         for layer in shards_of(model):
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)
-            layer.set_custom_all_gather(_Gather(self))
-            layer.set_custom_reduce_scatter(_Scatter(self, several))
+            layer.set_custom_all_gather(_GatherParameters(self))
+            layer.set_custom_reduce_scatter(_ScatterGradients(self, several))
             if several:  # the sum over replicas follows
                 layer.set_all_reduce_hook(self._summed)
         self._statistics = BatchStatistics.of(model, self.group)
@@ -164,8 +164,8 @@ class ShardedCarrier:
             if not tensor.requires_grad:
                 return tensor
             found.append(tensor)
-            entering: torch.Tensor = _Entering.apply(tensor, lambda: self._enter(turn))  # type: ignore[no-untyped-call]
-            return entering  # (torch's stubs say nothing of apply)
+            entering: torch.Tensor = _Entering.apply(tensor, lambda: self._enter(turn))
+            return entering
 
         output = tree_map_only(torch.Tensor, weighted, output)
         if not found:
@@ -217,7 +217,7 @@ class ShardedCarrier:
         self.observer.done()
 
 
-class _Allocates:
+class _LayerExchange:
     """Buffers as torch's own exchanges make them."""
 
     def __init__(self, carrier: ShardedCarrier) -> None:
@@ -227,7 +227,7 @@ class _Allocates:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _Gather(_Allocates):
+class _GatherParameters(_LayerExchange):
     """The parameters of a layer, from those who hold a part each."""
 
     def __call__(
@@ -238,7 +238,7 @@ class _Gather(_Allocates):
         self._carrier.observer.done()
 
 
-class _Scatter(_Allocates):
+class _ScatterGradients(_LayerExchange):
     """The gradients of a layer, to those who hold a part each."""
 
     def __init__(self, carrier: ShardedCarrier, several: bool) -> None:
