@@ -25,7 +25,9 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import fleet_members as members
+import search_functions
 from fleet_ray_members import EPOCHS, RATES, asked, options
+from uneven import search
 from uneven.errors import ConfigError
 from uneven.fleet.engine.options import RunSnapshot
 from uneven.fleet.engine.run import run
@@ -150,10 +152,22 @@ def a_chunk_is_lost(lost: Any) -> dict[str, Any]:
     return {"batch": batch, "asked": asked_for, "heard": heard, "found": sorted(kept.found(0, 2))}
 
 
+def searched(folder: Path) -> list[tuple[int, float, float, str]]:
+    """Trials of a search on both nodes: number, best metric, training and status of each."""
+    result = search.run(
+        search_functions.climbs, {"rate": search.log(1e-3, 0.3)}, metric="loss", mode="min", trials=3, max_t=3,
+        devices=2, engine="ray", directory=folder, progress=False,
+    )  # fmt: skip
+    return sorted((row.number, row.metric, row.t, row.status) for row in result.rows)
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     with cluster() as there:
-        found = {"refusals": refusals(folder), "trained": trained(folder / "there", there)}
+        found = {
+            "refusals": refusals(folder), "searched": searched(folder / "search"),
+            "trained": trained(folder / "there", there),
+        }  # fmt: skip
     print(json.dumps(found))
 
 

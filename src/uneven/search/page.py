@@ -16,7 +16,12 @@ from uneven.search.records import SearchTerms
 from uneven.search.result import TrialRow
 
 _MOST_CURVES = 100
+_MOST_NAMED = 12
+"""Of more curves, the one under the pointer says which it is."""
+
 _FEWEST_FOR_IMPORTANCE = 8
+_WIDE = 30
+"""An axis whose largest value is so many times its smallest is logarithmic."""
 
 
 def page(rows: Sequence[TrialRow], events: Sequence[Mapping[str, Any]], terms: SearchTerms, directory: Path) -> str:
@@ -75,7 +80,8 @@ def _curves(rows: Sequence[TrialRow], reports: Sequence[Mapping[str, Any]], term
              colour(place, len(shown)), marks=True)
         for place, number in enumerate(shown) if number in points
     ]  # fmt: skip
-    return {"data": data, "layout": layout(terms.metric, x_title=terms.time_attr.replace("_", " "))}
+    few = {"showlegend": len(data) <= _MOST_NAMED, "hovermode": "closest"}
+    return {"data": data, "layout": layout(terms.metric, x_title=terms.time_attr.replace("_", " ")) | few}
 
 
 def _numbers(rows: Sequence[TrialRow]) -> dict[str, list[float]]:
@@ -94,11 +100,26 @@ def _numbers(rows: Sequence[TrialRow]) -> dict[str, list[float]]:
 
 
 def _parallel(rows: Sequence[TrialRow], terms: SearchTerms) -> Figure:
-    axes = [{"label": name, "values": values} for name, values in _numbers(rows).items()]
+    axes = [_axis(name, values, rows) for name, values in _numbers(rows).items()]
     metric = [row.metric if math.isfinite(row.metric) else None for row in rows]
     axes.append({"label": terms.metric, "values": metric})
     shade = {"color": metric, "colorscale": "Viridis", "reversescale": terms.mode == "min"}
     return {"data": [{"type": "parcoords", "dimensions": axes, "line": shade}], "layout": {"height": 420}}
+
+
+def _axis(name: str, values: Sequence[float], rows: Sequence[TrialRow]) -> dict[str, Any]:
+    """One setting: words by name, and what spans orders of magnitude by these."""
+    said = [row.params.get(name) for row in rows]
+    if any(not isinstance(value, int | float) for value in said):
+        words = dict(zip(values, map(str, said), strict=True))
+        return {"label": name, "values": values, "tickvals": list(words), "ticktext": list(words.values())}
+    if min(values) <= 0 or max(values) < _WIDE * min(values):
+        return {"label": name, "values": values}
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+    return {
+        "label": name, "values": [math.log10(value) for value in values], "range": [powers[0], powers[-1]],
+        "tickvals": list(powers), "ticktext": [f"{10.0**power:g}" for power in powers],
+    }  # fmt: skip
 
 
 def importance(rows: Sequence[TrialRow]) -> list[tuple[str, float]]:

@@ -17,9 +17,11 @@ import pytest
 import torch
 
 import fleet_members as members
+import search_functions
 import uneven.fleet as fleet
 from fleet_members import same
 from fleet_ray_members import RATES, asked, options
+from uneven import search
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.engine import state as engine_state
 from uneven.fleet.engine.run import run
@@ -76,6 +78,12 @@ def test_a_cluster_trains_what_one_machine_does_and_outlives_a_node(tmp_path: Pa
         pytest.skip("this machine is too busy for Ray, which gives a node 30 s to start")
     assert program.returncode == 0, complaints[-5000:]
     found = json.loads(printed.splitlines()[-1])
+
+    alone = search.run(
+        search_functions.climbs, {"rate": search.log(1e-3, 0.3)}, metric="loss", mode="min", trials=3, max_t=3,
+        devices=1, directory=tmp_path / "search alone", progress=False,
+    )  # fmt: skip
+    assert found["searched"] == sorted([row.number, row.metric, row.t, row.status] for row in alone.rows)  # to the bit
 
     said = found["refusals"]
     assert "3 CPU slots were asked for, and the cluster has 2" in said["many"]

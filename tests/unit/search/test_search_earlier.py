@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,17 @@ def test_plan_and_simulate_know_a_search(tmp_path: Path, capsys: pytest.CaptureF
             main(asked)
         assert ended.value.code == 2
         assert why in " ".join(capsys.readouterr().err.split())
+
+
+# -------------------------------------------------------------------- its page
+def test_the_page_shows_orders_of_magnitude_and_words(tmp_path: Path) -> None:
+    core = searched(tmp_path, space={**SPACE, "kind": choice("plain", "odd")})
+    SearchResult(core, tmp_path).report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"tickvals":[-4,-3,-2,-1],"ticktext":["0.0001","0.001","0.01","0.1"]' in page
+    assert re.search(
+        r'"label":"kind","values":[^a-z]*"tickvals":[^a-z]*"ticktext":\["(plain","odd|odd","plain)"\]', page
+    )
 
 
 # -------------------------------------------------------------------- TensorBoard
