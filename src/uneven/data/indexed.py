@@ -13,7 +13,7 @@ from uneven.data.costs import SampleCosts
 from uneven.data.order import Changing, Cursor, EpochPlan, Portion
 from uneven.data.paced import PacedSampler
 from uneven.data.sampled import EpochOrders
-from uneven.data.source import Source
+from uneven.data.source import BatchSource
 
 
 class Sampler(Protocol):
@@ -32,7 +32,7 @@ class Sampler(Protocol):
     def __iter__(self) -> Iterator[list[int]]: ...
 
 
-class IndexedSource(Source):
+class IndexedSource(BatchSource):
     """The batches of one rank from a data set with ``__len__`` and ``__getitem__``.
 
     Args:
@@ -53,16 +53,16 @@ class IndexedSource(Source):
         self.paced = sampler if isinstance(sampler, PacedSampler) else None
 
     def tell(self) -> list[float] | None:
-        """See :meth:`Source.tell`."""
+        """See :meth:`BatchSource.tell`."""
         return self._orders.tell()
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """See :meth:`Source.state`."""
+        """See :meth:`BatchSource.state`."""
         drawn = self._orders.drawn(cursor.epoch) if cursor.start else ""
         return {"drawn": drawn} if drawn else {}
 
     def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """See :meth:`Source.resume`."""
+        """See :meth:`BatchSource.resume`."""
         self._orders.expect(str(state.get("drawn", "")))
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
@@ -73,7 +73,7 @@ class IndexedSource(Source):
 
     @property
     def drawn(self) -> deque[Portion]:
-        """See :attr:`Source.drawn`."""
+        """See :attr:`BatchSource.drawn`."""
         return self._sampler.drawn
 
     def adopt(self, parts: tuple[Portion, ...]) -> None:

@@ -16,7 +16,7 @@ from uneven.data.order import Changing, EpochPlan, Portion, SplitSource, never
 from uneven.data.paced import PacedSampler, Positions
 from uneven.data.sampled import EpochOrders, SampledOrders, check_samplers
 from uneven.data.sharded import Shards, ShardSource
-from uneven.data.source import Source
+from uneven.data.source import BatchSource
 from uneven.data.stream import StreamSource, is_stream
 from uneven.data.supply import SampleCounter
 from uneven.errors import DataError, UnknownNameError
@@ -110,7 +110,7 @@ class Division:
         )  # fmt: skip
 
 
-def open_source(asked: LoaderOptions, division: Division, unused: Callable[[], Sequence[Portion]]) -> Source:
+def open_source(asked: LoaderOptions, division: Division, unused: Callable[[], Sequence[Portion]]) -> BatchSource:
     """The batches of one rank.
 
     Args:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from uneven.core.apportion import proportional
 from uneven.core.views import Limits
 from uneven.data.order import Cursor, Portion, SplitSource
-from uneven.data.source import Source
+from uneven.data.source import BatchSource
 from uneven.data.stream import Adapter, pack_all, same, unpack
 from uneven.errors import CheckpointError, DataError
 
@@ -63,7 +63,7 @@ def shard_shares(shares: Counts, left: Counts, most: Counts, lower: int = 1) -> 
     return proportional(weights, total, Limits(lower=lows, upper=upper))
 
 
-class ShardSource(Source):
+class ShardSource(BatchSource):
     """The batches of one rank from its own shard.
 
     Args:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from uneven.data.paced import PacedSampler
 
 
-class Source(ABC):
+class BatchSource(ABC):
     """The batches of one rank; what it says of itself is that of a stream, unless it says something else.
 
     Attributes:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from uneven.data.alike import LOOKED_AT, first_samples
 from uneven.data.order import Cursor, EpochPlan, Portion
-from uneven.data.source import Source
+from uneven.data.source import BatchSource
 from uneven.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
@@ -52,7 +52,7 @@ def is_stream(dataset: object) -> bool:
     )
 
 
-class StreamSource(Source):
+class StreamSource(BatchSource):
     """The batches of one rank from a stream that every rank reads alike.
 
     Args:
@@ -94,10 +94,10 @@ class StreamSource(Source):
             yield parts.popleft(), batch
 
     def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """See :meth:`Source.resume`: a stream is read from its beginning, and what was used is left out."""
+        """See :meth:`BatchSource.resume`: a stream is read from its beginning, and what was used is left out."""
 
     def tell(self) -> list[float] | None:
-        """See :meth:`Source.tell`."""
+        """See :meth:`BatchSource.tell`."""
         return self._first
 
     def close(self) -> None:

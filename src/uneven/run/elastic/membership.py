@@ -66,7 +66,7 @@ class Membership:
         self._groups_store = connect()
         self._news = 0  # as last looked at
         self._lost = False
-        self.watch = Watch(Board(connect()), worker, self.generation.members, silence_s)
+        self.watch = Watch(Board(connect()), worker, self.generation.members, silence_s, interface)
 
     @property
     def joins_later(self) -> bool:
