@@ -18,8 +18,8 @@ import torch
 from uneven.testing.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_part")
-PLAIN, BALANCED, RAY, FLEET, THREADS, PART = (EXAMPLES / f"{name}.py" for name in NAMES)
+NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_part", "08_graph")
+PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH = (EXAMPLES / f"{name}.py" for name in NAMES)
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -58,7 +58,7 @@ def code_lines(script: Path) -> list[str]:
 
 
 def test_all_examples_are_run_here() -> None:
-    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS, PART]
+    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH]
 
 
 def test_what_differs_is_marked() -> None:
@@ -141,3 +141,11 @@ def test_a_part_gives_what_one_process_gives_and_goes_on_elsewhere(tmp_path: Pat
         torch.testing.assert_close(two["model"][key], weights, rtol=0.0, atol=1e-12)
     part = code_lines(PART)[code_lines(PART).index("class InputScaling(uneven.Part):") :]
     assert part.index("def main():") - 2 <= 60, "short enough to be an example"
+
+
+def test_a_graph_on_two_workers_learns_what_one_does(tmp_path: Path) -> None:
+    alone = forked(GRAPH, "--epochs", 20, directory=tmp_path)
+    both = forked(*TORCHRUN, GRAPH, "--epochs", 20, directory=tmp_path, TMPDIR=str(tmp_path))
+    accuracy = re.search(r"test accuracy (0\.9\d+)", alone)
+    assert accuracy is not None, alone
+    assert accuracy[0] in both

@@ -1,0 +1,64 @@
+"""``uneven graph``: cut a graph for several workers, and look at what was cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from uneven.core.text import printable
+from uneven.errors import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Cut graphs for full-batch training on several workers."
+)
+
+
+@app.command("partition")
+def partition(
+    file: Annotated[
+        Path, typer.Argument(help="An .npz with edge_index, or indptr and indices; x, y and masks come along.")
+    ],
+    directory: Annotated[Path, typer.Argument(help="The folder to write.")],
+    parts: Annotated[int | None, typer.Option(help="How many parts. [default: as many as shares]")] = None,
+    shares: Annotated[
+        str | None, typer.Option(metavar="4,2,1", help="What each worker can do, in any unit. [default: alike]")
+    ] = None,
+    method: Annotated[str, typer.Option(help="ne, libra, hdrf, dbh, random.")] = "ne",
+    beta: Annotated[float, typer.Option(help="What the layers of one vertex cost, in edges.")] = 10.0,
+    features: Annotated[int | None, typer.Option(help="Keep only so many features, the commonest.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides where parts begin, or the order of the stream.")] = 0,
+) -> None:
+    """Cut a graph into parts, one for each worker, by what each can do.
+
+    \b
+    Examples:
+      uneven graph partition amazon.npz parts --parts 4
+      uneven graph partition amazon.npz parts --shares 0.5,0.25,0.15,0.1
+    """
+    from uneven import graph
+    from uneven.graph.files import read_graph
+
+    if parts is None and shares is None:
+        raise ConfigError("give --parts 4, or --shares 4,2,1")
+    each = None if shares is None else _numbers(shares)
+    found = read_graph(file, most_features=features)
+    graph.partition(found, path=directory, parts=parts, shares=each, method=method, beta=beta, seed=seed)
+    inspect(directory)
+
+
+@app.command("inspect")
+def inspect(directory: Annotated[Path, typer.Argument(help="A folder that was written by partition.")]) -> None:
+    """Say how a graph was cut: copies, balance, and what each exchange of a layer moves."""
+    from uneven.graph.describe import described
+    from uneven.graph.store import GraphStore
+
+    print(printable(described(GraphStore(directory))))
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(one) for one in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--shares {text}: give numbers with commas between them, 4,2,1") from None

@@ -1,0 +1,102 @@
+"""What a partitioner answers, and what it is judged by. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.errors import ConfigError
+
+Wholes = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCut:
+    """Each edge in one part (a vertex cut: a vertex is wherever one of its edges is).
+
+    Attributes:
+        order: int64 [edges]: edges by part; within a part, neighbours lie near each other where the method can tell.
+        bounds: where each part begins in ``order``, and the end.
+        rank: int64 [vertices]: an order of the vertices in which neighbours are near; None if the method has none.
+        owners: int32 [vertices]: the part in which each vertex is rooted; None if any of those that hold it will do.
+    """
+
+    order: Wholes
+    bounds: tuple[int, ...]
+    rank: Wholes | None = None
+    owners: Ids | None = None
+
+    @classmethod
+    def of(cls, part: Ids, parts: int, *, owners: Ids | None = None) -> EdgeCut:
+        """From the part of each edge; edges keep their order within one."""
+        order = np.argsort(part.astype(np.int16), kind="stable")
+        bounds = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=parts))))
+        return cls(order, tuple(bounds.tolist()), owners=owners)
+
+
+@dataclass(frozen=True, slots=True)
+class CutFigures:
+    """How good a cut is.
+
+    Attributes:
+        replication: copies of a vertex, mean over those with edges.
+        clone_rows: copies beyond the first, (RF − 1) · |V|: rows that an exchange moves each way.
+        balance: most edges of a part over its target, Σ = 1 over the shares.
+        edges, held: edges and vertices of each part.
+    """
+
+    replication: float
+    clone_rows: int
+    balance: float
+    edges: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+def figures(held: npt.NDArray[np.bool_], bounds: Sequence[int], shares: Sequence[float]) -> CutFigures:
+    """Of a cut.
+
+    Args:
+        held: bool [parts, vertices], which part has an edge of which vertex.
+        bounds: as in :class:`EdgeCut`.
+        shares: targets, which add up to 1.
+    """
+    copies = held.sum(axis=0)
+    some = int((copies > 0).sum())
+    edges = np.diff(np.asarray(bounds))
+    total = max(1, int(edges.sum()))
+    over = [float(one) / (share * total) for one, share in zip(edges, shares, strict=True)]
+    clones = int(copies.sum()) - some
+    return CutFigures(
+        (clones + some) / max(1, some), clones, max(over), tuple(edges.tolist()), tuple(held.sum(axis=1).tolist())
+    )
+
+
+def normal(shares: Sequence[float], parts: int) -> tuple[float, ...]:
+    """Shares that add up to 1.
+
+    Raises:
+        ConfigError: another number of them than parts, or one that is not above 0.
+    """
+    if parts < 1:
+        raise ConfigError(f"parts = {parts}: give 1 or more")
+    if len(shares) != parts:
+        raise ConfigError(f"shares = {tuple(shares)} are {len(shares)}, and there are {parts} parts: give one for each")
+    if not all(math.isfinite(one) and one > 0.0 for one in shares):
+        raise ConfigError(f"shares = {tuple(shares)}: each must be a number above 0")
+    total = math.fsum(shares)
+    return tuple(one / total for one in shares)
+
+
+def mixed(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) that look random, the same for equal keys (splitmix64)."""
+    with np.errstate(over="ignore"):
+        z = key + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,111 @@
+"""Neighbourhood expansion (NE, Zhang et al., KDD 2017): each part grows from a vertex until it has its share.
+
+Pure; :mod:`uneven.graph.native` has the same loop compiled, with the same answers. It needs the whole graph in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from uneven.graph.cut.base import Ids, Wholes
+
+
+def expand(
+    source: Ids, target: Ids, vertices: int, shares: Sequence[float], first: Wholes, beta: float
+) -> tuple[Wholes, Wholes, Wholes]:
+    """One pass.
+
+    A part holds S. Its next core vertex is the one of S with the fewest unplaced edges; that one's other neighbours
+    join S, and whatever lies between two members of S is the part's. The last part takes what is left.
+
+    Args:
+        first: the vertices in the order in which a part that cannot grow tries them.
+        beta: what a vertex costs the part in which it joins first, in edges.
+
+    Returns:
+        edges in the order in which they were placed; bounds of the parts in it; the rank in which each vertex first
+        joined, those without edges last.
+    """
+    growth = _Growth(source, target, vertices, first)
+    ends, total = [0], len(source) + beta * int((np.array(growth.left) > 0).sum())
+    for p, share in enumerate(shares):
+        growth.grow(share * total if p < len(shares) - 1 else float("inf"), beta)
+        ends.append(len(growth.placed))
+    rank = np.array(growth.rank, np.int64)
+    rank[rank < 0] = np.arange(growth.joined, vertices)
+    return np.array(growth.placed, np.int64), np.array(ends, np.int64), rank
+
+
+class _Growth:
+    """All unplaced edges of a member of S lead out of S, so their number is how many neighbours it would bring."""
+
+    def __init__(self, source: Ids, target: Ids, vertices: int, first: Wholes) -> None:
+        self.near: list[list[tuple[int, int]]] = [[] for _ in range(vertices)]
+        for edge, (u, v) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+            self.near[u].append((v, edge))
+            if u != v:
+                self.near[v].append((u, edge))
+        self.left = [len(one) for one in self.near]  # unplaced edges of each vertex
+        self.most = max(self.left, default=0)
+        self.taken = bytearray(len(source))
+        self.placed: list[int] = []
+        self.rank = [-1] * vertices
+        self.joined = 0
+        self.seeds, self.seed = first.tolist(), 0
+
+    def grow(self, target: float, beta: float) -> None:
+        """One part."""
+        self.member = bytearray(len(self.near))
+        self.queue: list[list[int]] = [[] for _ in range(self.most + 1)]
+        self.least, cost = 1, 0.0
+        while cost < target:
+            core = self._next()
+            if core is None:
+                while self.seed < len(self.seeds) and not self.left[self.seeds[self.seed]]:
+                    self.seed += 1
+                if self.seed == len(self.seeds):
+                    return
+                core = self.seeds[self.seed]
+                cost += self._join(core, beta)
+            for other, edge in self.near[core]:
+                if cost >= target:
+                    return
+                if not self.taken[edge] and not self.member[other]:
+                    cost += self._join(other, beta)
+
+    def _next(self) -> int | None:
+        """The member with the fewest unplaced edges; of equal ones the newest."""
+        while self.least <= self.most:
+            waiting = self.queue[self.least]
+            while waiting:
+                vertex = waiting.pop()
+                if self.left[vertex] == self.least:
+                    return vertex
+            self.least += 1
+        return None
+
+    def _join(self, vertex: int, beta: float) -> float:
+        """Add a vertex to S; what that costs."""
+        cost = -float(len(self.placed))
+        self.member[vertex] = 1
+        if self.rank[vertex] < 0:
+            self.rank[vertex] = self.joined
+            self.joined += 1
+            cost += beta
+        for other, edge in self.near[vertex]:
+            if not self.taken[edge] and self.member[other]:
+                self.taken[edge] = 1
+                self.placed.append(edge)
+                self.left[vertex] -= 1
+                if other != vertex:
+                    self.left[other] -= 1
+                    self._wait(other)
+        self._wait(vertex)
+        return cost + len(self.placed)
+
+    def _wait(self, vertex: int) -> None:
+        if left := self.left[vertex]:
+            self.queue[left].append(vertex)
+            self.least = min(self.least, left)

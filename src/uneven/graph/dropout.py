@@ -1,0 +1,35 @@
+"""Dropout that depends on the vertex, not on who computes it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MIX, _MIX_2 = 0x2C1B3C6D, 0x297A2D39
+_HALF = 0x7FFFFFFF
+
+
+def same_everywhere(x: Tensor, ids: Tensor, p: float, call: int) -> Tensor:
+    """``x`` with a share p of its entries 0, and the others scaled by 1 / (1 − p).
+
+    Args:
+        x: [rows, d].
+        ids: int64 [rows], each vertex's number in the whole graph.
+        call: another number gives another mask; one of the same vertex and column is the same everywhere.
+    """
+    salt = (call * 0x9E3779B1) & _HALF
+    row = _mixed(ids.to(torch.int64) * 0x85EBCA6B + salt).to(torch.int32)
+    column = _mixed(torch.arange(x.shape[1]) * 0xC2B2AE35 + salt + 1).to(torch.int32)
+    mask = row[:, None] ^ column
+    mask = (mask ^ (mask >> 15)) * _MIX
+    mask = (mask ^ (mask >> 12)) * _MIX_2
+    mask = (mask ^ (mask >> 15)) & _HALF
+    return x * (mask >= int(p * 2**31)).to(x.dtype).mul_(1.0 / (1.0 - p))
+
+
+def _mixed(key: Tensor) -> Tensor:
+    key = key ^ (key >> 33)
+    key = key * 0x62A9D9ED799705F5
+    key = key ^ (key >> 28)
+    key = key * 0x4B24D0A5C8E1B4F1
+    return (key ^ (key >> 32)) & _HALF

@@ -1,0 +1,298 @@
+"""A worker's graph in a script: what layers call, the loss counted once a vertex, what all workers make together.
+
+``g`` is a part of a session: it opens its line when the session has a model, so it is given to ``Session(parts=[g])``.
+Without a session it is the whole graph, in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uneven.errors import ConfigError, ConflictError, DataError, TrainingError
+from uneven.graph.constant import Constants
+from uneven.graph.dropout import same_everywhere
+from uneven.graph.exchange.exact import ExactExchange, RowCarrier
+from uneven.graph.parted import GraphPart
+from uneven.graph.source import GraphSource
+from uneven.run.lines import Line
+from uneven.run.part import Part, Run, Step
+
+
+class PartedGraph(Part):
+    """This worker's part of a graph, with what its layers need.
+
+    Rows of all tensors are this worker's: the vertices that it roots, in the order of the cut.
+
+    Args:
+        source: where the part comes from.
+        rank, size: this worker and how many there are.
+        seed: of dropout, the same on all workers.
+
+    Attributes:
+        part: rows, edges and routes.
+        degree: float32 [rows]: in-edges of each vertex in the whole graph.
+        loops: float32 [rows]: edges from each vertex to itself.
+        samples: what to give to ``session.step(samples=…)``.
+    """
+
+    def __init__(self, source: GraphSource, rank: int, size: int, *, seed: int = 0) -> None:
+        self.source = source
+        self.seed = seed
+        self.rank, self.size = rank, size
+        self._weight = 1.0
+        self._line: Line | None = None
+        self._calls = 0
+        self._masks: dict[int, tuple[Tensor, int, int]] = {}
+        self.constants = Constants()
+        self._take(source.part(rank, size))
+        self.samples = max(1, self.part.edges)
+
+    @property
+    def name(self) -> str:
+        """For messages, the journal and the state."""
+        return "graph"
+
+    def _take(self, part: GraphPart) -> None:
+        self.part = part
+        self.exchange = ExactExchange(RowCarrier(part, self._line, self._weight))
+        ids = part.ids[: self.rows]
+        self.degree = torch.from_numpy(self.source.vector("in_degree", ids).astype(np.float32))
+        self.loops = torch.from_numpy(self.source.vector("loops", ids).astype(np.float32))
+        self.ids = torch.from_numpy(self.source.vector("order", ids).astype(np.int64))
+
+    # ── as a part of a session ──────────────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, run: Run) -> None:
+        """Open the line, and compare what the workers have loaded.
+
+        Raises:
+            ConfigError: the part was loaded for another number of workers.
+            ConflictError: workers have loaded different graphs.
+        """
+        if (self.rank, self.size) != (run.rank, len(run.members)):
+            raise ConfigError(
+                f"graph.load took worker {self.rank} of {self.size} for this one, and the session has rank {run.rank} "
+                f"of {len(run.members)}: load after the launcher's variables are set, or name rank and size"
+            )
+        if self.size > 1:
+            self._line = run.lines.open("graph")
+            self._compare()
+            self._take(self.part)
+
+    def _compare(self) -> None:
+        assert self._line is not None
+        same = [int(self.source.fingerprint[:15], 16), *self.source.ends(self.size)]
+        mine = torch.tensor([*same, self.samples], dtype=torch.int64)
+        each = [torch.empty_like(mine) for _ in range(self.size)]
+        self._line.gather(mine, each).wait()
+        self._weight = self.samples / sum(int(one[-1]) for one in each)
+        for rank, one in enumerate(each):
+            if not torch.equal(one[:-1], mine[:-1]):
+                raise ConflictError(
+                    f"rank {rank} has loaded another cut than rank {self.rank}: give all workers the same folder"
+                )
+
+    def before_step(self, step: Step) -> None:
+        """See that gradients are weighted as losses are scaled.
+
+        Raises:
+            TrainingError: other samples than the graph's.
+        """
+        if abs(step.weight - self._weight) > 1e-12:
+            raise TrainingError(
+                f"rank {self.rank} takes {step.samples} of {sum(step.shares)} samples in this step: with a graph, give "
+                f"session.step(samples=g.samples), which is {self.samples} here"
+            )
+
+    # ── what lies here ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def rows(self) -> int:
+        """Of all tensors here."""
+        return self.exchange.rows
+
+    @property
+    def edges(self) -> int:
+        """Of this worker's part."""
+        return self.part.edges
+
+    def tensor(self, name: str) -> Tensor:
+        """This worker's rows of a tensor that was given to ``partition``."""
+        return self.source.rows(name, self.part.ids[: self.rows])
+
+    @property
+    def x(self) -> Tensor:
+        """Features, a constant: sums over them are made once."""
+        return self.constant(self.tensor("x"))
+
+    @property
+    def y(self) -> Tensor:
+        """Labels."""
+        return self.tensor("y")
+
+    def constant(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Say that ``x`` stays as it is: what the first layer makes of it without weights is made once, and kept.
+
+        Args:
+            dtype: of what is kept, as the operand of the first layer's product; bfloat16 where the processor has it.
+
+        Raises:
+            ConfigError: ``x`` is trained, or has other rows than this part.
+        """
+        if x.shape[0] != self.rows:
+            raise ConfigError(f"features of shape {tuple(x.shape)}: this part has {self.rows} rows")
+        return self.constants.add(x, dtype)
+
+    # ── what layers call ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over all in-neighbours; [rows, d] → [rows, d]. Every worker calls it at the same place."""
+        self._check(x)
+        return self.exchange.sum(x)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean over all in-neighbours, 0 where there are none."""
+        return self.sum(x) / self.degree.clamp(min=1.0).to(x.dtype)[:, None]
+
+    def max(self, x: Tensor) -> Tensor:
+        """Greatest value over all in-neighbours, column by column; 0 where there are none."""
+        self._check(x)
+        return self.exchange.max(x).masked_fill(self.degree[:, None] == 0.0, 0.0)
+
+    def min(self, x: Tensor) -> Tensor:
+        """Least value, likewise."""
+        return -self.max(-x)
+
+    def kept(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """``make(x)``, made once, where ``x`` is a constant; None where it is not."""
+        return self.constants.made(what, x, make)
+
+    def _check(self, x: Tensor) -> None:
+        if x.dim() != 2 or x.shape[0] != self.rows:
+            raise ConfigError(
+                f"a layer was given {tuple(x.shape)}: this part of the graph has {self.rows} rows; is x of another "
+                f"part, or of the whole graph?"
+            )
+        if not x.is_floating_point():
+            raise ConfigError(f"a layer was given {x.dtype}: give floating-point features, x.float()")
+
+    def dropout(self, x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+        """Dropout whose mask depends on the vertex and not on who has it: the same on any number of workers.
+
+        Every worker calls it at the same place.
+        """
+        if not training or p == 0.0:
+            return x
+        self._calls += 1
+        return same_everywhere(x, self.ids, p, self.seed * 1_000_003 + self._calls)
+
+    # ── what all make together ──────────────────────────────────────────────────────────────────────────────────────
+
+    def loss(self, criterion: Callable[..., Tensor], output: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean loss over the vertices of ``mask`` in the whole graph, each counted once, as this worker's share.
+
+        Its backward pass gives the gradient of that mean. The value is so scaled that the mean over workers by their
+        samples, which is what ``session.log`` draws, is the mean over vertices.
+
+        Args:
+            criterion: from ``torch.nn.functional``, or alike: takes ``reduction="sum"``.
+            mask: bool [rows]; all vertices if None.
+
+        Raises:
+            DataError: nothing is in the mask of any worker.
+        """
+        mask = torch.ones(self.rows, dtype=torch.bool) if mask is None else mask
+        everywhere = self._count(mask)
+        return criterion(output[mask], y[mask], reduction="sum") / (everywhere * self._weight)
+
+    def _count(self, mask: Tensor) -> int:
+        """Vertices in a mask, of all workers; asked once for each mask."""
+        known = self._masks.get(id(mask))
+        if known is not None and known[0] is mask and known[1] == mask._version:
+            return known[2]
+        if mask.dtype is not torch.bool or mask.shape != (self.rows,):
+            raise DataError(f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{self.rows}]")
+        found = int(self.total(mask.sum().double()))
+        if not found:
+            raise DataError("the mask is empty on all workers: there is no mean over no vertices")
+        if len(self._masks) >= 16:
+            self._masks.clear()
+        self._masks[id(mask)] = (mask, mask._version, found)
+        return found
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all workers of a tensor of one shape; every worker calls it."""
+        found = value.detach().clone()
+        if self._line is not None:
+            self._line.sum(found).wait()
+        return found
+
+    def accuracy(self, output: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
+        """The share of right answers over the vertices of ``mask`` in the whole graph; every worker calls it."""
+        right = output.argmax(dim=1) == y
+        mask = torch.ones_like(right) if mask is None else mask
+        counts = self.total(torch.stack([(right & mask).sum(), mask.sum()]).double())
+        return float(counts[0] / counts[1].clamp(min=1.0))
+
+    def gather(self, output: Tensor) -> Tensor | None:
+        """Rows of all vertices in the graph's own order, on rank 0; None elsewhere. Every worker calls it."""
+        output = output.detach().contiguous()
+        if self._line is None:
+            found = torch.empty_like(output)
+            found[self.ids] = output
+            return found
+        counts = torch.zeros(self.size, dtype=torch.int64)
+        counts[self.rank] = self.rows
+        self._line.sum(counts).wait()
+        if self.rank:
+            self._line.send(self.ids, 0).wait()
+            self._line.send(output, 0).wait()
+            return None
+        found = output.new_empty(int(counts.sum()), *output.shape[1:])
+        found[self.ids] = output
+        for other in range(1, self.size):
+            ids = torch.empty(int(counts[other]), dtype=torch.int64)
+            rows = output.new_empty(len(ids), *output.shape[1:])
+            self._line.receive(ids, other).wait()
+            self._line.receive(rows, other).wait()
+            found[ids] = rows
+        return found
+
+    @property
+    def sent_bytes(self) -> int:
+        """By this worker on the graph's line so far."""
+        return 0 if self._line is None else self._line.traffic.sent_bytes
+
+
+def load(where: str | Path | Any, *, rank: int | None = None, size: int | None = None, seed: int = 0) -> PartedGraph:
+    """A worker's part of a cut graph, or a whole graph.
+
+    Args:
+        where: the folder that :func:`partition` wrote, or a graph as that takes it.
+        rank, size: this worker and how many there are; by default those of the launcher.
+        seed: of dropout, the same on all workers.
+
+    Raises:
+        DataError: there is no cut graph; or a graph is given whole, and there are several workers.
+        ConfigError: more workers than parts.
+    """
+    from uneven.graph.source import StoredSource, WholeSource
+    from uneven.world import discover
+
+    if rank is None or size is None:
+        world = discover()
+        rank, size = world.rank, world.size
+    if isinstance(where, str | Path):
+        return PartedGraph(StoredSource(where), rank, size, seed=seed)
+    if size > 1:
+        raise DataError(
+            f"graph.load was given a whole graph, and there are {size} workers: cut it once with graph.partition(…, "
+            f"parts={size}), and load the folder"
+        )
+    return PartedGraph(WholeSource(where), 0, 1, seed=seed)

@@ -1,0 +1,77 @@
+"""Sums and extremes over the neighbours of each vertex, with their gradients.
+
+f_out[v] = Σ or max or min of f[u] over the edges u → v (the aggregation primitive of DistGNN, arXiv 2104.06700). A row
+without neighbours gives 0. The gradient of a sum is the sum on the transposed graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uneven.graph.rows import Adjacency, RowIndex
+
+
+def row_sums(rows: RowIndex, x: Tensor) -> Tensor:
+    """Σ of the rows of ``x`` [width, d] that each row of ``rows`` names; [rows, d], no gradient."""
+    if not len(rows.columns):
+        return x.new_zeros(rows.rows, x.shape[1])
+    # FBGEMM's kernel for float32; mode "mean" would leave it, so means are scaled afterwards.
+    found: Tensor = torch.embedding_bag(x, rows.columns, rows.starts, mode=0, include_last_offset=True)[0]
+    return found
+
+
+class NeighbourSum(torch.autograd.Function):
+    """Sum over in-neighbours."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:
+        """x [sources, d] → [targets, d]."""
+        ctx.adjacency = adjacency
+        return row_sums(adjacency.into, x.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The sum over out-neighbours."""
+        return row_sums(ctx.adjacency.out, gradients[0].contiguous()), None
+
+
+class NeighbourMax(torch.autograd.Function):
+    """Greatest value over in-neighbours, column by column; −∞ where there are none. Of equal ones the first wins."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: RowIndex) -> Tensor:
+        """x [sources, d] → [targets, d]."""
+        ctx.shape = x.shape
+        if not len(rows.columns):
+            ctx.save_for_backward(None, None)
+            return x.new_full((rows.rows, x.shape[1]), -torch.inf)
+        found, _, _, winner = torch.embedding_bag(
+            x.contiguous(), rows.columns, rows.starts, mode=2, include_last_offset=True
+        )
+        ctx.save_for_backward(winner, rows.empty)
+        return found.masked_fill(rows.empty[:, None], -torch.inf)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """To each winner what its value has earned."""
+        winner, empty = ctx.saved_tensors
+        found = gradients[0].new_zeros(ctx.shape)
+        if winner is not None:
+            kept = gradients[0].masked_fill(empty[:, None], 0.0)
+            found.scatter_add_(0, winner.masked_fill(empty[:, None], 0).long(), kept)
+        return found, None
+
+
+def neighbour_sum(x: Tensor, adjacency: Adjacency) -> Tensor:
+    """Sum of ``x`` over in-neighbours, with a gradient."""
+    found: Tensor = NeighbourSum.apply(x, adjacency)
+    return found
+
+
+def neighbour_max(x: Tensor, adjacency: Adjacency) -> Tensor:
+    """Greatest ``x`` over in-neighbours, −∞ where there are none, with a gradient."""
+    found: Tensor = NeighbourMax.apply(x, adjacency.into)
+    return found

@@ -1,0 +1,135 @@
+"""Where a worker's part comes from: a folder that all workers read, or a graph in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from uneven.errors import ConfigError, DataError
+from uneven.graph.cut.base import Ids
+from uneven.graph.edges import edges_of, tensors_of
+from uneven.graph.order import near_first
+from uneven.graph.parted import GraphPart, HaloRoute, part_of
+from uneven.graph.rows import Adjacency
+from uneven.graph.store import GraphStore
+
+
+class GraphSource(ABC):
+    """Gives a part, and what belongs to its vertices.
+
+    Attributes:
+        fingerprint: hexadecimal; the same where the graph is.
+        vertices: of the whole graph.
+    """
+
+    fingerprint: str
+    vertices: int
+
+    @abstractmethod
+    def part(self, rank: int, size: int) -> GraphPart:
+        """The part of worker ``rank`` of ``size``."""
+
+    @abstractmethod
+    def ends(self, size: int) -> tuple[int, ...]:
+        """Where the edges of each of ``size`` workers end, to be compared among them."""
+
+    @abstractmethod
+    def vector(self, name: str, ids: Ids) -> npt.NDArray[Any]:
+        """Of vertices: order (their ids in the graph), in_degree or loops."""
+
+    @abstractmethod
+    def rows(self, name: str, ids: Ids) -> Tensor:
+        """Rows of a tensor of the user's."""
+
+
+class StoredSource(GraphSource):
+    """A folder, mapped into memory. With fewer workers than parts, each takes several parts that follow each other."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.store = GraphStore(path)
+        self.fingerprint = self.store.facts.fingerprint
+        self.vertices = self.store.facts.vertices
+
+    def groups(self, size: int) -> list[range]:
+        """The parts of each worker.
+
+        Raises:
+            ConfigError: more workers than parts.
+        """
+        parts = self.store.facts.parts
+        if not 1 <= size <= parts:
+            raise ConfigError(
+                f"{size} workers and {parts} parts in {self.store.path}: a part cannot be split; partition again with "
+                f"parts={size}"
+            )
+        return [range(parts * one // size, parts * (one + 1) // size) for one in range(size)]
+
+    def ends(self, size: int) -> tuple[int, ...]:
+        """See :class:`GraphSource`."""
+        return tuple(self.store.facts.bounds[one.stop] for one in self.groups(size))
+
+    def part(self, rank: int, size: int) -> GraphPart:
+        """See :class:`GraphSource`."""
+        groups = self.groups(size)
+        bounds = self.store.facts.bounds
+        mine = slice(bounds[groups[rank].start], bounds[groups[rank].stop])
+        worker_of = np.repeat(np.arange(size), [len(one) for one in groups])
+        root = worker_of[self.store.array("roots")]
+        source, target = (np.asarray(self.store.array(name)[mine]) for name in ("source", "target"))
+        return part_of(source, target, self.store.holders(groups), root, rank)
+
+    def vector(self, name: str, ids: Ids) -> npt.NDArray[Any]:
+        """See :class:`GraphSource`."""
+        return np.asarray(self.store.array(name)[ids])
+
+    def rows(self, name: str, ids: Ids) -> Tensor:
+        """See :class:`GraphSource`."""
+        return self.store.rows(name, ids)
+
+
+class WholeSource(GraphSource):
+    """A graph in memory, in one part, its vertices in an order in which neighbours are near."""
+
+    def __init__(self, graph: Any, num_nodes: int | None = None) -> None:
+        edges = edges_of(graph, num_nodes)
+        self.vertices = edges.vertices
+        self.fingerprint = f"{edges.fingerprint():016x}"
+        self._tensors = tensors_of(graph, edges.vertices)
+        rank = near_first(edges.source, edges.target, edges.vertices)
+        order = np.empty(edges.vertices, np.int32)
+        order[rank] = np.arange(edges.vertices, dtype=np.int32)
+        source, target = rank[edges.source].astype(np.int32), rank[edges.target].astype(np.int32)
+        self._source, self._target = source, target
+        self._vectors: dict[str, npt.NDArray[Any]] = {
+            "order": order,
+            "in_degree": np.bincount(target, minlength=edges.vertices),
+            "loops": np.bincount(source[source == target], minlength=edges.vertices),
+        }
+
+    def ends(self, size: int) -> tuple[int, ...]:
+        """See :class:`GraphSource`."""
+        return (len(self._source),)
+
+    def part(self, rank: int, size: int) -> GraphPart:
+        """See :class:`GraphSource`."""
+        everything = np.arange(self.vertices, dtype=np.int32)
+        nobody = HaloRoute((slice(self.vertices, self.vertices),), (torch.zeros(0, dtype=torch.int64),))
+        adjacency = Adjacency.of(self._source, self._target, self.vertices)
+        copies = np.ones(self.vertices, np.int32)
+        return GraphPart(everything, self.vertices, copies, adjacency, nobody, nobody, len(self._source))
+
+    def vector(self, name: str, ids: Ids) -> npt.NDArray[Any]:
+        """See :class:`GraphSource`."""
+        return np.asarray(self._vectors[name][ids])
+
+    def rows(self, name: str, ids: Ids) -> Tensor:
+        """See :class:`GraphSource`."""
+        if name not in self._tensors:
+            raise DataError(f"the graph has no tensor {name!r}, only {', '.join(sorted(self._tensors)) or 'none'}")
+        return self._tensors[name][torch.from_numpy(self._vectors["order"][ids]).long()]

@@ -1,0 +1,78 @@
+"""A graph on real workers, in steps of a session: the weights of one process, at unequal parts, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import uneven
+from uneven import graph
+from uneven.errors import ConfigError
+from uneven.testing.ranks import RankContext, run_ranks
+
+VERTICES, WIDTH, CLASSES, STEPS = 80, 9, 3, 4
+SHARES = (6, 3, 2, 1)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = graph.SAGEConv(WIDTH, 6), graph.GCNConv(6, CLASSES)
+
+    def forward(self, g: graph.PartedGraph, x: Tensor) -> Tensor:
+        return self.second(g.dropout(F.relu(self.first(x, g)), 0.4), g)
+
+
+def write(path: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    ends = torch.randint(0, VERTICES - 4, (2, 300), generator=draw)
+    tensors = {
+        "x": torch.randn(VERTICES, WIDTH, generator=draw, dtype=torch.float64),
+        "y": torch.randint(0, CLASSES, (VERTICES,), generator=draw),
+        "mask": torch.rand(VERTICES, generator=draw) < 0.5,
+    }
+    graph.partition(torch.cat([ends, ends.flip(0)], 1), VERTICES, path=path, shares=SHARES, tensors=tensors)
+
+
+def trained(me: RankContext, path: str) -> list[list[float]]:
+    g = graph.load(path, rank=me.rank, size=me.size)
+    session = uneven.Session(parts=[g])
+    torch.manual_seed(0)
+    model = Net().double()
+    model, optimizer = session.setup(model, torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=1e-3))
+    x, y, mask = g.x, g.y, g.tensor("mask")
+    for _ in range(STEPS):
+        with session.step(samples=g.samples):
+            g.loss(F.cross_entropy, model(g, x), y, mask).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = [one.detach().flatten().tolist() for one in model.parameters()]
+    with torch.no_grad():
+        output = g.gather(model(g, x))
+    if output is not None:
+        found.append(output.flatten().tolist())
+    session.close()
+    return found
+
+
+def loaded_for_others(me: RankContext, path: str) -> None:
+    session = uneven.Session(parts=[graph.load(path, rank=me.rank, size=3)])
+    model = Net()
+    with pytest.raises(ConfigError, match=r"took worker \d of 3 .* rank \d of 2"):
+        session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    session.close()
+
+
+def test_unequal_parts_train_as_one_process(tmp_path: Path) -> None:
+    write(tmp_path / "parts")
+    alone = trained(RankContext(0, 1), str(tmp_path / "parts"))
+    for size in (2, 4):
+        each = run_ranks(size, trained, tmp_path / "parts")
+        for rank, found in enumerate(each):
+            for mine, whole in zip(found, alone if rank == 0 else alone[:-1], strict=True):
+                torch.testing.assert_close(mine, whole, rtol=0, atol=1e-10)
+    run_ranks(2, loaded_for_others, tmp_path / "parts")

@@ -1,0 +1,68 @@
+"""Graphs in files, and the command that cuts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from uneven import graph
+from uneven.cli import main
+from uneven.errors import DataError
+from uneven.graph.files import read_graph
+
+
+def write(path: Path) -> None:
+    """A ring of 40 with features in compressed rows."""
+    n = 40
+    np.savez(
+        path,
+        indptr=np.arange(n + 1) * 2,
+        indices=np.stack([(np.arange(n) - 1) % n, (np.arange(n) + 1) % n], axis=1).ravel(),
+        x_indptr=np.arange(n + 1),
+        x_indices=np.arange(n) % 3,
+        x_dim=5,
+        y=np.array([0, 1, -1, 1] * 10, np.int8),
+        split=np.arange(n) % 3,
+    )
+
+
+def test_a_file_is_cut_and_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "ring.npz")
+    with pytest.raises(SystemExit) as ended:
+        main(["graph", "partition", str(tmp_path / "ring.npz"), str(tmp_path / "p"), "--shares", "3,1", "--beta", "0"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "40 vertices, 80 directed edges, cut into 2 by ne, seed 0" in shown
+    assert "tensors: split, test_mask, train_mask, val_mask, x, y" in shown
+    with pytest.raises(SystemExit):
+        main(["graph", "inspect", str(tmp_path / "p")])
+    assert capsys.readouterr().out == shown
+    g = graph.load(tmp_path / "p", rank=0, size=1)
+    assert g.x.shape == (40, 5)
+    assert g.gather(g.x.argmax(1)).tolist() == [one % 3 for one in range(40)]  # type: ignore[union-attr]
+    assert int(g.tensor("train_mask").sum()) == 11  # of 14, three have no label
+
+
+def test_fewer_features_are_the_commonest(tmp_path: Path) -> None:
+    write(tmp_path / "ring.npz")
+    found = read_graph(tmp_path / "ring.npz", most_features=2).tensors["x"]
+    assert found.sum(0).tolist() == [14, 13]
+
+
+def test_what_is_no_graph_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros(3))
+    with pytest.raises(DataError, match="has x, and neither edge_index nor indptr"):
+        read_graph(tmp_path / "x.npz")
+    (tmp_path / "text.npz").write_text("no")
+    with pytest.raises(DataError, match=r"text\.npz"):
+        read_graph(tmp_path / "text.npz")
+    for line, told in (
+        (["p"], "give --parts 4, or --shares"),
+        (["p", "--shares", "3;1"], "give numbers with commas"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["graph", "partition", str(tmp_path / "x.npz"), *line])
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err

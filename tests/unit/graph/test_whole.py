@@ -1,0 +1,108 @@
+"""A graph in one process: reductions against torch's own, and what layers refuse."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from threaded_graphs import features, some_graph
+
+from uneven import graph
+from uneven.errors import ConfigError, DataError, TrainingError
+
+
+def scattered(x: torch.Tensor, edges: torch.Tensor, how: str) -> torch.Tensor:
+    """By torch's own scatter, in the graph's order."""
+    index = edges[1][:, None].expand(-1, x.shape[1])
+    return torch.zeros_like(x).scatter_reduce(0, index, x[edges[0]], how, include_self=False)
+
+
+def loaded(edges: torch.Tensor, vertices: int = 60) -> graph.PartedGraph:
+    return graph.load(SimpleNamespace(edge_index=edges, num_nodes=vertices))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 7, 16, 33, 70])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_reductions_are_those_of_torch(kind: torch.dtype, width: int, symmetric: bool) -> None:
+    edges = some_graph(symmetric=symmetric)
+    g = loaded(edges)
+    x = features(60, width).to(kind).requires_grad_()
+    mine = x[g.ids]
+    for how, found in (("sum", g.sum(mine)), ("mean", g.mean(mine)), ("amax", g.max(mine)), ("amin", g.min(mine))):
+        wanted = scattered(x, edges, how)
+        torch.testing.assert_close(g.gather(found), wanted)
+        factor = features(60, width, 2).to(kind)
+        (back,) = torch.autograd.grad((found * factor[g.ids]).sum(), x, retain_graph=True)
+        # of equal values, which two edges of one source give, torch divides among them: the same sum
+        (theirs,) = torch.autograd.grad((wanted * factor).sum(), x)
+        torch.testing.assert_close(back, theirs)
+
+
+def test_no_edges_and_one_vertex() -> None:
+    g = loaded(torch.zeros(2, 0, dtype=torch.int64), 1)
+    x = torch.ones(1, 3, requires_grad=True)
+    for found in (g.sum(x), g.mean(x), g.max(x), g.min(x)):
+        assert found.tolist() == [[0.0] * 3]
+        (back,) = torch.autograd.grad(found.sum(), x)
+        assert back.tolist() == [[0.0] * 3]
+
+
+def test_layers_refuse_what_does_not_fit() -> None:
+    g = loaded(some_graph())
+    conv = graph.SAGEConv(4, 2)
+    with pytest.raises(ConfigError, match="has 60 rows; is x of another part"):
+        conv(torch.zeros(59, 4), g)
+    with pytest.raises(ConfigError, match=r"x\.float\(\)"):
+        g.sum(torch.zeros(60, 4, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="aggr='median'"):
+        graph.SAGEConv(4, 2, aggr="median")
+    with pytest.raises(ConfigError, match="x is trained"):
+        g.constant(torch.zeros(60, 4, requires_grad=True))
+    with pytest.raises(ConfigError, match="this part has 60 rows"):
+        g.constant(torch.zeros(59, 4))
+    y = torch.zeros(60, dtype=torch.int64)
+    with pytest.raises(DataError, match="empty on all workers"):
+        g.loss(F.cross_entropy, torch.zeros(60, 2), y, torch.zeros(60, dtype=torch.bool))
+    with pytest.raises(DataError, match=r"give bool \[60\]"):
+        g.loss(F.cross_entropy, torch.zeros(60, 2), y, torch.zeros(60))
+
+
+def test_constants_are_made_once_and_stay() -> None:
+    g = loaded(some_graph())
+    x = g.constant(features(60, 4).float())
+    conv = graph.SAGEConv(4, 8)
+    calls = []
+    whole = g.exchange.sum
+    g.exchange.sum = lambda one: (calls.append(1), whole(one))[1]  # type: ignore[method-assign]
+    first, plain = conv(x, g), conv(x.clone(), g)
+    torch.testing.assert_close(first, plain)
+    conv(x, g)
+    assert len(calls) == 2  # one for the constant, one for its copy
+    conv(F.dropout(x, 0.5), g)
+    assert len(calls) == 3
+    x.add_(1.0)
+    with pytest.raises(TrainingError, match="changed in place"):
+        conv(x, g)
+
+
+def test_masks_change_in_place() -> None:
+    g = loaded(some_graph())
+    output, y = torch.zeros(60, 2), torch.zeros(60, dtype=torch.int64)
+    mask = torch.ones(60, dtype=torch.bool)
+    for _ in range(2):
+        assert g.loss(F.cross_entropy, output, y, mask).item() == pytest.approx(0.6931, abs=1e-4)
+        mask[:30] = False
+
+
+def test_dropout_drops_its_share_and_goes_on() -> None:
+    g = loaded(some_graph())
+    x = torch.ones(60, 200)
+    first, second = g.dropout(x, 0.3), g.dropout(x, 0.3)
+    for one in (first, second):
+        assert (one == 0).float().mean().item() == pytest.approx(0.3, abs=0.02)
+        assert one.mean().item() == pytest.approx(1.0, abs=0.03)
+    assert ((first == 0) == (second == 0)).float().mean().item() == pytest.approx(0.58, abs=0.02)
+    assert g.dropout(x, 0.3, training=False) is x

@@ -1,0 +1,59 @@
+"""Graphs for tests, and a cut one on workers that are threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven import graph
+from uneven.core.actions import StepPlan
+from uneven.run.lines import ThreadLines
+from uneven.run.part import Run, Step
+
+
+def some_graph(vertices: int = 60, edges: int = 240, *, symmetric: bool = True, seed: int = 0) -> Tensor:
+    """Random edges with loops, some of them twice, and vertices without any."""
+    draw = torch.Generator().manual_seed(seed)
+    ends = torch.randint(0, vertices - 5, (2, edges), generator=draw)
+    ends = torch.cat([ends, ends[:, :3], torch.tensor([[1, 4, 4], [1, 4, 4]])], dim=1)
+    return torch.cat([ends, ends.flip(0)], dim=1) if symmetric else ends
+
+
+def features(vertices: int, width: int, seed: int = 1) -> Tensor:
+    return torch.randn(vertices, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def on_threads(path: Path, size: int, work: Callable[[graph.PartedGraph], Any], **more: Any) -> list[Any]:
+    """What ``work`` returns on each of ``size`` workers, whose samples count as in a session."""
+    every = [graph.load(path, rank=rank, size=size, **more) for rank in range(size)]
+    shares = tuple(one.samples for one in every)
+    lines = ThreadLines.of(size)
+
+    def one(rank: int) -> Any:
+        every[rank].attach(
+            Run(
+                rank=rank,
+                members=tuple(range(size)),
+                lines=lines[rank],
+                model=nn.Identity(),
+                optimizers=(),
+                log=lambda *_: None,
+            )
+        )
+        every[rank].before_step(Step(0, 0, 0, rank, tuple(range(size)), shares, StepPlan()))
+        return work(every[rank])
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+def weighted(gradients: list[list[Tensor]], samples: list[int]) -> list[Tensor]:
+    """The gradient that a session would make of the workers'."""
+    total = sum(samples)
+    scaled = [[one * count / total for one in each] for each, count in zip(gradients, samples, strict=True)]
+    return [torch.stack(each).sum(0) for each in zip(*scaled, strict=True)]
