@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from uneven.graph.cut.base import normal
-from uneven.graph.cut.methods import cut
 from uneven.graph.edges import edges_of, tensors_of
+from uneven.graph.methods import cut
 from uneven.graph.order import near_first
 from uneven.graph.store import GraphStore, write_store
 

@@ -16,8 +16,8 @@ from uneven.errors import ConfigError, DataError, UnknownNameError
 from uneven.graph.clones import Holders, roots
 from uneven.graph.cut.base import EdgeCut, figures, normal
 from uneven.graph.cut.greedy import libra
-from uneven.graph.cut.methods import METHODS, cut
 from uneven.graph.edges import edges_of
+from uneven.graph.methods import METHODS, cut
 
 
 def ids(*values: int) -> np.ndarray:

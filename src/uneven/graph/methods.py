@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from uneven.errors import UnknownNameError
-from uneven.graph.cut.base import EdgeCut
+from uneven.graph import native
+from uneven.graph.cut.base import EdgeCut, Ids
 from uneven.graph.cut.expand import expand
-from uneven.graph.cut.greedy import hdrf, libra, stream_order
+from uneven.graph.cut.greedy import check_parts, hdrf, libra, stream_order
 from uneven.graph.cut.hashed import cut_dbh, cut_random
 from uneven.graph.edge_list import EdgeList
 
@@ -18,21 +19,27 @@ Cutter = Callable[[EdgeList, Sequence[float], int, float], EdgeCut]
 
 def cut_libra(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
     """Libra on a shuffled stream."""
-    order = stream_order(len(edges), seed)
-    return EdgeCut.of(libra(edges.source, edges.target, edges.vertices, shares, order), len(shares))
+    return _greedy(0, libra, edges, shares, seed)
 
 
 def cut_hdrf(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
     """HDRF on a shuffled stream."""
-    order = stream_order(len(edges), seed)
-    return EdgeCut.of(hdrf(edges.source, edges.target, edges.vertices, shares, order), len(shares))
+    return _greedy(1, hdrf, edges, shares, seed)
 
 
 def cut_ne(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
     """Neighbourhood expansion; the target of a part is edges + β · vertices."""
     first = np.random.default_rng(seed).permutation(edges.vertices)
-    order, bounds, rank = expand(edges.source, edges.target, edges.vertices, shares, first, beta)
+    given = (edges.source, edges.target, edges.vertices, shares, first, beta)
+    order, bounds, rank = native.expanded(*given) or expand(*given)
     return EdgeCut(order, tuple(bounds.tolist()), rank)
+
+
+def _greedy(kind: int, plain: Callable[..., Ids], edges: EdgeList, shares: Sequence[float], seed: int) -> EdgeCut:
+    check_parts(len(shares))
+    given = (edges.source, edges.target, edges.vertices, shares, stream_order(len(edges), seed))
+    part = native.greedy(kind, *given)
+    return EdgeCut.of(plain(*given) if part is None else part, len(shares))
 
 
 METHODS: Mapping[str, Cutter] = {

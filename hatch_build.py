@@ -1,0 +1,51 @@
+"""Compiles ``uneven/graph/native.cpp`` into the package where there is a compiler; without one all works, slower.
+
+The file has a plain C interface and needs nothing but libc, so one serves all versions of Python and torch. OpenMP's
+functions are left open: they are found in the library that torch has loaded, and share its threads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-ffp-contract=off", "-fvisibility=default", "-c"]
+
+
+def compiled(source: Path, to: Path) -> bool:
+    """Whether ``to`` is compiled from ``source`` now; a compiler that fails says why, and is no error."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return False
+    part = to.with_suffix(".o")
+    link = [compiler, "-shared", str(part), "-o", str(to), "-static-libstdc++", "-static-libgcc", "-Wl,-s"]
+    for openmp in (["-fopenmp"], []):
+        done = subprocess.run([compiler, *FLAGS, *openmp, str(source), "-o", str(part)], capture_output=True, text=True)
+        if done.returncode == 0:
+            done = subprocess.run(link, capture_output=True, text=True)
+            part.unlink()
+        if done.returncode == 0:
+            return True
+    print(f"uneven: {source.name} is left out: {done.stderr.strip()}", file=sys.stderr)
+    return False
+
+
+class CompileHook(BuildHookInterface):
+    """Part of every build, editable ones included."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and say that the wheel is for this kind of machine."""
+        package = Path(self.root) / "src" / "uneven" / "graph"
+        library = package / "_native.so"
+        library.unlink(missing_ok=True)
+        if self.target_name == "wheel" and compiled(package / "native.cpp", library):
+            build_data["artifacts"].append("src/uneven/graph/_native.so")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -1,0 +1,108 @@
+"""The compiled loops, where they were built; everything else is slower, and the same."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from uneven.graph.cut.base import Ids, Wholes
+from uneven.graph.rows import RowIndex
+
+LIBRARY = Path(__file__).with_name("_native.so")
+_OPENMP = re.compile(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so[^\s]*)")
+
+
+@cache
+def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
+    """The compiled file; None where there is none, or it does not load here, or UNEVEN_NATIVE is 0."""
+    if os.environ.get("UNEVEN_NATIVE") == "0" or not path.exists():
+        return None
+    try:
+        _share_threads()
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None  # built for another machine, or no OpenMP to share: the rest of uneven goes on without
+
+
+def _share_threads() -> None:
+    """Let the file find the OpenMP library that torch has loaded: one pool, ``torch.set_num_threads`` counts."""
+    maps = Path("/proc/self/maps")
+    for found in dict.fromkeys(_OPENMP.findall(maps.read_text()) if maps.exists() else ()):
+        ctypes.CDLL(found, ctypes.RTLD_GLOBAL)
+
+
+@cache
+def level() -> int:
+    """Of vectors: 2 for AVX-512, 1 for AVX2, 0 if the sums are made by torch."""
+    found = library()
+    return 0 if found is None else int(found.uneven_level())
+
+
+def sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, at: int | None = None) -> Tensor | None:
+    """Σ of the rows of ``x`` that each row names, times ``scale``; None where it has to be made elsewhere.
+
+    Args:
+        x: float32 [width, d], contiguous.
+        scale: float32 [rows].
+        at: a lower level than this machine's.
+    """
+    found = library()
+    height = level() if at is None else min(at, level())
+    if found is None or not height or x.dtype is not torch.float32 or not x.numel() or not x.is_contiguous():
+        return None
+    out = torch.empty(rows.rows, x.shape[1])
+    found.uneven_sums(
+        height, _at(rows.starts), _at(rows.columns), _at(rows.chunks), _at(x), _wide(x.shape[1]),
+        _at(out), _wide(x.shape[1]), _wide(x.shape[1]), None if scale is None else _at(scale),
+    )  # fmt: skip
+    return out
+
+
+def expanded(
+    source: Ids, target: Ids, vertices: int, shares: Sequence[float], first: Wholes, beta: float
+) -> tuple[Wholes, Wholes, Wholes] | None:
+    """See :func:`uneven.graph.cut.expand.expand`; None without the compiled file."""
+    found = library()
+    if found is None:
+        return None
+    each, first = np.asarray(shares, np.float64), np.ascontiguousarray(first, np.int64)
+    placed, ends, rank = (np.empty(n, np.int64) for n in (len(source), len(each) + 1, vertices))
+    found.uneven_expand(
+        _wide(len(source)), _wide(vertices), _of(source), _of(target), len(each), _of(each), _of(first),
+        ctypes.c_double(beta), _of(placed), _of(ends), _of(rank),
+    )  # fmt: skip
+    return placed, ends, rank
+
+
+def greedy(kind: int, source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Wholes) -> Ids | None:
+    """Libra for 0, HDRF for 1; see :mod:`uneven.graph.cut.greedy`. None without the compiled file."""
+    found = library()
+    if found is None:
+        return None
+    each, order = np.asarray(shares, np.float64), np.ascontiguousarray(order, np.int64)
+    part = np.empty(len(source), np.int32)
+    found.uneven_greedy(
+        kind, _wide(len(source)), _wide(vertices), _of(source), _of(target), len(each), _of(each), _of(order), _of(part)
+    )
+    return part
+
+
+def _at(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _of(array: npt.NDArray[np.generic]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _wide(number: int) -> ctypes.c_int64:
+    return ctypes.c_int64(number)
