@@ -38,7 +38,8 @@ LEAVE_VARIABLE = "UNEVEN_LEAVE_ON"
 """Set by ``uneven run --leave-on``: a signal by its name, on which a worker leaves an elastic run as on SIGTERM."""
 
 SITE_VARIABLE = "UNEVEN_SITE"
-"""Names the site that this worker is at, for policies that look at sites; without it, every machine is one."""
+"""Names the site that this worker is at, for policies that look at sites; without it, every machine is one. With
+commas, one for each worker of this machine: ``UNEVEN_SITE=us,us,eu,eu``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class World:
         run_directory: where the launcher wants the journal, if it said so.
         awaited: whether the launcher waits for a sign that the training starts, see ``rundir.mark_ready``.
         kind: "real" or "emulated".
-        site: where it is, among the sites of a policy that looks at them: UNEVEN_SITE, or the host.
+        site: where it is, among the sites of a policy that looks at them: UNEVEN_SITE, or the host. A list there, as in
+            "us,us,eu,eu", names the site of each worker of this machine.
         meeting: the address of rank 0's machine, as the launcher says.
         port: where the ranks meet there; 0 where nobody says.
         stored: whether the launcher keeps the store in which they meet; else rank 0 does.
@@ -111,7 +113,7 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         local_rank=_integer(env, "LOCAL_RANK", 0),
         local_size=_integer(env, "LOCAL_WORLD_SIZE", 1),
         host=host,
-        site=env.get(SITE_VARIABLE) or host,
+        site=_site(env.get(SITE_VARIABLE) or host, _integer(env, "LOCAL_RANK", 0)),
         run_directory=Path(run) if run else None,
         awaited=env.get(READY_VARIABLE) == "1",
         kind=env.get(WORLD_VARIABLE) or "real",
@@ -195,6 +197,23 @@ def _elastic(text: str | None) -> Elastic | None:
         return Elastic(int(least), int(most), float(silence_s), address[0] if address else None)
     except ValueError:
         raise ConfigError(f"{ELASTIC_VARIABLE}={text!r} is not MIN:MAX:SECONDS; start with `uneven run`") from None
+
+
+def _site(text: str, local_rank: int) -> str:
+    """The name for this worker, of a list with one for each of this machine's or of one for all.
+
+    Raises:
+        ConfigError: there are fewer names than workers, or an empty one.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if len(names) > 1 and local_rank >= len(names):
+        raise ConfigError(
+            f"{SITE_VARIABLE}={text!r} names no site for worker {local_rank} of this machine: one for each"
+        )
+    name = names[local_rank if len(names) > 1 else 0]
+    if not name:
+        raise ConfigError(f"{SITE_VARIABLE}={text!r} has an empty name: give each worker of this machine a site")
+    return name
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

@@ -138,8 +138,8 @@ class StepPlan:
     Attributes:
         exchanges: in the order in which they are started.
         waits: all of them hold before the step starts; a member that has left is waited for no more.
-        divided: the optimizer's step counts as the part of all samples that its gradient is the mean over, for what
-            others move is added to it: as if the learning rate were divided among them.
+        divided: what others move is added to what this worker does, so of K parties each steps with 1 / K of the
+            learning rate, and with its gradient K times as much as the part of all samples that it is the mean over.
     """
 
     exchanges: tuple[Exchange, ...] = ()

@@ -143,6 +143,7 @@ class ExchangeRecord:
     took_s: float = 0.0
     sent_bytes: Count = 0  # by this worker, as counted from the shape of the exchange
     distance: float = 0.0  # root mean square of its parameters' distance from the mean, before
+    picked: float = 1.0  # part of the entries that it sent, where some are picked; distance is that of the others then
     dropped: Count = 0  # exchanges not begun, as one was under way, since the last one; or 1: it came too late
     threads: Several = 1  # of this worker side by side
 

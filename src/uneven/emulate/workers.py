@@ -18,7 +18,7 @@ from uneven.jobs import Command, Ending, Events, How
 from uneven.launch import Launch
 from uneven.launch.failure import Death, blame, gone, told_in
 from uneven.launch.watched import shutdown_within_s
-from uneven.world import NODE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, WORLD_VARIABLE, Elastic
+from uneven.world import NODE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, SITE_VARIABLE, WORLD_VARIABLE, Elastic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,7 @@ def environment(
         READY_VARIABLE: "1",
         WORLD_VARIABLE: "emulated",
         NODE_VARIABLE: its.name,
+        **({SITE_VARIABLE: its.site} if its.site else {}),
     }
 
 

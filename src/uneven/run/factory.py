@@ -11,6 +11,7 @@ from uneven.data.hands import Hands
 from uneven.data.stream import is_stream
 from uneven.registry import describe
 from uneven.run.context import Context
+from uneven.run.entries.opened import open_entries
 from uneven.run.gradients.turns import PassFollower
 from uneven.run.observer import ExchangeObserver
 from uneven.run.own_pace.sample_counter import StoredSampleCounter
@@ -76,6 +77,7 @@ def _agree(
         on_record=context.scribe.write,
         on_nonfinite=context.nonfinite("parameter"),
         recovery=None if context.elastic is None else context.elastic.recovery,
+        entries=open_entries(context, model),
     )
     if context.elastic is None:  # where members change, nothing is under way between two steps
         context.connection.leaving = agreement.leave

@@ -65,8 +65,9 @@ class Arithmetic:
             source: a worker whose contribution was in time; None if all of them are gone.
         """
 
-    def divides(self, rank: int, part: float) -> None:
-        """The step that this worker takes now counts as so much of a whole one; see ``StepPlan.divided``."""
+    def divides(self, rank: int, rate: float, weight: float) -> None:
+        """What the learning rate and the gradient are multiplied by in the step that this worker takes now; see
+        ``StepPlan.divided``."""
 
     def steps(self, rank: int, iteration: int, at_s: float) -> None:
         """The optimizer's step, with the gradient as it is now. A step whose gradient came too late is not taken."""

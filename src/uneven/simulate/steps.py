@@ -171,16 +171,17 @@ class Steps:
     def _optimize(self, worker: Worker) -> None:
         worker.stepped = True
         if worker.plan.divided:
-            self._stage.arithmetic.divides(worker.rank, self._part(worker))
+            self._stage.arithmetic.divides(worker.rank, *self._divided(worker))
         if not worker.late:
             self._stage.arithmetic.steps(worker.rank, worker.clock, self._stage.queue.now_s)
 
-    def _part(self, worker: Worker) -> float:
-        """Of all samples of this step, those that its gradient is the mean over."""
+    def _divided(self, worker: Worker) -> tuple[float, float]:
+        """What the learning rate and the gradient of this step are multiplied by."""
+        parties = max(len(one.parties) for one in worker.plan.exchanges)
         near = next((one.members for one in worker.plan.exchanges if one.moment is Moment.BACKWARD), (worker.rank,))
         everybody = self._stage.history.at(worker.clock).members
         taken = {rank: self._shares.part(rank, worker.clock).batch for rank in everybody}
-        return sum(taken[rank] for rank in near) / max(1, sum(taken.values()))
+        return 1 / parties, parties * sum(taken[rank] for rank in near) / max(1, sum(taken.values()))
 
     def _end(self, worker: Worker) -> None:
         if not worker.stepped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.balance import Balancer, Even, balancers
-from uneven.core.actions import Combined, Exchange, Mean, Moment, Payload, StepPlan, Via, WriteBack
+from uneven.core.actions import Add, Combined, Exchange, Mean, Moment, Payload, StepPlan, Via, WriteBack
 from uneven.registry import describe
 from uneven.sync.base import Facts, Pace, SyncPolicy, policies
 from uneven.sync.outlook import first_plans
@@ -118,7 +118,9 @@ def _refused_of_copy(one: Exchange) -> str | None:
 def _refused(one: Exchange) -> str | None:
     if one.quorum is not None:
         return "it leaves who is late behind, which only a parameter server can do"
-    if one.select is not None or one.payload is Payload.DELTA:
+    if one.select is not None:
+        return _refused_picked(one)
+    if one.payload is Payload.DELTA:
         return "it sends movements rather than parameters"
     if one.payload is Payload.GRADIENT:
         return None if one.merge == Mean() and not one.parties else "gradients are merged by their weighted mean only"
@@ -130,6 +132,16 @@ def _refused(one: Exchange) -> str | None:
     if one.moment is Moment.BACKGROUND and one.parties:
         return "parties speak with one voice in the foreground only"
     return None
+
+
+def _refused_picked(one: Exchange) -> str | None:
+    if one.payload is not Payload.DELTA:
+        return "only of movements some entries are picked"
+    if one.moment is not Moment.STEP or not one.parties:
+        return "entries are picked and sent after the step, by parties that speak with one voice"
+    if one.merge.plain or one.merge == Add():
+        return None
+    return "of picked entries the mean is taken, or they are added as they are"
 
 
 def _carried_near(facts: Facts | None) -> str:

@@ -23,9 +23,9 @@ class Geo(WrappingPolicy):
     to its replica. Before the next step everybody has heard everybody, as in the released code with no slack. So
     threshold 0 is BSP, and what a site has not sent is in its own replica and in no other one's.
 
-    Movements of sites are added, not averaged. With ``divide`` a site's optimizer steps with the part of the learning
-    rate that its samples are of all, so the learning rate stays BSP's; the released code leaves that to whoever writes
-    the configuration (0.01 / K for K sites). Momentum and all other state of the optimizer stay with their site.
+    Movements of sites are added, not averaged. With ``divide`` each of K sites steps with 1 / K of the learning rate,
+    and with its gradient weighted by its samples, so the learning rate stays BSP's; the released code leaves that to
+    its configurations (0.01 / K). Momentum and all other state of the optimizer stay with their site.
 
     With one site it is the inner policy. Running statistics of batch norm stay with their worker.
 
@@ -36,7 +36,7 @@ class Geo(WrappingPolicy):
             v / √t (the theory); "linear", to ``lower`` within ``within`` steps; "fixed".
         lower, within: of "linear".
         flush: every so many steps all that is held is sent; 0 never.
-        divide: let the optimizer's steps count as the part of the samples that this site took.
+        divide: divide the learning rate by the number of sites; false where you have done so.
         bits: of a value that travels, 32 or 16; what rounding takes away stays and adds up.
 
     Raises:

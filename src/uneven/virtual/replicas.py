@@ -57,7 +57,7 @@ class VirtualReplica:
         start: where it began, and so what merges keep of it.
         centre: the outcome of a mean that came last, of parameters or of what was picked of movements; where it began,
             before.
-        part: of the learning rate, in the step that it takes.
+        divided: what learning rate and gradient are multiplied by in the step that it takes.
         kept: by each kind of merge.
         carried: how much of what it has moved was carried by exchanges of movements, or is not its own to send.
         gradient: of the step that it is in.
@@ -71,7 +71,7 @@ class VirtualReplica:
     kept: dict[type[Merge], Kept] = field(default_factory=dict)
     gradient: LazyGradient | None = None
     fresh: int = 0
-    part: float = 1.0
+    divided: tuple[float, float] = (1.0, 1.0)
 
 
 class SampleOrder:
@@ -125,24 +125,24 @@ class Sgd:
     task: LearningTask
     order: SampleOrder
     losses: Losses = field(default_factory=Losses)
-    _taken: OrderedDict[tuple[int, int, float], tuple[ModelState, Tensor, ModelState]] = field(
+    _taken: OrderedDict[tuple[int, int, float, float], tuple[ModelState, Tensor, ModelState]] = field(
         default_factory=OrderedDict
     )
 
-    def step(self, state: ModelState, gradient: Tensor, part: float = 1.0) -> ModelState:
+    def step(self, state: ModelState, gradient: Tensor, rate: float = 1.0, weight: float = 1.0) -> ModelState:
         """One step of SGD: v = μ v + g, x −= η v, all flat; without momentum v is g.
 
         Args:
-            part: of the learning rate.
+            rate, weight: what η and g are multiplied by.
         """
-        key = id(state), id(gradient), part
+        key = id(state), id(gradient), rate, weight
         known = self._taken.get(key)
         if known is not None:  # which holds the two, so that nothing else can have their identities
             return known[2]
-        velocity = gradient
+        velocity = gradient if weight == 1.0 else weight * gradient
         if self.task.momentum and state.velocity is not None:
-            velocity = self.task.momentum * state.velocity + gradient
-        move = -self.task.learning_rate * part * velocity
+            velocity = self.task.momentum * state.velocity + velocity
+        move = -self.task.learning_rate * rate * velocity
         kept = velocity if self.task.momentum else None
         after = ModelState(state.parameters + move, kept, state.moved + move)
         self._taken[key] = state, gradient, after

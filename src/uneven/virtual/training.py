@@ -85,9 +85,9 @@ class Training(Arithmetic):
         replica = self._replicas[rank]
         replica.gradient = LazyGradient(replica.state.parameters, samples)
 
-    def divides(self, rank: int, part: float) -> None:
-        """Its next step is taken with this part of the learning rate."""
-        self._replicas[rank].part = part
+    def divides(self, rank: int, rate: float, weight: float) -> None:
+        """Its next step is taken with this much of learning rate and gradient."""
+        self._replicas[rank].divided = rate, weight
 
     def steps(self, rank: int, iteration: int, at_s: float) -> None:
         """Take the step, and evaluate now and then."""
@@ -95,7 +95,7 @@ class Training(Arithmetic):
         assert replica.gradient is not None
         batch = len(replica.gradient.samples)
         gradient = self._sgd.value(replica.gradient)
-        replica.state = self._last = self._sgd.step(replica.state, gradient, replica.part)
+        replica.state = self._last = self._sgd.step(replica.state, gradient, *replica.divided)
         replica.gradient = None
         replica.fresh += batch
         if self._board.due(batch):

@@ -162,6 +162,7 @@ class _Silent(SyncPolicy):
 CARRIED = (
     *("bsp", "local", "local:every=4,warmup=9", "local:every=9000", "diloco", "ma", "bmuf", "shuffle"),
     *("hierarchical", "blocks", "blocks:every=3,merge=block-momentum:momentum=0.5"),
+    *("geo", "geo:bsp:threshold=0.1,schedule=sqrt,flush=9,bits=16", "sparse-local", "topk:density=0.2"),
 )
 SHADOWED = (
     *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),
@@ -188,12 +189,8 @@ def some() -> Iterator[str]:
     del policies._makers["some"]  # a test's plug-in; real ones stay
 
 
-PLAYED = ("geo", "sparse-local", "topk")
-"""In virtual time only."""
-
-
 def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> None:
-    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED, *PLAYED)} == set(policies)
+    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED)} == set(policies)
     for spec in (*CARRIED, *SHADOWED):
         assert not any(served(plan) for plan in first_plans(policies.resolve(spec), (0, 1, 2), {}))
     for spec in SERVED:
@@ -215,6 +212,7 @@ def test_what_no_real_run_carries_is_refused_with_the_nearest_that_one_does(some
 
 
 _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), moment=Moment.STEP)
+_PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties=((0,), (1,)))
 
 
 @pytest.mark.parametrize(
@@ -223,6 +221,10 @@ _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), momen
         (replace(_MEAN, via=Via.SERVER), "one exchange of all in a step"),
         (replace(_MEAN, quorum=1), "leaves who is late behind"),
         (replace(_MEAN, payload=Payload.DELTA), "movements rather than parameters"),
+        (replace(_MEAN, select=Significant(0.1)), "only of movements"),
+        (replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1)), "parties that speak with one voice"),
+        (replace(_PICKED, moment=Moment.BACKGROUND), "after the step"),
+        (replace(_PICKED, merge=Add(0.5)), "the mean is taken, or they are added as they are"),
         (replace(_MEAN, merge=Add()), "Add does not merge parameters: take a mean, block momentum or an elastic pull"),
         (
             replace(_MEAN, merge=Elastic(0.1), moment=Moment.BACKGROUND, write_back=WriteBack(lerp=True)),
@@ -236,7 +238,7 @@ _MEAN = Exchange(payload=Payload.PARAMETERS, members=(0, 1), merge=Mean(), momen
     ],
 )
 def test_an_exchange_that_no_carrier_carries_is_refused_by_what_it_is(one: Exchange, why: str) -> None:
-    assert refused(StepPlan(exchanges=(_MEAN,))) is None
+    assert refused(StepPlan(exchanges=(_MEAN, _PICKED, replace(_PICKED, merge=Add())))) is None
     assert why in str(refused(StepPlan(exchanges=(_MEAN, one))))
     assert "wait for clocks" in str(refused(StepPlan(waits=(Wait((0, 1), 3),))))
 

@@ -10,6 +10,7 @@ from uneven.core.actions import Moment, Payload, Significant, TopK
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.sync import policies
+from uneven.world import discover
 
 SITES = {0: "east", 1: "west", 2: "east", 3: "west"}
 
@@ -87,3 +88,14 @@ def test_sparse_local_speaks_after_each_block_for_a_site_or_for_each_worker() ->
 
 def test_with_one_site_gaia_is_bsp() -> None:
     assert plan("geo:bsp", sites=dict.fromkeys(range(4), "here")) == plan("bsp")
+
+
+def test_each_worker_of_a_machine_may_be_at_another_site() -> None:
+    def site(text: str, local_rank: int) -> str:
+        return discover({"UNEVEN_SITE": text, "LOCAL_RANK": str(local_rank)}).site
+
+    assert [site("us, us,eu", rank) for rank in range(3)] == ["us", "us", "eu"]
+    assert [site("us", rank) for rank in range(3)] == ["us"] * 3
+    for text, rank, why in (("us,eu", 2, "no site for worker 2"), ("us,,eu", 1, "an empty name")):
+        with pytest.raises(ConfigError, match=why):
+            site(text, rank)

@@ -19,6 +19,7 @@ from uneven.core.actions import Exchange, Moment
 from uneven.core.records import ExchangeRecord
 from uneven.run.elastic.recovery import Recovery
 from uneven.run.elastic.vectors import RecoveredVectors
+from uneven.run.entries.exchange import EntriesExchange, Moved
 from uneven.run.gradients.instep import mark, out_of_step
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
@@ -59,6 +60,8 @@ class Order:
         weight: samples that it speaks for: its own, or those of its party.
         threads: of this worker, which took these steps side by side.
         place: where all take the same steps, and are to be at the same one when they meet.
+        part: that its own steps count as.
+        rate: the learning rate as a part of the first one.
     """
 
     exchange: Exchange
@@ -70,6 +73,8 @@ class Order:
     dropped: int = 0
     threads: int = 1
     place: StepPosition | None = None
+    part: float = 1.0
+    rate: float = 1.0
 
 
 class Exchanges:
@@ -81,6 +86,7 @@ class Exchanges:
         book: counts what passes on the lines.
         clock: steps that this worker has taken, now.
         recovery: makes the exchanges, where members come and go; else None.
+        entries: carries those of picked entries, where there are any.
 
     Raises:
         PeerError: the others did not come to make the lines.
@@ -100,8 +106,10 @@ class Exchanges:
         on_record: Callable[[ExchangeRecord], None],
         on_nonfinite: Callable[[], None],
         recovery: Recovery | None = None,
+        entries: EntriesExchange | None = None,
     ) -> None:
         self._replica = replica
+        self._entries = entries
         self._rank = rank
         self._clock = clock
         self._observer = observer
@@ -142,6 +150,8 @@ class Exchanges:
     def resumed(self) -> None:
         """A step begins."""
         self._shadow.resumed()
+        if self._entries is not None:
+            self._entries.begin()
 
     @property
     def exchanging(self) -> bool:
@@ -162,10 +172,23 @@ class Exchanges:
         """
         began_s = time.perf_counter()
         self._observer.ready()
-        met = self._replica.meet(order.exchange, order.weight, partial(self._in_step, order.place))
+        met = self._met(order)
         self._observer.done()
         self._land(order, met, began_s)
         self.write_down()
+
+    def _met(self, order: Order) -> Met:
+        exchange = order.exchange
+        if exchange.select is None:
+            return self._replica.meet(exchange, order.weight, partial(self._in_step, order.place))
+        if self._entries is None or exchange.parties != self._entries.parties:
+            return Met(0, 0.0, True, 0)  # alone, there is nobody to send anything to
+        return self._entries.meet(exchange, Moved(order.clock, order.weight, order.part, order.rate))
+
+    def loaded(self) -> None:
+        """The replica has become another one."""
+        if self._entries is not None:
+            self._entries.forget()
 
     def begin(self, order: Order) -> None:
         """Start an exchange in the background and return at once. No other may be under way there."""
@@ -195,6 +218,9 @@ class Exchanges:
     def close(self, failed: bool) -> None:
         """Let go of thread and lines; after a failure a thread may still be held in one."""
         self._shadow.close()
+        entries, self._entries = self._entries, None
+        if entries is not None:
+            entries.close(failed)
         for line in (self._line, self._aside):
             if line is not None and not failed:
                 line.close()
@@ -257,5 +283,6 @@ class Exchanges:
             distance=met.distance,
             dropped=order.dropped,
             threads=order.threads,
+            picked=met.picked,
         )
         self._landed.append((record, met.finite))

@@ -30,15 +30,18 @@ class Met:
     """What came of an exchange.
 
     Attributes:
-        distance: root mean square of this replica's distance from the mean, over the parameters.
+        distance: root mean square of this replica's distance from the mean, over the parameters; where entries were
+            picked, of what was not sent.
         finite: whether this replica held finite numbers only.
         resting: how many of the members rest.
+        picked: part of the entries that travelled.
     """
 
     sent_bytes: int
     distance: float
     finite: bool
     resting: int
+    picked: float = 1.0
 
 
 class _Room:
@@ -100,7 +103,7 @@ class Replica:
     def refused(self, plan: StepPlan) -> str | None:
         """Why a plan cannot be carried by what has been expected; None where it can."""
         for one in plan.exchanges:
-            if one.merge.keeps and type(one.merge) is not type(self._merge):
+            if one.select is None and one.merge.keeps and type(one.merge) is not type(self._merge):
                 kind = type(one.merge).__name__
                 return f"{kind} keeps something from the beginning on, and none of the first steps announced it"
         return None

@@ -1,0 +1,49 @@
+"""Makes what exchanges picked entries, where a policy plans such exchanges."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from uneven.core.actions import Exchange
+from uneven.merge.flat import Flat
+from uneven.run.context import Context
+from uneven.run.entries.exchange import EntriesExchange, most_bytes, peers_of
+from uneven.run.entries.post import Post
+from uneven.run.start.connect import compare
+from uneven.sync import first_plans
+
+
+def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
+    """None where no entries are picked, or nobody else is there. Every worker calls it at the same time.
+
+    Raises:
+        PeerError: somebody did not come.
+        ConfigError: no socket could be bound.
+    """
+    far, roll = _picked(context), context.connection.roll
+    if far is None or roll is None:
+        return None
+    rank, parties, transport = context.rank, far.parties, context.connection.transport
+    flat = Flat([one for one in model.parameters() if one.requires_grad])
+    hosts = {
+        one["_host"] for one in compare(transport, {"_host": context.world.host}, "start of the exchange of entries")
+    }
+    with roll.waiting("the start of the exchange of entries"):
+        post = Post(
+            rank, peers_of(rank, parties), transport.gather_text, most_bytes=most_bytes(flat.size),
+            meeting=context.world.meeting if len(hosts) > 1 else None, timeout_s=context.config.timeout_s,
+        )  # fmt: skip
+    names = [context.sites.get(party[0], "") if len(set(context.sites.values())) == len(parties) else f"rank {party[0]}"
+             for party in parties]  # fmt: skip
+    mine = next(place for place, party in enumerate(parties) if rank in party)
+    book = context.connection.traffic
+    traffic = [
+        book.open(f"entries inside {name}" if place == mine else f"entries {names[mine]} to {name}")
+        for place, name in enumerate(names)
+    ]
+    return EntriesExchange(flat, rank, parties, post, traffic, roll)
+
+
+def _picked(context: Context) -> Exchange | None:
+    plans = first_plans(context.policy, context.members, context.sites)
+    return next((one for plan in plans for one in plan.exchanges if one.select is not None), None)

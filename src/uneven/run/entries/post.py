@@ -1,0 +1,183 @@
+"""Messages of any length between workers: in order, encrypted, over ZeroMQ.
+
+Every worker has a key pair of its own for the run; the public ones pass over the line on which workers compare their
+settings. A socket lets in nobody else, and who sent a message is told by its key, not by what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from uneven.errors import ConfigError
+
+_DOMAIN = b"uneven"
+_LINGER_MS = 1000
+"""See ``uneven.server.host``."""
+
+_LOOK_MS = 50
+_GRACE_S = 0.3
+"""How long what a worker has sent may still take when its connection is found to be closed."""
+
+_HELLO, _MESSAGE, _BYE = b"\0", b"\1", b"\2"
+
+
+class Post:
+    """One worker's end. All workers of a run make theirs at the same time, also those that have no peers.
+
+    Args:
+        peers: ranks that it sends to and hears; each names the other.
+        texts: everybody's text, by rank.
+        meeting: an address that shows on which of its interfaces a worker is reached; None where all are on one
+            machine.
+        most_bytes: of a message.
+        timeout_s: how long one waits for a message.
+
+    Attributes:
+        key: this worker's public one, in Z85.
+
+    Raises:
+        ConfigError: no socket could be bound.
+        RuntimeError: a peer did not come.
+    """
+
+    def __init__(
+        self, rank: int, peers: Sequence[int], texts: Callable[[str], Sequence[str]], *, meeting: str | None,
+        most_bytes: int, timeout_s: float,
+    ) -> None:  # fmt: skip
+        self._rank, self._timeout_s = rank, timeout_s
+        self._context = zmq.Context()
+        self._context.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._guard = self._context.socket(zmq.REP)
+        self._guard.bind("inproc://zeromq.zap.01")
+        self._in = self._context.socket(zmq.PULL)
+        self.key, secret = zmq.curve_keypair()
+        public = self.key
+        self._known: dict[bytes, int] = {}
+        try:
+            endpoint = self._listen(public, secret, meeting, most_bytes)
+        except zmq.ZMQError as error:
+            self._context.destroy()
+            raise ConfigError(
+                f"rank {rank} cannot listen for entries at {meeting or 'this machine'}: {error}"
+            ) from error
+        said = [json.loads(one) for one in texts(json.dumps({"at": endpoint, "key": public.decode()}))]
+        self._known = {z85.decode(one["key"]): other for other, one in enumerate(said)}
+        self._out = {peer: self._connect(said[peer], public, secret) for peer in peers}
+        self._monitors = {peer: out.get_monitor_socket(zmq.EVENT_DISCONNECTED) for peer, out in self._out.items()}
+        self._boxes: dict[int, deque[Any]] = {peer: deque() for peer in peers}
+        self._gone: set[int] = set()
+        self._poller = zmq.Poller()
+        for one in (self._in, self._guard, *self._monitors.values()):
+            self._poller.register(one, zmq.POLLIN)
+        self._all_say(_HELLO)
+
+    def send(self, peer: int, message: bytes) -> None:
+        """Returns at once; the message is on its way while the training goes on."""
+        self._out[peer].send_multipart([_MESSAGE, message], copy=False)
+
+    def receive(self, peer: int) -> memoryview:
+        """The next message of a peer. Waits.
+
+        Raises:
+            RuntimeError: none came in time, or the peer is gone.
+        """
+        kind, message = self._next(peer)
+        if kind != _MESSAGE:
+            raise RuntimeError(f"rank {peer} has ended its part of the run")
+        return memoryview(message)
+
+    def close(self, failed: bool) -> None:
+        """Let go of the sockets, when all peers are through or something has failed."""
+        try:
+            if not failed:
+                self._all_say(_BYE)
+        finally:
+            for peer, out in self._out.items():
+                out.disable_monitor()
+                self._monitors[peer].close()
+                out.close()
+            self._in.close()
+            self._guard.close()
+            self._context.destroy()
+
+    # ---------------------------------------------------------------- sockets
+    def _listen(self, public: bytes, secret: bytes, meeting: str | None, most_bytes: int) -> str:
+        self._in.curve_publickey, self._in.curve_secretkey = public, secret
+        self._in.curve_server, self._in.zap_domain = True, _DOMAIN
+        self._in.setsockopt(zmq.RCVHWM, 0)
+        self._in.setsockopt(zmq.MAXMSGSIZE, most_bytes + 1024)  # with what encryption adds
+        self._in.setsockopt(zmq.HANDSHAKE_IVL, int(1e3 * self._timeout_s))
+        target = f"tcp://{'127.0.0.1' if meeting is None else _own_address(meeting)}"
+        return f"{target}:{self._in.bind_to_random_port(target)}"
+
+    def _connect(self, said: dict[str, str], public: bytes, secret: bytes) -> Any:
+        out = self._context.socket(zmq.PUSH)
+        out.curve_publickey, out.curve_secretkey, out.curve_serverkey = public, secret, said["key"].encode()
+        out.setsockopt(zmq.SNDHWM, 0)  # no worker is ahead of another by more than the policy lets it
+        out.connect(said["at"])
+        return out
+
+    def _admit(self) -> None:
+        """Answer ZeroMQ's question whether a key may come in (ZAP, https://rfc.zeromq.org/spec/27/)."""
+        _, request, domain, _, _, mechanism, *credentials = self._guard.recv_multipart()
+        rank = self._known.get(credentials[0]) if credentials else None
+        known = rank is not None and (domain, mechanism) == (_DOMAIN, b"CURVE")
+        status, text = (b"200", b"") if known else (b"400", b"not a key of this run")
+        self._guard.send_multipart([b"1.0", request, status, text, b"" if rank is None else b"%d" % rank, b""])
+
+    # ---------------------------------------------------------------- messages
+    def _all_say(self, word: bytes) -> None:
+        """Say it to all peers, and wait until all have said it."""
+        for peer, out in self._out.items():
+            if peer not in self._gone:
+                out.send_multipart([word, b""])
+        for peer in self._out:
+            while self._next(peer)[0] != word:
+                pass
+
+    def _next(self, peer: int) -> tuple[bytes, Any]:
+        box, limit_s = self._boxes[peer], time.monotonic() + self._timeout_s
+        while not box:
+            self._look()
+            now_s = time.monotonic()
+            if peer in self._gone and not box:
+                limit_s = min(limit_s, now_s + _GRACE_S)
+            if now_s >= limit_s and not box:
+                gone = "its connection is closed" if peer in self._gone else f"within {self._timeout_s:g} s"
+                raise RuntimeError(f"no message from rank {peer} has come to rank {self._rank}: {gone}")
+        kind, message = box.popleft()
+        return kind, message
+
+    def _look(self) -> None:
+        ready = dict(self._poller.poll(_LOOK_MS))
+        if self._guard in ready:
+            self._admit()
+        while self._in in ready:
+            try:
+                frames = self._in.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            peer = int(frames[0].get("User-Id"))
+            if peer in self._boxes and len(frames) == 2:
+                self._boxes[peer].append((frames[0].bytes, frames[1].buffer))
+        for peer, monitor in self._monitors.items():
+            if monitor in ready:
+                recv_monitor_message(monitor)
+                self._gone.add(peer)
+
+
+def _own_address(meeting: str) -> str:
+    """This machine's address on the way to another one, or to itself; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((meeting, 9))
+        address: str = probe.getsockname()[0]
+        return address

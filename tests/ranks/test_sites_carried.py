@@ -1,0 +1,80 @@
+"""Sites that send each other picked entries, on real processes: what comes of it is what the algebra says."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from policy_runs import Make, Run, everybodys, flat, momentum, plain, same
+from session_parts import Moving
+
+from uneven.errors import TrainingError
+from uneven.testing.ranks import RankContext, ranks
+
+
+def trained(sync: str, epochs: int = 2, make: Make = momentum) -> torch.Tensor:
+    run = Run(sync, balance=Moving(), make=make)
+    for _ in range(epochs):
+        run.epoch()
+    shown = run.shown()
+    run.session.close()
+    return shown
+
+
+@ranks(4)
+def test_where_all_is_sent_it_is_bsp_and_else_a_site_is_one_replica(me: RankContext) -> None:
+    """Unequal shares that move after every report, a small last batch, momentum, two sites of two workers."""
+    os.environ["UNEVEN_SITE"] = "east" if me.rank in (0, 3) else "west"
+    bsp = trained("bsp")
+    same(trained("geo:bsp:threshold=0"), bsp)
+    same(trained("topk:density=1", make=plain), trained("bsp", make=plain))
+    blocks = trained("hierarchical:every=3", make=plain)
+    same(trained("sparse-local:every=3,density=1,bits=32", make=plain), blocks)
+
+    run = Run("geo:bsp:threshold=0.3", balance=Moving(), make=momentum)
+    run.epoch(4)
+    replicas = everybodys(flat(run.model))
+    assert torch.equal(replicas[0], replicas[3])
+    assert torch.equal(replicas[1], replicas[2])
+    assert not torch.allclose(replicas[0], replicas[1], atol=1e-4)
+    speaks = me.rank in (0, 1)
+    assert len(run.exchanges) == 3, "that of the last step is owed"
+    assert all((0 < one.picked < 1) == speaks and (one.distance > 0) == speaks for one in run.exchanges)
+    lines = {one.line: one for one in run.session._loop.context.connection.traffic.records(me.rank, 0, 0.0)}
+    here, there = ("east", "west") if me.rank in (0, 3) else ("west", "east")
+    across = lines[f"entries {here} to {there}"]
+    assert (across.sent_bytes > 0) == speaks
+    assert across.exchanges == 3
+    if speaks:
+        assert across.sent_bytes + lines[f"entries inside {here}"].sent_bytes == sum(
+            one.sent_bytes for one in run.exchanges
+        )
+    shown = run.shown()  # which makes up for what was owed
+    held = everybodys(torch.from_numpy(run.agreement._exchanges._entries._sums.held))  # type: ignore[union-attr]
+    now = everybodys(flat(run.model))
+    run.session.close()
+    assert held[0].abs().sum() > 0
+    torch.testing.assert_close(now[0] - held[0], now[1] - held[1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(shown, now.mean(0), rtol=0, atol=1e-6)
+
+    sparse = Run("sparse-local:every=2,density=0.2,chunk=16", balance=Moving())
+    sparse.epoch(3)
+    together = everybodys(flat(sparse.model))
+    sparse.epoch(1)  # begins with what is owed of nobody: the third step was no exchange
+    assert torch.equal(together[0], together[3])
+    assert [one.gap for one in sparse.exchanges] == [2]
+    state = sparse.session.state_dict()
+    sparse.session.load_state_dict(state)
+    sparse.session.close()
+
+
+@ranks(2)
+def test_who_takes_part_with_another_step_is_told(me: RankContext) -> None:
+    os.environ["UNEVEN_SITE"] = f"site {me.rank}"
+    run = Run("geo:bsp:threshold=0")
+    run.epoch(2)
+    if me.rank == 1:
+        run.agreement.clock += 1
+    with pytest.raises(TrainingError, match="sends entries of step"):
+        run.epoch(2)
