@@ -361,7 +361,7 @@ class SearchCore:
         """The search is over: who still waits will not run."""
         for one in self.trials:
             if not one.over:
-                one.status = TrialStatus.TERMINATED
+                one.status, one.why = TrialStatus.TERMINATED, f"{one.why}; not resumed" if one.why else "not started"
                 self._queues.out(one.number)
 
     # ---------------------------------------------------------------- once more

@@ -145,7 +145,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Who had which device from when to when, in seconds from the first event; a pause or a move ends a stretch."""
+    """Who had which device from when to when, in seconds since training began; a pause or a move ends a stretch."""
     spans: list[Span] = []
     open_: dict[int, list[float]] = {}  # trial → device, begin, end
 
@@ -154,7 +154,7 @@ def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
             device, begin_s, end_s = open_.pop(trial)
             spans.append(Span(f"trial {trial}", (int(device),), begin_s, end_s, 1.0))
 
-    first_s = events[0]["at_s"] if events else 0.0
+    first_s = min((event["at_s"] - event["seconds"] for event in events if event["event"] == "report"), default=0.0)
     for event in events:
         trial, at_s = event.get("trial", -1), event["at_s"] - first_s
         if event["event"] != "report":

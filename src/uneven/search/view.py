@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Group
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,12 @@ from uneven.search.engine import SearchSnapshot
 from uneven.search.records import TrialRecord, TrialStatus
 
 _ROWS = 16
+_COLUMNS = {
+    "trial": 5, "metric": 8, "curve": 8, "at": 3, "device": 6, "s/unit": 6, "left": 5, "state": 0, "settings": 0,
+}  # fmt: skip
+"""Characters of each; those with none share what is left of the width, and what does not fit is cut off."""
+
+_NUMBERS = ("trial", "metric", "at", "s/unit", "left")
 _BARS = "▁▂▃▄▅▆▇█"
 _ORDER = {TrialStatus.RUNNING: 0, TrialStatus.PAUSED: 1, TrialStatus.PENDING: 2}
 
@@ -56,7 +63,14 @@ def view(moment: SearchSnapshot) -> Group:
     """Trials as rows: those that run, then those that wait, then the best of those that have ended."""
     core = moment.core
     counts = {status: sum(one.status is status for one in core.trials) for status in TrialStatus}
-    table = Table("trial", core.terms.metric, "curve", "at", "device", "s/unit", "left", "state", "settings")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, expand=True)
+    for column, width in _COLUMNS.items():
+        name = core.terms.metric if column == "metric" else column
+        numbers: JustifyMethod = "right" if column in _NUMBERS else "left"
+        if width:
+            table.add_column(name, no_wrap=True, justify=numbers, min_width=width)
+        else:
+            table.add_column(name, no_wrap=True, ratio=1)
     shown = sorted(core.trials, key=lambda one: (_ORDER.get(one.status, 3), _worst(one), one.number))
     for one in shown[:_ROWS]:
         device = moment.running.get(one.number)
@@ -65,7 +79,7 @@ def view(moment: SearchSnapshot) -> Group:
         table.add_row(
             str(one.number),
             f"{core.terms.sign * one.best:.5g}" if one.best == one.best else "–",
-            sparkline([metric for _, metric in moment.curves.get(one.number, [])][-12:]),
+            sparkline([metric for _, metric in moment.curves.get(one.number, [])][-8:]),
             f"{one.t:g}",
             f"{device} {moment.devices[device]}" if device is not None else "",
             f"{unit_s:.3g}" if unit_s == unit_s else "",

@@ -6,10 +6,12 @@ import json
 import math
 import re
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from uneven.cli import main
 from uneven.cli.search_forecast import speeds_of
@@ -17,8 +19,10 @@ from uneven.cluster import files
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
 from uneven.search.core import SearchCore
 from uneven.search.earlier import reopened, results_of
+from uneven.search.engine import SearchSnapshot
 from uneven.search.events import EVENTS, kept, read_events
 from uneven.search.forecast import SearchForecast, cheapest, counts, recorded
+from uneven.search.page import stretches
 from uneven.search.placing import Placing
 from uneven.search.records import SearchTerms, TrialRecord
 from uneven.search.result import SearchResult
@@ -26,6 +30,7 @@ from uneven.search.schedulers import schedulers
 from uneven.search.searchers import searchers
 from uneven.search.simulate import simulate
 from uneven.search.space import Domain, Plain, Space, choice, log
+from uneven.search.view import view
 
 SPACE: dict[str, Domain | Plain] = {"rate": log(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"}
 
@@ -214,6 +219,37 @@ def test_the_page_shows_orders_of_magnitude_and_words(tmp_path: Path) -> None:
     assert re.search(
         r'"label":"kind","values":[^a-z]*"tickvals":[^a-z]*"ticktext":\["(plain","odd|odd","plain)"\]', page
     )
+
+
+def test_what_is_seen_while_it_runs_has_a_line_for_each_trial_however_narrow_the_terminal(tmp_path: Path) -> None:
+    searched(tmp_path)
+    earlier = reopened(tmp_path)
+    curves: dict[int, list[tuple[float, float]]] = {}
+    for event in earlier.events:
+        if event["event"] == "report":
+            curves.setdefault(event["trial"], []).append((event["t"], event["metric"]))
+    earlier.core.learnt = 7
+    moment = SearchSnapshot(earlier.core, ("cpu",), {3: 0}, curves, {3: 0.5}, 0, 2.0)
+    for width in (80, 120):
+        console = Console(width=width, record=True, file=StringIO())
+        console.print(view(moment))
+        text = console.export_text()
+        assert "7 earlier results known" in text
+        best = earlier.core.best
+        assert best is not None
+        rows = [line for line in text.splitlines() if re.match(r" *\d+  +0\.\d{4}", line)]
+        assert len(rows) == 12
+        assert f"{best.number}  {best.best:>8.5g}" in text
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_stretches_begin_when_training_does() -> None:
+    events = [
+        {"event": "start", "trial": 0, "at_s": 0.0},
+        {"event": "report", "trial": 0, "at_s": 12.0, "seconds": 2.0, "device": 0, "move": "continue"},
+        {"event": "report", "trial": 0, "at_s": 13.0, "seconds": 1.0, "device": 0, "move": "pause"},
+    ]
+    assert [(span.start_s, span.end_s) for span in stretches(events)] == [(0.0, 3.0)]
 
 
 # -------------------------------------------------------------------- TensorBoard
