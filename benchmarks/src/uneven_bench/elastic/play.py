@@ -155,11 +155,17 @@ class Player:
         def went_on() -> bool:
             return any(tail.reached >= goal for tail in self.logs.alive() if tail.log and tail.log.pid not in victims)
 
+        out_s: float | None = None
+
         def over() -> bool:
+            nonlocal out_s
+            if fault.kind == "leave" and out_s is None and not any(exists(pid) for pid in victims):
+                out_s = now_s() - at_s
             return went_on() or not self.arm.running
 
         self.wait(over, _GOES_ON_WITHIN_S)
-        out_s = self._gone_s(victims, at_s) if fault.kind == "leave" else None
+        if fault.kind == "leave" and out_s is None:
+            out_s = self._gone_s(victims, at_s)
         ended = sum(not exists(pid) for pid in pids)
         self.events.append(
             FaultEvent(kind=fault.kind, moment=fault.moment, at_s=at_s, until_s=now_s(), victims=victims, inside=inside,
