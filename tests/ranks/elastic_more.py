@@ -6,7 +6,7 @@ before somebody asks to join).
 
 WAY is together (three batches for each exchange), unused (parameters), part (a sum of its own), pieces (a gather or an
 all-to-all of its own), weighted (batches count by the weights of their samples), steps (no loader, a global batch) or
-own (no loader, each worker's own number of samples).
+own (no loader, each worker's own number of samples), or profiled (before the training).
 """
 
 import json
@@ -176,10 +176,12 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
     net = model(way)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
     parts = [Scaling(way, faults)] if way in ("part", "pieces") else []
-    session = uneven.Session(balance=Moving(), parts=parts)
+    session = uneven.Session(balance="lbb" if way == "profiled" else Moving(), parts=parts)
     session.setup(net, optimizer, find_unused_parameters=way == "unused")
     alone = way in ("steps", "own")
     loader = None if alone else session.loader(dataset(), batch_size=X)
+    if way == "profiled":
+        session.profile(lambda batch: F.cross_entropy(net(batch[0]), batch[1]).backward(), within_s=2.0)
     elastic = session._loop.context.elastic
     for one in parts:
         one.elastic, one.log = elastic, (folder / f"{session.worker}.part").open("a", buffering=1)
@@ -208,6 +210,7 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     torch.save(net.state_dict(), folder / f"{session.worker}.pt")
+    (folder / f"{session.worker}.profile").write_text(repr(getattr(session._balancer, "_profile", None)))
     with pytest.raises(ConfigError, match=r"session\.evaluate in an elastic run"):
         session.evaluate(len, dataset(), X)
     for one in parts:

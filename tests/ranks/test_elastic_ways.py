@@ -144,6 +144,15 @@ def test_batches_that_count_by_something_else(tmp_path: Path) -> None:
     check(tmp_path, "weighted", ["kill@2:7", "after@1:13", "late@0:13", "kill@3:20", "door@24"], {0, 4})
 
 
+def test_a_newcomer_hears_of_the_profiles_of_the_others(tmp_path: Path) -> None:
+    """Its balancer decides by them, as those of all others do."""
+    check(tmp_path, "profiled", ["kill@2:3", "door@9"], {0, 1, 3, 4})
+    said = {path.stem: path.read_text() for path in tmp_path.glob("*.profile")}
+    assert set(said) == {"0", "1", "3", "4"}
+    assert said["0"].count("Cubic(") == 4, "of those that the run began with"
+    assert len(set(said.values())) == 1
+
+
 @pytest.mark.parametrize("way", ["steps", "own"])
 def test_a_loop_without_a_loader(tmp_path: Path, way: str) -> None:
     """A step is the mean over who was in it; what a lost worker had drawn does not come again."""

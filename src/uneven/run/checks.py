@@ -74,7 +74,7 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
     elif balancer.made_for is not None:
         why = f"balance = {describe(balancer)}, which is made for {balancer.made_for} workers"
     elif config.threads > 1:
-        why = f"threads = {config.threads}"
+        why = f"threads = {config.threads}, which take batches side by side: a lost worker is not lost at one of them"
     elif elastic.most > MOST_RANKS:
         why = f"more than {MOST_RANKS} workers"
     if why:
@@ -95,7 +95,10 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
         if one.moment is Moment.BACKGROUND:
             return "an exchange beside the training is under way at no one step, at which it could be made anew"
         if one.members != members or one.parties:
-            return "workers meet in groups, so they are not all at one exchange when one of them is lost"
+            return (
+                "workers meet in groups that go on apart, so only the group of a lost one knows which of its steps are "
+                "in their replicas"
+            )
         if one.merge.combined is not Combined.MEAN:
             return "replicas stay apart, so there is none that a newcomer could begin with"
     return ""

@@ -12,11 +12,12 @@ import torch
 from rich.console import Console
 
 from uneven.errors import DataError, JournalError, UnknownNameError
-from uneven_bench.elastic import arms, bench, cases, figures, judge, logs, page, trace
+from uneven_bench.elastic import arms, bench, cases, figures, judge, logs, merges, page, trace
 from uneven_bench.elastic.judge import SampleCounts
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
+from uneven_bench.elastic.merges import LoggedMerge, MergeLog
 from uneven_bench.elastic.play import FaultEvent, Played
-from uneven_bench.elastic.replay import error, replay
+from uneven_bench.elastic.replay import error, replay, replay_merges
 from uneven_bench.elastic.spot import machines
 from uneven_bench.elastic.workload import CountedWorkload, counted, hidden, weights
 
@@ -169,6 +170,57 @@ def test_a_replay_finds_a_gradient_that_was_not_in_the_sum() -> None:
     assert error(found, trained([*steps[:2], replace(steps[2], ids=(11, 10, 9, 8)), *steps[3:]])) < 1e-12
 
 
+def merging() -> tuple[list[WorkerLog], list[MergeLog]]:
+    """Two workers merge after two steps each, and after two more; 1 dies before the third merge, and 2 has come."""
+    each = {
+        0: [(0, 1), (2, 3), (4, 5), (0,), (6, 7), (8, 9)],
+        1: [(4,), (5, 6), (7, 8), (9, 10, 11), (1,)],
+        2: [(10, 11), (2, 3), (4,)],
+    }
+    first = {0: 0, 1: 0, 2: 4}
+    wrote = [
+        log(10 + one, [LoggedStep(n / 10, n, 0, ids) for n, ids in enumerate(own, first[one])], digest="x" * (one != 1))
+        for one, own in each.items()
+    ]
+    kept = [LoggedMerge(0, 2, (0, 1), "a"), LoggedMerge(1, 4, (0, 1), "b"), LoggedMerge(2, 6, (0, 2), "c")]
+    of = {0: kept, 1: kept[:2], 2: kept[2:]}
+    books = [MergeLog(pid=10 + one, worker=one, since=2 * (one == 2), donor=0 if one == 2 else -1,
+                      merges=tuple(of[one])) for one in each]  # fmt: skip
+    return wrote, books
+
+
+def test_the_samples_of_a_merge_are_those_of_who_is_in_it() -> None:
+    wrote, books = merging()
+    found = merges.merged(wrote, books)
+    assert [step.ids for step in merges.history(found)] == [
+        (0, 1, 2, 3, 4, 5, 6), (4, 5, 0, 7, 8, 9, 10, 11), (6, 7, 8, 9, 10, 11, 2, 3)
+    ]  # fmt: skip
+    assert merges.held(books, (10, 12)) == {one.number: [one] for one in books[0].merges}
+    lines = [merges.first_line(10, 0, 0, -1), *map(merges.merge_line, books[0].merges)]
+    assert merges.read([*(f"{line}\n" for line in lines), lines[-1][:9]]) == books[0]
+    assert merges.read([]) is None
+
+
+def test_who_dies_right_after_a_merge_does_not_say_who_was_in_it() -> None:
+    wrote, books = merging()
+    alone = LoggedMerge(2, 6, (0, 1, 2), "d")
+    dead = replace(books[1], merges=(*books[1].merges, alone))
+    assert merges.merged(wrote, [books[0], dead, books[2]]) == merges.merged(wrote, books)
+    other = replace(books[2], merges=(alone,))
+    held = merges.held([books[0], dead, other], (10, 12))
+    assert len(held[2]) == 2, "two that went on from it"
+
+
+def test_a_replay_of_merges_finds_a_replica_that_was_not_in_one() -> None:
+    wrote, books = merging()
+    found = replay_merges(SMALL, "ma:every=2", wrote, books, merges.merged(wrote, books))
+    assert set(found) == {10, 12}
+    assert error(found[10], found[12]) > 1e-6, "2 has taken one more step"
+    wrong = [replace(one, merges=tuple(replace(it, workers=(0,)) if it.number == 1 else it for it in one.merges))
+             for one in books]  # fmt: skip
+    assert error(found[10], replay_merges(SMALL, "ma:every=2", wrote, wrong, merges.merged(wrote, wrong))[10]) > 1e-6
+
+
 def test_the_gradient_of_the_ledger_says_which_samples_are_in_a_sum() -> None:
     model, data = SMALL.model(), SMALL.data()
     assert counted(model) == []
@@ -200,6 +252,10 @@ def test_a_seed_makes_the_faults_and_turns_share_them_out() -> None:
         *(("kill", moment, 2) for moment in ("exchange", "any", "join")),
     }  # fmt: skip
     assert {one.victims for one in whole.faults} == {1, 2}
+    syncs = cases.case(cases.RANDOM, 5, False).syncs
+    assert sorted(one.partition(":")[0] for one in syncs) == ["blocks", "bmuf", "bsp", "diloco", "local", "ma"]
+    assert sum(len(part) for _, part in cases.turns(cases.case(cases.RANDOM, 5, False))) == cases.RANDOM_FAULTS
+    assert [cases.steps_apart(one) for one in ("bsp", "blocks:every=5,merge=mean")] == [1, 5]
     played = cases.turns(whole)
     assert [arm for arm, _ in played] == [*whole.arms, *whole.arms]
     assert sorted(one.words for arm, part in played if arm == cases.OURS for one in part) == sorted(

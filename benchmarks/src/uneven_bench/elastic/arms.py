@@ -160,13 +160,16 @@ class UnevenArm(ElasticArm):
 
     Args:
         elastic: without it, the same run without the option, in which nobody can join.
+        sync: the policy.
     """
 
     loop = "uneven"
 
-    def __init__(self, workload: CountedWorkload, folder: Path, *, elastic: bool = True, **rest: Any) -> None:
+    def __init__(
+        self, workload: CountedWorkload, folder: Path, *, elastic: bool = True, sync: str = "bsp", **rest: Any
+    ) -> None:
         super().__init__(workload, folder, **rest)
-        self._elastic = elastic
+        self._elastic, self._sync = elastic, sync
         self._meeting = f"{self.here}:{free_port()}"
 
     def start(self, workers: int) -> None:
@@ -176,11 +179,11 @@ class UnevenArm(ElasticArm):
             elastic = ["--elastic", f"{self.least}:{self.most}", "--silence", self.silence_s]
             elastic += ["--rdzv-endpoint", self._meeting]
         words = (*self._again, "--nproc", workers, *elastic, "--run-dir", "run")
-        self._trains(*_OURS, *words, "-m", *_SCRIPT, self._task())
+        self._trains(*_OURS, *words, "-m", *_SCRIPT, self._task(sync=self._sync))
 
     def join(self) -> Script:
         """One worker under a launcher of its own."""
-        return self._trains(*_OURS, *self._again, "--join", self._meeting, "-m", *_SCRIPT, self._task())
+        return self._trains(*_OURS, *self._again, "--join", self._meeting, "-m", *_SCRIPT, self._task(sync=self._sync))
 
     @property
     def _again(self) -> tuple[object, ...]:

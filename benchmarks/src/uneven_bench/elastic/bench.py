@@ -91,23 +91,24 @@ def faults(
         def told(what: str, number: int = number, name: str = name) -> None:
             progress(case.name, f"{name}: {what}", number / len(turns))
 
-        folder = next(folders)
+        folder, sync = next(folders), case.syncs[number] if case.syncs else "bsp"
         # Beside those of the beginning, one for each who comes in the place of another.
         machines = Machines(case.workers + len(due)) if case.name == CUT else None
         arm = arms.make(
             name, workload, folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S, machines=machines,
-            silence_s=case.silence_s, restarts=case.restarts,
+            silence_s=case.silence_s, restarts=case.restarts, **({"sync": sync} if case.syncs else {}),
         )  # fmt: skip
-        played = _played(arm, case, due, Random(f"{seed}/{number}"), told)
-        runs.setdefault(name, []).append(figures.of(played, workload, folder))
+        played = _played(arm, case, due, sync, Random(f"{seed}/{number}"), told)
+        runs.setdefault(name, []).append(figures.of(played, workload, folder, sync))
     progress(case.name, "", 1.0)
     return {name: figures.told(each) for name, each in runs.items()}
 
 
 def _played(
-    arm: arms.ElasticArm, case: Case, due: tuple[PlannedFault, ...], dice: Random, told: Callable[[str], None]
-) -> Played:
-    with playing(arm) as player:
+    arm: arms.ElasticArm, case: Case, due: tuple[PlannedFault, ...], sync: str, dice: Random,
+    told: Callable[[str], None],
+) -> Played:  # fmt: skip
+    with playing(arm, steps_apart=cases.steps_apart(sync)) as player:
         told("starts")
         player.start(case.founders or case.workers)
         for _ in range(case.workers - case.founders if case.founders else 0):

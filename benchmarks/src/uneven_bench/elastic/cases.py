@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -64,6 +65,7 @@ class Case:
         per_sample_s: see :class:`uneven_bench.elastic.workload.CountedWorkload`.
         silence_s: how long a worker of ours may be silent.
         restarts: workers that our launcher starts again by itself, so that nobody has to join.
+        syncs: our policy in each turn; bsp in all where there are none.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Case:
     per_sample_s: float = 0.02 / 60
     silence_s: float = 10.0
     restarts: int = 0
+    syncs: tuple[str, ...] = ()
 
 
 SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000, "100KB": 100_000}
@@ -102,6 +105,12 @@ QUICK = ("faults", "stop", "replay", OVERHEAD, *SPOT)
 
 RANDOM_FAULTS = 250
 """Of one seed: they take some eight minutes."""
+
+POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean", "bmuf:every={},momentum=0.5",
+            "diloco:every={}")  # fmt: skip
+"""Of which each random case plays all, in an order and with a number of steps that are drawn."""
+
+_EVERY = (2, 8)
 
 SPOT_S, SPOT_QUICK_S = 150.0, 10.0
 CHANGES, CHANGES_QUICK = 20, 2
@@ -141,7 +150,8 @@ def case(name: str, seed: int, quick: bool) -> Case:
         case "random":
             return Case(
                 name=name, arms=(OURS,), size="100KB", double=True, faults=_at_random(seed), settled=3,
-                per_sample_s=0.002 / 60, silence_s=4.0, restarts=2 * RANDOM_FAULTS,
+                per_sample_s=0.002 / 60, silence_s=4.0, restarts=2 * RANDOM_FAULTS, rounds=len(POLICIES),
+                syncs=_policies(seed),
             )  # fmt: skip
         case _:
             single = draw(seed, name, [*kills * 3, ("leave", "any")])
@@ -172,6 +182,17 @@ def _at_random(seed: int) -> tuple[PlannedFault, ...]:
         PlannedFault(kind, moment, round(dice.random(), 3), victims, round(dice.uniform(0.0, 0.05), 4))
         for kind, moment, victims in drawn
     )
+
+
+def _policies(seed: int) -> tuple[str, ...]:
+    dice = Random(f"{seed}/policies")
+    return tuple(one.format(dice.randint(*_EVERY)) for one in dice.sample(POLICIES, len(POLICIES)))
+
+
+def steps_apart(sync: str) -> int:
+    """How many steps after the other a policy exchanges."""
+    every = re.search(r"every=(\d+)", sync)
+    return 1 if every is None else int(every.group(1))
 
 
 def _mixed(seed: int, faults: tuple[PlannedFault, ...]) -> tuple[PlannedFault, ...]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from uneven_bench.elastic import judge, logs
+from uneven_bench.elastic import judge, logs, merges
 from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT, TORCHFT, TORCHRUN
 from uneven_bench.elastic.play import FaultEvent, Played
-from uneven_bench.elastic.replay import error, replay
+from uneven_bench.elastic.replay import error, replay, replay_merges
 from uneven_bench.elastic.workload import CountedWorkload
 
 
@@ -27,6 +27,7 @@ class JudgedRun:
         step_s: median.
         wrong: what must not be, in words.
         replay_error: see :func:`uneven_bench.elastic.replay.error`; None where nothing was replayed.
+        sync: the policy, where it is ours.
     """
 
     played: Played
@@ -36,10 +37,13 @@ class JudgedRun:
     steps: int
     wrong: tuple[str, ...]
     replay_error: float | None
+    sync: str = "bsp"
 
 
-def of(played: Played, workload: CountedWorkload, folder: Path) -> JudgedRun:
+def of(played: Played, workload: CountedWorkload, folder: Path, sync: str = "bsp") -> JudgedRun:
     """Judge a run whose files are in this folder."""
+    if sync != "bsp":
+        return _of_merges(played, workload, folder, sync)
     steps = logs.history(played.logs)
     hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
     moments = judge.progress(played.logs, hurt)
@@ -49,17 +53,47 @@ def of(played: Played, workload: CountedWorkload, folder: Path) -> JudgedRun:
         pauses_s=tuple(judge.pause_s(moments, event.at_s, event.until_s) for event in played.events),
         step_s=judge.step_s(moments),
         steps=len(steps),
-        wrong=tuple(_wrong(played, steps)),
+        wrong=tuple(_wrong(played, steps, judge.disagreements(played.logs), "steps")),
         replay_error=_replayed(workload, steps, played, folder) if workload.double and played.over else None,
     )
 
 
-def _wrong(played: Played, steps: Sequence[logs.LoggedStep]) -> list[str]:
+def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: str) -> JudgedRun:
+    """The same where replicas are merged now and then."""
+    books = _books(folder)
+    ended = [log.pid for log in played.logs if log.digest]
+    merged = merges.merged(played.logs, books)
+    apart = [number for number, those in merges.held(books, ended).items() if len(those) > 1]
+    steps = logs.history(played.logs)
+    hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
+    moments = judge.progress(played.logs, hurt)
+    replayed = None
+    if workload.double and played.over and ended:
+        wanted = replay_merges(workload, sync, played.logs, books, merged)
+        replayed = max(error(torch.load(folder / f"weights-{pid}.pt"), wanted[pid]) for pid in ended)
+    return JudgedRun(
+        played=played,
+        ledger=judge.ledger(merges.history(merged), workload.samples, workload.global_batch),
+        pauses_s=tuple(judge.pause_s(moments, event.at_s, event.until_s) for event in played.events),
+        step_s=judge.step_s(moments),
+        steps=len(steps),
+        wrong=tuple(f"{sync}: {one}" for one in _wrong(played, steps, apart, "merges")),
+        replay_error=replayed,
+        sync=sync,
+    )
+
+
+def _books(folder: Path) -> list[merges.MergeLog]:
+    found = (merges.read(path.read_text().splitlines(keepends=True)) for path in folder.glob("merges-*.jsonl"))
+    return [one for one in found if one is not None]
+
+
+def _wrong(played: Played, steps: Sequence[logs.LoggedStep], apart: Sequence[int], what: str) -> list[str]:
     found = [] if played.over else ["it did not come to its end"]
     if missing := judge.gaps(steps):
         found.append(f"nobody wrote down {len(missing)} steps, the first is {missing[0]}")
-    if apart := judge.disagreements(played.logs):
-        found.append(f"workers hold different samples to be in {len(apart)} steps, the first is {apart[0]}")
+    if apart:
+        found.append(f"workers hold different samples to be in {len(apart)} {what}, the first is {apart[0]}")
     if unequal := judge.unequal(played.logs):
         found.append(f"{unequal + 1} different sets of parameters in the end")
     if played.left:
@@ -99,7 +133,14 @@ def told(runs: Sequence[JudgedRun]) -> dict[str, Any]:
         "wrong": [one for run in runs for one in run.wrong],
         "replay_error": max(errors) if errors else None,
         "said": [run.played.said for run in runs if run.played.said],
+        "policies": [_policy(run) for run in runs if run.sync != "bsp"],
     }
+
+
+def _policy(run: JudgedRun) -> dict[str, Any]:
+    hurt = sum(bool(event.victims) for event in run.played.events)
+    told = {"sync": run.sync, "faults": hurt, "lost": run.ledger.lost, "twice": run.ledger.twice}
+    return told | {"replay_error": run.replay_error}
 
 
 def _event(event: FaultEvent, pause_s: float) -> dict[str, Any]:

@@ -32,8 +32,8 @@ _AHEAD = 8
 _COMES_WITHIN_S = 0.8
 """A newcomer is usually there after as long, from when it was started."""
 
-_AFTERWARDS = 4
-"""Steps after a fault that count to its consequences."""
+_AFTERWARDS = 3
+"""Steps after a fault that count to its consequences, beside those until the next exchange."""
 
 _SAID = 6000
 """Characters of what a run has printed that are kept when it does not come to its end."""
@@ -94,10 +94,12 @@ class Player:
 
     Args:
         until: see :class:`uneven_bench.elastic.orders.Orders`.
+        steps_apart: from one exchange to the next.
     """
 
-    def __init__(self, arm: ElasticArm, **orders: int) -> None:
+    def __init__(self, arm: ElasticArm, steps_apart: int = 1, **orders: int) -> None:
         self.arm = arm
+        self._steps_apart = steps_apart
         self.orders = Orders(arm.folder, **orders)
         self.logs = Logs(arm.folder)
         self.events: list[FaultEvent] = []
@@ -149,7 +151,7 @@ class Player:
             at_s, inside, victims = self._strike_while_one_joins(fault, victims[0], dice)
         else:
             at_s, inside = self._strike(fault, victims, chosen)
-        goal = self.logs.reached + _AFTERWARDS
+        goal = self.logs.reached + _AFTERWARDS + self._steps_apart
         pids = {tail.log.pid for tail in there if tail.log} - set(victims)
 
         def went_on() -> bool:
@@ -190,8 +192,8 @@ class Player:
         self.wait(settled, _STARTS_WITHIN_S)
 
     def _training(self) -> list[Tail]:
-        """Workers that take part."""
-        return [tail for tail in self.logs.alive() if tail.reached >= self.logs.reached - 2]
+        """Workers that take part. Between two exchanges one may be as many steps behind as there are."""
+        return [tail for tail in self.logs.alive() if tail.reached >= self.logs.reached - 1 - self._steps_apart]
 
     def _strike(self, fault: PlannedFault, victims: tuple[int, ...], chosen: list[Tail]) -> tuple[float, bool | None]:
         if fault.moment != "any":
@@ -288,7 +290,7 @@ class Player:
             return [tail for tail in found if tail.reached >= 0]
 
         came = self.wait(lambda: bool(newcomers()), _STARTS_WITHIN_S)
-        goal = self.logs.reached + _AFTERWARDS
+        goal = self.logs.reached + _AFTERWARDS + self._steps_apart
         came = came and self.wait(lambda: self.logs.reached >= goal, _GOES_ON_WITHIN_S)
         self.events.append(FaultEvent(kind="join", moment="any", at_s=at_s, until_s=now_s(), went_on=came))
         return came

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from uneven_bench.elastic.logs import LoggedStep
+from uneven.core.actions import Exchange, Merge
+from uneven.core.views import SyncView
+from uneven.sync import policies
+from uneven_bench.elastic.logs import LoggedStep, WorkerLog
+from uneven_bench.elastic.merges import MergedSteps, MergeLog
 from uneven_bench.elastic.workload import CountedWorkload, weights
 
 
@@ -23,6 +30,99 @@ def replay(workload: CountedWorkload, steps: Sequence[LoggedStep]) -> list[torch
         optimizer.step()
         optimizer.zero_grad()
     return list(weights(model))
+
+
+class ReplayedWorker:
+    """One worker of a run whose replicas are merged now and then.
+
+    Attributes:
+        samples: since its last merge.
+    """
+
+    def __init__(self, workload: CountedWorkload) -> None:
+        self._workload, self._data = workload, workload.data()
+        self.model = workload.model()
+        self._optimizer = workload.optimizer(self.model)
+        self.samples = 0
+
+    def copy(self) -> ReplayedWorker:
+        """A newcomer that is given its state."""
+        other = ReplayedWorker(self._workload)
+        other.model.load_state_dict(self.model.state_dict())
+        other._optimizer.load_state_dict(deepcopy(self._optimizer.state_dict()))
+        return other
+
+    def step(self, ids: Sequence[int]) -> None:
+        """On these samples; a batch that only fills up a last part teaches nothing."""
+        if ids:
+            x, y, _ = self._data.batch(ids)
+            F.cross_entropy(self.model.layers(x), y).backward()
+        else:
+            for one in self.model.layers.parameters():
+                one.grad = torch.zeros_like(one)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.samples += len(ids)
+
+    def read(self) -> torch.Tensor:
+        """All that is trained, shape (numbers,)."""
+        return parameters_to_vector(self.model.layers.parameters()).detach()
+
+    def write(self, values: torch.Tensor) -> None:
+        """Inverse of :meth:`read`, after a merge."""
+        vector_to_parameters(values.clone(), self.model.layers.parameters())
+        self.samples = 0
+
+
+def replay_merges(
+    workload: CountedWorkload, sync: str, logs: Sequence[WorkerLog], books: Sequence[MergeLog],
+    merged: Sequence[MergedSteps],
+) -> dict[int, list[torch.Tensor]]:  # fmt: skip
+    """Process → its parameters in the end, of those that came to it: the same steps and merges in one process."""
+    merge = _merge(sync)
+    workers = {book.worker: ReplayedWorker(workload) for book in books if book.donor < 0}
+    kept: Any = merge.begin(next(iter(workers.values())).read())
+    for one in merged:
+        _join(workers, books, one.merge.number)
+        total, weights_ = torch.zeros_like(next(iter(workers.values())).read()), 0.0
+        for worker, steps in one.steps.items():
+            for step in steps:
+                workers[worker].step(step.ids)
+            weight = max(merge.weight(workers[worker].samples), _LEAST)
+            total, weights_ = total + weight * workers[worker].read(), weights_ + weight
+        kept, outcome = merge.combine(kept, total / weights_, weights_)
+        for worker in one.steps:
+            workers[worker].write(outcome)
+    last = merged[-1].merge if merged else None
+    _join(workers, books, 0 if last is None else last.number + 1)
+    found = {}
+    by_pid = {book.pid: book for book in books}
+    for log in (log for log in logs if log.digest):
+        own = workers[by_pid[log.pid].worker]
+        for step in log.steps:
+            if last is None or step.number >= last.upto:
+                own.step(step.ids)
+        found[log.pid] = list(weights(own.model))
+    return found
+
+
+def _join(workers: dict[int, ReplayedWorker], books: Sequence[MergeLog], number: int) -> None:
+    for book in sorted(books, key=lambda book: book.worker):
+        if book.donor >= 0 and book.since == number:
+            workers[book.worker] = workers[book.donor].copy()
+
+
+def _merge(sync: str) -> Merge:
+    """What a policy does with the replicas."""
+    policy = policies.resolve(sync)
+    views = (SyncView(rank=0, clock=clock, members=(0, 1)) for clock in range(_CLOCKS))
+    exchange: Exchange = next(one for view in views for one in policy.plan(view).exchanges)
+    return exchange.merge
+
+
+_CLOCKS = 64
+_LEAST = 2.0**-40
+"""Of a replica that has taken no samples, in a mean by samples."""
 
 
 def error(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -23,25 +24,29 @@ _SAVED = 3
 def ours(task: ElasticTask) -> None:
     """The loop of any script that trains under uneven, with what the bench wants to know beside it."""
     import uneven
+    from uneven_bench.elastic.book import MergeBook
 
     worker = LoggedWorker(task)
-    session = uneven.Session()
+    session = uneven.Session(sync=task.told["sync"])
     model, optimizer = session.setup(worker.model, worker.optimizer)
     worker.hooked()
     loader = session.loader(worker.workload.data(), worker.workload.global_batch)
-    on = True
-    for epoch in range(loader.epoch, _EPOCHS):
+    book = None if task.told["sync"] == "bsp" else MergeBook(worker, session)
+    first, on = loader.epoch, True
+    if book is not None:
+        book.begins()
+    for epoch in range(first, _EPOCHS):
         for x, y, index in loader:
             if not (on := worker.goes_on()):
                 break
             loss = worker.loss(x, y, index, model)
-            with worker.exchange(begun=False):
+            with worker.exchange(begun=False) if book is None else nullcontext():
                 loss.backward()
             optimizer.step()
             worker.stepped(epoch)
         if not on:
             break
-    worker.ended()
+    worker.ended(None if book is None else book.digest)
     session.close()
 
 

@@ -185,16 +185,20 @@ class LoggedWorker:
         self.model.steps += 1
         self.optimizer.zero_grad()
 
-    def ended(self) -> None:
-        """The run is over: write down what came of it; after a SIGTERM, nothing."""
+    def ended(self, digest: str | None = None) -> None:
+        """The run is over: write down what came of it; after a SIGTERM, nothing.
+
+        Args:
+            digest: of what all have in common, where replicas differ; None for that of the parameters.
+        """
         if self.leaving:
             return
-        digest = hashlib.sha256()
+        found = hashlib.sha256()
         for tensor in weights(self.model):
-            digest.update(tensor.numpy().tobytes())
+            found.update(tensor.numpy().tobytes())
         if self.workload.double:
             torch.save([tensor.clone() for tensor in weights(self.model)], self.folder / f"weights-{os.getpid()}.pt")
-        self._log.write(logs.last_line(digest.hexdigest()) + "\n")
+        self._log.write(logs.last_line(found.hexdigest() if digest is None else digest) + "\n")
 
     def leaves_on_sigterm(self) -> None:
         """Finish the step and leave, for systems that have no word for it."""

@@ -243,10 +243,10 @@ class Reports:
         assert self._agreed is not None
         self._bounds, self._kinds = state["bounds"], state["kinds"]
         self._profiles = {rank: Profile(**one) for rank, one in state["profiles"].items()}
-        if self._profiles:
-            self._agreed.balancer.profiled(self._profiles)
         self._agreed = self._agreed.among(_limits(self._bounds, self._context.members))
         self._slow = self._slow_loop(self._agreed, {})
+        if self._profiles:  # now, as the first split cannot be made of them: they are of those that the run began with
+            self._agreed.balancer.profiled(self._profiles)
         self._slow.take_over(state["slow"])
         self._turns.least = self._agreed.limits.lower[self._context.place]
 

@@ -1,0 +1,57 @@
+"""Writes down the merges of one worker, and lets it be hurt inside of one. A worker's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+import uneven
+from uneven_bench.elastic import merges
+from uneven_bench.elastic.merges import LoggedMerge
+from uneven_bench.elastic.worker import LoggedWorker
+
+
+class MergeBook:
+    """Hangs on the exchanges of a session, before its first batch.
+
+    Attributes:
+        digest: of what came of the newest merge.
+    """
+
+    def __init__(self, worker: LoggedWorker, session: uneven.Session) -> None:
+        self.digest = ""
+        self._worker, self._session = worker, session
+        elastic = session._loop.context.elastic
+        assert elastic is not None, "merges are written down in elastic runs"
+        self._recovery, self._membership = elastic.recovery, elastic.membership
+        self._enter, self._complete = elastic.recovery.enter, elastic.recovery.complete
+        elastic.recovery.enter = self._begins  # type: ignore[method-assign] # what is measured is inside
+        elastic.recovery.complete = self._ends  # type: ignore[method-assign]
+        path = worker.folder / f"merges-{os.getpid()}.jsonl"
+        self._log = path.open("w", buffering=1, encoding="utf-8")
+        self._under_way: AbstractContextManager[None] | None = None
+
+    def begins(self) -> None:
+        """The run has let this worker in, and its first batch is about to come."""
+        new = self._membership.generation.came
+        joined = str(self._session.worker) in new
+        donor = min(one for one in self._membership.members if str(one) not in new) if joined else -1
+        told = merges.first_line(os.getpid(), self._session.worker, self._recovery.exchanges, donor)
+        self._log.write(told + "\n")
+
+    def _begins(self, at: Any) -> None:
+        self._under_way = self._worker.exchange()
+        self._under_way.__enter__()
+        self._enter(at)
+
+    def _ends(self, contributors: tuple[int, ...]) -> Any:
+        number = self._recovery.exchanges
+        pieces = self._complete(contributors)
+        self.digest = hashlib.sha256(pieces[0].sum.numpy().tobytes()).hexdigest()
+        self._log.write(merges.merge_line(LoggedMerge(number, self._worker.step, contributors, self.digest)) + "\n")
+        if self._under_way is not None:
+            self._under_way.__exit__(None, None, None)
+            self._under_way = None
+        return pieces
