@@ -20,6 +20,9 @@ SATURATED = 1.05
 MARGIN = 0.9
 """Part of the largest batch that did not fail, or of the memory that is left, that is counted on. [default] too."""
 
+_PASSES = 32
+"""Of so many passes each is reckoned with; beyond them time goes on as before."""
+
 _SPREAD = 0.03  # relative noise of a median that the fit reckons with
 
 
@@ -98,6 +101,21 @@ class Profile:
         mean_s = rising_s[-1] / sizes[-1]
         last_s = (rising_s[-1] - rising_s[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else mean_s
         return rising_s[-1] + max(last_s, 0.5 * mean_s) * (samples - sizes[-1])
+
+
+def in_passes(profile: Profile, most: int, total: int) -> Profile:
+    """The same worker where a share is computed in equal passes of at most ``most`` samples: each pays its launch.
+
+    Args:
+        total: samples that it may be given at most.
+    """
+    points = {size: profile.time_s(size) for size in profile.sizes if size <= most}
+    for passes in range(1, min(_PASSES, -(-total // most)) + 1):
+        for samples, number in ((passes * most, passes), (passes * most + 1, passes + 1)):
+            if samples <= total:
+                points[samples] = number * profile.time_s(-(-samples // number))
+    sizes = tuple(sorted(points))
+    return Profile(sizes=sizes, seconds=tuple(points[size] for size in sizes))
 
 
 def next_size(

@@ -70,6 +70,7 @@ class StepRecord:
     memory: float | None = None  # part of the node's memory in use, as last read; both 0 … 1, None if unknown
     thread: Count = 0  # of this worker, which trained it
     threads: Several = 1  # of this worker side by side; seconds, and with several processor time, are this thread's
+    passes: Several = 1  # forward and backward passes over its batch, where that is larger than what fits
     cost: Count | None = None  # of its samples, in those of a mean one, where batches are divided by it
 
 

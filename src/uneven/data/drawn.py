@@ -37,7 +37,8 @@ class DrawnSteps:
         self, batch_size: int, rank: int, *, adds_up: bool = False, changing: Changing | None = None,
         enter: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self.batch_size, self.adds_up, self.iteration = batch_size, adds_up, 0
+        self.batch_size, self.adds_up = batch_size, adds_up
+        self.iteration = 0
         self.enter: Callable[[], None] = enter or _nothing
         self._rank = rank
         self._changing = changing

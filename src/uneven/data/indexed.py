@@ -48,7 +48,8 @@ class IndexedSource(BatchSource):
         self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0)
         self.reads_along = self._torch.num_workers == 0
-        self.length, self.kind, self.batches = orders.length, orders.kind, orders.batches
+        self.length, self.kind = orders.length, orders.kind
+        self.batches = orders.batches
         self.alike = alike
         self.paced = sampler if isinstance(sampler, PacedSampler) else None
 

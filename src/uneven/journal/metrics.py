@@ -35,6 +35,7 @@ class Timing:
     communicate_s: float
     control_s: float
     transfer_s: float = 0.0
+    passes: int = 1
 
     @property
     def local_s(self) -> float:
@@ -223,6 +224,7 @@ def _timing(step: StepRecord, communicate_s: float) -> Timing:
         communicate_s=communicate_s,
         control_s=step.control_s / side_by_side,
         transfer_s=step.transfer_s / side_by_side,
+        passes=step.passes,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, overload
 
 import torch
@@ -14,6 +14,7 @@ from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.errors import ConfigError
 from uneven.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
+from uneven.loops.passes import in_passes
 from uneven.registry import describe
 from uneven.run.attach import NoModel
 from uneven.run.gradients.counted import GatheredCounts, Uncounted
@@ -56,7 +57,7 @@ class OverAll:
         if not (math.isfinite(number) and number >= 0.0):
             raise ConfigError(f"session.weighted({number}): give what the mean is divided by, a number of 0 or more")
         if self._alone("session.weighted"):
-            return nullcontext()
+            return self._loop.counting.alone()
         return self._loop.counting.block(number, self._gathered)
 
     def summed(self) -> AbstractContextManager[None]:
@@ -66,7 +67,7 @@ class OverAll:
             ConfigError, TrainingError: as :meth:`weighted`.
         """
         if self._alone("session.summed"):
-            return nullcontext()
+            return self._loop.counting.alone()
         return self._loop.counting.block(1.0, Uncounted)
 
     @overload
@@ -100,6 +101,28 @@ class OverAll:
         self._sum(flat)
         mean = flat[1:] / flat[0]
         return mean.reshape(value.shape).to(value) if isinstance(x, Tensor) else mean.item()
+
+    def passes(self, batch: Any) -> Iterator[Any]:
+        """The batch in pieces that fit, each for a forward and a backward pass, where ``microbatch`` was given::
+
+            loader = session.loader(dataset, batch_size=512, microbatch="auto")
+            session.profile(step)
+            for batch in loader:
+                for x, y in session.passes(batch):
+                    F.cross_entropy(model(x), y).backward()      # mean over this piece
+                optimizer.step()
+                optimizer.zero_grad()
+
+        The gradient is that of one pass over the whole batch. Workers may take unequally many passes; all exchange in
+        the last one. Inside of ``with session.weighted(count):`` each pass gives its sum divided by the count.
+
+        Raises:
+            ConfigError: before ``setup``; or how much fits has not been measured.
+            DataError: the batch holds no tensor.
+        """
+        if self._loop.parts.run is None:
+            raise ConfigError("session.passes comes after session.setup(model, optimizer)")
+        return in_passes(self._loop, self._loop.parts.run.model, batch, self._loop.reports.fitting())
 
     @property
     def weight(self) -> float:

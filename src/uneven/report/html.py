@@ -52,6 +52,7 @@ def report(run: Path) -> str:
         )
         _add_changes(page, data)
         _add_speeds(page, data, series)
+        _add_passes(page, data, series)
         page.figure(
             "Time per iteration",
             figures.durations({data.name: data}),
@@ -276,6 +277,14 @@ def _add_speeds(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) ->
     speed = figures.per_worker(run, series, "speed_per_s", "samples/s of own time")
     page.figure("Speed and its prediction", speed, "Measured, without waiting and communicating.")
     page.figure("Prediction error", figures.prediction_map(series), "White: as predicted.")
+
+
+def _add_passes(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) -> None:
+    if any(count > 1.0 for one in series.values() for count in one.passes):
+        drawn = figures.per_worker(run, series, "passes", "passes in an iteration")
+        page.figure(
+            "Passes", drawn, "Forward and backward passes over a worker's part, which is larger than what fits."
+        )
 
 
 def _add_loads(page: Page, run: RunData) -> None:

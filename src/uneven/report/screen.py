@@ -25,6 +25,8 @@ PARTS = (
 )
 _EVENT_STYLES = {"split": "cyan", "bad-report": "yellow", "members": "magenta", "left": "magenta"}
 _HEADER_ROWS, _EVENT_ROWS = 9, 5
+_TOLD = 8
+"""Workers that one line names at most."""
 
 
 def live(state: RunProgress, name: str, width: int, height: int) -> RenderableType:
@@ -32,9 +34,8 @@ def live(state: RunProgress, name: str, width: int, height: int) -> RenderableTy
     if state.last is None:
         return Text(f"{name}: waiting for the first iteration", style="dim")
     now = state.now()
-    lines = bool(state.scalars) + bool(state.exchanged.count) + bool(state.threads) + bool(state.changes)
-    rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - lines)
-    said = (*_members(state), *_exchanged(state), *_threads(state), *_scalars(state))
+    said = (*_passes(state), *_members(state), *_exchanged(state), *_threads(state), *_scalars(state))
+    rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - len(said))
     parts = (_title(state, name, width), _progress(state, width), _speed(now), *said)
     return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
 
@@ -47,6 +48,7 @@ def final(state: RunProgress, name: str, width: int) -> RenderableType:
     return Group(
         _title(state, name, width),
         _progress(state, width),
+        *_passes(state),
         *_members(state),
         *_exchanged(state),
         *_threads(state),
@@ -95,6 +97,16 @@ def _speed(now: Summary) -> Text:
     for index, (value, what) in enumerate(parts):
         text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
     return text
+
+
+def _passes(state: RunProgress) -> list[Text]:
+    """Who needs several passes for its part of an iteration."""
+    last = state.last
+    several = {} if last is None else {rank: one.passes for rank, one in last.timings.items() if one.passes > 1}
+    if not several:
+        return []
+    each = ", ".join(f"{count} on rank {rank}" for rank, count in list(several.items())[:_TOLD])
+    return [Text.assemble("passes in an iteration: ", (each, "bold"), " …" * (len(several) > _TOLD))]
 
 
 def _members(state: RunProgress) -> list[Text]:

@@ -138,6 +138,7 @@ class WorkerSeries:
     communicate_s: Column = field(default_factory=list)
     speed_per_s: Column = field(default_factory=list)
     predicted_per_s: Column = field(default_factory=list)
+    passes: Column = field(default_factory=list)
 
 
 def stretches(rows: Sequence[T], most: int) -> list[Sequence[T]]:
@@ -159,6 +160,7 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
         for name in ("data_s", "compute_s", "wait_s", "communicate_s"):
             getattr(series, name).append(_mean_of(timings, name))
         samples, own_s = sum(t.batch for t in timings), sum(t.local_s + t.transfer_s for t in timings)
+        series.passes.append(ratio(sum(t.passes for t in timings), len(timings)))
         series.batch.append(ratio(samples, len(timings)))
         series.own_s.append(ratio(own_s, len(timings)))
         series.speed_per_s.append(ratio(samples, own_s))

@@ -133,3 +133,15 @@ def apart(policy: SyncPolicy) -> str:
 
 def _named(members: Members) -> str:
     return ", ".join(map(str, members))
+
+
+def check_microbatch(microbatch: int | str | None) -> None:
+    """
+    Raises:
+        ConfigError: it is no number of samples, nor "auto".
+    """
+    if microbatch not in (None, "auto") and (type(microbatch) is not int or microbatch < 1):
+        raise ConfigError(
+            f"session.loader(microbatch={microbatch!r}): give the samples that fit into one pass, or 'auto' for what a "
+            f"profile measures"
+        )

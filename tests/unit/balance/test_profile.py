@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uneven.balance.profile import Profile, fits, next_size
+from uneven.balance.profile import Profile, fits, in_passes, next_size
 from uneven.errors import ConfigError
 
 
@@ -79,3 +79,13 @@ def test_memory_is_extrapolated_from_the_last_two() -> None:
     assert fits(100, ((1, 300),), 2, None)
     assert fits(100, (), 1, 50), "nothing is known before the first"
     assert not fits(100, ((1, 300),), 2, 500)  # one size alone: all of it might grow
+
+
+def test_a_pass_costs_its_launch_however_few_samples_it_has() -> None:
+    """0.1 s of launch, 0.01 s for a sample, and ten samples fit."""
+    measured = Profile(sizes=(1, 5, 10, 11), seconds=(0.11, 0.15, 0.2, 0.21), failed=12)
+    passes = in_passes(measured, 10, 40)
+    assert passes.failed is None
+    for samples, seconds in ((10, 0.2), (11, 2 * 0.16), (20, 0.4), (21, 3 * 0.17), (40, 0.8)):
+        assert passes.time_s(samples) == pytest.approx(seconds)
+    assert passes.most is None

@@ -168,6 +168,7 @@ class PassCounts:
         self._hands = hands
         self._block: _AlikePasses | None = None
         self._newest: tuple[int, float] | None = None  # iteration, count
+        self._alone = self._passing = False
 
     def exchanged(self) -> None:
         """Gradients are exchanged at the end of each backward pass."""
@@ -183,6 +184,37 @@ class PassCounts:
         self._newest = turn.iteration, self._block.count
         return counted
 
+    @property
+    def counted(self) -> bool:
+        """Whether forward passes are inside of a block."""
+        return self._alone or self._block is not None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block where this worker's gradients are those of all."""
+        self._refuse_passing()
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Inside, workers take unequally many passes over their batches."""
+        self._passing = True
+        try:
+            yield
+        finally:
+            self._passing = False
+
+    def _refuse_passing(self) -> None:
+        if self._passing:
+            raise TrainingError(
+                "session.weighted or session.summed inside of session.passes, of which workers take unequally many: "
+                "put it around them, with the count of the whole batch, and divide each pass's sum by that count"
+            )
+
     @contextmanager
     def block(self, count: float, share: Callable[[float], CountsOfAll]) -> Iterator[None]:
         """Forward passes inside count ``count``.
@@ -191,8 +223,9 @@ class PassCounts:
             share: this worker's count → what gets to know those of all.
 
         Raises:
-            TrainingError: it is inside of another one, or no pass is inside of it.
+            TrainingError: it is inside of another one or of passes, or no pass is inside of it.
         """
+        self._refuse_passing()
         if self._block is not None:
             raise TrainingError("session.weighted or session.summed inside of another such block")
         self._block = _AlikePasses(count, share)

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from uneven.core.turn import Turn
 from uneven.errors import ConfigError, TrainingError
+from uneven.run.gradients.entering import weighted_on_entering
 from uneven.run.gradients.instep import is_still
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
@@ -28,20 +28,6 @@ from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import shards_of
 from uneven.run.model.hooks import ModelHook
 from uneven.run.observer import ExchangeObserver
-
-
-class _Entering(torch.autograd.Function):
-    """A tensor of the model's output, whose gradient is weighted where a backward pass enters."""
-
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, weight: Callable[[], float]) -> torch.Tensor:
-        ctx.weight = weight
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        weight = ctx.weight()
-        return gradient * weight if weight else torch.zeros_like(gradient), None
 
 
 @dataclass(kw_only=True)
@@ -158,16 +144,8 @@ class ShardedCarrier:
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
         if not torch.is_grad_enabled():
             return output
-        turn, found = self.turn, []
-
-        def weighted(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.requires_grad:
-                return tensor
-            found.append(tensor)
-            entering: torch.Tensor = _Entering.apply(tensor, lambda: self._enter(turn))
-            return entering
-
-        output = tree_map_only(torch.Tensor, weighted, output)
+        turn = self.turn
+        output, found = weighted_on_entering(output, lambda: self._enter(turn))
         if not found:
             raise TrainingError(
                 f"iteration {turn.iteration}: no tensor was found in the model's output, a {type(output).__name__}, by "

@@ -41,6 +41,7 @@ class Books:
         load: reads the use of the machine.
         use: of the node, as last read.
         control_s: what measuring and deciding have cost since it was last written down, in seconds.
+        passes: forward and backward passes of the iteration under way.
     """
 
     def __init__(self, rank: int, scribe: Scribe, device: torch.device) -> None:
@@ -48,10 +49,11 @@ class Books:
         self.meter = Meter(clock_for(device))
         self.load = LoadMeter(rank, gpu_uuid=nvml_uuid(device), device=device)
         self._others = Others(find())
-        self._ended: dict[int, tuple[Portion, int, float]] = {}
+        self._ended: dict[int, tuple[Portion, int, int, float]] = {}
         self._shortest_s = math.inf
         self.use = Load()
         self.control_s = 0.0
+        self.passes = 1
 
     def end(self, part: Portion, counted: int) -> None:
         """An iteration is over, and the meter knows it.
@@ -59,7 +61,8 @@ class Books:
         Args:
             counted: its samples that count.
         """
-        self._ended[part.iteration] = part, counted, time.time()
+        self._ended[part.iteration] = part, counted, self.passes, time.time()
+        self.passes = 1
 
     def read(self, slow: SlowLoop) -> None:
         """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""
@@ -70,11 +73,11 @@ class Books:
         if slow.adapts:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
         for timing in timings:
-            part, counted, ended_at_s = self._ended.pop(timing.iteration)
+            part, counted, passes, ended_at_s = self._ended.pop(timing.iteration)
             slow.measured(timing, part.work(self._rank), self.control_s, self.use)
             if self._scribe.writing:
                 its = partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use)
-                self._scribe.write(partial(its, counted=counted))
+                self._scribe.write(partial(its, counted=counted, passes=passes))
             self.control_s = 0.0
 
     def _trained_s(self, timings: list[MeterReading]) -> float:
@@ -100,6 +103,7 @@ class Books:
 def step_record(
     rank: int, part: Portion, timing: MeterReading, control_s: float, ended_at_s: float, use: Load | None = None,
     thread: int = 0, threads: int = 1, counted: int | None = None,
+    passes: int = 1,
 ) -> StepRecord:  # fmt: skip
     """What the journal keeps of one iteration; see :class:`StepRecord`."""
     use = use or Load()
@@ -122,6 +126,7 @@ def step_record(
         memory=_known(use.memory),
         thread=thread,
         threads=threads,
+        passes=passes,
     )
 
 

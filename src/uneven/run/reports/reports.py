@@ -13,7 +13,7 @@ from torch import nn
 
 from uneven.balance import Balancer
 from uneven.balance.bounds import profiled_limits
-from uneven.balance.profile import Profile
+from uneven.balance.profile import Profile, in_passes
 from uneven.control import Decider, Forecaster
 from uneven.core.membership import Generation
 from uneven.core.views import Limits
@@ -84,6 +84,8 @@ class Reports:
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._cost_s = 0.0  # of the last exchange of reports
+        self.microbatch: int | str | None = None
+        self._fits: int | None = None  # samples in a pass, as a profile says
         self._bounds: dict[int, tuple[int, int]] = {}  # least and greatest share of each worker
         self._kinds: dict[int, str] = {}  # of each worker's machine
         self._profiles: dict[int, Profile] = {}
@@ -195,6 +197,11 @@ class Reports:
                 most=max(1, min(limits.upper[rank], total - sum(limits.lower) + limits.lower[rank])),
                 within_s=within_s,
             )
+        if self.microbatch is not None:
+            found = {one: _in_a_pass(self.microbatch, it) for one, it in profiles.items()}
+            self._fits = found[rank] or total
+            profiles = {one: it if (most := found[one]) is None else in_passes(it, most, total)
+                        for one, it in profiles.items()}  # fmt: skip
         self._profiles, limits = profiles, profiled_limits(limits, profiles, total)
         took_s = time.perf_counter() - began_s
         self._context.scribe.write(profile_record(rank, profiles[rank], limits.upper[rank], took_s))
@@ -204,6 +211,19 @@ class Reports:
         if self._loaded:
             self._slow.load_state_dict(self._loaded)
         return profiles
+
+    def fitting(self) -> int | None:
+        """Samples in one pass of this worker at most; None for no limit.
+
+        Raises:
+            ConfigError: that is to be measured, and was not.
+        """
+        if isinstance(self.microbatch, str) and self._fits is None:
+            raise ConfigError(
+                "session.passes with microbatch='auto', and nothing was measured: call session.profile(step) before "
+                "the loop, or give session.loader the samples that fit, microbatch=64"
+            )
+        return self.microbatch if self._fits is None else self._fits  # type: ignore[return-value] # else it is a number
 
     # ---------------------------------------------------------------- members that come and go
     def introduction(self) -> dict[str, Any]:
@@ -331,6 +351,12 @@ class Reports:
 
 def _limits(bounds: dict[int, tuple[int, int]], members: tuple[int, ...]) -> Limits:
     return Limits(lower=tuple(bounds[one][0] for one in members), upper=tuple(bounds[one][1] for one in members))
+
+
+def _in_a_pass(microbatch: int | str, profile: Profile) -> int | None:
+    """Samples that a worker takes in one pass at most; None for no limit."""
+    given = None if isinstance(microbatch, str) else microbatch
+    return min((one for one in (given, profile.most) if one is not None), default=None)
 
 
 def _refuse_unlike(said: list[dict[str, Any]]) -> None:

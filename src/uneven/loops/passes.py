@@ -1,0 +1,86 @@
+"""Several forward and backward passes over one batch, where that is larger than what fits at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import DataError
+from uneven.run.gradients.entering import weighted_on_entering
+from uneven.run.loop import StepLoop
+from uneven.run.model.hooks import ModelHook
+
+
+def in_passes(loop: StepLoop, model: nn.Module, batch: Any, most: int | None) -> Iterator[Any]:
+    """The batch in pieces of at most ``most`` samples, as equal as can be; whole if None.
+
+    A mean over each counts by its part of the batch, so that together they are the mean over the batch; inside of
+    ``session.weighted`` and ``session.summed``, what is said there counts. All but the last pass leave their gradients
+    in ``.grad``; see :meth:`uneven.Session.passes`.
+    """
+    samples = _rows(batch)
+    passes = 1 if most is None else -(-samples // most)
+    loop.reports.books.passes = passes
+    if passes == 1:
+        yield batch
+        return
+    edges = [samples * number // passes for number in range(passes + 1)]
+    counted = loop.counting.counted
+    with loop.counting.passing():
+        for start, end in pairwise(edges):
+            part = 1.0 if counted else (end - start) / samples
+            hook = model.register_forward_hook(ModelHook(partial(_weigh, part)))
+            try:
+                with nullcontext() if end == samples else loop.gradients.no_sync():
+                    yield _cut(batch, samples, start, end)
+            finally:
+                hook.remove()
+
+
+def _weigh(part: float, model: nn.Module, args: Any, output: Any) -> Any:
+    return weighted_on_entering(output, lambda: part)[0] if torch.is_grad_enabled() else output
+
+
+def _rows(batch: Any) -> int:
+    """Samples of a batch: the first size of its first tensor.
+
+    Raises:
+        DataError: it holds none.
+    """
+    for one in _tensors(batch):
+        if one.dim():
+            return len(one)
+    raise DataError(f"session.passes of a {type(batch).__name__}: it holds no tensor whose first size says how many "
+                    f"samples it is of")  # fmt: skip
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for one in batch.values():
+            yield from _tensors(one)
+    elif isinstance(batch, list | tuple):
+        for one in batch:
+            yield from _tensors(one)
+
+
+def _cut(batch: Any, samples: int, start: int, end: int) -> Any:
+    """The same kind of batch of these samples alone; what has another length is of all."""
+    if isinstance(batch, Tensor):
+        return batch[start:end] if batch.dim() and len(batch) == samples else batch
+    if isinstance(batch, Mapping):
+        return type(batch)({key: _cut(one, samples, start, end) for key, one in batch.items()})  # type: ignore[call-arg]
+        # A mapping that a collate function gives is made of pairs.
+    if isinstance(batch, list | tuple):
+        if len(batch) == samples and not any(True for _ in _tensors(batch)):
+            return batch[start:end]  # texts, say
+        cut = [_cut(one, samples, start, end) for one in batch]
+        return type(batch)(*cut) if hasattr(batch, "_fields") else type(batch)(cut)
+    return batch
