@@ -80,7 +80,8 @@ class SAGEConv(nn.Module):
 
     def _neighbours(self, x: Tensor, g: PartedGraph) -> Tensor:
         if self.aggr == "gcn":
-            return (g.sum(x) + x) / (g.degree.to(x.dtype) + 1.0)[:, None]
+            near, degree = g.sum_and_degree(x)
+            return (near + x) / (degree + 1.0)[:, None]
         return g.mean(x) if self.aggr == "mean" else g.sum(x)
 
     def _with_own(self, near: Tensor, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Without a session it is the whole graph, in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor
 from uneven.errors import ConfigError, ConflictError, DataError, TrainingError
 from uneven.graph.constant import Constants
 from uneven.graph.dropout import same_everywhere
+from uneven.graph.exchange.choice import ExchangeChoice
+from uneven.graph.exchange.clones import CloneExchange
 from uneven.graph.exchange.exact import ExactExchange, RowCarrier
 from uneven.graph.parted import GraphPart
 from uneven.graph.source import GraphSource
@@ -32,6 +34,7 @@ class PartedGraph(Part):
     Args:
         source: where the part comes from.
         rank, size: this worker and how many there are.
+        how: the exchange.
         seed: of dropout, the same on all workers.
 
     Attributes:
@@ -41,8 +44,9 @@ class PartedGraph(Part):
         samples: what to give to ``session.step(samples=…)``.
     """
 
-    def __init__(self, source: GraphSource, rank: int, size: int, *, seed: int = 0) -> None:
+    def __init__(self, source: GraphSource, rank: int, size: int, *, how: ExchangeChoice, seed: int = 0) -> None:
         self.source = source
+        self.how = how
         self.seed = seed
         self.rank, self.size = rank, size
         self._weight = 1.0
@@ -60,10 +64,15 @@ class PartedGraph(Part):
 
     def _take(self, part: GraphPart) -> None:
         self.part = part
-        self.exchange = ExactExchange(RowCarrier(part, self._line, self._weight))
+        carrier = RowCarrier(part, self._line, self._weight)
+        self.exchange: ExactExchange | CloneExchange = (
+            ExactExchange(carrier) if self.how.exact else self.how.clones(carrier, self.size)
+        )
         ids = part.ids[: self.rows]
         self.degree = torch.from_numpy(self.source.vector("in_degree", ids).astype(np.float32))
         self.loops = torch.from_numpy(self.source.vector("loops", ids).astype(np.float32))
+        self.rooted = torch.arange(self.rows) < part.roots
+        self.copies = torch.from_numpy(part.copies[: self.rows].clip(1)).float()
         self.ids = torch.from_numpy(self.source.vector("order", ids).astype(np.int64))
 
     # ── as a part of a session ──────────────────────────────────────────────────────────────────────────────────────
@@ -104,6 +113,8 @@ class PartedGraph(Part):
         Raises:
             TrainingError: other samples than the graph's.
         """
+        if isinstance(self.exchange, CloneExchange):
+            self.exchange.begin()
         if abs(step.weight - self._weight) > 1e-12:
             raise TrainingError(
                 f"rank {self.rank} takes {step.samples} of {sum(step.shares)} samples in this step: with a graph, give "
@@ -153,16 +164,26 @@ class PartedGraph(Part):
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over all in-neighbours; [rows, d] → [rows, d]. Every worker calls it at the same place."""
+        return self.sum_and_degree(x)[0]
+
+    def sum_and_degree(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum, and how many in-edges are in it; fewer than there are where an exchange is late or left out."""
         self._check(x)
-        return self.exchange.sum(x)
+        found = self.exchange.sum(x)
+        return found if isinstance(found, tuple) else (found, self.degree.to(x.dtype))
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean over all in-neighbours, 0 where there are none."""
-        return self.sum(x) / self.degree.clamp(min=1.0).to(x.dtype)[:, None]
+        found, degree = self.sum_and_degree(x)
+        return found / degree.clamp(min=1.0)[:, None]
 
     def max(self, x: Tensor) -> Tensor:
         """Greatest value over all in-neighbours, column by column; 0 where there are none."""
         self._check(x)
+        if isinstance(self.exchange, CloneExchange):
+            raise ConfigError(
+                f"max and min with exchange={self.how.name!r}: DistGNN's exchanges merge sums; use 'exact'"
+            )
         return self.exchange.max(x).masked_fill(self.degree[:, None] == 0.0, 0.0)
 
     def min(self, x: Tensor) -> Tensor:
@@ -171,7 +192,7 @@ class PartedGraph(Part):
 
     def kept(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor | None:
         """``make(x)``, made once, where ``x`` is a constant; None where it is not."""
-        return self.constants.made(what, x, make)
+        return self.constants.made(what, x, make) if self.how.exact else None
 
     def _check(self, x: Tensor) -> None:
         if x.dim() != 2 or x.shape[0] != self.rows:
@@ -209,6 +230,10 @@ class PartedGraph(Part):
         """
         mask = torch.ones(self.rows, dtype=torch.bool) if mask is None else mask
         everywhere = self._count(mask)
+        if self.how.counts_copies:  # a vertex counts once in all
+            each = criterion(output[mask], y[mask], reduction="none") / self.copies[mask]
+            return each.sum() / (everywhere * self._weight)
+        mask = mask & self.rooted
         return criterion(output[mask], y[mask], reduction="sum") / (everywhere * self._weight)
 
     def _count(self, mask: Tensor) -> int:
@@ -218,7 +243,7 @@ class PartedGraph(Part):
             return known[2]
         if mask.dtype is not torch.bool or mask.shape != (self.rows,):
             raise DataError(f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{self.rows}]")
-        found = int(self.total(mask.sum().double()))
+        found = int(self.total((mask & self.rooted).sum().double()))
         if not found:
             raise DataError("the mask is empty on all workers: there is no mean over no vertices")
         if len(self._masks) >= 16:
@@ -236,33 +261,38 @@ class PartedGraph(Part):
     def accuracy(self, output: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
         """The share of right answers over the vertices of ``mask`` in the whole graph; every worker calls it."""
         right = output.argmax(dim=1) == y
-        mask = torch.ones_like(right) if mask is None else mask
+        mask = self.rooted if mask is None else mask & self.rooted
         counts = self.total(torch.stack([(right & mask).sum(), mask.sum()]).double())
         return float(counts[0] / counts[1].clamp(min=1.0))
 
     def gather(self, output: Tensor) -> Tensor | None:
         """Rows of all vertices in the graph's own order, on rank 0; None elsewhere. Every worker calls it."""
-        output = output.detach().contiguous()
+        output, ids = output.detach()[self.rooted].contiguous(), self.ids[self.rooted]
         if self._line is None:
             found = torch.empty_like(output)
-            found[self.ids] = output
+            found[ids] = output
             return found
         counts = torch.zeros(self.size, dtype=torch.int64)
-        counts[self.rank] = self.rows
+        counts[self.rank] = len(ids)
         self._line.sum(counts).wait()
         if self.rank:
-            self._line.send(self.ids, 0).wait()
+            self._line.send(ids, 0).wait()
             self._line.send(output, 0).wait()
             return None
         found = output.new_empty(int(counts.sum()), *output.shape[1:])
-        found[self.ids] = output
+        found[ids] = output
         for other in range(1, self.size):
-            ids = torch.empty(int(counts[other]), dtype=torch.int64)
-            rows = output.new_empty(len(ids), *output.shape[1:])
-            self._line.receive(ids, other).wait()
+            theirs = torch.empty(int(counts[other]), dtype=torch.int64)
+            rows = output.new_empty(len(theirs), *output.shape[1:])
+            self._line.receive(theirs, other).wait()
             self._line.receive(rows, other).wait()
-            found[ids] = rows
+            found[theirs] = rows
         return found
+
+    def finish(self) -> None:
+        """After the last step: wait for late messages. Every worker calls it."""
+        if isinstance(self.exchange, CloneExchange):
+            self.exchange.finish()
 
     @property
     def sent_bytes(self) -> int:
@@ -270,11 +300,23 @@ class PartedGraph(Part):
         return 0 if self._line is None else self._line.traffic.sent_bytes
 
 
-def load(where: str | Path | Any, *, rank: int | None = None, size: int | None = None, seed: int = 0) -> PartedGraph:
+def load(
+    where: str | Path | Any,
+    *,
+    exchange: str = "exact",
+    backward: str | None = None,
+    delays: Mapping[tuple[int, int], int] | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    seed: int = 0,
+) -> PartedGraph:
     """A worker's part of a cut graph, or a whole graph.
 
     Args:
         where: the folder that :func:`partition` wrote, or a graph as that takes it.
+        exchange: exact, or DistGNN's: cd-0, cd-r:r=5, 0c.
+        backward: exact or identity; by default exact for exact, else identity, as DistGNN has released it.
+        delays: under cd-r, (rank, rank) → the r of these two, where it is another: 1 waits for each other.
         rank, size: this worker and how many there are; by default those of the launcher.
         seed: of dropout, the same on all workers.
 
@@ -285,14 +327,15 @@ def load(where: str | Path | Any, *, rank: int | None = None, size: int | None =
     from uneven.graph.source import StoredSource, WholeSource
     from uneven.world import discover
 
+    how = ExchangeChoice.of(exchange, backward, delays or {})
     if rank is None or size is None:
         world = discover()
         rank, size = world.rank, world.size
     if isinstance(where, str | Path):
-        return PartedGraph(StoredSource(where), rank, size, seed=seed)
+        return PartedGraph(StoredSource(where), rank, size, how=how, seed=seed)
     if size > 1:
         raise DataError(
             f"graph.load was given a whole graph, and there are {size} workers: cut it once with graph.partition(…, "
             f"parts={size}), and load the folder"
         )
-    return PartedGraph(WholeSource(where), 0, 1, seed=seed)
+    return PartedGraph(WholeSource(where), 0, 1, how=how, seed=seed)

@@ -48,6 +48,7 @@ class GraphPart:
         adjacency: the part's own edges among its rows.
         down: copies that edges lead out of: they need their root's value.
         up: copies that edges lead into: their root needs their sum.
+        every: all copies, for exchanges that compute layers at each of them.
         edges: how many are this part's.
     """
 
@@ -57,6 +58,7 @@ class GraphPart:
     adjacency: Adjacency
     down: HaloRoute
     up: HaloRoute
+    every: HaloRoute
     edges: int
 
 
@@ -71,7 +73,7 @@ def part_of(source: Ids, target: Ids, holders: Holders, root: Ids, me: int) -> G
     workers, vertices = holders.sends.shape
     mine = np.flatnonzero(root == me).astype(np.int32)
     held = holders.held
-    leaves, down, up = [], [], []
+    leaves, down, up, every = [], [], [], []
     row = len(mine)
     for other in range(workers):
         theirs = np.flatnonzero((root == other) & held[me]) if other != me else np.zeros(0, np.int64)
@@ -81,23 +83,26 @@ def part_of(source: Ids, target: Ids, holders: Holders, root: Ids, me: int) -> G
         only_out, only_in = int((kind == 0).sum()), int((kind == 2).sum())
         down.append(slice(row, row + len(theirs) - only_in))
         up.append(slice(row + only_out, row + len(theirs)))
+        every.append(slice(row, row + len(theirs)))
         row += len(theirs)
     ids = np.concatenate([mine, *leaves])
     number = np.full(vertices, -1, np.int32)
     number[ids] = np.arange(len(ids), dtype=np.int32)
     adjacency = Adjacency.of(number[source], number[target], len(ids))
     copies = held.sum(axis=0)[ids].astype(np.int32)
-    to_copies = HaloRoute(tuple(down), _rooted(holders, mine, number, me, out=True))
-    to_roots = HaloRoute(tuple(up), _rooted(holders, mine, number, me, out=False))
-    return GraphPart(ids, len(mine), copies, adjacency, to_copies, to_roots, len(source))
+    routes = {
+        name: HaloRoute(tuple(slices), _rooted(holders, mine, number, me, kinds))
+        for name, slices, kinds in (("down", down, (0, 1)), ("up", up, (1, 2)), ("every", every, (0, 1, 2)))
+    }
+    return GraphPart(ids, len(mine), copies, adjacency, **routes, edges=len(source))
 
 
-def _rooted(holders: Holders, mine: Ids, number: Ids, me: int, *, out: bool) -> tuple[Tensor, ...]:
+def _rooted(holders: Holders, mine: Ids, number: Ids, me: int, kinds: tuple[int, ...]) -> tuple[Tensor, ...]:
     """For each other worker: this one's roots that it has copies of, in the order in which those lie there."""
     found: list[npt.NDArray[np.int64]] = []
     for other in range(len(holders.sends)):
         sends, takes = holders.sends[other, mine], holders.takes[other, mine]
-        kinds = [sends & ~takes, sends & takes] if out else [sends & takes, ~sends & takes]
-        rows = np.concatenate([mine[one] for one in kinds]) if other != me else np.zeros(0, np.int32)
+        flags = (sends & ~takes, sends & takes, ~sends & takes)
+        rows = np.concatenate([mine[flags[one]] for one in kinds]) if other != me else np.zeros(0, np.int32)
         found.append(number[rows].astype(np.int64))
     return tuple(torch.from_numpy(one) for one in found)

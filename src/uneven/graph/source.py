@@ -122,7 +122,7 @@ class WholeSource(GraphSource):
         nobody = HaloRoute((slice(self.vertices, self.vertices),), (torch.zeros(0, dtype=torch.int64),))
         adjacency = Adjacency.of(self._source, self._target, self.vertices)
         copies = np.ones(self.vertices, np.int32)
-        return GraphPart(everything, self.vertices, copies, adjacency, nobody, nobody, len(self._source))
+        return GraphPart(everything, self.vertices, copies, adjacency, nobody, nobody, nobody, len(self._source))
 
     def vector(self, name: str, ids: Ids) -> npt.NDArray[Any]:
         """See :class:`GraphSource`."""
