@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import threading
 import time
 from collections import Counter
@@ -305,6 +306,19 @@ def test_from_a_file_on_the_command_line(
     assert (tmp_path / "page.html").exists()
     asked = json.loads((tmp_path / "runs" / "search" / "search.json").read_text())
     assert asked["searcher"] == "optuna:tpe"
+    again = ["search", "search.toml", "--devices", "1", "--directory", "warm", "--warm-start", "runs/search"]
+    for trials in ("2", "3"):  # the second goes on with what was learnt, and the earlier search need not be there
+        with pytest.raises(SystemExit) as ended:
+            main([*again, "--trials", trials, "--tensorboard", "board"])
+        assert ended.value.code == 0
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    first, *rest = read_events(tmp_path / "warm")
+    assert len(first["results"]) == 5
+    assert [event["event"] for event in (first, *rest)].count("learn") == 1
+    assert len(list((tmp_path / "board").glob("trial-*/events.*"))) == 3
+    with pytest.raises(SystemExit):
+        main([*again[:5], "warm"])
+    assert "holds a search with warm_start=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
