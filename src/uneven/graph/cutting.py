@@ -46,7 +46,9 @@ def partition(
         ConfigError: no such method, or shares that do not fit.
     """
     edges = edges_of(graph, num_nodes)
-    each = normal(shares if shares is not None else [1.0] * (parts or 1), parts or len(shares or (1,)))
+    if parts is None:
+        parts = 1 if shares is None else len(shares)
+    each = normal([1.0] * parts if shares is None else shares, parts)
     found = cut(edges, method, each, seed, beta)
     rank = near_first(edges.source, edges.target, edges.vertices) if found.rank is None else found.rank
     facts = {"method": method, "seed": seed, "shares": each, "beta": beta}

@@ -109,6 +109,8 @@ def test_bad_wishes_are_refused(tmp_path: Path) -> None:
     edges = some_graph()
     with pytest.raises(UnknownNameError, match="librra"):
         graph.partition(edges, 60, path=tmp_path / "p", parts=2, method="librra")
+    with pytest.raises(ConfigError, match="parts = 0: give 1 or more"):
+        graph.partition(edges, 60, path=tmp_path / "p", parts=0)
     with pytest.raises(ConfigError, match="are 2, and there are 3 parts"):
         graph.partition(edges, 60, path=tmp_path / "p", parts=3, shares=(1, 2))
     with pytest.raises(ConfigError, match="each must be a number above 0"):
