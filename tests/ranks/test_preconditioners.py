@@ -11,10 +11,9 @@ from session_parts import Numbered, X, assert_same, batches, net, sgd
 from torch import nn
 
 import uneven
-from uneven import Part, Run, Step
-from uneven.core.actions import StepPlan
+from uneven import Part
 from uneven.errors import CheckpointError
-from uneven.run.lines import ThreadLines
+from uneven.testing.parts import alone
 from uneven.testing.ranks import RankContext, ranks
 
 EPOCHS = 3  # of four iterations, and one that is smaller
@@ -24,28 +23,12 @@ def plain(model: nn.Module, part: Part) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01) if isinstance(part, uneven.SOAP) else sgd(model)
 
 
-def alone(part: Part) -> nn.Module:
+def by_itself(part: Part) -> nn.Module:
     """One process, with the part but without a session."""
     model = net().double()
-    optimizer = plain(model, part)
-    now = [Step(0, 0, 0, 0, (0,), (1,), StepPlan())]
-    lines = ThreadLines.of(1)[0]
-    part.attach(
-        Run(
-            rank=0,
-            members=(0,),
-            lines=lines,
-            model=model,
-            optimizers=(optimizer,),
-            log=lambda *_: None,
-            now=lambda: now[0],
-        )
-    )
+    worker = alone(model, plain(model, part), part)
     for x, y in batches(EPOCHS, torch.float64):
-        F.cross_entropy(model(x), y).backward()
-        part.gradients_ready(now[0], optimizer)
-        optimizer.step()
-        optimizer.zero_grad()
+        worker.step(x, y)
     return model
 
 
@@ -80,4 +63,4 @@ def test_three_to_one_is_as_one_process(me: RankContext) -> None:
         lambda: uneven.SOAP(share=0.5, eps=1e-4),
     ]
     for make in makers:
-        assert_same(in_session(make()), alone(make()))
+        assert_same(in_session(make()), by_itself(make()))

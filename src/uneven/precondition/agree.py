@@ -9,8 +9,11 @@ from typing import NamedTuple
 
 from uneven.precondition.place import Item, Placement
 
-_GAIN = 0.1
-"""Share of the slowest worker's time that must be saved for owners to change: what is kept of a square has to move."""
+_GAIN = 0.05
+"""Share of a step that must be saved for owners to change: what is kept of a square has to move."""
+
+_SPREAD = 0.1
+"""Relative spread of the shares from which what is fixed can be told from what grows with them."""
 
 _IDLE_CORES = 0.5
 """From so many idle cores on, on every worker's machine, "auto" refreshes beside the training."""
@@ -18,57 +21,114 @@ _IDLE_CORES = 0.5
 
 @dataclass(slots=True)
 class OwnWork:
-    """This worker's own work since the last refresh began: cost, as the placement reckons it, and seconds."""
+    """This worker's own work since the last refresh began.
+
+    Attributes:
+        cost: as the placement reckons it.
+        busy_s: processor seconds; seconds, where the work is not a processor's.
+        steps: how many it was in.
+    """
 
     cost: float = 0.0
-    seconds: float = 0.0
+    busy_s: float = 0.0
+    steps: int = 0
 
-    def add(self, cost: float, seconds: float) -> None:
+    def add(self, cost: float, busy_s: float) -> None:
         """Some more."""
         self.cost += cost
-        self.seconds += seconds
+        self.busy_s += busy_s
 
-    @property
-    def speed(self) -> float:
-        """Cost per second; NaN where nothing was done."""
-        return self.cost / self.seconds if self.seconds > 0.0 and self.cost > 0.0 else math.nan
+
+class WorkerRow(NamedTuple):
+    """What a worker tells the others at a refresh; NaN for what it does not know.
+
+    Attributes:
+        rate: cost of its own work that it does in a processor second.
+        pace: processor seconds that it gets in a second in which it works.
+        other: cost of what else it does in a step, samples included.
+        idle: cores of its machine.
+        opinion: of the preconditioner's own.
+    """
+
+    rate: float
+    pace: float
+    other: float
+    idle: float
+    opinion: float
+
+
+def told(own: OwnWork, local_s: float, local_cpu_s: float, exchange_cpu_s: float, **more: float) -> WorkerRow:
+    """The row of a worker, from its own work and from its time in an iteration.
+
+    A worker that gets a tenth of a core in bursts takes no longer than others for a short decomposition, so what a
+    clock on the wall says of it means little. Processor time says what the work takes, and all of its steps together
+    how much of a processor it gets.
+    """
+    rate = own.cost / own.busy_s if own.busy_s > 0.0 and own.cost > 0.0 else math.nan
+    known = local_s > 0.0 and local_cpu_s > 0.0
+    other_s = local_cpu_s + exchange_cpu_s - own.busy_s / max(1, own.steps)
+    return WorkerRow(rate, local_cpu_s / local_s if known else 1.0, max(0.0, other_s) if known else math.nan, **more)
 
 
 class AgreedSpeeds(NamedTuple):
     """What all know alike.
 
     Attributes:
-        speeds: of the ranks in order, cost per second; empty while nobody has measured.
+        speeds: of the ranks in order, cost per second.
+        fixed: cost of what every worker has to do in a step however few samples it takes, besides what it owns.
+        other: of all workers together, samples included.
         idle: whether every worker has a core to spare.
     """
 
     speeds: tuple[float, ...]
+    fixed: float
+    other: float
     idle: bool
 
 
-def agreed(rows: Sequence[Sequence[float]], shares: Sequence[int]) -> AgreedSpeeds:
-    """From everybody's (speed, idle cores).
+def agreed(rows: Sequence[WorkerRow], shares: Sequence[int]) -> AgreedSpeeds:
+    """From everybody's rows.
 
-    A worker that owned nothing has measured nothing. It is taken to be as much faster than the others as its share of
-    the batch is larger; at first, that holds for all.
+    A worker that owned nothing is taken to have a processor like the others'. Before anybody has measured, workers
+    are as fast as their shares of the batch are large. What is fixed is the intercept of what workers do besides their
+    own work over their samples, at most what the one that does least does; 0 where all have as many samples.
     """
-    speeds = [row[0] for row in rows]
-    each = [max(1, share) for share in shares]
-    rates = [speed / share for speed, share in zip(speeds, each, strict=True) if speed > 0.0]
-    rate = sum(rates) / len(rates) if rates else 1.0
-    known = tuple(speed if speed > 0.0 else rate * share for speed, share in zip(speeds, each, strict=True))
-    return AgreedSpeeds(known, all(row[1] >= _IDLE_CORES for row in rows))
+    rates = [row.rate for row in rows if row.rate > 0.0]
+    idle = all(row.idle >= _IDLE_CORES for row in rows)
+    if not rates:
+        return AgreedSpeeds(tuple(float(max(1, share)) for share in shares), 0.0, 0.0, idle)
+    usual = sum(rates) / len(rates)
+    each = [row.rate if row.rate > 0.0 else usual for row in rows]
+    speeds = tuple(rate * row.pace for rate, row in zip(each, rows, strict=True))
+    others = [rate * row.other for rate, row in zip(each, rows, strict=True)]
+    if any(math.isnan(one) for one in others):
+        return AgreedSpeeds(speeds, 0.0, 0.0, idle)
+    return AgreedSpeeds(speeds, _intercept(shares, others), sum(others), idle)
+
+
+def _intercept(shares: Sequence[int], costs: Sequence[float]) -> float:
+    mean, middle = sum(shares) / len(shares), sum(costs) / len(costs)
+    apart = sum((share - mean) ** 2 for share in shares)
+    if apart < len(shares) * (_SPREAD * mean) ** 2:
+        return 0.0
+    slope = sum((share - mean) * (cost - middle) for share, cost in zip(shares, costs, strict=True)) / apart
+    return min(max(0.0, middle - slope * mean), min(costs))
 
 
 def better(
-    now: Placement, then: Placement, items: Sequence[Item], speeds: Sequence[float], members: Sequence[int], period: int
+    now: Placement, then: Placement, items: Sequence[Item], table: AgreedSpeeds, members: Sequence[int], period: int
 ) -> Placement | None:
-    """``then``, if the worker that takes longest takes a tenth less with it."""
+    """``then``, if a step takes a twentieth less with it.
+
+    Samples go where there is time, so the step takes as long as all of the work on all workers; or, if that is longer,
+    as what is fixed and owned takes on one of them.
+    """
     if now == then:
         return None
 
     def longest_s(placed: Placement) -> float:
         loads = [placed.load(items, rank, period) for rank in members]
-        return max(load / speed for load, speed in zip(loads, speeds, strict=True))
+        alone_s = max((table.fixed + load) / speed for load, speed in zip(loads, table.speeds, strict=True))
+        return max(alone_s, (table.other + sum(loads)) / sum(table.speeds))
 
     return then if longest_s(then) < (1.0 - _GAIN) * longest_s(now) else None

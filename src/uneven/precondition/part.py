@@ -7,10 +7,11 @@ refresh. Here is what all of them share: which step does what, who owns what, wh
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,37 +20,27 @@ from torch import Tensor, nn
 
 from uneven.core.actions import Payload
 from uneven.errors import CheckpointError, ConfigError
-from uneven.precondition.agree import OwnWork, agreed, better
+from uneven.precondition.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.precondition.carrier import PackedExchanges
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.pack import Layout
 from uneven.precondition.place import Placement, RankGrid, gradient_workers, grid, place
 from uneven.precondition.probe import probed_share
 from uneven.precondition.refresh import Refresh, idle_cores
-from uneven.precondition.schedule import Schedule, Value
+from uneven.precondition.schedule import Schedule
+from uneven.precondition.sharing import Sharing
 from uneven.run.part import Part, Run, Step
-
-REFRESHES = ("now", "shadow", "auto")
 
 
 class Preconditioner(Part):
     """Base of K-FAC and SOAP.
 
     Args:
-        share: f, the share of the workers that hold an item's basis and precondition it: 1 sends least in a plain
-            step, 1 / P computes least; "auto" measures at the start what either would take.
-        periods: steps between factors, and between refreshes; numbers, or callables of the step.
-        place: "speed", "compute", "memory" or "round-robin"; see :func:`uneven.precondition.place.place`.
-        colocate: whether one worker refreshes all squares of an item.
-        refresh: "now", "shadow" (beside the training, in force half a period later), or "auto": in the shadow while
-            every worker's machine has half a core idle.
+        how: which step does what, and who owns what.
 
     Attributes:
         notes: name of a layer → why it keeps its plain gradient.
         clock: optimizer steps so far.
-
-    Raises:
-        ConfigError: an argument out of range.
     """
 
     movable = True
@@ -58,30 +49,13 @@ class Preconditioner(Part):
     saves_bases = False
     """Whether a checkpoint holds bases; they are made anew otherwise."""
 
-    def __init__(
-        self,
-        *,
-        share: float | str,
-        periods: tuple[Value, Value],
-        place: str,
-        colocate: bool,
-        refresh: str,
-        kind: torch.dtype | None,
-    ) -> None:
-        if share != "auto" and (isinstance(share, str) or not 0.0 < share <= 1.0):
-            raise ConfigError(f"share = {share!r}: give 'auto', or a number above 0 up to 1")
-        if refresh not in REFRESHES:
-            raise ConfigError(f"refresh = {refresh!r} is none of {', '.join(map(repr, REFRESHES))}")
-        self._share = share
-        self._rule = place
-        self._colocate = colocate
-        self._when = refresh
-        self.schedule = Schedule(*periods)
+    def __init__(self, how: Sharing) -> None:
+        self.how = how
+        self.schedule = Schedule(*how.periods)
         self.notes: dict[str, str] = {}
         self.clock = 0
         self.works: list[ItemWork] = []
-        self._asked_kind = kind
-        self._kind = kind or torch.float32
+        self._kind = how.factor_dtype or torch.float32
         self._bases: dict[int, Tensor] = {}
         self._kept: dict[int, Tensor] = {}
         self._loaded: dict[str, Any] | None = None
@@ -137,19 +111,25 @@ class Preconditioner(Part):
     def attach(self, run: Run) -> None:
         """Take up the model: items, lines, owners."""
         self.run, self.optimizer = run, run.optimizers[0]
-        self._kind = self._asked_kind or _kind(run.model)
+        self._kind = self.how.factor_dtype or _kind(run.model)
         self.works = self.make(run.model, self.optimizer)
         if not self.works:
             told = "; ".join(f"{name}: {why}" for name, why in self.notes.items()) or "it has no layers"
             raise ConfigError(f"{self.name} finds nothing to precondition in this model: {told}")
+        if self.notes and run.rank == run.members[0]:
+            left = "; ".join(f"{name}: {why}" for name, why in self.notes.items())
+            run.tell("plain-gradient", f"{self.name} leaves {len(self.notes)} layers their plain gradient: {left}")
         self._units = [(i, j) for i, work in enumerate(self.works) for j in range(len(work.item.sides))]
         self._sizes = [self.works[i].sizes.kept[j] for i, j in self._units]
         self._basis_sizes = [self.works[i].sizes.basis[j] for i, j in self._units]
         self._measured = OwnWork()
-        share = probed_share(run, self.name, self.works) if isinstance(self._share, str) else self._share
+        share = self.how.share
+        share = probed_share(run, self.name, self.works) if isinstance(share, str) else share
         self.grid: RankGrid = grid(run.members, gradient_workers(share, len(run.members)))
-        self.exchanges = PackedExchanges(run.lines, self.name, self.grid)
-        self._lay_out(self._place(()))
+        self.exchanges = PackedExchanges(run.lines, self.name)
+        on_cpu = next(iter(self.works[0].weights)).device.type == "cpu"
+        self._clock_s = time.process_time if on_cpu else time.perf_counter
+        self._lay_out(self._place())
 
     @torch.no_grad()
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
@@ -206,10 +186,15 @@ class Preconditioner(Part):
         """Name of each item → rank that refreshes each of its squares."""
         return dict(zip((one.item.name for one in self.works), self.placement.owners, strict=True))
 
-    def _place(self, speeds: Sequence[float]) -> Placement:
+    def _own_time(self) -> tuple[float, float, float]:
+        """Of a worker whose own work is a processor's."""
+        return self.run.own_time() if self._clock_s is time.process_time else (math.nan, math.nan, math.nan)
+
+    def _place(self, table: AgreedSpeeds | None = None) -> Placement:
         period = float(self.schedule.periods(self.clock)[1])
-        items = [one.item for one in self.works]
-        return place(items, self.grid, rule=self._rule, speeds=speeds, period=period, colocate=self._colocate)
+        known: dict[str, Any] = {} if table is None else {"speeds": table.speeds, "fixed": table.fixed}
+        items, how = [one.item for one in self.works], self.how
+        return place(items, self.grid, rule=how.place, period=period, colocate=how.colocate, **known)
 
     def _lay_out(self, placement: Placement) -> None:
         """Buffers for a placement; bases that this worker already had stay."""
@@ -251,28 +236,32 @@ class Preconditioner(Part):
 
     def _begin_refresh(self, step: Step, period: int) -> None:
         measured, self._measured = self._measured, OwnWork()
-        idle = idle_cores() if self._when == "auto" else 0.0
-        rows = self.exchanges.table((measured.speed, idle, self.opinion()))
+        idle = idle_cores() if self.how.refresh == "auto" else 0.0
+        own = told(measured, *self._own_time(), idle=idle, opinion=self.opinion())
+        rows = [WorkerRow(*row) for row in self.exchanges.table(own)]
         table = agreed(rows, step.shares)
-        self.settle(rows[0][2])
+        self.settle(rows[0].opinion)
         self._take_loaded()
         self.bring_up_to_date()
         if self.movable or not self._began:
             items, members = [one.item for one in self.works], self.run.members
-            other = better(self.placement, self._place(table.speeds), items, table.speeds, members, period)
+            other = better(self.placement, self._place(table), items, table, members, period)
             if other is not None:
                 self._move(other)
         mine = {unit: self._kept[unit] for unit, owner in enumerate(self._owner_of) if owner == self.run.rank}
         calls = {unit: self._call(unit, kept) for unit, kept in mine.items()}
         cost = sum(self.works[i].item.refresh(j) for i, j in (self._units[unit] for unit in mine))
-        shadow = self._began and period > 1 and (self._when == "shadow" or (self._when == "auto" and table.idle))
-        self._refreshing = Refresh(calls, due=self.clock + max(1, period // 2), beside=shadow, cost=cost)
+        shadow = (
+            self._began and period > 1 and (self.how.refresh == "shadow" or (self.how.refresh == "auto" and table.idle))
+        )
+        due = self.clock + max(1, period // 2)
+        self._refreshing = Refresh(calls, due=due, beside=shadow, cost=cost, clock_s=self._clock_s)
         if not shadow:
             self._land()
 
     def _call(self, unit: int, kept: Tensor) -> Callable[[], Tensor]:
         (i, j), identity = self._units[unit], self.identity
-        kept = kept.clone() if self._when != "now" else kept
+        kept = kept.clone() if self.how.refresh != "now" else kept
         return lambda: self.works[i].decompose(j, kept, identity)
 
     def _land(self) -> None:
@@ -287,7 +276,7 @@ class Preconditioner(Part):
             name = self.works[self._units[unit][0]].item.name
             self.run.log(f"{self.name}/refresh_failed", 1.0)
             warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
-        self._measured.add(refresh.cost, refresh.seconds)
+        self._measured.add(refresh.cost, refresh.busy_s)
         self.exchanges.in_column(self._base_flat, self._base_layout)
         self.renew_all()
         self.run.log(f"{self.name}/refresh_s", refresh.seconds)
@@ -302,7 +291,7 @@ class Preconditioner(Part):
     # ── every step ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _precondition(self, optimizer: torch.optim.Optimizer) -> None:
-        began_s = time.perf_counter()
+        began_s = self._clock_s()
         products = []
         for i in self._mine:
             product = self.works[i].apply(self._result_flat[slice(*self._result_layout.spans[i])])
@@ -311,7 +300,8 @@ class Preconditioner(Part):
         if products:
             self._result_flat[self._result_layout.bound(self.run.rank)[1] - 1] = torch.stack(products).sum()
         cost = sum(self.works[i].item.step for i in self._mine)
-        self._measured.add(cost, time.perf_counter() - began_s)
+        self._measured.add(cost, self._clock_s() - began_s)
+        self._measured.steps += 1
         self.exchanges.in_row(self._result_flat, self._result_layout)
         ends = [end - 1 for _, end in self._result_layout.bounds]
         scale = self.scale(sum(self._result_flat[ends].tolist()), optimizer)

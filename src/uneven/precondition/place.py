@@ -112,6 +112,7 @@ def place(
     speeds: Sequence[float] = (),
     period: float = 1.0,
     colocate: bool = True,
+    fixed: float = 0.0,
 ) -> Placement:
     """Deal the items out; the same on every rank that has the same numbers.
 
@@ -124,6 +125,7 @@ def place(
         speeds: of the ranks in ascending order, in any unit; alike if empty.
         period: steps between refreshes.
         colocate: whether one rank refreshes all squares of an item.
+        fixed: cost of what every rank has to do in a step however few samples it takes; heeded by "speed".
 
     Raises:
         ConfigError: there is no such rule.
@@ -134,7 +136,7 @@ def place(
     if rule not in RULES:
         raise ConfigError(f"place = {rule!r} is none of {', '.join(map(repr, RULES))}")
     known = dict(zip(ranks, speeds, strict=True)) if speeds and rule == "speed" else dict.fromkeys(ranks, 1.0)
-    busy = dict.fromkeys(ranks, 0.0)
+    busy = dict.fromkeys(ranks, fixed if rule == "speed" else 0.0)
     owners: dict[str, tuple[int, ...]] = {}
     columns: dict[str, tuple[int, ...]] = {}
     costs = {one.name: tuple(_cost(side, rule, period) for side in one.sides) for one in items}

@@ -11,7 +11,6 @@ import torch
 from uneven.precondition.carrier import PackedExchanges
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.pack import Layout
-from uneven.precondition.place import grid
 from uneven.run.part import Run
 
 _TIMES = 3
@@ -27,7 +26,7 @@ def probed_share(run: Run, name: str, works: Sequence[ItemWork]) -> float:
     size = len(run.members)
     if size == 1:
         return 1.0
-    exchanges = PackedExchanges(run.lines, f"{name} probe", grid(run.members, 1))
+    exchanges = PackedExchanges(run.lines, f"{name} probe")
     total = sum(one.sizes.result for one in works)
     layout = Layout.of([-(-total // size)] * size, run.members, run.members)
     flat, square = torch.zeros(layout.size), torch.ones(_SIDE, _SIDE)

@@ -19,22 +19,35 @@ class Refresh:
         due: the step in which it is taken up.
         beside: whether it runs in a thread of its own.
         cost: of all of it, as the placement reckons it.
+        clock_s: tells how long this worker has been busy.
 
     Attributes:
         seconds: that it took.
+        cost, busy_s: of what the training had to wait for; 0 beside it.
     """
 
-    def __init__(self, calls: dict[int, Callable[[], Tensor]], *, due: int, beside: bool, cost: float) -> None:
+    def __init__(
+        self,
+        calls: dict[int, Callable[[], Tensor]],
+        *,
+        due: int,
+        beside: bool,
+        cost: float,
+        clock_s: Callable[[], float] = time.process_time,
+    ) -> None:
         self._calls = calls
         self.due = due
-        self.cost = cost
+        self.cost = 0.0 if beside else cost
         self.seconds = 0.0
+        self.busy_s = 0.0
         self._found: dict[int, Tensor] = {}
         self._failed: dict[int, str] = {}
         self._given_up = False
         self._thread = threading.Thread(target=self._run, name="uneven-refresh", daemon=True) if beside else None
         if self._thread is None:
+            began_s = clock_s()
             self._run()
+            self.busy_s = clock_s() - began_s
         else:
             self._thread.start()
 

@@ -62,6 +62,7 @@ def report(run: Path) -> str:
         page.figure(name, figure, "As logged by the script.")
     _add_exchanges(page, data)
     _add_messages(page, data)
+    _add_refreshes(page, data)
     _add_threads(page, data)
     _add_loads(page, data)
     _add_events(page, data)
@@ -118,6 +119,19 @@ def _add_messages(page: Page, data: RunData) -> None:
             "Over the run, by what the messages carry. Exchanges: of one worker. Sent: by all workers together, as "
             "counted from the shapes of what was exchanged. Waited: by the training thread of the mean worker, and of "
             "the one that waited longest.",
+        )
+
+
+def _add_refreshes(page: Page, data: RunData) -> None:
+    rows = [
+        (part, str(rank), f"{times:,}", seconds(middle_s), seconds(most_s), seconds(all_s))
+        for part, rank, times, middle_s, most_s, all_s in data.refreshes.rows()
+    ]
+    if rows:
+        page.table(
+            "Refreshes by owner",
+            Table(("part", "rank", "refreshes", "usually", "at most", "together"), rows, text=frozenset({0, 1})),
+            "Of the bases that each worker owns. Which layers are left plain is said among the events.",
         )
 
 

@@ -34,7 +34,14 @@ def live(state: RunProgress, name: str, width: int, height: int) -> RenderableTy
     if state.last is None:
         return Text(f"{name}: waiting for the first iteration", style="dim")
     now = state.now()
-    said = (*_passes(state), *_members(state), *_exchanged(state), *_threads(state), *_scalars(state))
+    said = (
+        *_passes(state),
+        *_members(state),
+        *_exchanged(state),
+        *_threads(state),
+        *_scalars(state),
+        *_refreshes(state),
+    )
     rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - len(said))
     parts = (_title(state, name, width), _progress(state, width), _speed(now), *said)
     return Group(*parts, _workers(state, now, width, rows), _legend(), *_events(state, width, _EVENT_ROWS))
@@ -53,6 +60,7 @@ def final(state: RunProgress, name: str, width: int) -> RenderableType:
         *_exchanged(state),
         *_threads(state),
         *_scalars(state),
+        *_refreshes(state),
         _workers(state, total, width, len(total.workers)),
         _legend(),
         Text(),
@@ -158,6 +166,15 @@ def _scalars(state: RunProgress) -> list[Text]:
         text.append("  ·  " if index else "", style="dim").append(f"{scalar.name} ")
         text.append(f"{scalar.value:.4g}", style="bold")
     return [text]
+
+
+def _refreshes(state: RunProgress) -> list[Text]:
+    """What each owner's newest refresh took."""
+    found = []
+    for part, ranks in sorted(state.refreshes.seconds.items()):
+        newest = "  ".join(seconds(taken[-1]) for _, taken in sorted(ranks.items()))
+        found.append(Text.assemble(f"{part} refreshed, by owner: ", (newest, "bold")))
+    return found
 
 
 def _workers(state: RunProgress, summary: Summary, width: int, rows: int) -> Table:

@@ -22,6 +22,7 @@ from uneven.journal.changes import LEFT, MemberChanges
 from uneven.journal.events import END, PLAN
 from uneven.journal.messages import Messages
 from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
+from uneven.journal.refreshes import Refreshes
 from uneven.journal.summary import Summary, summarize
 
 if TYPE_CHECKING:  # it is data, made by what reads files
@@ -60,6 +61,7 @@ class RunData:
     exchanges: dict[int, list[ExchangeRecord]] = field(default_factory=dict)
     threads: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     messages: Messages = field(default_factory=Messages)
+    refreshes: Refreshes = field(default_factory=Refreshes)
     changes: MemberChanges = field(default_factory=MemberChanges)
 
     @property
@@ -84,11 +86,13 @@ def run_data(journal: Journal) -> RunData:
     scalars: dict[str, list[ScalarRecord]] = {}
     exchanges: dict[int, list[ExchangeRecord]] = {}
     threads: dict[int, dict[int, tuple[int, int]]] = {}
-    messages = Messages()
+    messages, refreshes = Messages(), Refreshes()
     for record in records:
         if isinstance(record, LoadRecord) and not join.superseded(record.iteration, record.at_s):
             loads.setdefault(record.rank, []).append(record)
         elif isinstance(record, ScalarRecord) and not join.superseded(record.iteration, record.at_s):
+            if refreshes.add(record):
+                continue
             scalars.setdefault(record.name, []).append(record)
         elif isinstance(record, ExchangeRecord) and not join.superseded(record.iteration, record.at_s):
             exchanges.setdefault(record.rank, []).append(record)
@@ -117,6 +121,7 @@ def run_data(journal: Journal) -> RunData:
         exchanges=exchanges,
         threads=threads,
         messages=messages,
+        refreshes=refreshes,
         changes=join.changes,
     )
 

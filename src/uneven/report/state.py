@@ -21,6 +21,7 @@ from uneven.journal.changes import LEFT, MemberChanges
 from uneven.journal.events import END, planned_iterations
 from uneven.journal.exchanges import Exchanged
 from uneven.journal.metrics import NAN, Iteration, Join
+from uneven.journal.refreshes import Refreshes
 from uneven.journal.summary import Summary, Totals, summarize
 
 RECENT = 30
@@ -36,6 +37,7 @@ class RunProgress:
         loads: rank → newest use of machine and process.
         scalars: name → newest value of the lowest rank that logged it.
         events: the newest, oldest first; plans and ends are left out, splits and changes of the members are put in.
+        refreshes: of preconditioners, by owner.
         exchanged: all workers' exchanges of parameters; gradients do not count.
         threads: rank, thread → its steps, of workers that have several.
         changes: of the members.
@@ -49,6 +51,7 @@ class RunProgress:
     loads: dict[int, LoadRecord] = field(default_factory=dict)
     scalars: dict[str, ScalarRecord] = field(default_factory=dict)
     events: deque[EventRecord | SplitRecord | MembershipRecord] = field(default_factory=lambda: deque(maxlen=50))
+    refreshes: Refreshes = field(default_factory=Refreshes)
     exchanged: Exchanged = field(default_factory=Exchanged)
     threads: Counter[tuple[int, int]] = field(default_factory=Counter)
     planned: int | None = None
@@ -86,7 +89,7 @@ class RunProgress:
             self.loads[record.rank] = record
         elif isinstance(record, ScalarRecord):
             known = self.scalars.get(record.name)
-            if known is None or record.rank <= known.rank:
+            if not self.refreshes.add(record) and (known is None or record.rank <= known.rank):
                 self.scalars[record.name] = record
         elif isinstance(record, SplitRecord):
             self.events.append(record)

@@ -143,7 +143,8 @@ def attach(
     lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
     parts.attach(
         Run(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,
-            log=context.scribe.scalar, now=lambda: parts.now(hands.turn), spread=meter.spread)
+            log=context.scribe.scalar, tell=context.scribe.event, now=lambda: parts.now(hands.turn),
+            turn=lambda: counting.turn, own_time=lambda: meter.own_time, spread=meter.spread)
     )  # fmt: skip
     if parts.sees_optimizers:
         before_step.append(partial(_ready, parts, hands))

@@ -15,6 +15,7 @@ raises ends the run, and the error says which part it was.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # a part need not load torch to say what it wants
     import torch
     from torch import nn
 
+    from uneven.core.turn import Turn
     from uneven.run.lines import Lines
 
 
@@ -73,8 +75,13 @@ class Run:
         model: as it was given to ``session.setup``, its parameters the same on all workers.
         optimizers: those given there.
         log: name, number → a line in the journal, as ``session.log`` writes it.
+        tell: kind, text → an event in the journal, which ``watch`` and ``report`` list.
         now: the step of the batch that the newest forward pass is on, also where others have been handed out since;
             None before the first one.
+        turn: what the newest forward pass counts in the gradient, of which ``turn().in_gradient`` is known in the
+            backward pass: x_i / X, or what the script says with ``session.weighted``. None before the first one.
+        own_time: what this worker does by itself in an iteration, on average of the newest ones: seconds, processor
+            seconds in these, and processor seconds in exchanges; NaN where nobody knows.
         spread: ``with run.spread(10):`` around what is done every ten steps and serves all of them. Its time counts in
             each of these alike, so that shares follow it and nobody takes it for a change of speed.
     """
@@ -85,7 +92,10 @@ class Run:
     model: nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...]
     log: Callable[[str, float], None]
+    tell: Callable[[str, str], None] = lambda event, text: None
     now: Callable[[], Step | None] = lambda: None
+    turn: Callable[[], Turn | None] = lambda: None
+    own_time: Callable[[], tuple[float, float, float]] = lambda: (math.nan, math.nan, math.nan)
     spread: Callable[[int], AbstractContextManager[None]] = lambda steps: nullcontext()
 
 

@@ -351,3 +351,19 @@ def test_what_serves_several_iterations_counts_in_each_of_them_alike(meter: Mete
     assert [t.exchange_s for t in found] == [0.5, 10.5, 0.5, 0.5, 10.5, 0.5]
     with meter.spread(3):  # between two iterations it belongs to none
         clock.go(1.0)
+
+
+def test_own_time_is_what_a_worker_does_by_itself_in_the_newest_iterations() -> None:
+    clock = Script()
+    meter = Meter(clock)
+    assert all(math.isnan(one) for one in meter.own_time)
+    for pace in (0.5, 0.1):
+        for _ in range(60):
+            meter.begin(0)
+            clock.go(1.0, pace)
+            meter.ready()
+            clock.go(2.0, 0.25)
+            meter.done()
+            meter.end()
+            meter.timings()
+        assert meter.own_time == pytest.approx((1.0, pace, 0.25), rel=0.01)

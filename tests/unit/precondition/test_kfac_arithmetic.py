@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from workers import Worker, train
+from workers import PartWorker, train
 
 from uneven import KFAC
 from uneven.precondition.kfac.sums import AutoSums, PatchSums, PixelSums, RowSums, Sums
@@ -58,10 +58,12 @@ def twice(sums: Sums, seen: Tensor) -> Tensor:
 N = 6
 
 
-def one_step(build: type[nn.Module] | object, x: Tensor, **how: object) -> tuple[Worker, list[Tensor], list[Tensor]]:
+def one_step(
+    build: type[nn.Module] | object, x: Tensor, **how: object
+) -> tuple[PartWorker, list[Tensor], list[Tensor]]:
     """Plain gradients and preconditioned ones of one step."""
 
-    def use(worker: Worker) -> tuple[Worker, list[Tensor], list[Tensor]]:
+    def use(worker: PartWorker) -> tuple[PartWorker, list[Tensor], list[Tensor]]:
         plain: list[Tensor] = []
         worker.optimizer.register_step_pre_hook(lambda *_: None)
         ready = worker.part.gradients_ready
@@ -117,7 +119,7 @@ def test_factors_of_a_convolution_have_the_scaling_of_kfc() -> None:
     """The product of the factors is T · mean ⊗ mean; each by itself as in SC 2020's code."""
     x = torch.randn(N, 2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
-    def use(worker: Worker) -> None:
+    def use(worker: PartWorker) -> None:
         y = torch.arange(20).remainder(3).expand(N, 20)
         worker.step(x, y, (N,), loss=lambda model, a, b: F.cross_entropy(model(a), b, reduction="none").sum(1).mean())
         layer = worker.part.layers[0]  # type: ignore[attr-defined]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from workers import Worker, train, vector
+from workers import PartWorker, train, vector
 
 from uneven import KFAC
 
@@ -28,7 +29,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def run_on(shares: tuple[int, ...], passes: int = 1, **how: object) -> list[Tensor]:
-    def use(worker: Worker) -> Tensor:
+    def use(worker: PartWorker) -> Tensor:
         for x, y in batches():
             worker.step(x, y, shares, passes=passes)
         return vector(worker.model)
@@ -59,4 +60,28 @@ def test_unequal_workers_train_as_one_process_on_the_union(shares: tuple[int, ..
 def test_passes_of_an_accumulation_count_as_one_batch() -> None:
     alone = run_on((X,))[0]
     for one in run_on((8, 8), passes=2):
+        torch.testing.assert_close(one, alone, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scaling", ["kfc", "compat"])
+def test_means_over_other_things_than_samples_are_as_one_process_too(scaling: str) -> None:
+    """As under ``session.weighted``: samples of three classes count 1, 2 and 5."""
+    rates = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+    shares = (9, 5, 2)
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, weight=rates)
+
+    def trained(shares: tuple[int, ...]) -> list[Tensor]:
+        def use(worker: PartWorker) -> Tensor:
+            for x, y in batches():
+                counts = [float(rates[one].sum()) for one in y.split(shares)]
+                worker.step(x, y, shares, counts=counts, loss=loss)
+            return vector(worker.model)
+
+        how = {"damping": 0.1 if scaling == "kfc" else 1e-6, "scaling": scaling, "share": 1.0, "periods": (1, 3)}
+        return train(len(shares), small, lambda: KFAC(**how), use)
+
+    alone = trained((X,))[0]
+    for one in trained(shares):
         torch.testing.assert_close(one, alone, rtol=0, atol=1e-9)

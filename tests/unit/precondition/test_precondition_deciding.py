@@ -8,7 +8,7 @@ import math
 import pytest
 
 from uneven.errors import ConfigError
-from uneven.precondition.agree import agreed, better
+from uneven.precondition.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.precondition.kfac.damping import AdaptiveDamping
 from uneven.precondition.kfac.known import translated
 from uneven.precondition.pack import Layout, moves
@@ -56,9 +56,20 @@ def test_owners_follow_speed() -> None:
     alike = place(ITEMS, on, rule="compute")
     worst = max(alike.load(ITEMS, rank, 10) / speed for rank, speed in enumerate(speeds))
     assert max(times) < 0.5 * worst
-    assert better(alike, placed, ITEMS, speeds, range(4), 10) is placed
-    assert better(placed, placed, ITEMS, speeds, range(4), 10) is None
-    assert better(placed, alike, ITEMS, speeds, range(4), 10) is None
+    table = AgreedSpeeds(speeds, 0.0, 0.0, False)
+    assert better(alike, placed, ITEMS, table, range(4), 10) is placed
+    assert better(placed, placed, ITEMS, table, range(4), 10) is None
+    assert better(placed, alike, ITEMS, table, range(4), 10) is None
+    assert better(alike, placed, ITEMS, table._replace(other=1e12), range(4), 10) is None  # samples take longer
+
+
+def test_who_is_busy_with_what_is_fixed_already_owns_nothing() -> None:
+    speeds, on = (0.6, 0.4, 0.2, 0.1), grid(range(4), 1)
+    total = sum(place(ITEMS, on).load(ITEMS, rank, 10) for rank in range(4))
+    placed = place(ITEMS, on, speeds=speeds, period=10, fixed=total / 13)
+    loads = [placed.load(ITEMS, rank, 10) for rank in range(4)]
+    assert loads[3] == 0.0
+    assert loads[0] > loads[1] > loads[2] > 0.0
 
 
 def test_round_robin_parts_the_factors_of_a_layer_where_there_are_more_ranks_than_layers() -> None:
@@ -120,9 +131,30 @@ def test_pieces_of_one_rank_lie_together_and_move_to_new_owners() -> None:
     assert moves(old, new, 1) == ({0: [2]}, {0: [1], 2: [3]})
 
 
-def test_who_has_measured_nothing_is_as_fast_as_its_share_says() -> None:
-    assert agreed([(math.nan, 2.0), (math.nan, 0.4)], (3, 1)) == ((3.0, 1.0), False)
-    assert agreed([(60.0, 2.0), (math.nan, 0.6)], (3, 1)) == ((60.0, 20.0), True)
+def row(rate: float, pace: float, other: float = math.nan, idle: float = 2.0) -> WorkerRow:
+    return WorkerRow(rate, pace, other, idle, 0.0)
+
+
+def test_speed_is_what_a_processor_second_does_times_what_a_worker_gets_of_it() -> None:
+    nothing = [row(math.nan, 1.0), row(math.nan, 1.0, idle=0.4)]
+    assert agreed(nothing, (3, 1)) == AgreedSpeeds((3.0, 1.0), 0.0, 0.0, False)  # at first, by shares
+    assert agreed([row(60.0, 0.5), row(math.nan, 0.25)], (3, 1)) == AgreedSpeeds((30.0, 15.0), 0.0, 0.0, True)
+    own = OwnWork()
+    own.add(6.0, 0.1)
+    own.steps = 2
+    mine = told(own, local_s=2.0, local_cpu_s=0.2, exchange_cpu_s=0.05, idle=1.0, opinion=0.0)
+    assert mine == pytest.approx((60.0, 0.1, 0.2, 1.0, 0.0))
+    blind = told(OwnWork(), math.nan, math.nan, math.nan, idle=1.0, opinion=0.0)
+    assert math.isnan(blind.rate)
+    assert blind.pace == 1.0
+
+
+def test_what_is_fixed_is_told_from_what_grows_with_samples() -> None:
+    rows = [row(100.0, pace, 0.02 + 0.003 * share) for pace, share in zip((0.6, 0.4, 0.1), (30, 20, 2), strict=True)]
+    found = agreed(rows, (30, 20, 2))
+    assert found.fixed == pytest.approx(2.0)
+    assert found.other == pytest.approx(100.0 * (0.06 + 0.003 * 52))
+    assert agreed(rows, (17, 17, 18)).fixed == 0.0  # nobody can tell
 
 
 def test_adaptive_damping_grows_where_steps_overshoot_and_shrinks_where_they_are_timid() -> None:
@@ -144,16 +176,15 @@ def test_names_of_kfac_pytorch() -> None:
     class Enum:
         name = "MEM_OPT"
 
-    ours = {"periods": (1, 10), "share": "auto", "method": "eigen", "place": "speed", "colocate": True}
     told = {"factor_update_steps": 5, "inv_update_steps": 50, "grad_worker_fraction": 0.5, "compute_method": "INVERSE",
             "assignment_strategy": "memory", "colocate_factors": False, "symmetry_aware": True}  # fmt: skip
     found = {"periods": (5, 50), "share": 0.5, "method": "inverse", "place": "memory", "colocate": False}
-    assert translated(ours, told) == found
-    assert translated(ours, {"grad_worker_fraction": "COMM_OPT"})["share"] == 1.0
-    assert 0.0 < translated(ours, {"grad_worker_fraction": Enum()})["share"] < 0.01
+    assert translated(told) == found
+    assert translated({"grad_worker_fraction": "COMM_OPT"})["share"] == 1.0
+    assert 0.0 < translated({"grad_worker_fraction": Enum()})["share"] < 0.01
     with pytest.raises(ConfigError, match=r"lr = 0.1: leave it out, the learning rate is read from the optimizer"):
-        translated(ours, {"lr": 0.1})
+        translated({"lr": 0.1})
     with pytest.raises(ConfigError, match="no argument 'dampening'"):
-        translated(ours, {"dampening": 0.1})
+        translated({"dampening": 0.1})
     with pytest.raises(ConfigError, match="compute_method = 'QR' is none of EIGEN, INVERSE"):
-        translated(ours, {"compute_method": "QR"})
+        translated({"compute_method": "QR"})

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from workers import Worker, train, vector
+from workers import PartWorker, train, vector
 
 from uneven import KFAC, SOAP, Part
 from uneven.core.actions import StepPlan
@@ -29,7 +29,7 @@ def batch(number: int) -> tuple[Tensor, Tensor]:
 
 
 def trained(shares: tuple[int, ...], part: Callable[[], Part], steps: int = 12, **how: Any) -> list[Tensor]:
-    def use(worker: Worker) -> Tensor:
+    def use(worker: PartWorker) -> Tensor:
         for number in range(steps):
             worker.step(*batch(number), shares)
         return vector(worker.model)
@@ -57,7 +57,12 @@ class Odd(nn.Module):
 
 
 def test_layers_that_keep_their_plain_gradient_are_named_with_the_reason() -> None:
-    notes, layers = train(1, Odd, lambda: KFAC(skip_layers=["left"]), lambda w: (w.part.notes, w.part.layers))[0]
+    notes, layers, told = train(
+        1, Odd, lambda: KFAC(skip_layers=["left"]), lambda w: (w.part.notes, w.part.layers, w.told)
+    )[0]
+    ((event, text),) = told
+    assert event == "plain-gradient"
+    assert "KFAC leaves 10 layers their plain gradient: grouped: it has groups=2; " in text
     assert [one.name for one in layers] == ["taken"]
     assert layers[0].item.sides == (4, 4)  # no column of ones for a bias that is frozen
     reasons = {"grouped": "groups=2", "dilated": "dilation=(2, 2)", "mirrored": "padding_mode='reflect'",
@@ -70,7 +75,7 @@ def test_layers_that_keep_their_plain_gradient_are_named_with_the_reason() -> No
 
 
 def refused(match: str, loss: Callable[[nn.Module, Tensor, Tensor], Tensor], **how: Any) -> None:
-    def use(worker: Worker) -> None:
+    def use(worker: PartWorker) -> None:
         with pytest.raises(TrainingError, match=match):
             worker.step(*batch(0), (X,), loss=loss)
 
@@ -97,10 +102,10 @@ def test_passes_that_were_not_foretold_are_refused() -> None:
 
 
 def test_policies_that_do_not_average_gradients_are_refused() -> None:
-    def use(worker: Worker) -> None:
+    def use(worker: PartWorker) -> None:
         worker.step(*batch(0), (6, 6))
-        assert worker.step_now is not None
-        other = type(worker.step_now)(1, 1, 0, worker.rank, (0, 1), (6, 6), StepPlan())
+        assert worker.now is not None
+        other = type(worker.now)(1, 1, 0, worker.rank, (0, 1), (6, 6), StepPlan())
         with pytest.raises(ConfigError, match=r"gradients of all workers averaged on every step.*use sync='bsp'"):
             worker.part.gradients_ready(other, worker.optimizer)
         with pytest.raises(ConfigError, match="KFAC cannot follow workers that leave or join"):
@@ -128,7 +133,7 @@ def test_arguments_out_of_range_are_refused(what: dict[str, Any], told: str) -> 
 
 
 def test_a_refresh_that_fails_keeps_the_previous_basis_and_says_so() -> None:
-    def use(worker: Worker) -> None:
+    def use(worker: PartWorker) -> None:
         worker.step(*batch(0), (X,))
         part: Any = worker.part
         before = {unit: one.clone() for unit, one in part._bases.items()}
@@ -146,7 +151,7 @@ def test_a_refresh_that_fails_keeps_the_previous_basis_and_says_so() -> None:
 
 
 def test_sums_that_are_not_finite_leave_the_average_as_it_was() -> None:
-    def use(worker: Worker) -> None:
+    def use(worker: PartWorker) -> None:
         worker.step(*batch(0), (X,))
         part: Any = worker.part
         part.clock = 10
@@ -161,7 +166,7 @@ def test_sums_that_are_not_finite_leave_the_average_as_it_was() -> None:
 
 
 def test_a_refresh_beside_the_training_lands_half_a_period_later_on_all_workers() -> None:
-    def use(worker: Worker) -> list[bool]:
+    def use(worker: PartWorker) -> list[bool]:
         part: Any = worker.part
         changed = []
         for number in range(13):
@@ -175,11 +180,11 @@ def test_a_refresh_beside_the_training_lands_half_a_period_later_on_all_workers(
 
 
 def test_owners_move_and_what_they_keep_goes_with_them() -> None:
-    def use(worker: Worker) -> tuple[Tensor, Any, Any]:
+    def use(worker: PartWorker) -> tuple[Tensor, Any, Any]:
         part: Any = worker.part
         first = part.owners
         for number in range(12):
-            part._measured.cost, part._measured.seconds = 1.0, 0.01 if worker.rank == 0 else 1.0
+            part._measured.cost, part._measured.busy_s = 1.0, 0.01 if worker.rank == 0 else 1.0
             worker.step(*batch(number), (6, 6))
         return vector(worker.model), first, part.owners
 
@@ -195,7 +200,7 @@ def test_owners_move_and_what_they_keep_goes_with_them() -> None:
 def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float], Part]) -> None:
     """Saved after a refresh is due again, so that bases made anew are those of a run that was not interrupted."""
 
-    def first(worker: Worker) -> Any:
+    def first(worker: PartWorker) -> Any:
         for number in range(4):
             worker.step(*batch(number), (8, 4))
         with pytest.raises(CheckpointError, match="save inside of `with session"):
@@ -209,7 +214,7 @@ def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float],
     for one, other in zip(saved[0][0].values(), saved[1][0].values(), strict=True):
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
-    def second(worker: Worker) -> Tensor:
+    def second(worker: PartWorker) -> Tensor:
         state, weights, optimizer = copy.deepcopy(saved[1])
         worker.model.load_state_dict(weights)
         worker.optimizer.load_state_dict(optimizer)
@@ -222,7 +227,7 @@ def test_a_checkpoint_is_gone_on_from_with_other_workers(part: Callable[[float],
     for found in train(3, net, lambda: part(1 / 3), second, momentum=momentum):
         torch.testing.assert_close(found, whole, rtol=0, atol=1e-6)
 
-    def damaged(worker: Worker) -> None:
+    def damaged(worker: PartWorker) -> None:
         state = copy.deepcopy(saved[0][0])
         del state[next(key for key in state if "/" in key)]
         with pytest.raises(CheckpointError, match="another model"):
@@ -245,7 +250,7 @@ def test_soap_on_unequal_workers_is_that_of_one_process(shares: tuple[int, ...])
 def test_soap_is_adam_where_the_basis_is_the_unit_matrix() -> None:
     """The formula, on one weight whose bases are kept as they are."""
 
-    def use(worker: Worker) -> Tensor:
+    def use(worker: PartWorker) -> Tensor:
         part: Any = worker.part
         part._began = True
         part.clock = 1
@@ -270,7 +275,7 @@ def test_soap_is_adam_where_the_basis_is_the_unit_matrix() -> None:
 
 
 def test_autocast_and_a_scaler_leave_the_factors_as_they_are() -> None:
-    def use(worker: Worker) -> Any:
+    def use(worker: PartWorker) -> Any:
         part: Any = worker.part
         scale = part._scaler.get_scale() if part._scaler is not None else 1.0
 
@@ -289,7 +294,7 @@ def test_autocast_and_a_scaler_leave_the_factors_as_they_are() -> None:
     for one, other in zip(scaled, plain, strict=True):
         torch.testing.assert_close(one, other)
 
-    def mixed(worker: Worker) -> Any:
+    def mixed(worker: PartWorker) -> Any:
         x, y = batch(0)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             worker.step(x.float(), y, (X,))
@@ -302,7 +307,7 @@ def test_autocast_and_a_scaler_leave_the_factors_as_they_are() -> None:
 
 def test_adaptive_damping_learns_where_a_fixed_one_sticks() -> None:
     def last(damping: Any) -> float:
-        def use(worker: Worker) -> float:
+        def use(worker: PartWorker) -> float:
             make = torch.Generator().manual_seed(0)
             x = torch.randn(40 * X, 5, generator=make, dtype=torch.float64)
             y = 5 * x.sum(1, keepdim=True).sin()

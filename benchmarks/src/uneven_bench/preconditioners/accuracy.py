@@ -15,10 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import uneven
-from uneven import Run, Step
-from uneven.core.actions import StepPlan
 from uneven.data.datasets import images
-from uneven.run.lines import ThreadLines
+from uneven.testing.parts import alone
 from uneven_bench.preconditioners.arms import optimizers
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -158,17 +156,13 @@ def train(task: TargetTask, method: str, how: dict[str, Any], seed: int, epochs:
     split = task.draw(seed)
     x, y, tx, ty = split
     torch.manual_seed(seed)
-    model, part = task.make(split), None
+    model, worker = task.make(split), None
     if method == "soap" or method.startswith("kfac"):
         momentum = 0.0 if method == "soap" else 0.9
         stepping: list[Any] = [torch.optim.SGD(model.parameters(), lr=how["lr"], momentum=momentum)]
         more = {key: it for key, it in how.items() if key != "lr"}
         part = uneven.SOAP(share=1.0) if method == "soap" else uneven.KFAC(share=1.0, factor_decay="exp", **more)
-        now = Step(0, 0, 0, 0, (0,), (task.batch,), StepPlan())
-        part.attach(
-            Run(rank=0, members=(0,), lines=ThreadLines.of(1)[0], model=model, optimizers=tuple(stepping),
-                log=lambda *_: None, now=lambda: now)
-        )  # fmt: skip
+        worker = alone(model, stepping[0], part)
     else:
         stepping = optimizers(model, method, how["lr"])
 
@@ -180,9 +174,10 @@ def train(task: TargetTask, method: str, how: dict[str, Any], seed: int, epochs:
     for epoch in range(epochs or task.epochs):
         began_s = time.process_time()
         for rows in torch.randperm(len(x)).split(task.batch):
+            if worker is not None:
+                worker.step(x[rows], y[rows], loss=lambda model, a, b: task.loss(model(a), b))
+                continue
             task.loss(model(x[rows]), y[rows]).backward()
-            if part is not None:
-                part.gradients_ready(now, stepping[0])
             for one in stepping:
                 one.step()
                 one.zero_grad()

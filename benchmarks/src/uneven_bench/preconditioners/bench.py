@@ -60,7 +60,9 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
         }
     if "unequal" in wanted:
         task = {"what": "unequal", "model": "resnet20", "cores": CORES, "settle": 8, "blocks": 6}
-        found["unequal"] = told = _play(task, len(CORES), progress)
+        isolated = not why_not_isolated()  # workers that are stopped and continued stop each other's exchanges, too
+        found["unequal"] = told = _play(task, len(CORES), progress, isolated=isolated)
+        told["isolated"] = isolated
         found["unequal_gain"], found["unequal_of_limit"] = told["gain"], told["of_limit"]
     if "links" in wanted:
         if why := why_not_isolated() or why_no_bandwidth():

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import uneven
-from uneven import Run
-from uneven.run.lines import ThreadLines
+from uneven.testing.parts import alone
 from uneven_bench.preconditioners.models import MODELS
 
 
@@ -23,16 +22,7 @@ def hook_overhead(repeats: int) -> float:
         plain, hooked = timed.make(), timed.make()
         optimizer = torch.optim.SGD(hooked.parameters(), lr=0.1)
         part = uneven.KFAC(periods=(10, 100), share=1.0)
-        part.attach(
-            Run(
-                rank=0,
-                members=(0,),
-                lines=ThreadLines.of(1)[0],
-                model=hooked,
-                optimizers=(optimizer,),
-                log=lambda *_: None,
-            )
-        )
+        alone(hooked, optimizer, part)
         part.clock = 1
         part.stepped()
         taken: dict[bool, list[float]] = {False: [], True: []}

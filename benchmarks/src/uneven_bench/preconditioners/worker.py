@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 import uneven
 from uneven.run.start.connect import connect
+from uneven.testing.parts import alone
 from uneven.world import discover, report_failures
 from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.lb_bsp.worker import print_into
@@ -149,11 +149,12 @@ def exact(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
         arm.close()
         found[name] = 0.0
         if rank == 0:
-            alone = _alone(make(), batch)
-            found[name] = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), alone, strict=True))
+            whole = _alone(make(), batch)
+            found[name] = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), whole, strict=True))
         dist.barrier()
     if rival() is not None and task["rival"]:
-        found["kfac-pytorch"] = _against_rival(batch // len(parts))
+        found["kfac-pytorch"] = _against_rival(batch // len(parts), undone=True)
+        found["kfac-pytorch, its G as it is"] = _against_rival(batch // len(parts), undone=False)
     return found
 
 
@@ -171,51 +172,39 @@ def _exact_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _alone(part: Any, batch: int) -> list[torch.Tensor]:
     """Weights of one process after these steps, without a session."""
-    from uneven import Run, Step
-    from uneven.core.actions import StepPlan
-    from uneven.run.lines import ThreadLines
-
     torch.manual_seed(0)
     model = _exact_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.0 if isinstance(part, uneven.SOAP) else 0.9)
-    now = Step(0, 0, 0, 0, (0,), (batch,), StepPlan())
-    lines = ThreadLines.of(1)[0]
-    part.attach(
-        Run(
-            rank=0,
-            members=(0,),
-            lines=lines,
-            model=model,
-            optimizers=(optimizer,),
-            log=lambda *_: None,
-            now=lambda: now,
-        )
-    )
+    momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
+    worker = alone(model, torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum), part)
     for number in range(12):
         torch.manual_seed(number)
-        x, y = _exact_batch(batch)
-        F.cross_entropy(model(x), y).backward()
-        part.gradients_ready(now, optimizer)
-        optimizer.step()
-        optimizer.zero_grad()
+        worker.step(*_exact_batch(batch))
     return list(model.parameters())
 
 
-def _against_rival(each: int) -> float:
-    """Largest difference of a preconditioned gradient to kfac-pytorch's, relative, from equal weights in each step."""
+def _against_rival(each: int, undone: bool) -> float:
+    """Largest distance of a layer's preconditioned gradient to kfac-pytorch's, relative, steps from equal weights.
+
+    kfac-pytorch averages over workers the G of their own mean losses, which on P equal workers is P² times that of one
+    process on all samples. Its ``grad_scaler``, which gradients are divided by, can undo that.
+
+    Args:
+        undone: whether it does; then kfac-pytorch is what it is on one worker.
+    """
     size, worst = dist.get_world_size(), 0.0
     for name in ("resnet20", "mlp"):
         timed = MODELS[name]
         gradients: dict[StepArm, list[torch.Tensor]] = {}
         torch.manual_seed(0)
         how: dict[str, Any] = {"damping": 1e-7, "kl_clip": 0.001}
-        theirs = KfacPytorch(timed.make(), 1.0, factor_update_steps=1, inv_update_steps=3, **how)
+        undo = {"grad_scaler": lambda: float(size)} if undone else {}
+        theirs = KfacPytorch(timed.make(), 1.0, factor_update_steps=1, inv_update_steps=3, **how, **undo)
         ours = PartArm(timed.make(), uneven.KFAC(scaling="compat", periods=(1, 3), share=1.0, **how), each * size)
         both: tuple[Any, ...] = (theirs, ours)
         for arm in both:
 
             def note(*_: object, arm: Any = arm, gradients: dict[Any, Any] = gradients) -> None:
-                gradients[arm] = [one.grad.clone() for one in arm.model.parameters() if one.grad is not None]
+                gradients[arm] = _by_layer(arm.model)
 
             arm.optimizer.register_step_pre_hook(note)
         for number in range(7):
@@ -228,6 +217,12 @@ def _against_rival(each: int) -> float:
                 worst = max(worst, float((a - b).norm() / b.norm().clamp_min(1e-12)))
         ours.close()
     return worst
+
+
+def _by_layer(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Gradients of each module's own weights in one row: a weight's and its bias' are turned as one matrix."""
+    every = [[one.grad for one in module._parameters.values() if one is not None] for module in model.modules()]
+    return [torch.cat([one.reshape(-1) for one in those if one is not None]) for those in every if those]
 
 
 def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
@@ -243,7 +238,7 @@ def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
     stage.have(tuple(task["cores"]), ())
     x, y = timed.draw(batch)
     taken: dict[str, list[float]] = {name: [] for name in arms}
-    worked: dict[str, list[float]] = {name: [] for name in arms}
+    worked: list[list[float]] = []
     for number in range(task["blocks"] + task["settle"]):
         stage.say(task["model"], number / (task["blocks"] + task["settle"]))
         for name, arm in arms.items():
@@ -254,20 +249,33 @@ def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
             dist.barrier()
             if number >= task["settle"]:
                 taken[name].append((time.perf_counter() - began_s) / 10)
-                cpu = torch.tensor([(time.process_time() - cpu_s) / 10], dtype=torch.float64)
-                dist.all_reduce(cpu)
-                worked[name].append(cpu.item())
+                each = [torch.zeros(1, dtype=torch.float64) for _ in range(size)]
+                dist.all_gather(each, torch.tensor([(time.process_time() - cpu_s) / 10], dtype=torch.float64))
+                if name == "ours":
+                    worked.append([one.item() for one in each])
     stage.lift()
     found = {name: statistics.median(them) for name, them in taken.items()}
-    limit_s = statistics.median(worked["ours"]) / sum(task["cores"])
+    ours = arms["ours"]
+    worker_cpu_s = [statistics.median(them) for them in zip(*worked, strict=True)]
+    limit_s = _limit_s(worker_cpu_s, task["cores"], ours.session.newest_shares, ours.part.owners)
     result = {
         "step_s": found, "limit_s": limit_s, "gain": found["n3"] / found["ours"], "of_limit": limit_s / found["ours"],
-        "shares": list(arms["ours"].session.newest_shares),
+        "worker_cpu_s": worker_cpu_s, "shares": list(arms["ours"].session.newest_shares),
         "owners": {name: list(one) for name, one in arms["ours"].part.owners.items()},
     }  # fmt: skip
     for arm in arms.values():
         arm.close()
     return result
+
+
+def _limit_s(
+    cpu_s: list[float], cores: list[float], shares: tuple[int, ...], owners: dict[str, tuple[int, ...]]
+) -> float:
+    """Seconds of a step in which everybody works all the time; or, if that is longer, that one worker needs which has
+    a single sample and owns nothing, so that nothing can be taken from it."""
+    owning = {rank for those in owners.values() for rank in those}
+    bare = [rank for rank, share in enumerate(shares) if share <= 1 and rank not in owning]
+    return max([sum(cpu_s) / sum(cores), *(cpu_s[rank] / cores[rank] for rank in bare)])
 
 
 def links(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:

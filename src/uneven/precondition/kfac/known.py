@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from uneven.errors import ConfigError
+from uneven.precondition.sharing import PERIODS, Sharing
 
+_OURS = {"method", *(one.name for one in fields(Sharing))}
 _SHARES = {"COMM_OPT": 1.0, "HYBRID_OPT": 0.5, "MEM_OPT": 1e-9}
 _METHODS = {"EIGEN": "eigen", "INVERSE": "inverse"}
 _RULES = {"COMPUTE": "compute", "MEMORY": "memory"}
@@ -26,28 +29,31 @@ _ELSEWHERE = {
 }
 
 
-def translated(ours: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """``ours`` with what ``known`` says by kfac-pytorch's names.
+def translated(given: dict[str, Any]) -> dict[str, Any]:
+    """The method and how the work is shared, by our names.
+
+    Args:
+        given: by kfac-pytorch's names or by ours.
 
     Raises:
         ConfigError: a name that neither knows, or a value.
     """
-    found = dict(ours)
-    for name, given in known.items():
+    found = {name: it for name, it in given.items() if name in _OURS}
+    for name, it in given.items():
         if name in ("factor_update_steps", "inv_update_steps"):
-            often, seldom = found["periods"]
-            found["periods"] = (given, seldom) if name == "factor_update_steps" else (often, given)
+            often, seldom = found.get("periods", PERIODS)
+            found["periods"] = (it, seldom) if name == "factor_update_steps" else (often, it)
         elif name == "grad_worker_fraction":
-            found["share"] = given if isinstance(given, int | float) else _one_of(name, given, _SHARES)
+            found["share"] = it if isinstance(it, int | float) else _one_of(name, it, _SHARES)
         elif name == "compute_method":
-            found["method"] = _one_of(name, given, _METHODS)
+            found["method"] = _one_of(name, it, _METHODS)
         elif name == "assignment_strategy":
-            found["place"] = _one_of(name, given, _RULES)
+            found["place"] = _one_of(name, it, _RULES)
         elif name == "colocate_factors":
-            found["colocate"] = bool(given)
+            found["colocate"] = bool(it)
         elif name in _ELSEWHERE:
-            raise ConfigError(f"{name} = {given!r}: leave it out, {_ELSEWHERE[name]}")
-        elif name not in _NO_MATTER:
+            raise ConfigError(f"{name} = {it!r}: leave it out, {_ELSEWHERE[name]}")
+        elif name not in _OURS and name not in _NO_MATTER:
             raise ConfigError(f"KFAC has no argument {name!r}; see the reference for those that it has")
     return found
 

@@ -3,7 +3,8 @@
 Formulas are those of Pauloski et al. (SC 2020, arXiv 2007.00784; SC 2021, arXiv 2107.01739) as in their authors' code.
 With rank i's share x_i of X samples, the factors of the union batch are A = Σ (x_i / X) A_i and G = Σ (x_i / X) G_i,
 where G_i undoes the 1 / x_i of a mean loss: the weights that the gradients themselves are averaged with. In the scaling
-of the newer code ("compat"), which does not undo it, G takes (x_i / X)² once more.
+of the newer code ("compat"), which does not undo it, G takes (x_i / X)² once more. Where a worker's gradient counts
+c_i / C instead, its losses being means over c_i things, G takes ((c_i / C) / (x_i / X))² besides.
 """
 
 from __future__ import annotations
@@ -83,15 +84,14 @@ class Layer(ItemWork):
         scale = weight / (positions**2 * max(1, len(seen)))
         self.sums[0].add(flat, seen, scale / positions if self._numbers.compat else scale)
 
-    def add_outputs(self, flat: Tensor, seen: Tensor, weight: float, share: float, undo: float) -> None:
-        """Add that of this pass's output gradients.
+    def add_outputs(self, flat: Tensor, seen: Tensor, weight: float, undo: float) -> None:
+        """Add that of this pass's output gradients, each times ``undo``.
 
         Args:
-            share: x_i / X.
-            undo: what the loss was divided by besides (passes of an accumulation), or multiplied by (its inverse).
+            undo: what they count in the gradient of the union, over what the loss was multiplied by; in the scaling of
+                KFC, over x_i / X and times the passes of an accumulation, too.
         """
-        seen, compat = seen.to(self._numbers.kind), self._numbers.compat
-        scale = weight * share**2 if compat else weight * undo**2
+        seen, compat, scale = seen.to(self._numbers.kind), self._numbers.compat, weight * undo**2
         if isinstance(self.module, nn.Linear):
             rows = seen.reshape(-1, seen.shape[-1])
             self.sums[1].add(flat, rows, scale / max(1, len(rows)) if compat else scale * len(rows))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uneven.core.turn import Turn
 from uneven.errors import ConfigError, TrainingError
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.kfac.damping import AdaptiveDamping
@@ -18,6 +19,7 @@ from uneven.precondition.kfac.layer import Layer, Numbers
 from uneven.precondition.kfac.watch import LayerWatch, find_layers
 from uneven.precondition.part import Preconditioner
 from uneven.precondition.schedule import RunningAverage, Value, value
+from uneven.precondition.sharing import Sharing, one_of
 from uneven.registry import parse_spec
 from uneven.run.part import Run, Step
 
@@ -32,13 +34,11 @@ class KFAC(Preconditioner):
     process on the union batch. Other weights keep their plain gradient; ``notes`` says which, and why.
 
     Formulas: Pauloski et al., SC 2020 (arXiv 2007.00784) and SC 2021 (KAISA, arXiv 2107.01739), as in their authors'
-    code. Defaults without a word are ours. Names of kfac-pytorch's arguments are accepted as ``known``.
+    code. Defaults without a word are ours. Names of kfac-pytorch's arguments are accepted, too.
 
     Args:
         damping: λ, above 0: a number, a callable of the step, or "adaptive" ("adaptive:start=0.1"), which follows how
             far steps overshoot; see :mod:`uneven.precondition.kfac.damping`.
-        periods: steps between factors, and between refreshes of the bases; numbers or callables of the step.
-        share: see :class:`~uneven.precondition.part.Preconditioner`.
         factor_decay: α of the running average, a callable of the factor step, or "exp": min(1 − 1/k, 0.95).
         kl_clip: bound on the step's predicted change in KL divergence, at the learning rate of the weight's group;
             None for none.
@@ -47,9 +47,8 @@ class KFAC(Preconditioner):
         scaling: "kfc" as in SC 2020, or "compat" as in kfac-pytorch's newer code, whose λ is far smaller.
         accumulation_steps: backward passes before each step, if the loss of each is divided by their number.
         grad_scaler: torch's, where there is one.
-        factor_dtype: of factors and bases; float32 unless the whole model is in float64.
         skip_layers: regular expressions for names of layers that keep their plain gradient.
-        place, colocate, refresh: see :class:`~uneven.precondition.part.Preconditioner`.
+        sharing: ``periods``, ``share`` and others of :class:`~uneven.precondition.sharing.Sharing`.
 
     Raises:
         ConfigError: an argument out of range, or one of kfac-pytorch's that has no meaning here.
@@ -59,36 +58,19 @@ class KFAC(Preconditioner):
         self,
         *,
         damping: Value | str = 0.03,
-        periods: tuple[Value, Value] = (1, 10),
-        share: float | str = "auto",
         factor_decay: Value | str = 0.95,
         kl_clip: Value | None = 0.001,
         method: str = "eigen",
         scaling: str = "kfc",
         accumulation_steps: int = 1,
         grad_scaler: Any = None,
-        factor_dtype: torch.dtype | None = None,
         skip_layers: Sequence[str] = (),
-        place: str = "speed",
-        colocate: bool = True,
-        refresh: str = "now",
-        **known: Any,
+        **sharing: Any,
     ) -> None:
-        if known:
-            mine: dict[str, Any] = {
-                "periods": periods,
-                "share": share,
-                "method": method,
-                "place": place,
-                "colocate": colocate,
-            }
-            mine = translated(mine, known)
-            periods, share, method = mine["periods"], mine["share"], mine["method"]
-            place, colocate = mine["place"], mine["colocate"]
-        super().__init__(
-            share=share, periods=periods, place=place, colocate=colocate, refresh=refresh, kind=factor_dtype
-        )
-        _check(method=(method, ("eigen", "inverse")), scaling=(scaling, ("kfc", "compat")))
+        known = translated({"method": method, **sharing})
+        method = known.pop("method")
+        super().__init__(Sharing(**known))
+        one_of(method=(method, ("eigen", "inverse")), scaling=(scaling, ("kfc", "compat")))
         if isinstance(accumulation_steps, bool) or accumulation_steps < 1:
             raise ConfigError(f"accumulation_steps = {accumulation_steps!r} must be a whole number of at least 1")
         if kl_clip is not None and not callable(kl_clip) and not kl_clip > 0.0:
@@ -123,7 +105,7 @@ class KFAC(Preconditioner):
             model, optimizer, self.numbers, lambda name: any(p.search(name) for p in self._skip)
         )
         self.layers = layers
-        self._watch = LayerWatch(layers, self._take, self._weight)
+        self._watch = LayerWatch(layers, self._take, self._counts)
         return list(layers)
 
     def attach(self, run: Run) -> None:
@@ -148,12 +130,12 @@ class KFAC(Preconditioner):
             if shrink != 1.0:
                 self._sums.mul_(shrink)
 
-    def _weight(self) -> float:
-        """x_i / X of the pass under way; 0 outside of the loop."""
+    def _counts(self) -> tuple[float, Turn | None]:
+        """x_i / X of the pass under way, 0 outside of the loop; and what knows what it counts in the gradient."""
         step = self.run.now()
-        return 0.0 if step is None else step.weight
+        return (0.0, None) if step is None else (step.weight, self.run.turn())
 
-    def _take(self, layer: Layer, seen: Tensor, gradient: Tensor, share: float) -> None:
+    def _take(self, layer: Layer, seen: Tensor, gradient: Tensor, counts: tuple[float, Turn | None]) -> None:
         self._begin_factors()
         layer.passes += 1
         layer.seen = True
@@ -161,6 +143,7 @@ class KFAC(Preconditioner):
             if self._scaler is None:
                 self._refuse_pass(layer)
             layer.passes = 1  # the scaler has left the step out
+        share, turn = counts
         if share == 0.0:
             return
         inputs, outputs = self._views[layer.name]
@@ -169,7 +152,9 @@ class KFAC(Preconditioner):
         with self.run.spread(self.schedule.periods(self.clock)[0]):
             weight = self._coefficient * share / passes
             layer.add_inputs(inputs, seen, weight)
-            layer.add_outputs(outputs, gradient, weight, share, passes / scale)
+            in_gradient = share if turn is None else turn.in_gradient
+            undo = in_gradient / scale * (1.0 if self.numbers.compat else passes / share)
+            layer.add_outputs(outputs, gradient, weight, undo)
 
     def _refuse_pass(self, layer: Layer) -> None:
         raise TrainingError(
@@ -327,9 +312,3 @@ _LONGEST = 0.03
 
 _LOOK_EVERY, _LOOK_AT_FIRST = 5, 20
 """Adaptive damping looks at every fifth step, and at each of the first twenty: two copies of the weights each time."""
-
-
-def _check(**given: tuple[str, tuple[str, ...]]) -> None:
-    for name, (what, those) in given.items():
-        if what not in those:
-            raise ConfigError(f"{name} = {what!r} is none of {', '.join(map(repr, those))}")

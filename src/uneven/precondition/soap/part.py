@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from uneven.errors import CheckpointError, ConfigError
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.part import Preconditioner
-from uneven.precondition.schedule import Value
+from uneven.precondition.sharing import Sharing
 from uneven.precondition.soap.weight import AdamRates, Straight, Turned
 from uneven.run.part import Step
 
@@ -30,9 +31,9 @@ class SOAP(Preconditioner):
         betas: of Adam.
         squares: decay of L and R; the second of ``betas`` if None.
         eps: Adam's.
-        periods: steps between additions to L and R, and between refreshes of the bases.
         largest: weights with a longer side get Adam's step.
-        share, place, colocate, refresh: see :class:`~uneven.precondition.part.Preconditioner`.
+        sharing: ``periods`` (between additions to L and R, and between refreshes of the bases), ``share`` and others of
+            :class:`~uneven.precondition.sharing.Sharing`.
 
     Raises:
         ConfigError: an argument out of range.
@@ -47,14 +48,12 @@ class SOAP(Preconditioner):
         betas: tuple[float, float] = (0.95, 0.95),
         squares: float | None = None,
         eps: float = 1e-8,
-        periods: tuple[Value, Value] = (1, 10),
         largest: int = 10_000,
-        share: float | str = "auto",
-        place: str = "speed",
-        colocate: bool = True,
-        refresh: str = "now",
+        **sharing: Any,
     ) -> None:
-        super().__init__(share=share, periods=periods, place=place, colocate=colocate, refresh=refresh, kind=None)
+        if unknown := sorted(sharing.keys() - {one.name for one in fields(Sharing)}):
+            raise ConfigError(f"SOAP has no argument {unknown[0]!r}; see the reference for those that it has")
+        super().__init__(Sharing(**sharing))
         decays = (betas[0], betas[1], betas[1] if squares is None else squares)
         if not all(0.0 <= one < 1.0 for one in decays) or not eps > 0.0:
             raise ConfigError(

@@ -69,6 +69,20 @@ class MeterReading(NamedTuple):
         return self.local_s + self.exchange_s
 
 
+class OwnTime(NamedTuple):
+    """What a worker does by itself in an iteration, on average of the newest ones; NaN before any was measured.
+
+    Attributes:
+        local_s: seconds, without waiting for others.
+        local_cpu_s: processor seconds in these; over ``local_s``, what it gets of a processor while it works.
+        exchange_cpu_s: processor seconds in exchanges.
+    """
+
+    local_s: float = math.nan
+    local_cpu_s: float = math.nan
+    exchange_cpu_s: float = math.nan
+
+
 @dataclass(frozen=True, slots=True)
 class _Spread:
     """A block of one iteration that serves several."""
@@ -101,7 +115,11 @@ class _Marks:
 
 
 class Meter:
-    """Marks go in as the loop runs; timings come out as soon as they can be read without waiting."""
+    """Marks go in as the loop runs; timings come out as soon as they can be read without waiting.
+
+    Attributes:
+        own_time: as far as timings have come out.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -119,6 +137,7 @@ class Meter:
         self._exchanges = False  # whether the training has ever waited for an exchange
         self._spreading = False
         self._owed: list[_Owed] = []
+        self.own_time = OwnTime()
 
     def begin(self, iteration: int) -> None:
         """A batch is about to be handed over."""
@@ -238,9 +257,16 @@ class Meter:
         found = []
         while self._closed and self._clock.passed(self._closed[0].end):
             found.append(self._read(self._closed.popleft()))
+            self._average(found[-1])
             self._usual_s, self._apart = found[-1].local_s, 0.0
         self._since = self._closed[0].begin if self._closed else None
         return found
+
+    def _average(self, newest: MeterReading) -> None:
+        now, then = OwnTime(newest.local_s, newest.local_cpu_s, newest.exchange_cpu_s), self.own_time
+        if not math.isnan(then.local_s):
+            now = OwnTime(*(old + _NEWEST * (new - old) for old, new in zip(then, now, strict=True)))
+        self.own_time = now
 
     def _read(self, marks: _Marks) -> MeterReading:
         between = self._clock.between

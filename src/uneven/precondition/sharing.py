@@ -1,0 +1,60 @@
+"""How a preconditioner's work is dealt out among workers and steps: settings that all preconditioners share. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uneven.errors import ConfigError
+from uneven.precondition.place import RULES
+from uneven.precondition.schedule import Schedule, Value
+
+if TYPE_CHECKING:
+    import torch
+
+REFRESHES = ("now", "shadow", "auto")
+
+PERIODS = (1, 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Which step does what, and who owns what.
+
+    Args:
+        periods: steps between factors, and between refreshes; numbers, or callables of the step.
+        share: f, the share of the workers that hold an item's basis and precondition it: 1 sends least in a plain
+            step, 1 / P computes least; "auto" measures at the start what either would take.
+        place: "speed", "compute", "memory" or "round-robin"; see :func:`uneven.precondition.place.place`.
+        colocate: whether one worker refreshes all squares of an item.
+        refresh: "now", "shadow" (beside the training, in force half a period later), or "auto": in the shadow while
+            every worker's machine has half a core idle.
+        factor_dtype: of factors and bases; None for float32, or float64 where the whole model is in that.
+
+    Raises:
+        ConfigError: one of them is out of range.
+    """
+
+    periods: tuple[Value, Value] = PERIODS
+    share: float | str = "auto"
+    place: str = "speed"
+    colocate: bool = True
+    refresh: str = "now"
+    factor_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        Schedule(*self.periods)
+        if self.share != "auto" and (isinstance(self.share, str) or not 0.0 < self.share <= 1.0):
+            raise ConfigError(f"share = {self.share!r}: give 'auto', or a number above 0 up to 1")
+        one_of(place=(self.place, RULES), refresh=(self.refresh, REFRESHES))
+
+
+def one_of(**given: tuple[str, tuple[str, ...]]) -> None:
+    """Each argument must be one of its values.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name, (what, those) in given.items():
+        if what not in those:
+            raise ConfigError(f"{name} = {what!r} is none of {', '.join(map(repr, those))}")
