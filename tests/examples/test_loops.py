@@ -18,8 +18,8 @@ import torch
 from uneven.testing.ranks import RankContext, run_ranks
 
 LOOPS = Path(__file__).parents[2] / "examples" / "loops"
-NEEDS = {"fabric": "lightning_fabric", "accelerate": "accelerate", "trainer": "transformers"}
-NAMES = ("nanogpt", "dlrm", "gan", "fabric", "accelerate", "trainer", "fsdp2")
+NEEDS = {"fabric": "lightning_fabric", "with_accelerate": "accelerate", "trainer": "transformers"}
+NAMES = ("nanogpt", "dlrm", "gan", "fabric", "with_accelerate", "trainer", "fsdp2")
 MOST = 5
 
 

@@ -50,12 +50,14 @@ def take_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
 
 def gather_shards(whole: Tensor, shard: Tensor, group: Any) -> None:
     """Fill ``whole``, shape (members · numbers,), with the shards of all members of a group, and wait."""
-    dist.all_gather_into_tensor(whole, shard, group=group)
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+    gather(whole, shard, group=group)
 
 
 def scatter_sum(shard: Tensor, whole: Tensor, group: Any) -> None:
     """Fill ``shard`` with this member's part of the sum of all ``whole``, shape (members · numbers,), and wait."""
-    dist.reduce_scatter_tensor(shard, whole, group=group)
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
+    scatter(shard, whole, group=group)
 
 
 class _Several:

@@ -1,8 +1,8 @@
 """Accelerate: the loop is one's own, precision and devices are Accelerate's.
 
-    uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 examples/loops/accelerate.py
+    uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 examples/loops/with_accelerate.py
 
-What differs from ``accelerate_plain.py``: the lines that name uneven or its session.
+What differs from ``with_accelerate_plain.py``: the lines that name uneven or its session.
 """
 
 import torch
