@@ -94,6 +94,17 @@ class PartedGraph(Part):
             self._compare()
             self._take(self.part)
 
+    def members_changed(self, members: tuple[int, ...]) -> None:
+        """A part of the graph would be missing, or be there twice.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"{self.name}: workers have left or joined, and each holds a part of the graph; leave --elastic out: fewer "
+            f"workers can load the same folder, and go on from a checkpoint"
+        )
+
     def _compare(self) -> None:
         assert self._line is not None
         same = [int(self.source.fingerprint[:15], 16), *self.source.ends(self.size)]

@@ -106,3 +106,8 @@ def test_dropout_drops_its_share_and_goes_on() -> None:
         assert one.mean().item() == pytest.approx(1.0, abs=0.03)
     assert ((first == 0) == (second == 0)).float().mean().item() == pytest.approx(0.58, abs=0.02)
     assert g.dropout(x, 0.3, training=False) is x
+
+
+def test_workers_that_leave_or_join_are_refused() -> None:
+    with pytest.raises(ConfigError, match="each holds a part of the graph; leave --elastic out"):
+        loaded(some_graph()).members_changed((0, 2))

@@ -56,7 +56,8 @@ class EntriesExchange:
     def __init__(
         self, flat: Flat, rank: int, parties: Sequence[Party], post: Post, traffic: Sequence[Traffic], roll: RollCall
     ) -> None:
-        self._flat, self._rank, self._post, self._roll = flat, rank, post, roll
+        self._flat, self._rank = flat, rank
+        self._post, self._roll = post, roll
         self.parties = tuple(parties)
         self._mine = next(place for place, party in enumerate(parties) if rank in party)
         self._traffic = traffic

@@ -18,6 +18,7 @@ from uneven.core.plain import Amount, Count, loading, read
 from uneven.data.order import Cursor, Portion, Portions
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.run.own_pace.barrier import EvaluationBarrier
+from uneven.run.parameters.divided import DividedSteps
 from uneven.run.parameters.exchanges import Exchanges, Order, StepPosition
 from uneven.run.parameters.plans import Plans
 from uneven.run.parameters.replica import Replica
@@ -90,7 +91,7 @@ class Agreement:
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
         self._equal = True  # whether all replicas are known to be the same
-        self._rate, self._weight, self._first_rates = 1.0, 1.0, dict[int, float]()
+        self._divided = DividedSteps(rank)
 
     def carry_by(self, **lines: Any) -> None:
         """Make the lines; every rank does so at the same time. See :class:`Exchanges`, which takes the arguments."""
@@ -120,8 +121,7 @@ class Agreement:
         self._exchanges.resumed()
         if plan is not self._plan:
             self._take(plan)
-        if plan.divided:
-            self._weight = self._weight_in(part)
+        self._divided.begin(plan, part)
         self._equal = False  # who evaluates in the middle of the loop has made this step already
         if not self.followed:
             self.passing(part.batch(self._rank) == 0)
@@ -162,29 +162,13 @@ class Agreement:
 
         What earlier batches have left in the gradients, where they are accumulated, stays.
         """
-        rate = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else 1.0
-        first = self._first_rates.setdefault(id(optimizer), rate)
-        self._rate = rate / first if first > 0 else 1.0
-        self._weigh(optimizer)
+        self._divided.weigh(optimizer)
         if self._padded and not any(one.payload is Payload.GRADIENT for one in self._plan.exchanges):
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):
                 if parameter.grad is not None and (held := self._held.get(parameter)) is not None:
                     parameter.grad.copy_(held)
                 elif parameter.grad is not None:
                     parameter.grad.zero_()
-
-    def _weigh(self, optimizer: torch.optim.Optimizer) -> None:
-        """Where the learning rate is divided among parties, let the gradient count as what its samples are of all."""
-        if not self._plan.divided or self._weight == 1.0:
-            return
-        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-            if parameter.grad is not None:
-                parameter.grad.mul_(self._weight)
-
-    def _weight_in(self, part: Portion) -> float:
-        parties = next(one.parties for one in self._plan.exchanges if one.parties)
-        party = next(party for party in parties if self._rank in party)
-        return len(parties) * sum(map(part.batch, party)) / max(1, sum(part.shares))
 
     def after(self, part: Portion, leaving: bool) -> bool:
         """A step is over.
@@ -286,7 +270,7 @@ class Agreement:
             threads=self.threads,
             place=self._place(),
             part=1 / len(exchange.parties) if self._plan.divided else 1.0,
-            rate=self._rate,
+            rate=self._divided.rate,
         )
         self._fresh = {}  # those who are not among these members have others to meet now
         self._gap = self._dropped = 0
