@@ -159,6 +159,7 @@ class Changing(Protocol):
     def start(self, cursor: Cursor) -> None: ...
     def members(self, iteration: int) -> tuple[int, ...]: ...
     def waiting(self, iteration: int) -> int: ...
+    def goes_on(self) -> bool: ...
     def take(self, iteration: int, most: int) -> tuple[tuple[int, int], ...]: ...
     def drawn(self, part: Portion) -> None: ...
     def adopt(self, part: Portion) -> None: ...
@@ -193,12 +194,18 @@ class EpochPlan:
 
         ``split_for`` is asked once for each part, when that part is drawn and not before, unless it is settled.
         """
-        while (part := self.part(cursor, _until(cursor.start, length, ends) - cursor.start)) is not None:
+        while cursor.start < length or self._goes_on():
+            part = self.part(cursor, _until(cursor.start, length, ends) - cursor.start)
+            if part is None:
+                return
             yield part
             cursor = cursor.after(part)
             for later in self._alike(part, length) if ends is None else ():
                 yield later
                 cursor = cursor.after(later)
+
+    def _goes_on(self) -> bool:
+        return self.changing is not None and self.changing.goes_on()
 
     def _alike(self, part: Portion, length: int) -> list[Portion]:
         """The next parts, where they are known to be split as this one is."""

@@ -38,6 +38,8 @@ class Returned:
         self._missing: dict[int, set[int]] = {}  # iteration → members whose samples of it come again already
         self._waiting: list[tuple[int, Run]] = []  # from which iteration on, and what
         self._epoch = self.newest = -1
+        self._pass = -1  # the iteration with which it began
+        self._joins = False
 
     def members(self, iteration: int) -> Members:
         """Those among whom the samples of an iteration are split."""
@@ -56,6 +58,9 @@ class Returned:
     # ---------------------------------------------------------------- drawing
     def start(self, cursor: Cursor) -> None:
         """A pass begins. In another epoch than before, nothing comes again of that one."""
+        if not self._joins:
+            self._pass = cursor.iteration
+        self._joins = False
         if cursor.epoch != self._epoch:
             self._epoch = cursor.epoch
             self._waiting.clear()
@@ -69,18 +74,26 @@ class Returned:
         """Samples that may come again in it."""
         return sum(last - first for since, (first, last) in self._waiting if since <= iteration)
 
+    def goes_on(self) -> bool:
+        """Whether a pass whose fresh samples are used up goes on: with what waited when it began, and no more.
+
+        A worker may come to the end of a pass before it hears of a loss that others have seen in the midst of it. What
+        was lost then comes in another pass, on all of them.
+        """
+        return any(since <= self._pass for since, _ in self._waiting)
+
     def take(self, iteration: int, most: int) -> tuple[Run, ...]:
         """Up to ``most`` samples that come again in it, the same on every worker."""
-        due = sorted(run for since, run in self._waiting if since <= iteration)
+        due = sorted((run, since) for since, run in self._waiting if since <= iteration)
         left = [(since, run) for since, run in self._waiting if since > iteration]
         taken, room = [], most
-        for first, last in due:
+        for (first, last), since in due:
             cut = min(last, first + room)
             if first < cut:
                 taken.append((first, cut))
                 room -= cut - first
             if cut < last:
-                left.append((iteration, (cut, last)))
+                left.append((since, (cut, last)))
         self._waiting = left
         return tuple(taken)
 
@@ -133,12 +146,15 @@ class Returned:
     def state(self) -> dict[str, Any]:
         """For a newcomer: who takes part from when on, and what comes again from when on. Plain data."""
         border, members = self._eras[-1]
-        return {"border": border, "members": members, "epoch": self._epoch, "waiting": self._waiting}
+        return {
+            "border": border, "members": members, "epoch": self._epoch, "pass": self._pass, "waiting": self._waiting,
+        }  # fmt: skip
 
     def take_up(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state`, on the newcomer."""
         self._eras = [(0, ()), (state["border"], tuple(state["members"]))]
-        self._epoch = state["epoch"]
+        self._epoch, self._pass = state["epoch"], state["pass"]
+        self._joins = True  # it goes on with a pass that has begun
         self._waiting = [(since, (run[0], run[1])) for since, run in state["waiting"]]
 
     def left(self, cursor: Cursor, unused: Iterable[Portion] = ()) -> list[list[int]]:

@@ -100,3 +100,33 @@ def test_more_than_a_batch_comes_again_in_several() -> None:
 def test_neighbours_make_a_run() -> None:
     assert runs([3, 4, 5, 9, 1]) == [(3, 6), (9, 10), (1, 2)]
     assert runs([]) == []
+
+
+@given(early=st.integers(0, 3), again=st.booleans())
+def test_who_was_through_before_it_heard_of_a_loss_and_who_was_not_end_their_passes_alike(
+    early: int, again: bool
+) -> None:
+    """Where replicas are merged now and then, one may be steps ahead, and at the end of a pass they all merge."""
+    members = (0, 1, 2)
+    ahead, behind = Worker(members, 0), Worker(members, 0)
+    passes: list[list[list[Portion]]] = [[], []]
+    for number in range(4):
+        if number and not ahead.returned.waiting(ahead.cursor.iteration):
+            break
+        for one in (ahead, behind):
+            one.returned.start(one.cursor)
+        walks = [one.plan.walk(one.cursor, LENGTH) for one in (ahead, behind)]
+        whole = list(walks[0])
+        lost = number == 0 or (again and number == 1)
+        known = [next(walks[1]) for _ in range(max(0, len(whole) - 1 - early))] if lost else []
+        if lost:
+            for one in (ahead, behind):
+                one.changed(whole[-1].iteration + 1, members[: 2 - number], -1)
+        known += walks[1]
+        passes[0].append(whole)
+        passes[1].append(known)
+        assert [part.iteration for part in known] == [part.iteration for part in whole]
+        assert known == whole
+        ahead.cursor = behind.cursor = ahead.cursor.after(whole[-1])
+    assert len(passes[0]) == 2 + again
+    assert passes[0] == passes[1]
