@@ -292,9 +292,10 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         make, reads = (self._loader.sample, self._loader.reads_along) if batch_of is None else (batch_of, False)
         if self._say_ready():
             time.sleep(_SLOWED_AFTER_S)
-        return self._loop.reports.profile(
-            steps_on(step, make, reads=reads), model, stepped, within_s, self._loop.gradients.aside()
-        )
+        with self._loop.model.watch.trying():
+            return self._loop.reports.profile(
+                steps_on(step, make, reads=reads), model, stepped, within_s, self._loop.gradients.aside()
+            )
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backward passes add to ``.grad`` without an exchange, for gradient accumulation.

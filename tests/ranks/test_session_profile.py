@@ -134,6 +134,23 @@ def test_whoever_fails_is_named_to_the_others_and_the_run_can_go_on(me: RankCont
         assert_same(model, reference(1, net()))
 
 
+@ranks(2)
+def test_another_session_that_is_in_the_midst_of_its_epoch_does_not_matter(me: RankContext) -> None:
+    with uneven.Session() as first, uneven.Session() as second:
+        one, other = net(), net()
+        optimizer = first.setup(one, sgd(one))[1]
+        batches = iter(first.loader(Numbered(), X))
+        x, y, _ = next(batches)
+        loss_of(one, (x, y)).backward()
+        optimizer.step()
+        second.setup(other, sgd(other))
+        second.loader(Numbered(), X)
+        assert set(second.profile(lambda batch: loss_of(other, batch[:2]).backward(), within_s=0.2)) == {0, 1}
+        with pytest.raises(ConfigError, match="handed out no batch"):
+            other(x)
+        batches.close()
+
+
 def test_it_is_refused_where_it_makes_no_sense() -> None:
     with uneven.Session() as session:
         model = net()

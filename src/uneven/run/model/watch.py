@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +43,10 @@ class Unwatched:
     def over(self) -> None:
         """The epoch has no more batches."""
 
+    def trying(self) -> AbstractContextManager[None]:
+        """Inside, steps are only tried."""
+        return nullcontext()
+
 
 class ModelWatch:
     """Looks after one model from when a session has set it up until :meth:`close`.
@@ -55,6 +61,7 @@ class ModelWatch:
     def __init__(self, model: nn.Module) -> None:
         self.epoch = -1
         self._within = False  # the epoch
+        self._tried = False
         # Whoever closes this when the session is gone holds it, so nothing here may lead to the session, as the model
         # and the parameters do by their hooks.
         self._model = weakref.ref(model)
@@ -92,6 +99,15 @@ class ModelWatch:
     def over(self) -> None:
         """The epoch has no more batches."""
         self._enter(False)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Inside, steps are only tried, on batches that are nobody's."""
+        self._tried = True
+        try:
+            yield
+        finally:
+            self._tried = False
 
     def _enter(self, within: bool) -> None:
         ModelWatch._midway += within - self._within
@@ -132,7 +148,7 @@ class ModelWatch:
         around = DistributedDataParallel._active_ddp_module
         if around is not None and (self._innocent is None or self._innocent() is not around):
             self._refuse_around(around)
-        if self.epoch < 0 and ModelWatch._midway:
+        if self.epoch < 0 and ModelWatch._midway and not self._tried:
             self._refuse_batch_of_another()
 
     def _refuse_around(self, around: nn.Module) -> None:
