@@ -153,3 +153,18 @@ def test_what_the_run_exchanges_itself_is_counted_by_line(me: RankContext, sync:
     assert least_bytes <= sent_bytes, (least_bytes, sent_bytes, exchanges, size_bytes)
     assert sent_bytes <= 2 * exchanges * size_bytes, (sent_bytes, exchanges, size_bytes)  # numbers go along
     assert sum(one.waited_s for one in lines[name]) > 0.0
+
+
+@ranks(2)
+def test_what_was_exchanged_is_written_down_where_the_session_is_only_dropped(me: RankContext) -> None:
+    with TemporaryDirectory() as run:
+        session, model, optimizer = started(balance="even", journal=run)
+        batches = iter(session.loader(Numbered(), X))
+        for x, y, _ in (next(batches), next(batches)):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        batches.close()
+        session._closing()  # as at the end of the program
+        found = [one for one in journal.read(Path(run)).ranks[me.rank] if isinstance(one, LineRecord)]
+    assert sum(one.exchanges for one in found if one.line == "gradients") >= 2

@@ -70,7 +70,8 @@ class Context:
             self.scribe.write(record)
 
     def close(self) -> None:
-        """The end of the session: the last line of the journal, and the others are left."""
+        """The end of the session, or of the program: the last lines of the journal, and the others are left."""
+        self.note_traffic()
         failed = self.scribe.failure() is not None
         self.scribe.close()
         self.connection.close(failed)

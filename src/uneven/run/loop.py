@@ -173,4 +173,3 @@ class StepLoop:
         self.model.detach()
         self.reports.close()
         self.parts.close()
-        self.context.note_traffic()
