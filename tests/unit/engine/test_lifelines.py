@@ -121,7 +121,6 @@ def test_a_worker_that_was_killed_with_its_launcher_is_buried_long_before_it_was
     board.write("lifeline/1", other.address)
     watch = Watch(Board(board.store), 0, (0, 1), silence_s=20.0)
     until(lambda: 1 in watch._lifelines._lines)
-    time.sleep(0.2)
     other.kill()
     until(lambda: board.look(f"{DEAD}/1"))
     assert board.look(f"{DEAD}/1") == "its process has ended, and its launcher with it"

@@ -10,6 +10,7 @@ gradient on it. On the way they are in the unit of the whole: multiplied by wᵢ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,30 +65,31 @@ class RowCarrier:
         return taken
 
 
-class _Down(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, carrier: RowCarrier) -> Tensor:
-        ctx.carrier = carrier
-        return carrier.down(x.contiguous(), carrier.part.down)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        carrier: RowCarrier = ctx.carrier
-        weight = carrier.weight
-        return carrier.up(gradients[0].contiguous(), carrier.part.down, weight, 1.0 / weight), None
+Move = Callable[..., Tensor]
 
 
-class _Up(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, carrier: RowCarrier) -> Tensor:
-        ctx.carrier = carrier
-        return carrier.up(x.contiguous(), carrier.part.up)
+class _Moved(torch.autograd.Function):
+    """Rows go one way along a route, and their gradients back the other way."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        carrier: RowCarrier = ctx.carrier
-        weight = carrier.weight
-        return carrier.down(gradients[0].contiguous(), carrier.part.up, weight, 1.0 / weight), None
+    def forward(ctx: Any, x: Tensor, there: Move, back: Move, route: HaloRoute, weight: float) -> Tensor:
+        ctx.back, ctx.route, ctx.weight = back, route, weight
+        return there(x.contiguous(), route)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        gradient = ctx.back(gradients[0].contiguous(), ctx.route, ctx.weight, 1.0 / ctx.weight)
+        return gradient, None, None, None, None
+
+
+def _down(x: Tensor, carrier: RowCarrier) -> Tensor:
+    found: Tensor = _Moved.apply(x, carrier.down, carrier.up, carrier.part.down, carrier.weight)
+    return found
+
+
+def _up(x: Tensor, carrier: RowCarrier) -> Tensor:
+    found: Tensor = _Moved.apply(x, carrier.up, carrier.down, carrier.part.up, carrier.weight)
+    return found
 
 
 class _UpMax(torch.autograd.Function):
@@ -141,17 +143,14 @@ class ExactExchange:
         carrier = self.carrier
         if carrier.line is None:
             return neighbour_sum(x, carrier.part.adjacency)
-        wide: Tensor = _Down.apply(x, carrier)
-        found: Tensor = _Up.apply(neighbour_sum(wide, carrier.part.adjacency), carrier)
-        return found
+        return _up(neighbour_sum(_down(x, carrier), carrier.part.adjacency), carrier)
 
     def max(self, x: Tensor) -> Tensor:
         """Likewise; −∞ where a vertex has no in-neighbours."""
         carrier = self.carrier
         if carrier.line is None:
             return neighbour_max(x, carrier.part.adjacency)
-        wide: Tensor = _Down.apply(x, carrier)
-        found: Tensor = _UpMax.apply(neighbour_max(wide, carrier.part.adjacency), carrier)
+        found: Tensor = _UpMax.apply(neighbour_max(_down(x, carrier), carrier.part.adjacency), carrier)
         return found
 
 
