@@ -113,7 +113,9 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         local_rank=_integer(env, "LOCAL_RANK", 0),
         local_size=_integer(env, "LOCAL_WORLD_SIZE", 1),
         host=host,
-        site=_site(env.get(SITE_VARIABLE) or host, _integer(env, "LOCAL_RANK", 0)),
+        site=_site(
+            env.get(SITE_VARIABLE) or host, _integer(env, "LOCAL_RANK", 0), _integer(env, "LOCAL_WORLD_SIZE", 1)
+        ),
         run_directory=Path(run) if run else None,
         awaited=env.get(READY_VARIABLE) == "1",
         kind=env.get(WORLD_VARIABLE) or "real",
@@ -199,16 +201,17 @@ def _elastic(text: str | None) -> Elastic | None:
         raise ConfigError(f"{ELASTIC_VARIABLE}={text!r} is not MIN:MAX:SECONDS; start with `uneven run`") from None
 
 
-def _site(text: str, local_rank: int) -> str:
+def _site(text: str, local_rank: int, local_size: int) -> str:
     """The name for this worker, of a list with one for each of this machine's or of one for all.
 
     Raises:
-        ConfigError: there are fewer names than workers, or an empty one.
+        ConfigError: there are more or fewer names than workers, or an empty one.
     """
     names = [name.strip() for name in text.split(",")]
-    if len(names) > 1 and local_rank >= len(names):
+    if len(names) not in (1, local_size):
         raise ConfigError(
-            f"{SITE_VARIABLE}={text!r} names no site for worker {local_rank} of this machine: one for each"
+            f"{SITE_VARIABLE}={text!r} names {len(names)} sites, and this machine has {local_size} workers: give one "
+            f"name for all of them, or one for each"
         )
     name = names[local_rank if len(names) > 1 else 0]
     if not name:

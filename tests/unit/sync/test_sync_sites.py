@@ -92,10 +92,13 @@ def test_with_one_site_gaia_is_bsp() -> None:
 
 def test_each_worker_of_a_machine_may_be_at_another_site() -> None:
     def site(text: str, local_rank: int) -> str:
-        return discover({"UNEVEN_SITE": text, "LOCAL_RANK": str(local_rank)}).site
+        return discover({"UNEVEN_SITE": text, "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": "3"}).site
 
     assert [site("us, us,eu", rank) for rank in range(3)] == ["us", "us", "eu"]
     assert [site("us", rank) for rank in range(3)] == ["us"] * 3
-    for text, rank, why in (("us,eu", 2, "no site for worker 2"), ("us,,eu", 1, "an empty name")):
+    for text, rank, why in (
+        *(("us,eu", 0, "names 2 sites, and this machine has 3 workers"), ("us,us,eu,eu", 0, "names 4 sites")),
+        ("us,,eu", 1, "an empty name"),
+    ):
         with pytest.raises(ConfigError, match=why):
             site(text, rank)
