@@ -37,6 +37,7 @@ LAUNCHER = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
 
 READERS = {
     "uneven.world": "is where every other part asks who it is",
+    "uneven.slurm": "says in these words what srun says, for uneven.world",
     "uneven.testing.rank_child": "plays the launcher for tests: sets them, never reads them",
     "uneven.launch.workers": "is part of the launcher: tells its workers apart by what it gave them",
     "uneven.launch.members": "is the launcher of an elastic run: sets them, never reads them",
@@ -327,8 +328,7 @@ def test_ranks_compare_the_code_that_takes_part_in_a_run() -> None:
 
 
 def test_only_the_world_reads_the_launchers_variables() -> None:
-    others = [module for module in modules() if module.name not in READERS]
-    assert [wrong for module in others for wrong in launcher_variables(module)] == []
+    assert [wrong for one in modules() if one.name not in READERS for wrong in launcher_variables(one)] == []
 
 
 def test_no_broad_exception_handler() -> None:

@@ -137,6 +137,22 @@ def file_layer(path: Path | None) -> Layers:
     return {str(path): from_toml(_read(path), str(path))}
 
 
+def mark_coming(run_directory: Path, rank: int) -> None:
+    """Say that this worker will say when its training starts, with :func:`mark_ready`.
+
+    A session says so as soon as it is made, if the launcher waits for it. Who says nothing counts as training from when
+    it meets the others.
+    """
+    path = _coming(run_directory, rank)
+    with _spared(path, "the launcher may slow this worker down before it trains"):
+        path.touch()
+
+
+def is_coming(run_directory: Path, rank: int) -> bool:
+    """Whether the worker has said that it will say when its training starts."""
+    return _coming(run_directory, rank).exists()
+
+
 def mark_ready(run_directory: Path, rank: int) -> None:
     """Say that this worker has imported what it needs; a launcher that waits for it throttles it now.
 
@@ -226,6 +242,10 @@ def _spared(path: Path, otherwise: str) -> Iterator[None]:
         _log.warning(
             "%s could not be written (%s): training goes on, but %s; make room there", path, error.strerror, otherwise
         )
+
+
+def _coming(run_directory: Path, rank: int) -> Path:
+    return run_directory / f"coming-{rank}"
 
 
 def _ready(run_directory: Path, rank: int) -> Path:

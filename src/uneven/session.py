@@ -36,7 +36,7 @@ from uneven.run.reports.profiling import steps_on
 from uneven.run.start.connect import joined
 from uneven.run.start.state import pack, unpack
 from uneven.run.threads.threads import ThreadedTraining, Threads
-from uneven.rundir import mark_ready
+from uneven.rundir import mark_coming, mark_ready
 from uneven.sync import SyncPolicy
 from uneven.world import discover, report_failures
 
@@ -100,7 +100,11 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         parts: Sequence[Part] = (),
         notice: Callable[[], float | None] | None = None,
     ) -> None:
-        self.world = joined(discover())
+        world = discover()
+        self._awaited = world.awaited and world.run_directory is not None
+        if self._awaited and world.run_directory is not None:
+            mark_coming(world.run_directory, world.rank)
+        self.world = joined(world)
         report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
                  "nonfinite": nonfinite, "threads": threads, "keep_freed_memory": keep_freed_memory}  # fmt: skip
@@ -120,7 +124,6 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         self._loader: BalancedLoader | DrawnSteps | None = None
         self._loaded: dict[str, Any] | None = None
         self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
-        self._awaited = self.world.awaited and self.world.run_directory is not None
 
     @property
     def shares(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from uneven.errors import ConfigError
+from uneven.slurm import as_torchrun
 
 RUN_VARIABLE = "UNEVEN_RUN"
 """Set by ``uneven run``: the run directory, which holds the command line's settings and the journal."""
@@ -99,12 +100,13 @@ class World:
 
 
 def discover(environment: Mapping[str, str] | None = None) -> World:
-    """Read the world from torchrun, ``uneven run``, Ray Train, or find this process alone.
+    """Read the world from torchrun, ``uneven run``, Ray Train, Slurm's ``srun``, or find this process alone.
 
     Raises:
         ConfigError: the variables contradict each other, naming them.
     """
     env = os.environ if environment is None else environment
+    env = {**env, **as_torchrun(env)}
     run = env.get(RUN_VARIABLE)
     host = env.get(NODE_VARIABLE) or socket.gethostname()
     world = World(

@@ -20,6 +20,8 @@ from uneven.cli.names import Naming
 from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+_TORCHRUN: dict[str, Any] = {"token_normalize_func": lambda word: word.replace("_", "-")}
+"""Its options may be written either way: --nproc-per-node, --nproc_per_node."""
 USAGE_EXIT_CODE = 2
 """For everything that is wrong before training starts, as is usual for a wrong flag."""
 
@@ -82,7 +84,7 @@ def _add(app: typer.Typer, command: CliCommand, *, real: bool) -> None:
         cls=Naming,
         short_help=command.short,
         help=None if real else command.short,  # the function's docstring is the long help
-        context_settings=HELP | {"allow_interspersed_args": not command.passes_on},
+        context_settings=HELP | ({"allow_interspersed_args": False, **_TORCHRUN} if command.passes_on else {}),
     )(what)
 
 

@@ -15,6 +15,7 @@ from uneven.cli.names import BALANCERS, POLICIES, PREDICTORS
 
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
+_OUTPUT = "What workers print (as torchrun)"
 _TRAINING = "Training"
 _PLAYED = "What is played"
 
@@ -110,6 +111,37 @@ LeaveOn = Annotated[
         envvar="UNEVEN_LEAVE_ON",
         show_default=False,
     ),
+]
+Redirects = Annotated[
+    str,
+    option(
+        *(_OUTPUT, "Streams into files instead of the console: 1 stdout, 2 stderr, 3 both; by local rank, 0:1,1:2."),
+        *("--redirects", "-r"),
+        metavar="STREAMS",
+        show_default=False,
+    ),
+]
+Tee = Annotated[
+    str,
+    option(
+        *(_OUTPUT, "Streams into files and to the console, in the same form; each line begins with its rank."),
+        *("--tee", "-t"),
+        metavar="STREAMS",
+        show_default=False,
+    ),
+]
+LogRank = Annotated[
+    str,
+    option(
+        *(_OUTPUT, "Show only what these local ranks print, for instance 0. Files get everybody's."),
+        *("--log-rank", "--local-ranks-filter"),
+        metavar="0,1,…",
+        show_default=False,
+    ),
+]
+LogDir = Annotated[
+    str,
+    option(_OUTPUT, "Folder for these files. [default: logs in the run directory]", metavar="DIR", show_default=False),
 ]
 Nnodes = Annotated[str, option(_MACHINES, "Machines.", metavar="N|MIN:MAX")]
 NodeRank = Annotated[int, option(_MACHINES, "Which of them this is, from 0.")]

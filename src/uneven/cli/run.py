@@ -8,9 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from uneven import config, launch, rundir
 from uneven.balance import balancers
 from uneven.cli import options
+from uneven.cli.misplaced import hint, misplaced
 from uneven.errors import ConfigError
 from uneven.journal.paths import rank_paths
 from uneven.launch.before import check, local_workers
@@ -22,6 +25,7 @@ _READY_WITHIN_S = 60.0
 
 
 def run(
+    context: typer.Context,
     target: options.Script,
     nproc: options.Nproc = None,
     module: options.Module = False,
@@ -50,6 +54,10 @@ def run(
     silence: options.Silence = 10.0,
     join: options.Join = None,
     leave_on: options.LeaveOn = "",
+    redirects: options.Redirects = "0",
+    tee: options.Tee = "0",
+    log_rank: options.LogRank = "",
+    log_dir: options.LogDir = "",
 ) -> None:
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
 
@@ -63,6 +71,7 @@ def run(
       uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 train.py
       uneven run --nproc 4 --balance static:shares=3/2/1/1 train.py
       uneven run --nproc 2 -m package.train
+      uneven run --nproc 4 --log-rank 0 --redirects 0:0,1:3,2:3,3:3 train.py
       uneven run --nproc 4 --servers 2 train.py  a parameter server for uneven.server.Client
       uneven run --nproc 4 --elastic 2:8 train.py
       uneven run --join 10.0.0.1:29500 train.py  one more worker for that run, from another machine
@@ -92,15 +101,25 @@ def run(
         silence_s=silence,
         join=join,
         leave_on=leave_on,
+        output=launch.WorkerOutput(redirects=redirects, tee=tee, ranks=log_rank, directory=log_dir),
     )
     refuse_misfits(layers, local_workers(start) if start.nodes == (1, 1) else None)
     check(start)
+    _hint_at_misplaced(start, {name for one in context.command.params for name in one.opts if name.startswith("--")})
     members = members_of(start, servers) if servers else 0
     # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.
     directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
     with shared_copy(directory, servers, members):
         launch.run(start, run_directory=directory)
     told_without_journal(directory, ", so nothing was balanced; or it named another journal")
+
+
+def _hint_at_misplaced(start: launch.Launch, ours: set[str]) -> None:
+    """Say so where what follows the script looks as if it were meant for uneven."""
+    script, *arguments = start.target
+    words = "" if start.module else Path(script).read_text(encoding="utf-8", errors="replace")
+    if found := misplaced(arguments, ours, words):
+        print(f"uneven: {hint(found, script)}", file=sys.stderr)
 
 
 def members_of(start: launch.Launch, servers: int) -> int:

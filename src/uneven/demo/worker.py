@@ -104,6 +104,13 @@ def balanced(data: ImageData, run: Path, epochs: int) -> None:
     session.close()
 
 
+def coming() -> None:
+    """This worker will say when it is :func:`ready`, whichever way it trains."""
+    world = discover()
+    if world.run_directory is not None:
+        rundir.mark_coming(world.run_directory, world.rank)
+
+
 def ready() -> None:
     """Everything is imported: from here on this worker gets its share of a core."""
     world = discover()
@@ -121,5 +128,6 @@ def finish(log: Callable[[str, float], None], model: nn.Module, data: ImageData,
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    coming()
     way, run_directory, data_name, epoch_count = sys.argv[1:]
     {"plain": plain, "balanced": balanced}[way](images(data_name), Path(run_directory), int(epoch_count))

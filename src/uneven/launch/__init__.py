@@ -6,6 +6,7 @@ imported only when workers are started.
 """
 
 from uneven.launch.local import LocalRun, local, run, start
+from uneven.launch.output import WorkerOutput
 from uneven.launch.spec import Launch
 
-__all__ = ["Launch", "LocalRun", "local", "run", "start"]
+__all__ = ["Launch", "LocalRun", "WorkerOutput", "local", "run", "start"]

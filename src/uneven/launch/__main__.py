@@ -13,6 +13,7 @@ from typing import Any
 
 from uneven.errors import LaunchError, UnevenError
 from uneven.launch.local import run
+from uneven.launch.output import WorkerOutput
 from uneven.launch.spec import Launch
 
 _LOOK_EVERY_S = 0.2
@@ -27,6 +28,7 @@ def _end_with(parent: int) -> None:
 
 def _main(task: dict[str, Any]) -> int:
     fields = task["launch"] | {key: tuple(task["launch"][key]) for key in ("target", "shares")}
+    fields["output"] = WorkerOutput(**fields["output"])
     directory = task["run_directory"]
     if "parent" in task:
         threading.Thread(target=_end_with, args=(task["parent"],), name="uneven-parent", daemon=True).start()

@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
-from uneven.errors import LaunchError
+from uneven.errors import LaunchError, access
 from uneven.folder import SHARD_FOLDER, TemporaryFolder, remove_left
 from uneven.jobs.bound import bound
 from uneven.launch.before import check, local_workers
 from uneven.launch.elastic import run_agent
 from uneven.launch.expendable import ExpendableWorkers
 from uneven.launch.failure import Death, all_gone, blame, gone, left_alone, through_without, told_by
+from uneven.launch.output import WorkerOutput
 from uneven.launch.silence import STOPPED
 from uneven.launch.spec import Launch, run_id
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
@@ -42,7 +43,7 @@ def run(launch: Launch, run_directory: Path | None) -> None:
             raise _no_room(error) from error
         stack.callback(folder.remove)
         stack.callback(remove_left, SHARD_FOLDER)  # of a rank 0 that was ended by a signal
-        config = _config(launch, count, DefaultLogsSpecs(log_dir=str(folder.path)))
+        config = _config(launch, count, _output(launch.output, count, run_directory, folder.path))
         stack.enter_context(environment(variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
         workers = stack.enter_context(watched(launch, config.run_id, count, run_directory))
@@ -97,6 +98,22 @@ def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchC
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}  # shutdown_timeout is younger than 2.9
     return LaunchConfig(**{key: value for key, value in values.items() if key in known})
+
+
+def _output(output: WorkerOutput, count: int, run_directory: Path | None, temporary: Path) -> DefaultLogsSpecs:
+    """torch's own; without files that are asked for, what a worker writes about its end is all that lies there.
+
+    Raises:
+        ConfigError: it names a worker that this machine does not have.
+    """
+    output.check(count)
+    folder = temporary
+    if output.in_files:
+        folder = output.folder(run_directory).absolute()
+        print(f"uneven: what workers print goes to {folder}", file=sys.stderr)
+    redirects, tee = ({rank: Std(of) for rank, of in one.items()} for one in output.streams(count))
+    with access(f"write to {folder} (another folder can be named with --log-dir)", LaunchError):
+        return DefaultLogsSpecs(str(folder), redirects=redirects, tee=tee, local_ranks_filter=output.shown)
 
 
 @contextmanager

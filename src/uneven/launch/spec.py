@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from uneven.cluster.throttle_rule import ShareRule
 from uneven.errors import ConfigError, UnknownNameError, access
+from uneven.launch.output import WorkerOutput
 from uneven.world import is_loopback, signals_named
 
 _MOST = 100_000
@@ -32,11 +33,12 @@ class Launch:
         shares: share of a core for each local rank; empty lets them use what they can get.
         throttle_period_s: length of a throttled worker's run-and-stop cycle; shorter is smoother and costs more.
         wait_ready: throttle a worker only once its training starts: when its session's loader is first used, or it
-            calls ``rundir.mark_ready``.
+            calls ``rundir.mark_ready``; one without a session, when it meets the others.
         ready_within_s: throttle it after this time in any case.
         elastic: least and greatest number of workers that may take part as they leave and join, "MIN:MAX".
         silence_s: a worker counts as gone there when it has given no sign of life for so long; 0 is never.
         join: HOST:PORT of an elastic run that these workers join.
+        output: what becomes of what workers print.
         leave_on: signals by name on which the workers of such a run leave, as on SIGTERM.
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
 
@@ -66,6 +68,7 @@ class Launch:
     silence_s: float = 10.0
     join: str | None = None
     leave_on: str = ""
+    output: WorkerOutput = field(default_factory=WorkerOutput)
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -108,6 +111,8 @@ class Launch:
             raise ConfigError("--elastic starts workers on this machine; start more elsewhere with --join HOST:PORT")
         if signals_named(self.leave_on, "--leave-on") and not self.members_change:
             raise ConfigError(f"--leave-on {self.leave_on}: workers leave only with --elastic or --join")
+        if self.output.asked and self.members_change:
+            raise ConfigError("--redirects, --tee, --log-rank and --log-dir are for runs without --elastic and --join")
         least, most = self.bounds
         if self.nproc is not None and self.nproc.isdigit() and self.elastic and not least <= int(self.nproc) <= most:
             raise ConfigError(f"--nproc {self.nproc} with --elastic {self.elastic}: begin with {least} to {most}")

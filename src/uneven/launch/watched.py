@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError
 from uneven.jobs.processes import usable_cores
+from uneven.launch.readiness import Readiness, StartedWorker, always
 from uneven.launch.spec import Launch
 from uneven.launch.workers import Workers
-from uneven.rundir import is_ready
 from uneven.world import READY_VARIABLE, RUN_VARIABLE
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
@@ -57,30 +56,11 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _readiness(launch: Launch, run_directory: Path | None) -> Callable[[int], bool]:
-    """Tells whether a rank is to be throttled now."""
+def _readiness(launch: Launch, run_directory: Path | None) -> Callable[[StartedWorker], bool]:
+    """Tells whether a worker is to be throttled now."""
     if not launch.wait_ready or run_directory is None:
-        return lambda rank: True
-    late_s = time.monotonic() + launch.ready_within_s
-    said: set[int] = set()
-    late: set[int] = set()
-
-    def ready(rank: int) -> bool:
-        if is_ready(run_directory, rank):
-            said.add(rank)
-            return True
-        if rank in said or time.monotonic() < late_s:
-            return False  # it is through, or has time
-        if rank not in late:
-            late.add(rank)
-            print(
-                f"uneven: rank {rank} did not start training within {launch.ready_within_s:g} s (a loader of an "
-                f"uneven.Session says so when it is first used): it has its share from now on",
-                file=sys.stderr,
-            )
-        return True
-
-    return ready
+        return always
+    return Readiness(run_directory, launch.ready_within_s)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import psutil
 from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
 from uneven.jobs.processes import HeldProcess
+from uneven.launch.readiness import StartedWorker, always
 
 _LOOK_EVERY_S = 0.05
 _LOOK_RARELY_S = 0.2  # all workers are known; only a restart brings new ones
@@ -30,7 +31,7 @@ class Workers:
         run_id: what the launcher calls the run; every worker has it in its environment.
         count: how many workers there will be on this machine.
         throttle: the throttle and the share of each local rank, if they are unequal on purpose.
-        ready: whether a rank is to be throttled now.
+        ready: whether a worker is to be throttled now.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class Workers:
         count: int,
         *,
         throttle: tuple[Throttle, tuple[float, ...]] | None = None,
-        ready: Callable[[int], bool] = lambda rank: True,
+        ready: Callable[[StartedWorker], bool] = always,
     ) -> None:
         self._run_id = run_id
         self._count = count
         self._throttle = throttle
         self._ready = ready
         self._alive: dict[int, HeldProcess] = {}
-        self._unthrottled: dict[int, tuple[int, int]] = {}  # process → its rank and local rank
-        self._throttled: dict[int, tuple[int, int]] = {}
+        self._unthrottled: dict[int, StartedWorker] = {}  # by process
+        self._throttled: dict[int, StartedWorker] = {}
         self._seen: set[int] = set()
         self._ended_s: dict[int, float] = {}
         self._over = threading.Event()
@@ -93,19 +94,24 @@ class Workers:
             except (psutil.Error, OSError):
                 continue
             self._seen.add(child.pid)
-            self._unthrottled[child.pid] = int(environment["RANK"]), int(environment["LOCAL_RANK"])
+            self._unthrottled[child.pid] = StartedWorker(
+                child.pid,
+                rank=int(environment["RANK"]),
+                local_rank=int(environment["LOCAL_RANK"]),
+                port=int(environment.get("MASTER_PORT", 0)),
+            )
 
     def _slow_down(self) -> None:
         if self._throttle is None:
             self._unthrottled.clear()
             return
         throttle, shares = self._throttle
-        for pid, (rank, local_rank) in list(self._unthrottled.items()):
-            if not self._ready(rank):
+        for pid, worker in list(self._unthrottled.items()):
+            if not self._ready(worker):
                 continue
             self._throttled[pid] = self._unthrottled.pop(pid)
             try:
-                throttle.limit(pid, shares[local_rank])
+                throttle.limit(pid, shares[worker.local_rank])
             except ConfigError:
                 continue  # it has ended in between
             except LaunchError as error:
@@ -114,12 +120,12 @@ class Workers:
                 return
 
     def _let_go(self) -> None:
-        """A worker that says it is through may use what it can get."""
+        """A worker that says it is through, or that its training is still to come, may use what it can get."""
         if self._throttle is None:
             return
-        for pid, (rank, _) in list(self._throttled.items()):
-            if not self._ready(rank):
-                del self._throttled[pid]
+        for pid, worker in list(self._throttled.items()):
+            if not self._ready(worker):
+                self._unthrottled[pid] = self._throttled.pop(pid)
                 with suppress(LaunchError):  # the throttle has died, so nobody is throttled any more
                     self._throttle[0].release(pid)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from uneven.cli.misplaced import hint, misplaced
 from uneven.testing.scripts import run_script
 
 SILENT = "print('hello')\n"
@@ -15,6 +16,29 @@ TAKES_PART = "import uneven\nuneven.Session().close()\n"
 @pytest.mark.parametrize(("script", "told"), [(SILENT, True), (TAKES_PART, False)])
 def test_a_script_without_a_session_is_told(script: str, told: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
-    done = run_script(["-m", "uneven", "run", "--run-dir", "run", "train.py"], cwd=tmp_path, timeout_s=100)
+    done = run_script(["-m", "uneven", "run", "--run_dir", "run", "train.py"], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert ("the script made no uneven.Session()" in done.stderr) is told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "script", "found"),
+    [
+        (["--nproc", "4"], "", ["--nproc"]),
+        (["data", "--nproc_per_node=4", "--nproc-per-node=2"], "", ["--nproc-per-node"]),
+        (["--seed", "1", "--shares", ".5,.5"], 'parser.add_argument("--seed", type=int)', ["--shares"]),
+        (["--node-rank", "1"], "class Options:\n    node_rank: int = 0", []),
+        (["--seed", "1"], "unseeded = 1", ["--seed"]),
+        (["--", "--nproc", "4"], "", []),
+        (["--epochs", "4", "--nprocs"], "", []),
+    ],
+)
+def test_options_that_look_like_ours(arguments: list[str], script: str, found: list[str]) -> None:
+    ours = {"--nproc", "--nproc-per-node", "--seed", "--shares", "--node-rank"}
+    assert misplaced(arguments, ours, script) == found
+
+
+def test_a_hint_names_all_of_them() -> None:
+    assert hint(["--seed", "--nproc"], "t.py") == (
+        "--seed, --nproc after t.py go to the script; if uneven is meant, put them before t.py"
+    )

@@ -8,7 +8,7 @@ import pytest
 from uneven.cli.run import layers_of, parse_shares, refuse_misfits
 from uneven.config import RunConfig, merge
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.launch import Launch, local, start
+from uneven.launch import Launch, WorkerOutput, local, start
 from uneven.launch.before import check
 from uneven.run.start.connect import identity
 
@@ -45,11 +45,40 @@ def test_a_run_on_one_machine_needs_no_address(script: str) -> None:
         ({"nnodes": "2", "standalone": True}, r"--standalone is for one machine"),
         ({"rdzv_backend": "c10"}, r"--rdzv-backend 'c10'; did you mean 'c10d'"),
         ({"target": ()}, "nothing to run"),
+        ({"elastic": "1:2", "output": WorkerOutput(ranks="0")}, "--log-rank and --log-dir are for runs without"),
     ],
 )
 def test_values_that_cannot_be(script: str, values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Launch(**{"target": (script,), **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"redirects": "4"}, "--redirects 4: give 1 for stdout"),
+        ({"tee": "0:1;1:2"}, "--tee 0:1;1:2: "),
+        ({"redirects": ""}, "--redirects : "),
+        ({"ranks": "first"}, "--log-rank first: give local ranks"),
+    ],
+)
+def test_outputs_that_cannot_be(values: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WorkerOutput(**values)
+
+
+def test_outputs_by_local_rank(tmp_path: Path) -> None:
+    output = WorkerOutput(redirects="0:1,1:2", tee="3", ranks="0,2")
+    assert output.streams(3) == ({0: 1, 1: 2, 2: 0}, {0: 3, 1: 3, 2: 3})
+    assert (output.shown, output.in_files) == ({0, 2}, True)
+    output.check(3)
+    with pytest.raises(ConfigError, match="--log-rank names local rank 2, and this machine has 2 workers"):
+        output.check(2)
+    assert not WorkerOutput(ranks="0", redirects="0:0").in_files
+    assert output.folder(tmp_path) == tmp_path / "logs"
+    assert WorkerOutput(directory="here").folder(None) == Path("here")
+    with pytest.raises(ConfigError, match="name one with --log-dir"):
+        output.folder(None)
 
 
 @pytest.mark.parametrize("address", ["240.0.0.1", "no-such-machine.invalid"])

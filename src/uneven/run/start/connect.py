@@ -104,7 +104,9 @@ def _store(world: World, timeout_s: float) -> c10d.Store:
                 master_listen_fd=listening.detach(), timeout=limit,
             )  # fmt: skip
     # Size 1: the store is not to wait for the others, we do, and can say who is missing.
-    store: c10d.Store = next(rendezvous("env://", world.rank, 1, timeout=limit))[0]
+    host = f"[{world.meeting}]" if ":" in world.meeting else world.meeting
+    where = f"tcp://{host}:{world.port}" if world.port else "env://"  # says that MASTER_PORT is missing
+    store: c10d.Store = next(rendezvous(where, world.rank, 1, timeout=limit))[0]
     return store
 
 
@@ -311,7 +313,7 @@ def versions() -> dict[str, str]:
 IN_A_RUN = (
     *("__init__", "balance", "board", "config", "control", "core", "data", "entries", "errors", "folder", "installed"),
     *("journal", "loops", "merge", "patience", "plugins", "predict", "registry", "run", "rundir", "server", "session"),
-    *("sync", "tables", "world"),
+    *("slurm", "sync", "tables", "world"),
 )
 """The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
 

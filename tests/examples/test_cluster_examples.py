@@ -1,0 +1,203 @@
+"""What the pages on Slurm and Kubernetes show is run as far as one machine can, and read as what reads it there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from test_pages import blocks, wrong
+from uneven.emulate.ports import quiet_ports
+from uneven.jobs.processes import import_path
+from uneven.testing.scripts import run_script
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "examples" / "cluster"
+PAGES = ROOT / "docs" / "how-to"
+
+WORKER = """
+import os
+names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "UNEVEN_RUN")
+print("worker", *(os.environ[name] for name in names), flush=True)
+"""
+
+SCONTROL = """#!/bin/sh
+test "$*" = "show hostnames localhost,other" && printf 'localhost\\nother\\n'
+"""
+
+SRUN = """#!/bin/sh
+# both nodes of the job, one task on each, on this machine
+SLURM_PROCID=0 SLURM_NODEID=0 "$@" & first=$!
+SLURM_PROCID=1 SLURM_NODEID=1 "$@" & second=$!
+wait $first && wait $second
+"""
+
+TRAINS = """
+import torch, uneven
+torch.manual_seed(0)
+session = uneven.Session()
+model = torch.nn.Linear(4, 1, dtype=torch.float64)
+model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+data = torch.utils.data.TensorDataset(torch.arange(64, dtype=torch.float64).reshape(16, 4))
+for (x,) in session.loader(data, batch_size=8):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(session.rank, session.world.size, session.world.local_size, model.weight.sum().item())
+session.close()
+"""
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((CLUSTER / name).read_text()))
+
+
+def command(pod: dict[str, Any]) -> tuple[str, set[str]]:
+    """What the container runs, and the variables that it gets."""
+    (container,) = pod["containers"]
+    assert container["command"] == ["sh", "-c"]
+    (line,) = container["args"]
+    return line, {one["name"] for one in container["env"]}
+
+
+def on_path(folder: Path, **programs: str) -> dict[str, str]:
+    """An environment in which these programs come first, and `uneven` is this one."""
+    folder.mkdir()
+    uneven = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m uneven "$@"\n'
+    for name, text in {"uneven": uneven, **programs}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": import_path()}
+
+
+@pytest.mark.parametrize(
+    ("page", "language", "names"),
+    [("slurm.md", "bash", ["train.sbatch"]), ("kubernetes.md", "yaml", ["train.yaml", "spot.yaml"])],
+)
+def test_pages_show_the_files(page: str, language: str, names: list[str]) -> None:
+    assert blocks((PAGES / page).read_text(), language) == [(CLUSTER / name).read_text() for name in names]
+
+
+@pytest.mark.slow
+def test_the_batch_script_starts_a_launcher_on_each_node(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKER)
+    (port,) = quiet_ports(1)
+    env = on_path(tmp_path / "bin", srun=SRUN, scontrol=SCONTROL)
+    env |= {"SLURM_JOB_ID": str(port - 29500), "SLURM_JOB_NODELIST": "localhost,other", "SLURM_NNODES": "2"}
+    script = (CLUSTER / "train.sbatch").read_text().replace("% 3000", "")  # the port is one that is free here
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    directory = f"runs/{port - 29500}"
+    found = sorted(line.split() for line in done.stdout.splitlines() if line.startswith("worker"))
+    assert [line[:4] for line in found] == [["worker", "0", "2", "1"], ["worker", "1", "2", "1"]]
+    assert {line[4] for line in found} == {str(tmp_path / directory)}
+
+
+@pytest.mark.slow
+def test_tasks_of_srun_train_together(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    (port,) = quiet_ports(1)
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "MASTER_PORT": str(port)}
+    step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    env = {**os.environ, **step, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
+    other = subprocess.Popen(
+        [sys.executable, "train.py"], cwd=tmp_path, env=env | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        first = run_script(
+            ["train.py"], cwd=tmp_path, env=env | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, timeout_s=90
+        )
+        printed, _ = other.communicate(timeout=60)
+    finally:
+        other.kill()
+        other.communicate()
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.split()[:3] == ["0", "2", "2"]
+    assert printed.split() == ["1", *first.stdout.split()[1:]]
+
+
+@pytest.mark.parametrize("name", ["train.yaml", "spot.yaml"])
+def test_commands_of_the_manifests_exist(name: str) -> None:
+    pods = [one["spec"].get("template", one)["spec"] for one in documents(name) if one["kind"] != "Service"]
+    assert pods
+    for pod in pods:
+        line, known = command(pod)
+        assert set(re.findall(r"\$(\w+)", line)) <= known | {"JOB_COMPLETION_INDEX"}
+        assert line.startswith("exec uneven run ")
+        assert wrong(line.removeprefix("exec ")) == []
+        volumes = {one["name"] for one in pod.get("volumes", [])}
+        assert {one["name"] for one in pod["containers"][0].get("volumeMounts", [])} == volumes
+
+
+def test_pods_of_the_job_are_found_by_name() -> None:
+    service, job = documents("train.yaml")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert (job["apiVersion"], spec["completionMode"]) == ("batch/v1", "Indexed")
+    assert spec["completions"] == spec["parallelism"] == 2
+    line, _ = command(pod)
+    assert f"--nnodes {spec['completions']} " in line
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    (master,) = (one["value"] for one in pod["containers"][0]["env"] if one["name"] == "MASTER")
+    assert master == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+
+
+def test_pods_that_come_and_go_find_the_one_that_stays() -> None:
+    service, first, more = documents("spot.yaml")
+    assert service["spec"]["selector"].items() <= first["metadata"]["labels"].items()
+    template = more["spec"]["template"]
+    assert more["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+    assert not service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    (found,) = (one["value"] for one in template["spec"]["containers"][0]["env"] if one["name"] == "FIRST")
+    assert found == service["metadata"]["name"]
+    (port,) = (one["port"] for one in service["spec"]["ports"])
+    assert all(f":{port}" in command(pod)[0] for pod in (first["spec"], template["spec"]))
+
+
+@pytest.mark.slow
+def test_both_pods_of_the_job_run_together(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKER)
+    line, _ = command(documents("train.yaml")[1]["spec"]["template"]["spec"])
+    (port,) = quiet_ports(1)
+    env = on_path(tmp_path / "bin") | {"MASTER": f"127.0.0.1 --master-port {port}", "RUNS": str(tmp_path)}
+    line = line.replace('"$MASTER"', "$MASTER")  # the default port may be in use on this machine
+    pods = [
+        subprocess.Popen(
+            ["sh", "-c", line],
+            cwd=tmp_path,
+            env=env | {"JOB_COMPLETION_INDEX": str(index)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        printed = [pod.communicate(timeout=100)[0] for pod in pods]
+    finally:
+        for pod in pods:
+            pod.kill()
+            pod.communicate()
+    assert [pod.returncode for pod in pods] == [0, 0]
+    assert [text.split()[:4] for text in printed] == [["worker", "0", "2", "1"], ["worker", "1", "2", "1"]]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+def test_kubectl_reads_the_manifests(tmp_path: Path) -> None:
+    names = ["train.yaml", "spot.yaml"]
+    for name in names:
+        shutil.copy(CLUSTER / name, tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": names}))
+    done = subprocess.run(["kubectl", "kustomize", "."], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    kinds = sorted(one["kind"] for one in yaml.safe_load_all(done.stdout))
+    assert kinds == ["Deployment", "Job", "Pod", "Service", "Service"]
