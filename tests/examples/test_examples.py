@@ -18,8 +18,10 @@ import torch
 from uneven.testing.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_part", "08_graph")
-PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH = (EXAMPLES / f"{name}.py" for name in NAMES)
+NAMES = (
+    "01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_part", "08_graph", "09_recommendation"
+)  # fmt: skip
+PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION = (EXAMPLES / f"{name}.py" for name in NAMES)
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -58,7 +60,7 @@ def code_lines(script: Path) -> list[str]:
 
 
 def test_all_examples_are_run_here() -> None:
-    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH]
+    assert sorted(EXAMPLES.glob("*.py")) == [PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION]
 
 
 def test_what_differs_is_marked() -> None:
@@ -107,6 +109,12 @@ def test_fleet(tmp_path: Path) -> None:
     assert len(re.findall(r"^ +[1-4] \w+ +0\.\d+ +4 ", printed, re.MULTILINE)) == 4
     (accuracy,) = accuracies(printed)
     assert accuracy > 0.8
+
+
+def test_recommendation(tmp_path: Path) -> None:
+    printed = forked(RECOMMENDATION, "--samples", 8_000, directory=tmp_path, UNEVEN_DATA="")
+    (auc,) = re.findall(r"AUC (0\.\d+)", printed)
+    assert float(auc) > 0.6  # 0.69 was seen
 
 
 def test_threads(tmp_path: Path) -> None:

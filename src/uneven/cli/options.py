@@ -69,6 +69,13 @@ Servers = Annotated[
     option(_WORKERS, "Parameter server shards, each in a process. [default: none]", metavar="K", show_default=False),
 ]
 
+Tables = Annotated[
+    int,
+    option(
+        _WORKERS, "Servers of embedding tables, each in a process. [default: none]", metavar="K", show_default=False
+    ),
+]
+
 Script = Annotated[
     list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What to run; what follows it reaches it untouched.")
 ]

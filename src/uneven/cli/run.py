@@ -20,7 +20,7 @@ from uneven.launch.before import check, local_workers
 from uneven.registry import describe
 from uneven.sync import carried, compatible, policies, threaded, unheeded
 
-_MOST_SERVERS = 1_000
+_MOST_SHARDS = 1_000
 _READY_WITHIN_S = 60.0
 
 
@@ -50,6 +50,7 @@ def run(
     local_addr: options.LocalAddr = None,
     standalone: options.Standalone = False,
     servers: options.Servers = 0,
+    tables: options.Tables = 0,
     elastic: options.ElasticBounds = None,
     silence: options.Silence = 10.0,
     join: options.Join = None,
@@ -73,6 +74,7 @@ def run(
       uneven run --nproc 2 -m package.train
       uneven run --nproc 4 --log-rank 0 --redirects 0:0,1:3,2:3,3:3 train.py
       uneven run --nproc 4 --servers 2 train.py  a parameter server for uneven.server.Client
+      uneven run --nproc 4 --tables 1 train.py   a server for the tables of uneven.embedding
       uneven run --nproc 4 --elastic 2:8 train.py
       uneven run --join 10.0.0.1:29500 train.py  one more worker for that run, from another machine
       uneven run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
@@ -106,10 +108,10 @@ def run(
     refuse_misfits(layers, local_workers(start) if start.nodes == (1, 1) else None)
     check(start)
     _hint_at_misplaced(start, {name for one in context.command.params for name in one.opts if name.startswith("--")})
-    members = members_of(start, servers) if servers else 0
+    members = members_of(start, servers=servers, tables=tables)
     # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.
     directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
-    with shared_copy(directory, servers, members):
+    with shared_copy(directory, servers, members), table_servers(directory, tables, members):
         launch.run(start, run_directory=directory)
     told_without_journal(directory, ", so nothing was balanced; or it named another journal")
 
@@ -122,16 +124,26 @@ def _hint_at_misplaced(start: launch.Launch, ours: set[str]) -> None:
         print(f"uneven: {hint(found, script)}", file=sys.stderr)
 
 
-def members_of(start: launch.Launch, servers: int) -> int:
-    """How many workers a parameter server is for.
+def members_of(start: launch.Launch, **shards: int) -> int:
+    """How many workers shards are for; 0 where none are asked for.
+
+    Args:
+        shards: option → how many.
 
     Raises:
-        ConfigError: nobody can know, or they are on several machines.
+        ConfigError: nobody can know how many workers there are, or they are on several machines; or a number of
+            shards that cannot be.
     """
+    for option, count in shards.items():
+        if not 0 <= count <= _MOST_SHARDS:
+            raise ConfigError(f"--{option} {count}: each is a process; give at most {_MOST_SHARDS:,}")
+    asked = [f"--{option} {count}" for option, count in shards.items() if count]
+    if not asked:
+        return 0
     members = start.nproc or str(len(start.shares) or "")
     if not members.isdigit() or start.nodes != (1, 1):
         raise ConfigError(
-            f"--servers {servers} needs a number of workers that does not change, on this machine: say --nproc NUMBER, "
+            f"{' '.join(asked)} needs a number of workers that does not change, on this machine: say --nproc NUMBER, "
             f"and for several machines start `python -m uneven.server` yourself"
         )
     return int(members)
@@ -141,17 +153,28 @@ def shared_copy(run: Path, servers: int, members: int) -> AbstractContextManager
     """The shards of a parameter server, which live as long as the workers.
 
     Raises:
-        ConfigError: fewer than none.
         LaunchError: they cannot be started.
     """
     if servers == 0:
         return nullcontext()
-    if servers > _MOST_SERVERS:
-        raise ConfigError(f"--servers {servers}: each is a process; give at most {_MOST_SERVERS:,}")
     from uneven.server.keys import SERVER
     from uneven.server.process import ShardKeeper
 
     return ShardKeeper(run / SERVER, servers, members)
+
+
+def table_servers(run: Path, tables: int, members: int) -> AbstractContextManager[object]:
+    """The servers of embedding tables, which live as long as the workers.
+
+    Raises:
+        LaunchError: they cannot be started.
+    """
+    if tables == 0:
+        return nullcontext()
+    from uneven.embedding.host import PROGRAM, TABLES
+    from uneven.server.process import ShardKeeper
+
+    return ShardKeeper(run / TABLES, tables, members, program=PROGRAM)
 
 
 def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, shared: bool = False) -> Path:

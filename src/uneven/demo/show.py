@@ -124,7 +124,7 @@ def show(phases: list[Phase], report: Path, console: Console) -> None:
         f"speed. Medians leave out the first {SETTLE} iterations; the pictures show them."
     )
     text = html.comparison(
-        {one.name: one.run for one in phases}, page.Table(_COLUMNS, rows(phases)), title="uneven demo", lead=lead
+        {one.name: one.run for one in phases}, page.PageTable(_COLUMNS, rows(phases)), title="uneven demo", lead=lead
     )
     html.write(text, report)
     console.print(

@@ -11,7 +11,7 @@ from uneven.fleet.member.converge import Epoch
 from uneven.fleet.result_table import MemberRow
 from uneven.report.draw import Figure, colour, layout, line
 from uneven.report.gantt import Span, gantt
-from uneven.report.page import Page, Table
+from uneven.report.page import Page, PageTable
 
 _GANTT_NOTE = (
     "A bar is a member on a device, from its first epoch with a group to its last. The dark part of its height is the "
@@ -70,7 +70,7 @@ def stretches(epochs: Mapping[str, Sequence[Epoch]]) -> list[Span]:
     return spans
 
 
-def _members(table: Sequence[MemberRow], state: RunState, metric: str) -> Table:
+def _members(table: Sequence[MemberRow], state: RunState, metric: str) -> PageTable:
     rows = []
     for row in table:
         epochs = state.members[row.name].epochs
@@ -82,7 +82,7 @@ def _members(table: Sequence[MemberRow], state: RunState, metric: str) -> Table:
              f"{row.status}: {row.reason}")
         )  # fmt: skip
     headings = ("member", metric, "epochs", "best epoch", "device·s", "waited for data", "")
-    return Table(headings, rows, frozenset({0, 6}))
+    return PageTable(headings, rows, frozenset({0, 6}))
 
 
 def _curves(epochs: Mapping[str, Sequence[Epoch]], title: str, *, over_time: bool) -> Figure:

@@ -11,7 +11,7 @@ from uneven.journal.goodput import goodput
 from uneven.journal.metrics import NAN
 from uneven.journal.reader import read
 from uneven.report import changes, figures, members, snapshot
-from uneven.report.page import Page, Table
+from uneven.report.page import Page, PageTable
 from uneven.report.screen import change_message, split_message
 from uneven.report.series import RunData, WorkerSeries, run_data, training_s
 from uneven.report.text import count, percent, seconds, size, span
@@ -80,7 +80,7 @@ def _add_members(page: Page, data: RunData) -> None:
     columns = ("after", "iteration", "came", "went", "workers", "pause", "in steps", "why")
     page.table(
         "Workers that came and went",
-        Table(columns, members.rows(data), text=frozenset({2, 3, 7})),
+        PageTable(columns, members.rows(data), text=frozenset({2, 3, 7})),
         "Iteration: the first one that is split among the workers that are there then. Pause: the longest that anybody "
         "who stayed has seen, from when it knew until the new members had met; in steps: how many of the usual ones "
         "around it.",
@@ -100,7 +100,7 @@ def _add_exchanges(page: Page, data: RunData) -> None:
         ))  # fmt: skip
     page.table(
         "Exchanges of parameters",
-        Table(columns, rows, text=frozenset({0, 8})),
+        PageTable(columns, rows, text=frozenset({0, 8})),
         "Means over the run. Distance: of a worker's parameters from the mean, just before they were averaged. Not "
         "begun: one was still under way. Steps stale: how many steps were taken while an exchange was under way, and "
         "how often that was so.",
@@ -115,7 +115,7 @@ def _add_messages(page: Page, data: RunData) -> None:
     if rows:
         page.table(
             "Messages between workers",
-            Table(("line", "exchanges", "sent", "waited", "at most"), rows, text=frozenset({0})),
+            PageTable(("line", "exchanges", "sent", "waited", "at most"), rows, text=frozenset({0})),
             "Over the run, by what the messages carry. Exchanges: of one worker. Sent: by all workers together, as "
             "counted from the shapes of what was exchanged. Waited: by the training thread of the mean worker, and of "
             "the one that waited longest.",
@@ -130,7 +130,7 @@ def _add_refreshes(page: Page, data: RunData) -> None:
     if rows:
         page.table(
             "Refreshes by owner",
-            Table(("part", "rank", "refreshes", "usually", "at most", "together"), rows, text=frozenset({0, 1})),
+            PageTable(("part", "rank", "refreshes", "usually", "at most", "together"), rows, text=frozenset({0, 1})),
             "Of the bases that each worker owns. Which layers are left plain is said among the events.",
         )
 
@@ -145,14 +145,14 @@ def _add_threads(page: Page, data: RunData) -> None:
     ]
     page.table(
         "Threads",
-        Table(("rank", "thread", "steps", "samples"), rows, text=frozenset({0, 1})),
+        PageTable(("rank", "thread", "steps", "samples"), rows, text=frozenset({0, 1})),
         "Of workers whose replica several threads trained side by side. Whichever thread was ready took the next "
         "batch. Steps apart, above, counts each thread's own steps.",
     )
 
 
 def comparison(
-    runs: Mapping[str, Path], table: Table | None = None, *, title: str = "Comparison", lead: str = ""
+    runs: Mapping[str, Path], table: PageTable | None = None, *, title: str = "Comparison", lead: str = ""
 ) -> str:
     """Several runs on one page, side by side, as HTML.
 
@@ -202,7 +202,7 @@ def write(html: str, path: Path) -> None:
         path.write_text(html, encoding="utf-8")
 
 
-def summary_table(runs: Mapping[str, RunData]) -> Table:
+def summary_table(runs: Mapping[str, RunData]) -> PageTable:
     """One row per run."""
     columns = (
         "run",
@@ -218,7 +218,7 @@ def summary_table(runs: Mapping[str, RunData]) -> Table:
         s = run.summary
         shares = (s.wait_share, s.communicate_share, s.control_share, s.fraction_of_limit)
         rows.append([name, seconds(s.iteration_s), count(s.samples_per_s), *map(percent, shares)])
-    return Table(columns, rows)
+    return PageTable(columns, rows)
 
 
 def _lead(run: RunData) -> str:
@@ -253,7 +253,7 @@ def _cards(run: RunData) -> list[tuple[str, str]]:
     ]
 
 
-def _worker_table(run: RunData) -> Table:
+def _worker_table(run: RunData) -> PageTable:
     columns = (
         "rank", "host", "samples", "samples/s", "compute", "load data", "communicate", "wait", "control",
         "prediction error",
@@ -266,7 +266,7 @@ def _worker_table(run: RunData) -> Table:
             [str(w.rank), host, f"{w.samples:,}", count(w.speed_per_s)]
             + [percent(value) for value in (*shares, w.prediction_error)]
         )
-    return Table(columns, rows, frozenset({1}))
+    return PageTable(columns, rows, frozenset({1}))
 
 
 def _add_changes(page: Page, run: RunData) -> None:
@@ -326,4 +326,4 @@ def _add_events(page: Page, run: RunData) -> None:
     note = f"The last {len(shown)} of {len(told)}." if len(shown) < len(told) else ""
     if shown:
         rows = [[str(iteration), *rest] for iteration, *rest in shown]
-        page.table("Events", Table(("iteration", "who", "event", "what"), rows, frozenset({1, 2, 3})), note)
+        page.table("Events", PageTable(("iteration", "who", "event", "what"), rows, frozenset({1, 2, 3})), note)

@@ -39,7 +39,7 @@ for (const box of document.querySelectorAll(".figure")) {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """A table of ready-made strings.
 
     Args:
@@ -68,7 +68,7 @@ class Page:
         )
         self._parts.append(f'<div class="cards">{cards}</div>')
 
-    def table(self, title: str, table: Table, note: str = "") -> None:
+    def table(self, title: str, table: PageTable, note: str = "") -> None:
         """A table in a section of its own."""
         self._section(title, note, f'<div class="scroll">{_table(table)}</div>')
 
@@ -100,7 +100,7 @@ class Page:
         )
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     def cell(tag: str, position: int, value: str) -> str:
         kind = ' class="text"' if position in table.text else ""
         return f"<{tag}{kind}>{escape(value)}</{tag}>"

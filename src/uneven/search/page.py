@@ -11,7 +11,7 @@ import numpy as np
 
 from uneven.report.draw import Figure, colour, layout, line
 from uneven.report.gantt import Span, gantt
-from uneven.report.page import Page, Table
+from uneven.report.page import Page, PageTable
 from uneven.search.records import SearchTerms
 from uneven.search.result import TrialRow
 
@@ -47,7 +47,7 @@ def page(rows: Sequence[TrialRow], events: Sequence[Mapping[str, Any]], terms: S
         made.figure("Settings and what came of them", _parallel(rows, terms), "One line is one trial.")
     mattered = importance(rows)
     if mattered:
-        table = Table(("setting", "rank correlation"), [(name, f"{share:+.2f}") for name, share in mattered])
+        table = PageTable(("setting", "rank correlation"), [(name, f"{share:+.2f}") for name, share in mattered])
         made.table("Which settings mattered", table)
     spans = stretches(events)
     if spans:
@@ -56,14 +56,14 @@ def page(rows: Sequence[TrialRow], events: Sequence[Mapping[str, Any]], terms: S
     return made.html()
 
 
-def _trials(rows: Sequence[TrialRow], terms: SearchTerms) -> Table:
+def _trials(rows: Sequence[TrialRow], terms: SearchTerms) -> PageTable:
     cells = []
     for row in rows:
         params = " ".join(f"{name}={_said(value)}" for name, value in row.params.items())
         metric = f"{row.metric:.6g}" if row.metric == row.metric else "–"
         why = row.why.splitlines()[-1] if row.why else ""
         cells.append((str(row.number), metric, f"{row.best_t:g}", f"{row.t:g}", params, f"{row.status}: {why}"))
-    return Table(("trial", terms.metric, "best at", "trained", "settings", ""), cells, frozenset({4, 5}))
+    return PageTable(("trial", terms.metric, "best at", "trained", "settings", ""), cells, frozenset({4, 5}))
 
 
 def _said(value: object) -> str:

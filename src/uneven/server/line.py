@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import zmq
 
 from uneven.errors import ConfigError
+from uneven.server import wire
 from uneven.server.keys import SERVER, Address, Keys, address, client_keys, shards_in
-from uneven.server.wire import Message, Refused, decode, encode
+from uneven.server.wire import Refused
 
 _WAKE = "inproc://wake"
 _LINGER_MS = 500
@@ -28,10 +29,17 @@ _QUEUE = 64
 """Messages that may wait in a socket. Lost ones are sent again, so a full queue delays and does no more."""
 
 
+class Codec(Protocol):
+    """How messages become frames, and back: a module with these two functions."""
+
+    def encode(self, message: Any, /) -> list[Any]: ...
+    def decode(self, frames: Sequence[Any], /) -> Any: ...
+
+
 class Ear(Protocol):
     """What a line tells: a client. What it wants to send then, it posts."""
 
-    def received(self, shard: int, message: Message) -> None:
+    def received(self, shard: int, message: Any) -> None:
         """A message has come."""
         ...
 
@@ -53,7 +61,7 @@ class ShardLine(Protocol):
         """Start; from now on the ear hears, in a thread of the line's own."""
         ...
 
-    def post(self, shard: int, messages: Sequence[Message]) -> None:
+    def post(self, shard: int, messages: Sequence[Any]) -> None:
         """Send, later."""
         ...
 
@@ -75,20 +83,30 @@ class ZmqLine:
         refresh_s: after a shard has been silent for so many seconds, its address is read again; where that has
             changed, or the shard has never answered, a new connection is made.
         local: use a shard's socket in the directory where it is on this machine, instead of encrypted TCP.
+        codec: of the messages; those of the parameter server unless told otherwise.
 
     Raises:
         ConfigError: there are no keys, or others may read them.
     """
 
     def __init__(
-        self, directory: Path, shards: int, *, beat_s: float = 0.5, refresh_s: float = 3.0, local: bool = True
+        self,
+        directory: Path,
+        shards: int,
+        *,
+        beat_s: float = 0.5,
+        refresh_s: float = 3.0,
+        local: bool = True,
+        codec: Codec = wire,
     ) -> None:
-        self.shards, self._local = shards, local
+        self.shards = shards
+        self._local = local
+        self._codec = codec
         self._directory = directory
         self._beat_s = beat_s
         self._refresh_s = refresh_s
         self._keys: Keys = client_keys(directory)
-        self._posted: deque[tuple[int, Message]] = deque()
+        self._posted: deque[tuple[int, Any]] = deque()
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, _LINGER_MS)
         self._wakeup = self._context.socket(zmq.PAIR)
@@ -115,7 +133,7 @@ class ZmqLine:
         self._thread = threading.Thread(target=self._run, args=(ear,), name="uneven-line", daemon=True)
         self._thread.start()
 
-    def post(self, shard: int, messages: Sequence[Message]) -> None:
+    def post(self, shard: int, messages: Sequence[Any]) -> None:
         """Send, later."""
         self._posted.extend((shard, message) for message in messages)
         self._wake()
@@ -161,7 +179,7 @@ class ZmqLine:
     def _converse(self, ear: Ear) -> None:
         wakeup = self._context.socket(zmq.PAIR)
         wakeup.connect(_WAKE)
-        lines = [_Connection(self._context, self._keys, self._find(shard)) for shard in range(self.shards)]
+        lines = [_Connection(self._context, self._keys, self._find(shard), self._codec) for shard in range(self.shards)]
         poller = zmq.Poller()
         poller.register(wakeup, zmq.POLLIN)
         next_beat_s = 0.0
@@ -198,7 +216,8 @@ class _Connection:
     the same process is still where it was, the connection is kept; should it break, ZeroMQ makes it again by itself.
     """
 
-    def __init__(self, context: Any, keys: Keys, find: Callable[[], Address | None]) -> None:
+    def __init__(self, context: Any, keys: Keys, find: Callable[[], Address | None], codec: Codec) -> None:
+        self._codec = codec
         self._context = context
         self._keys = keys
         self._find = find
@@ -236,23 +255,23 @@ class _Connection:
         self._socket.connect(found.local if local else found.remote)
         poller.register(self._socket, zmq.POLLIN)
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[Any]:
         """What has come. What is no message is passed over: only the shard has the keys for this connection."""
-        found: list[Message] = []
+        found: list[Any] = []
         while self._socket is not None and self._socket.poll(0):
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
-                found.append(decode([frame.buffer for frame in frames]))
+                found.append(self._codec.decode([frame.buffer for frame in frames]))
                 self._heard_s, self._in_vain, self._found = time.monotonic(), False, self._target
             except Refused:  # the shard speaks another version; its silence is reported as such
                 continue
         return found
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Any) -> None:
         """Give a message to the socket, if it takes any; otherwise the answer to a later ping shows that it is lost."""
         if self._socket is not None:
             with contextlib.suppress(zmq.Again):
-                self._socket.send_multipart(encode(message), zmq.NOBLOCK, copy=False)
+                self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK, copy=False)
 
     def close(self) -> None:
         """Let go of the socket."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from uneven.errors import ConfigError, LaunchError
 from uneven.jobs import Command, Ending, Events, Kept, end_all
@@ -30,11 +31,27 @@ _ENVIRONMENT = {
 }
 
 
+class ShardProgram(NamedTuple):
+    """What runs in the process of a shard.
+
+    Attributes:
+        module: run as ``python -m module DIRECTORY SHARD MEMBERS``.
+        whole: what it is a shard of, for messages.
+    """
+
+    module: str
+    whole: str
+
+
+PARAMETER_SERVER = ShardProgram("uneven.server", "the parameter server")
+
+
 def shard_process(
     directory: Path,
     shard: int,
     members: int,
     *options: str,
+    program: ShardProgram = PARAMETER_SERVER,
     events: Events | None = None,
     ended: Callable[[Command], None] = lambda process: None,
 ) -> Command:
@@ -46,9 +63,9 @@ def shard_process(
         events, ended: see :class:`uneven.jobs.Command`.
     """
     # This very copy of uneven, and nothing from the working directory: a queue.py there is the user's.
-    line = [sys.executable, "-P", "-m", "uneven.server", str(directory), str(shard), str(members), *options]
+    line = [sys.executable, "-P", "-m", program.module, str(directory), str(shard), str(members), *options]
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": import_path()}
-    return Command(f"shard {shard} of the parameter server", line, env=environment, events=events, ended=ended)
+    return Command(f"shard {shard} of {program.whole}", line, env=environment, events=events, ended=ended)
 
 
 class ShardKeeper:
@@ -59,20 +76,33 @@ class ShardKeeper:
         shards: how many.
         members: number of workers.
         bind: where they listen, see :class:`uneven.server.host.ShardHost`.
+        program: what they are.
 
     Raises:
         ConfigError: no shards, or the directory has keys of another run.
         LaunchError: a shard cannot be started; its own message stands above.
     """
 
-    def __init__(self, directory: Path, shards: int, members: int, *, bind: str = LOOPBACK) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        shards: int,
+        members: int,
+        *,
+        bind: str = LOOPBACK,
+        program: ShardProgram = PARAMETER_SERVER,
+    ) -> None:
         if shards < 1:
-            raise ConfigError(f"{shards} servers: it must be a positive number")
+            raise ConfigError(f"{shards} shards of {program.whole}: it must be a positive number")
         make_keys(directory)
+        self._program = program
         self._over = False
         self._events = Events()
         self._shards = [
-            Kept(partial(self._start, directory, shard, members, bind), told=partial(_say, shard))
+            Kept(
+                partial(self._start, directory, shard, members, bind),
+                told=partial(_say, f"shard {shard} of {program.whole}"),
+            )
             for shard in range(shards)
         ]
         self._thread = threading.Thread(target=self._keep, name="uneven-keeper", daemon=True)
@@ -112,7 +142,9 @@ class ShardKeeper:
         self.close()
 
     def _start(self, directory: Path, shard: int, members: int, bind: str, ended: Callable[[Command], None]) -> Command:
-        return shard_process(directory, shard, members, "--bind", bind, events=self._events, ended=ended)
+        return shard_process(
+            directory, shard, members, "--bind", bind, program=self._program, events=self._events, ended=ended
+        )
 
     def _wait(self, directory: Path) -> None:
         limit_s = time.monotonic() + _BEGIN_WITHIN_S
@@ -130,6 +162,6 @@ class ShardKeeper:
         end_all([shard.process for shard in self._shards])
 
 
-def _say(shard: int, ending: Ending, again: bool) -> None:
+def _say(shard: str, ending: Ending, again: bool) -> None:
     then = "is started again" if again else "is not started again"
-    print(f"uneven: shard {shard} of the parameter server {ending.words} and {then}", file=sys.stderr)
+    print(f"uneven: {shard} {ending.words} and {then}", file=sys.stderr)

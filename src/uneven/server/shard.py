@@ -69,6 +69,11 @@ class Shard:
         return bool(self.vector)
 
     @property
+    def busy(self) -> bool:
+        """Never: all that it does is an answer."""
+        return False
+
+    @property
     def least_clock(self) -> int:
         """Least clock of the counted workers; 0 without any."""
         return min((one.clock for one in self._crew.values() if one.counted), default=0)

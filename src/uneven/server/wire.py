@@ -97,6 +97,8 @@ class Refusal(Enum):
     QUORUM = "a quorum that cannot be reached"
     STEP = "a step that nobody can be in"
     UNASKED = "an offer that was not asked for"
+    ROW = "a row that is not here"
+    SPEC = "tables that cannot be"
 
 
 class Refused(ValueError):

@@ -21,7 +21,7 @@ from uneven.errors import JournalError
 from uneven.journal import Writer, rank_path, read
 from uneven.report import html, tensorboard, trace
 from uneven.report.figures import colour
-from uneven.report.page import Table
+from uneven.report.page import PageTable
 from uneven.report.series import run_data, stretches
 
 
@@ -144,7 +144,7 @@ def test_comparison_shows_the_given_table_and_both_runs(tmp_path: Path) -> None:
         "DDP": SampleRun(balanced=False).write(tmp_path / "a"),
         "uneven": SampleRun().write(tmp_path / "b"),
     }
-    table = Table(("run", "accuracy"), (("DDP", "0.971"), ("uneven", "0.972")))
+    table = PageTable(("run", "accuracy"), (("DDP", "0.971"), ("uneven", "0.972")))
     seen = Seen(html.comparison(runs, table, title="Demo"))
     assert seen.cells[:4] == ["DDP", "0.971", "uneven", "0.972"]
     assert "loss, by training time" in seen.headings

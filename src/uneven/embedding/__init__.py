@@ -1,0 +1,40 @@
+"""Recommendation models: embedding tables once for all workers, on servers; the dense part as in any other run.
+
+::
+
+    config.py ○   what tables there are          bags.py       the module in a model
+    place.py ○    which shard has which rows     door.py       one worker's way to the shards
+    route.py ○    a batch's ids → questions      client.py     asks and gives; link.py ○ what is sent, kept, answered
+    rows.py ○     bags, and the reference        wire.py ○     messages
+    kernels.py    the same, fast                 shard.py ○    what a shard answers; host.py its sockets
+
+A name is imported when it is first touched, so a server's decisions need no torch. How it is used, and what is lost
+when: docs/how-to/recommendation.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from uneven.embedding.bags import EmbeddingBagCollection, PooledFeatures
+    from uneven.embedding.config import SGD, RowwiseAdagrad, Table
+
+__all__ = ["SGD", "EmbeddingBagCollection", "PooledFeatures", "RowwiseAdagrad", "Table"]
+
+_HOMES = {
+    "EmbeddingBagCollection": "bags",
+    "PooledFeatures": "bags",
+    "RowwiseAdagrad": "config",
+    "SGD": "config",
+    "Table": "config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'uneven.embedding' has no attribute {name!r}", name=name)
+    value = getattr(importlib.import_module(f"uneven.embedding.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,7 @@
+"""``python -m uneven.embedding DIRECTORY SHARD MEMBERS``: one shard of tables in a process of its own."""
+
+from uneven.embedding.host import serve
+from uneven.server.program import run_shard
+
+if __name__ == "__main__":
+    run_shard("uneven.embedding", serve)

@@ -1,0 +1,167 @@
+"""``EmbeddingBagCollection``: tables that lie on servers, in a model whose other parts are trained as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from uneven.embedding.client import AskedRows, TableStats
+from uneven.embedding.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
+from uneven.embedding.door import TableDoor
+from uneven.embedding.transfer import read_tables, write_table
+from uneven.errors import ConfigError
+
+_WIDTHS = ("float32", "bfloat16")
+
+
+class PooledFeatures:
+    """What a batch's ids came to: one row a bag, of every feature."""
+
+    def __init__(self, columns: dict[str, slice], values: Tensor) -> None:
+        self._columns, self._values = columns, values
+
+    def values(self) -> Tensor:
+        """Of all features side by side; shape (batch, sum of their dims)."""
+        return self._values
+
+    def keys(self) -> list[str]:
+        """The features."""
+        return list(self._columns)
+
+    def __getitem__(self, feature: str) -> Tensor:
+        """Of one; shape (batch, dim)."""
+        return self._values[:, self._columns[feature]]
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Of each."""
+        return {name: self[name] for name in self._columns}
+
+
+class EmbeddingBagCollection(nn.Module):
+    """Embedding tables, each once for all workers, on servers or in this process.
+
+    The tables are no parameters of the model and have no ``.grad``: the backward pass gives the gradient of the pooled
+    rows to the shards, which step on the rows at once (TorchRec's fused optimizers do the same). Each backward pass is
+    a step of theirs. No gradient goes to per-sample weights.
+
+    Args:
+        tables: :class:`Table`, or TorchRec's ``EmbeddingBagConfig``.
+        optimizer: of all rows.
+        seed: the rows begin from it, alike on however many shards.
+        shards: threads that hold them where this process is alone; ``uneven run --tables K`` starts servers.
+        wire: "float32", or "bfloat16" for half the bytes between machines.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        *,
+        optimizer: RowOptimizer | None = None,
+        seed: int = 0,
+        shards: int = 1,
+        wire: str = "float32",
+    ) -> None:
+        super().__init__()
+        if wire not in _WIDTHS:
+            raise ConfigError(f"wire={wire!r}: it is one of {', '.join(_WIDTHS)}")
+        spec = TableSpec(tables_of(tables), optimizer or RowwiseAdagrad(), seed)
+        self.door = TableDoor(spec, shards=shards, halves=wire == "bfloat16")
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """As given."""
+        return self.door.spec.tables
+
+    @property
+    def width(self) -> int:
+        """Numbers of a sample: the dims of all features together."""
+        return sum(one.dim * len(one.features) for one in self.tables)
+
+    def forward(self, ids: Any) -> PooledFeatures:
+        """The pooled rows of a batch; ``ids`` as :mod:`uneven.embedding.ids` lists.
+
+        Raises:
+            DataError: ids that cannot be.
+            PeerError: a shard does not answer.
+        """
+        asked = self.door.ask(ids)
+        values = torch.from_numpy(asked.values())
+        if torch.is_grad_enabled():
+            values = _Given.apply(torch.zeros((), requires_grad=True), values, asked, self.door)
+        return PooledFeatures(self.door.columns, values)
+
+    def flush(self) -> None:
+        """Wait until all that the workers have given is in the rows. Every worker that is there has to call it.
+
+        Raises:
+            PeerError: somebody did not.
+        """
+        self.door.client.flush()
+
+    def rows(self) -> Iterator[tuple[str, int, Tensor]]:
+        """The tables as they are, in blocks: table, first row, rows of shape (n, dim)."""
+        return read_tables(self.door)
+
+    def export(self) -> dict[str, Tensor]:
+        """The tables as they are, as a state dict of ``torch.nn.EmbeddingBag`` and of TorchRec's collection:
+        ``embedding_bags.<table>.weight`` → shape (rows, dim)."""
+        found = {f"embedding_bags.{one.name}.weight": torch.empty(one.rows, one.dim) for one in self.tables}
+        for name, start, block in self.rows():
+            found[f"embedding_bags.{name}.weight"][start : start + len(block)] = block
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Inverse of :meth:`export`, on one worker; Adagrad's sums begin anew.
+
+        Raises:
+            ConfigError: a table is missing, or has another shape.
+        """
+        for number, one in enumerate(self.tables):
+            weight = state.get(f"embedding_bags.{one.name}.weight")
+            if weight is None or weight.shape != (one.rows, one.dim):
+                found = "nothing" if weight is None else tuple(weight.shape)
+                raise ConfigError(f"table {one.name!r} has the shape ({one.rows}, {one.dim}); the state has {found}")
+            write_table(self.door, number, weight)
+
+    def stats(self) -> TableStats:
+        """What has happened on the shards."""
+        return self.door.client.stats()
+
+    def close(self) -> None:
+        """End the conversation with the shards. A model that is used again opens it again."""
+        self.door.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy has the same tables: threads train on them, and an evaluation reads them."""
+        copied = type(self).__new__(type(self))
+        nn.Module.__init__(copied)
+        copied.door = self.door
+        copied.training = self.training
+        memo[id(self)] = copied
+        return copied
+
+    def extra_repr(self) -> str:
+        """The tables."""
+        return ", ".join(f"{one.name}: {one.rows:,} × {one.dim}" for one in self.tables)
+
+
+class _Given(torch.autograd.Function):
+    """Nothing in the forward pass; in the backward pass, the gradient goes to the shards."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, values: Tensor, asked: AskedRows, door: TableDoor) -> Tensor:
+        ctx.asked, ctx.door = asked, door
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        ctx.door.give(ctx.asked, gradient.contiguous().float().numpy())
+        return None, None, None, None

@@ -1,0 +1,140 @@
+"""One worker's way to the tables: the servers of its run, or shards in threads of its own where it is alone."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from uneven.embedding import wire
+from uneven.embedding.client import AskedRows, TableClient
+from uneven.embedding.config import TableSpec
+from uneven.embedding.holding import ShardSpec, specs
+from uneven.embedding.host import TABLES, TableHost
+from uneven.embedding.ids import read_ids
+from uneven.embedding.kernels import kernels
+from uneven.embedding.place import place
+from uneven.embedding.route import FeatureIds, Router
+from uneven.embedding.rows import Floats
+from uneven.errors import ConfigError
+from uneven.folder import SHARD_FOLDER, TemporaryFolder
+from uneven.server import ZmqLine, make_keys
+from uneven.server.keys import shards_in
+from uneven.world import World, discover
+
+_MOST_AHEAD = 64
+"""Batches that may be asked for and not used; the oldest are dropped."""
+
+
+class TableDoor:
+    """See the module. It opens when it is first needed, and is shared by all copies of a model in this process.
+
+    Args:
+        spec: the tables.
+        shards: how many, where this process is alone.
+        halves: whether numbers travel as bfloat16.
+    """
+
+    def __init__(self, spec: TableSpec, *, shards: int = 1, halves: bool = False) -> None:
+        self.spec = spec
+        self.timeout_s = 300.0
+        self.scale: Callable[[], float] = lambda: 1.0
+        self._alone, self._halves = shards, halves
+        self._opening = threading.Lock()
+        self._client: TableClient | None = None
+        self._ahead: deque[tuple[list[FeatureIds], AskedRows]] = deque()
+        self._closing: Callable[[], object] = lambda: None
+
+    @property
+    def client(self) -> TableClient:
+        """To the shards.
+
+        Raises:
+            ConfigError: there are several workers, and no table servers.
+        """
+        with self._opening:
+            return self._client or self._open()
+
+    def ask(self, ids: Any) -> AskedRows:
+        """A batch's numbers; those that :meth:`ahead` has asked for, if they are these."""
+        features, batch = read_ids(ids, self.spec.features)
+        with self._opening:
+            for place_, (asked_for, asked) in enumerate(self._ahead):
+                if _same(asked_for, features):
+                    del self._ahead[place_]
+                    return asked
+        return self.client.ask(self._router.route(features, batch))
+
+    def ahead(self, ids: Any) -> None:
+        """Ask now for a batch whose numbers are needed later."""
+        features, batch = read_ids(ids, self.spec.features)
+        asked = self.client.ask(self._router.route(features, batch))
+        with self._opening:
+            self._ahead.append((features, asked))
+            unused = self._ahead.popleft()[1] if len(self._ahead) > _MOST_AHEAD else None
+        if unused is not None:
+            unused.drop()
+
+    def give(self, asked: AskedRows, gradient: Floats) -> None:
+        """The gradient of a batch's numbers, shape (batch, width)."""
+        factor = self.scale()
+        self.client.give(asked, gradient if factor == 1.0 else gradient * np.float32(factor))
+
+    @property
+    def columns(self) -> dict[str, slice]:
+        """Of each feature in a batch's numbers."""
+        return self._router.columns
+
+    def shards(self) -> tuple[ShardSpec, ...]:
+        """What each of them holds."""
+        assert self.client is not None
+        return self._shards
+
+    def close(self) -> None:
+        """End the conversation, and the shards that are here. The next question opens it again."""
+        with self._opening:
+            self._client = None
+            self._ahead.clear()
+        self._closing()
+
+    def _open(self) -> TableClient:
+        world = discover()
+        with ExitStack() as stack:
+            directory, count = self._servers(world, stack)
+            self._shards = specs(self.spec, place(self.spec.tables, count))
+            self._router = Router(self.spec, self._shards)
+            line = ZmqLine(directory, count, codec=wire)
+            self._client = TableClient(
+                world.rank, self._shards, line, kernels(), timeout_s=self.timeout_s, halves=self._halves
+            )
+            stack.callback(self._client.close)
+            self._closing = weakref.finalize(self, stack.pop_all().close)
+        return self._client
+
+    def _servers(self, world: World, stack: ExitStack) -> tuple[Any, int]:
+        if world.run_directory is not None and (count := shards_in(world.run_directory / TABLES)):
+            return world.run_directory / TABLES, count
+        if not world.alone:
+            raise ConfigError(
+                f"{world.size} workers and no table servers: each would train tables of its own; start the script with "
+                f"`uneven run --tables 1`, or more"
+            )
+        folder = TemporaryFolder(SHARD_FOLDER)
+        stack.callback(folder.remove)
+        make_keys(folder.path)
+        for number in range(self._alone):
+            stack.callback(TableHost(folder.path, number, 1).close)
+        return folder.path, self._alone
+
+
+def _same(one: list[FeatureIds], other: list[FeatureIds]) -> bool:
+    return all(
+        a is b if a is None or b is None else np.array_equal(a, b)
+        for mine, theirs in zip(one, other, strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    )

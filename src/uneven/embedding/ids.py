@@ -1,0 +1,108 @@
+"""The ids of a batch, in whichever form a script has them.
+
+* a tensor of shape (batch, features): one id each; (batch, features, n): n each;
+* a dictionary: feature → a tensor of shape (batch,) or (batch, n), or (values, offsets), or (values, offsets, weights),
+  with offsets as ``torch.nn.EmbeddingBag`` takes them: where each bag begins;
+* whatever answers ``keys()``, ``values()`` and ``lengths()`` as TorchRec's ``KeyedJaggedTensor`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uneven.embedding.route import FeatureIds
+from uneven.errors import DataError
+
+
+def read_ids(given: Any, features: Sequence[str]) -> tuple[list[FeatureIds], int]:
+    """The ids of each feature, in this order, and how many bags each has.
+
+    Raises:
+        DataError: they are in no such form, or a feature is missing.
+    """
+    if isinstance(given, Tensor):
+        return _of_tensor(given, features)
+    if isinstance(given, Mapping):
+        found = [_of_entry(name, _entry(given, name)) for name in features]
+    elif all(hasattr(given, name) for name in ("keys", "values", "lengths")):
+        found = _of_keyed(given, features)
+    else:
+        raise DataError(f"ids of type {type(given).__name__}: give a tensor of shape (batch, features), a dictionary, "
+                        f"or a KeyedJaggedTensor")  # fmt: skip
+    batches = {_bags(one) for one in found}
+    if len(batches) != 1:
+        raise DataError(f"features {list(features)} have {sorted(batches)} bags: a batch has as many of each")
+    return found, batches.pop()
+
+
+def _of_tensor(given: Tensor, features: Sequence[str]) -> tuple[list[FeatureIds], int]:
+    if (
+        given.dim() not in (2, 3)
+        or given.shape[1] != len(features)
+        or 0 in given.shape[2:]
+        or given.is_floating_point()
+    ):
+        raise DataError(
+            f"ids of shape {tuple(given.shape)} and type {given.dtype} for {len(features)} features: give whole "
+            f"numbers of shape (batch, features), one each, or (batch, features, n)"
+        )
+    each = given.shape[2] if given.dim() == 3 else 1
+    by_feature = given.detach().to(torch.int64).transpose(0, 1).reshape(len(features), -1).numpy()
+    return [FeatureIds(values, each) for values in by_feature], len(given)
+
+
+def _entry(given: Mapping[str, Any], name: str) -> Any:
+    if name not in given:
+        raise DataError(f"no ids of feature {name!r} in a batch with {sorted(given)}: give each feature of the tables")
+    return given[name]
+
+
+def _of_entry(name: str, given: Any) -> FeatureIds:
+    if isinstance(given, Tensor):
+        if given.dim() not in (1, 2) or 0 in given.shape[1:] or given.is_floating_point():
+            raise DataError(
+                f"feature {name!r} has ids of shape {tuple(given.shape)} and type {given.dtype}: give whole numbers of "
+                f"shape (batch,) or (batch, n), or (values, offsets)"
+            )
+        return FeatureIds(_numbers(given), given.shape[1] if given.dim() == 2 else 1)
+    values, offsets, *weights = given
+    begins = _numbers(offsets)
+    if len(begins) == 0 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] > len(values):
+        raise DataError(f"feature {name!r}: offsets begin with 0, do not fall, and end within the {len(values)} values")
+    lengths = np.diff(begins, append=len(values)).astype(np.int32)
+    return FeatureIds(_numbers(values), 0, lengths, _weights(weights[0], values, name) if weights else None)
+
+
+def _of_keyed(given: Any, features: Sequence[str]) -> list[FeatureIds]:
+    keys = list(given.keys())
+    lengths, values = _numbers(given.lengths()).astype(np.int32), _numbers(given.values())
+    weights = given.weights_or_none() if hasattr(given, "weights_or_none") else None
+    batch = len(lengths) // max(1, len(keys))
+    ends = np.concatenate([[0], np.cumsum(lengths.reshape(len(keys), batch).sum(1))])
+    found = []
+    for name in features:
+        at = keys.index(_entry({key: key for key in keys}, name))
+        part = slice(int(ends[at]), int(ends[at + 1]))
+        scale = None if weights is None else _weights(weights[part], values[part], name)
+        found.append(FeatureIds(values[part], 0, lengths[at * batch : (at + 1) * batch], scale))
+    return found
+
+
+def _bags(one: FeatureIds) -> int:
+    return len(one.values) // max(one.each, 1) if one.lengths is None else len(one.lengths)
+
+
+def _numbers(given: Any) -> Any:
+    return torch.as_tensor(given).detach().to(torch.int64).reshape(-1).numpy()
+
+
+def _weights(given: Any, values: Any, name: str) -> Any:
+    found = torch.as_tensor(given).detach().float().reshape(-1).numpy()
+    if len(found) != len(values):
+        raise DataError(f"feature {name!r} has {len(found)} weights for {len(values)} ids: give one for each id")
+    return found

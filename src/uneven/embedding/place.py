@@ -1,0 +1,153 @@
+"""Which shard holds which rows. Pure: every worker comes to the same answer from the same tables.
+
+A table's cost is what its lookups move: ids a sample × numbers in a row; its size is rows × (numbers + the optimizer's
+sum). One that exceeds a shard's fair part of either is cut by rows. Then the dearest first, each to the shard that is
+least loaded for its speed and has room (largest first onto the least loaded is the usual greedy rule; the cut is ours).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from uneven.core.apportion import proportional
+from uneven.core.views import Limits
+from uneven.embedding.config import MOST_ROWS, Table
+from uneven.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowRange:
+    """Rows ``start`` to ``stop`` of a table."""
+
+    table: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """Where all rows are.
+
+    Attributes:
+        shards: the ranges of each shard, in the order in which it holds them.
+    """
+
+    shards: tuple[tuple[RowRange, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of one width on one shard, as one array.
+
+    Attributes:
+        bases: where in the array each range begins.
+    """
+
+    width: int
+    ranges: tuple[RowRange, ...]
+    bases: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Of the array."""
+        return self.bases[-1] + self.ranges[-1].rows
+
+
+def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowGroup, ...]:
+    """How the ranges of a shard lie in its arrays, one for each width, the narrowest first.
+
+    Raises:
+        ConfigError: they are more rows of one width than ids can name.
+    """
+    found = []
+    for width in sorted({tables[one.table].dim for one in ranges}):
+        mine = tuple(one for one in ranges if tables[one.table].dim == width)
+        ends = list(accumulate(one.rows for one in mine))
+        if ends[-1] > MOST_ROWS:
+            raise ConfigError(f"{ends[-1]:,} rows of {width} numbers on one shard: use more shards (--tables)")
+        found.append(RowGroup(width, mine, (0, *ends[:-1])))
+    return tuple(found)
+
+
+def place(
+    tables: Sequence[Table],
+    shards: int,
+    *,
+    speeds: Sequence[float] | None = None,
+    lookups: Mapping[str, float] | None = None,
+    most_bytes: int | None = None,
+) -> TablePlan:
+    """Divide tables among shards.
+
+    Args:
+        speeds: of the shards, in any unit; all alike by default.
+        lookups: ids a sample by feature, as they were counted; one each by default.
+        most_bytes: that a shard has room for.
+
+    Raises:
+        ConfigError: no shards, speeds that cannot be, or tables for which there is no room.
+    """
+    if shards < 1:
+        raise ConfigError(f"{shards} shards: tables need at least one")
+    weights = list(speeds or [1.0] * shards)
+    if len(weights) != shards or not all(math.isfinite(one) and one > 0 for one in weights):
+        raise ConfigError(f"speeds {weights} for {shards} shards: give a number above 0 for each")
+    room = [math.inf if most_bytes is None else most_bytes] * shards
+    costs = [_cost(one, lookups or {}) for one in tables]
+    ranges = [
+        part
+        for number, one in enumerate(tables)
+        for part in _cut(number, one, costs[number] / max(sum(costs), 1e-9), weights, most_bytes)
+    ]
+
+    def cost(part: RowRange) -> float:
+        return costs[part.table] * part.rows / tables[part.table].rows
+
+    bins: list[list[RowRange]] = [[] for _ in range(shards)]
+    loads = [0.0] * shards
+    for part in sorted(ranges, key=lambda one: (-cost(one), -_bytes(tables[one.table], one.rows), one)):
+        need = _bytes(tables[part.table], part.rows)
+        fitting = [shard for shard in range(shards) if room[shard] >= need]
+        if not fitting:
+            raise ConfigError(
+                f"table {tables[part.table].name!r}: no shard has room for {need:,} bytes of it within {most_bytes:,} "
+                f"bytes each; use more shards (uneven run --tables), or fewer rows"
+            )
+        least = min(fitting, key=lambda shard: ((loads[shard] + cost(part)) / weights[shard], -room[shard], shard))
+        bins[least].append(part)
+        loads[least] += cost(part)
+        room[least] -= need
+    return TablePlan(tuple(tuple(sorted(each)) for each in bins))
+
+
+def _cost(table: Table, lookups: Mapping[str, float]) -> float:
+    """Numbers that a sample moves."""
+    return table.dim * sum(lookups.get(one, 1.0) for one in table.features)
+
+
+def _bytes(table: Table, rows: int) -> int:
+    return rows * (table.dim + 1) * 4
+
+
+def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_bytes: int | None) -> list[RowRange]:
+    """The ranges of a table: one for each shard, by speed, where it is more than a shard's part of the cost or room."""
+    fair = max(speeds) / sum(speeds)
+    pieces = 1
+    if part > fair * 1.5 and len(speeds) > 1:  # cut in vain, a bag costs an answer from each
+        pieces = len(speeds)
+    if most_bytes is not None and _bytes(table, table.rows) > most_bytes:
+        pieces = max(pieces, -(-_bytes(table, table.rows) // max(1, most_bytes // 2)))
+    pieces = min(max(pieces, -(-table.rows // MOST_ROWS)), table.rows)
+    if pieces == 1:
+        return [RowRange(number, 0, table.rows)]
+    by_speed = list(speeds) if pieces == len(speeds) else [1.0] * pieces
+    ends = list(accumulate(proportional(by_speed, table.rows, Limits.uniform(pieces, table.rows))))
+    return [RowRange(number, start, stop) for start, stop in zip([0, *ends], ends, strict=False)]

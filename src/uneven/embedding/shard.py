@@ -1,0 +1,227 @@
+"""One shard of tables: what it answers to each message. Pure: sockets, clocks and kernels are given to it.
+
+A shard that starts knows no tables: the first worker that greets it says which rows are here, and all others must say
+the same. Lookups leave nothing behind. A gradient brings its ids along, steps on their rows in place, and is applied
+once: updates of a worker are numbered, a repeated one is passed over, and a missing one is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from uneven.embedding.holding import Holding, ShardSpec
+from uneven.embedding.rows import Bags, Kernels, finite
+from uneven.embedding.wire import CHANGING, Say, TableMessage, decode
+from uneven.errors import ConfigError
+from uneven.server.known import Patience
+from uneven.server.wire import Refusal, Refused
+
+MOST_STALE = 4096
+"""Staler lookups are counted as so stale."""
+
+
+@dataclass(slots=True)
+class KnownTrainer:
+    """A worker as the shard knows it.
+
+    Attributes:
+        here: has been heard lately; None before it has greeted.
+        sequence: of its last update in the rows.
+        met: flushes of all that it has come to.
+        parked: its flush, which waits for the others.
+    """
+
+    here: bool | None = None
+    sequence: int = 0
+    met: int = 0
+    heard_s: float = 0.0
+    parked: TableMessage | None = None
+
+
+@dataclass(slots=True)
+class TableShard:
+    """The state of one shard.
+
+    Args:
+        life: distinguishes this start of the shard from every other; not 0.
+        members: number of workers; ranks are 0 to members − 1.
+
+    Attributes:
+        counts: applied, repeated, gaps, lookups, rows, nonfinite, left, and one count for each reason of a refusal.
+        version: updates in the rows.
+        staleness: updates that came between a lookup and its gradient → how often.
+    """
+
+    life: int
+    members: int
+    kernels: Kernels
+    patience: Patience = field(default_factory=Patience)
+    counts: Counter[str] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)
+    version: int = 0
+    holding: Holding | None = None
+    _began_s: float | None = None
+    _crew: dict[int, KnownTrainer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._crew = {rank: KnownTrainer() for rank in range(self.members)}
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work that no message asks for."""
+        return False
+
+    def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[TableMessage]]:
+        """Answer one message: the worker that sent it (None if it was none), and messages to workers."""
+        rank: int | None = None
+        number = 0
+        try:
+            message = decode(frames)
+            if message.kind >= Say.WELCOME:
+                raise Refused(Refusal.DIRECTION)
+            if message.rank not in self._crew:
+                raise Refused(Refusal.RANK)
+            rank, number = message.rank, message.number
+            trainer = self._crew[rank]
+            trainer.heard_s = now_s
+            return rank, self._answer(message, trainer, now_s)
+        except Refused as refused:
+            self.counts[refused.reason.value] += 1
+            if rank is None:
+                return None, []
+            text = refused.reason.value
+            return rank, [TableMessage(kind=Say.REFUSED, rank=rank, number=number, life=self.life, text=text)]
+
+    def tick(self, now_s: float) -> list[TableMessage]:
+        """What the passing of time brings: workers fall silent, and nobody waits for them."""
+        late = self._began_s is not None and now_s - self._began_s > self.patience.join_s
+        for trainer in self._crew.values():
+            silent = trainer.here and now_s - trainer.heard_s > self.patience.silence_s
+            if silent or (late and trainer.here is None):
+                self._lose(trainer)
+        return self._wake()
+
+    def _answer(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> list[TableMessage]:
+        if m.kind is Say.OPEN:
+            return [self._open(m, trainer, now_s)]
+        if self.holding is None or m.life != self.life:
+            return [self._to(m, Say.WHO)]
+        if m.table != self.holding.spec.fingerprint:
+            raise Refused(Refusal.TABLE)
+        if m.kind is Say.LEAVE:
+            self._lose(trainer)
+            return self._wake()
+        trainer.here = True
+        if m.kind is Say.LOOKUP:
+            return [self._pooled(m, self.holding, trainer)]
+        if m.kind in CHANGING:
+            return self._change(m, self.holding, trainer)
+        if m.kind is Say.FLUSH:
+            trainer.met, trainer.parked = max(trainer.met, m.meeting), m
+            return self._wake()
+        if m.kind is Say.STATS:
+            return [self._to(m, Say.TOLD, text=self._stats())]
+        return [self._to(m, Say.PONG, sequence=trainer.sequence)]
+
+    def _open(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> TableMessage:
+        if self.holding is None:
+            try:
+                self.holding = Holding.of(ShardSpec.read(m.text))
+            except (ConfigError, MemoryError):
+                raise Refused(Refusal.SPEC) from None
+            self._began_s = now_s
+        if m.table != self.holding.spec.fingerprint:
+            raise Refused(Refusal.TABLE)
+        trainer.here = True
+        return self._to(m, Say.WELCOME, sequence=trainer.sequence)
+
+    def _pooled(self, m: TableMessage, holding: Holding, trainer: KnownTrainer) -> TableMessage:
+        answers = []
+        for one in m.bags:
+            rows = holding.rows[self._group(one, holding)]
+            assert one.ids is not None  # as the wire has seen
+            values = self.kernels.lookup(rows, one)
+            found = self.kernels.halved(values) if m.halves else values
+            answers.append(Bags(one.group, one.width, one.count, values=found))
+            self.counts["rows"] += len(one.ids)
+        self.counts["lookups"] += 1
+        return self._to(m, Say.POOLED, sequence=trainer.sequence, bags=tuple(answers))
+
+    def _change(self, m: TableMessage, holding: Holding, trainer: KnownTrainer) -> list[TableMessage]:
+        if m.sequence <= trainer.sequence:
+            self.counts["repeated"] += 1
+            return []
+        if m.sequence > trainer.sequence + 1:
+            self.counts["gaps"] += 1
+            return [self._to(m, Say.PONG, sequence=trainer.sequence)]
+        trainer.sequence = m.sequence  # whatever comes of it: it is not to be sent again
+        given = [self._given(one, holding) for one in m.bags]
+        optimizer = holding.spec.tables.optimizer
+        for one, (group, values) in zip(m.bags, given, strict=True):
+            rows, sums = holding.rows[group], holding.sums[group]
+            assert one.ids is not None
+            if m.kind is Say.GRADIENT:
+                self.kernels.update(rows, sums, one, values, optimizer)
+            else:
+                rows[one.ids] = values
+                sums[one.ids if len(sums) else []] = 0.0
+        if m.kind is Say.GRADIENT:
+            self.staleness[min(max(0, self.version - m.version), MOST_STALE)] += 1
+        self.version += 1
+        self.counts["applied"] += 1
+        return []
+
+    def _given(self, one: Bags, holding: Holding) -> tuple[int, Any]:
+        """The group and the float32 numbers of some bags.
+
+        Raises:
+            Refused: one is NaN or infinite, or a row is not there.
+        """
+        group = self._group(one, holding)
+        assert one.values is not None
+        values = one.values if one.values.dtype == np.float32 else self.kernels.whole(one.values)
+        if not finite(values):
+            self.counts["nonfinite"] += 1
+            raise Refused(Refusal.VALUE)
+        return group, values
+
+    def _group(self, one: Bags, holding: Holding) -> int:
+        groups = holding.spec.groups
+        if one.group >= len(groups) or groups[one.group].width != one.width:
+            raise Refused(Refusal.ROW)
+        assert one.ids is not None
+        if len(one.ids) and not (one.ids.min() >= 0 and one.ids.max() < groups[one.group].rows):
+            raise Refused(Refusal.ROW)
+        return one.group
+
+    def _wake(self) -> list[TableMessage]:
+        """Flushes that have all who are here, or whoever may still come."""
+        least = min((one.met for one in self._crew.values() if one.here is not False), default=0)
+        out = []
+        for trainer in self._crew.values():
+            if trainer.parked is not None and trainer.parked.meeting <= least:
+                out.append(self._to(trainer.parked, Say.FLUSHED, sequence=trainer.sequence))
+                trainer.parked = None
+        return out
+
+    def _lose(self, trainer: KnownTrainer) -> None:
+        if trainer.here is not False:
+            self.counts["left"] += 1
+        trainer.here, trainer.parked = False, None
+
+    def _stats(self) -> str:
+        return json.dumps({"version": self.version, "counts": self.counts, "staleness": self.staleness})
+
+    def _to(
+        self, m: TableMessage, kind: Say, *, sequence: int = 0, text: str = "", bags: tuple[Bags, ...] = ()
+    ) -> TableMessage:
+        return TableMessage(
+            kind=kind, rank=m.rank, number=m.number, sequence=sequence, life=self.life, version=self.version,
+            meeting=m.meeting, text=text, bags=bags,
+        )  # fmt: skip

@@ -1,0 +1,244 @@
+"""A trainer with tables on shards learns as one process with ``nn.EmbeddingBag``; the kernels are the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven.embedding import rows as reference
+from uneven.embedding.kernels import TorchKernels, kernels
+from uneven.embedding.rows import Bags
+from uneven.errors import ConfigError, DataError
+
+TABLES = [
+    Table("shared", 40, 8, ["left", "right"]),
+    Table("large", 3000, 8),  # cut by rows where there are several shards
+    Table("mean", 30, 4, pooling="mean"),
+]
+FEATURES = ("left", "right", "large", "mean")
+OPTIMIZERS = [RowwiseAdagrad(lr=0.1), SGD(lr=0.1)]
+
+
+@pytest.fixture
+def closing() -> Iterator[list[EmbeddingBagCollection]]:
+    opened: list[EmbeddingBagCollection] = []
+    yield opened
+    for one in opened:
+        one.close()
+
+
+class Plain(nn.Module):
+    """The same tables as plain modules, and their optimizer by hand."""
+
+    def __init__(self, state: dict[str, Tensor], optimizer: Any) -> None:
+        super().__init__()
+        self.bags = nn.ModuleDict(
+            {one.name: nn.EmbeddingBag(one.rows, one.dim, mode=one.pooling) for one in TABLES}
+        )  # fmt: skip
+        weights = {key.removeprefix("embedding_bags."): value.clone() for key, value in state.items()}
+        self.bags.load_state_dict(weights)
+        self.optimizer = optimizer
+        self.sums = {one.name: torch.zeros(one.rows) for one in TABLES}
+
+    def forward(self, ids: dict[str, tuple[Tensor, ...]]) -> Tensor:
+        found = []
+        for one in TABLES:
+            for feature in one.features:
+                values, offsets, *weights = ids[feature]
+                found.append(self.bags[one.name](values, offsets, *weights))
+        return torch.cat(found, 1)
+
+    def step(self) -> None:
+        for name, bag in self.bags.items():
+            gradient, weight = bag.weight.grad, bag.weight.data
+            bag.weight.grad = None
+            if isinstance(self.optimizer, SGD):
+                weight -= self.optimizer.lr * gradient
+                continue
+            self.sums[name] += gradient.square().mean(1)
+            weight -= self.optimizer.lr * gradient / (self.sums[name].sqrt() + self.optimizer.eps)[:, None]
+
+
+def ragged(seed: int, batch: int = 12) -> dict[str, tuple[Tensor, ...]]:
+    made = torch.Generator().manual_seed(seed)
+    rows = {"left": 40, "right": 40, "large": 3000, "mean": 30}
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for name in FEATURES:
+        lengths = torch.randint(0, 4, (batch,), generator=made)
+        ids = torch.randint(0, rows[name], (int(lengths.sum()),), generator=made)
+        found[name] = ids, torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
+    weights = torch.rand(len(found["large"][0]), generator=made)
+    return found | {"large": (*found["large"], weights)}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adagrad", "sgd"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_one_trainer_is_equal_to_one_process(closing: list[Any], optimizer: Any, shards: int) -> None:
+    tables = EmbeddingBagCollection(TABLES, optimizer=optimizer, shards=shards, seed=3)
+    closing.append(tables)
+    plain = Plain(tables.export(), optimizer)
+    for step in range(30):
+        ids = ragged(step)
+        here, there = tables(ids).values(), plain(ids)
+        assert torch.allclose(here, there, rtol=0, atol=1e-6)
+        for out in (here, there):
+            (out * torch.sin(torch.arange(out.numel())).view_as(out)).square().mean().backward()
+        plain.step()
+    tables.flush()
+    for key, weight in tables.export().items():
+        assert torch.allclose(weight, plain.bags.state_dict()[key.removeprefix("embedding_bags.")], rtol=0, atol=1e-6)
+    assert set(tables.stats().staleness) == {0}
+
+
+def test_rows_begin_alike_on_any_number_of_shards(closing: list[Any]) -> None:
+    closing += [EmbeddingBagCollection(TABLES, shards=shards, seed=5) for shards in (1, 2, 5)]
+    first, *others = (one.export() for one in closing)
+    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+    assert not torch.equal(first["embedding_bags.shared.weight"][:30, :4], first["embedding_bags.mean.weight"])
+
+
+def test_what_is_loaded_is_exported(closing: list[Any]) -> None:
+    tables = EmbeddingBagCollection(TABLES, shards=2)
+    closing.append(tables)
+    state = {key: torch.randn_like(weight) for key, weight in tables.export().items()}
+    tables.load(state)
+    found = tables.export()
+    assert all(torch.equal(found[key], state[key]) for key in state)
+    with pytest.raises(ConfigError, match="'mean' has the shape"):
+        tables.load(state | {"embedding_bags.mean.weight": torch.zeros(3, 4)})
+
+
+class Keyed:
+    """As a KeyedJaggedTensor answers."""
+
+    def __init__(self, ids: dict[str, tuple[Tensor, ...]]) -> None:
+        self._ids = ids
+
+    def keys(self) -> list[str]:
+        return list(self._ids)
+
+    def values(self) -> Tensor:
+        return torch.cat([one[0] for one in self._ids.values()])
+
+    def lengths(self) -> Tensor:
+        return torch.cat([torch.diff(one[1], append=torch.tensor([len(one[0])])) for one in self._ids.values()])
+
+    def weights_or_none(self) -> Tensor:
+        return torch.cat([one[2] if len(one) > 2 else torch.ones(len(one[0])) for one in self._ids.values()])
+
+
+class BagConfig:
+    """As TorchRec's EmbeddingBagConfig describes a table."""
+
+    def __init__(self, one: Table) -> None:
+        self.name, self.num_embeddings = one.name, one.rows
+        self.embedding_dim, self.feature_names = one.dim, list(one.features)
+        self.pooling = type("PoolingType", (), {"value": one.pooling.upper()})()
+
+
+def test_ids_and_tables_in_other_forms_mean_the_same(closing: list[Any]) -> None:
+    closing += [EmbeddingBagCollection(TABLES), EmbeddingBagCollection([BagConfig(one) for one in TABLES], shards=2)]
+    one, other = closing
+    ids = ragged(1)
+    assert torch.allclose(one(ids).values(), other(Keyed(ids)).values(), atol=1e-6)
+    matrix = torch.randint(0, 30, (6, 4))
+    by_name = {name: matrix[:, place] for place, name in enumerate(FEATURES)}
+    assert torch.equal(one(matrix).values(), one(by_name).values())
+    assert one(matrix).to_dict().keys() == set(FEATURES)
+    assert torch.equal(one(matrix)["mean"], one(matrix).values()[:, -4:])
+
+
+@pytest.mark.parametrize(
+    ("ids", "why"),
+    [
+        (torch.zeros(3, 2, dtype=torch.long), "for 4 features"),
+        (torch.zeros(3, 4), "whole numbers"),
+        (torch.full((3, 4), 35), "feature 'mean' has the id 35: table 'mean' has the rows 0 to 29"),
+        (torch.full((3, 4), -1), "feature 'left' has the id -1"),
+        ({"left": torch.zeros(3, dtype=torch.long)}, "no ids of feature 'right'"),
+        (7, "ids of type int"),
+    ],
+)
+def test_ids_that_cannot_be_are_refused(closing: list[Any], ids: Any, why: str) -> None:
+    closing.append(EmbeddingBagCollection(TABLES))
+    with pytest.raises(DataError, match=why):
+        closing[0](ids)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: Table("a b", 3, 4), "names a file"),
+        (lambda: Table("a", 0, 4), "rows=0"),
+        (lambda: Table("a", 3, 4, pooling="max"), "pooling='max'"),
+        (lambda: Table("a", 3, 4, features="f"), "list of names"),
+        (lambda: RowwiseAdagrad(lr=-1.0), "lr=-1.0"),
+        (lambda: EmbeddingBagCollection([]), "got none"),
+        (lambda: EmbeddingBagCollection([Table("a", 3, 4), Table("a", 3, 4, ["b"])]), "table 'a'"),
+        (lambda: EmbeddingBagCollection([Table("a", 3, 4), Table("b", 3, 4, ["a"])]), "feature 'a'"),
+        (lambda: EmbeddingBagCollection([nn.Embedding(3, 4)]), "is no Table"),
+        (lambda: EmbeddingBagCollection(TABLES, wire="int8"), "wire='int8'"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(made: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        made()
+
+
+def test_half_the_bytes_are_nearly_the_same_numbers(closing: list[Any]) -> None:
+    closing += [EmbeddingBagCollection(TABLES), EmbeddingBagCollection(TABLES, wire="bfloat16")]
+    ids = ragged(2)
+    whole, half = (one(ids).values() for one in closing)
+    assert torch.allclose(whole, half, rtol=1e-2, atol=1e-3)
+    assert not torch.equal(whole, half)
+    half.square().sum().backward()
+    closing[1].flush()
+    assert closing[1].stats().counts["applied"] == 1
+
+
+def test_a_copy_of_a_model_has_the_same_tables(closing: list[Any]) -> None:
+    tables = EmbeddingBagCollection(TABLES)
+    closing.append(tables)
+    copied = deepcopy(nn.Sequential(tables))[0]
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    copied(ids).values().sum().backward()
+    tables.flush()
+    assert tables.stats().counts["applied"] == 1
+    with torch.no_grad():
+        assert not copied(ids).values().requires_grad
+
+
+def some_bags(seed: int, *, each: int, weighted: bool) -> tuple[Bags, np.ndarray]:
+    made = np.random.default_rng(seed)
+    count = 40
+    lengths = None if each else made.integers(0, 5, count, dtype=np.int32)
+    ids = made.integers(0, 25, count * each if lengths is None else lengths.sum(), dtype=np.int32)
+    weights = made.random(len(ids), dtype=np.float32) if weighted else None
+    given = made.standard_normal((count, 6), dtype=np.float32)
+    return Bags(0, 6, count, ids, each, lengths, weights), given
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adagrad", "sgd"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("each", [1, 3, 0])
+def test_kernels_compute_what_the_reference_says(each: int, weighted: bool, optimizer: Any) -> None:
+    for fast in (TorchKernels(), kernels()):
+        rows = np.random.default_rng(0).standard_normal((25, 6), dtype=np.float32)
+        sums = np.zeros(25, np.float32)
+        mine, my_sums = rows.copy(), sums.copy()
+        for seed in range(3):
+            bags, given = some_bags(seed, each=each, weighted=weighted)
+            for array in (bags.ids, given):
+                array.flags.writeable = False  # as what comes in a message
+            assert np.allclose(fast.lookup(mine, bags), reference.lookup(rows, bags), atol=1e-5)
+            fast.update(mine, my_sums, bags, given, optimizer)
+            reference.update(rows, sums, bags, given, optimizer)
+            assert np.allclose(mine, rows, atol=1e-5)
+            assert np.allclose(my_sums, sums, atol=1e-4)
