@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from uneven.core.text import printable
 
+if TYPE_CHECKING:
+    from uneven.report.page import Page
+
 
 def report(
-    run: Annotated[
-        Path | None,
-        typer.Argument(help="Run directory. By default the newest one under ./runs.", show_default=False),
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN]…",
+            help="Run directory; several are compared. By default the newest one under ./runs.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -21,8 +28,18 @@ def report(
             "--out",
             "-o",
             metavar="FILE",
-            help="Where to write it. By default RUN/report.html.",
+            help="Where to write it. By default RUN/report.html; of several, comparison.html.",
             show_default=False,
+        ),
+    ] = None,
+    beside: Annotated[
+        bool,
+        typer.Option("--beside", help="Put Plotly into a file beside the page, which is small then and shares it."),
+    ] = False,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            "--png", metavar="DIR", help="Also write each picture as a PNG; needs chromium.", show_default=False
         ),
     ] = None,
     trace: Annotated[
@@ -34,36 +51,70 @@ def report(
         typer.Option("--tensorboard", metavar="DIR", help="Also write scalars for TensorBoard.", show_default=False),
     ] = None,
 ) -> None:
-    """Write a run's HTML report, pictures included.
+    """Write a run's HTML report, pictures included, or compare several runs on one page.
 
-    One file that opens in any browser, without a network: a table of the workers, where each one's time goes
-    (compute, load data, communicate, wait), shares, speeds and their predictions, everything that the script
-    logged, use of the machines, and a list of events. A run that is still going on is shown as far as it is.
+    One file of 2 MB that opens in any browser, without a network, and can be mailed: a table of the workers, where each
+    one's time goes (compute, load data, communicate, wait), shares, speeds and their predictions, everything that the
+    script logged, use of the machines, and a list of events. A run that is still going on is shown as far as it is.
+
+    Of several runs it also prints a table: time per iteration, waits, shares and what all of them have logged.
 
     \b
     Examples:
       uneven report                                      the newest run
       uneven report runs/NAME --out report.html
+      uneven report runs/A runs/B --out a-b.html         two runs beside each other
+      uneven report runs/NAME --png pictures             a PNG for each picture
       uneven report runs/NAME --trace run.trace.json     every step of every worker, for Perfetto
       uneven report runs/NAME --tensorboard tb           then: tensorboard --logdir tb
     """
+    from uneven.errors import ConfigError
     from uneven.journal.paths import newest_run
     from uneven.report import html
 
-    run = run if run is not None else newest_run()
-    out = out if out is not None else run / "report.html"
-    html.write(html.report(run), out)
+    paths = runs or [newest_run()]
+    if len(paths) > 1:
+        if trace is not None or tensorboard is not None:
+            raise ConfigError("--trace and --tensorboard are of one run: name one")
+        page, out = _compared(paths), out or Path("comparison.html")
+    else:
+        page, out = html.report_page(paths[0]), out or paths[0] / "report.html"
+    html.write_page(page, out, plotly_beside=beside)
     _say("report", out)
+    if png is not None:
+        from uneven.report import png as pictures
+
+        _say("pictures", png, f" ({len(pictures.write(page.figures, png))} files)")
     if trace is not None:
         from uneven.report import trace as tracing
 
-        tracing.write(run, trace)
+        tracing.write(paths[0], trace)
         _say("trace", trace, " (open it at https://ui.perfetto.dev)")
     if tensorboard is not None:
         from uneven.report import tensorboard as board
 
-        board.write(run, tensorboard)
+        board.write(paths[0], tensorboard)
         _say("tensorboard", tensorboard, f" (tensorboard --logdir {tensorboard})")
+
+
+def _compared(paths: list[Path]) -> Page:
+    """The page of several runs, whose table is printed, too."""
+    from rich import box
+    from rich.table import Table
+
+    from uneven.report import comparison
+    from uneven.report.console import Console
+
+    data = comparison.compared(comparison.named(paths))
+    summary = comparison.summary_table(data)
+    names, *lines = zip(summary.columns, *summary.rows, strict=True)  # a column for each run: pages are wider
+    table = Table(box=box.SIMPLE_HEAD)
+    for position, name in enumerate(names):
+        table.add_column(name, justify="right" if position else "left")
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+    return comparison.comparison_page(data, title=" · ".join(data))
 
 
 def _say(what: str, path: Path, more: str = "") -> None:

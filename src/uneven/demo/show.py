@@ -15,7 +15,7 @@ from uneven.demo.worker import GLOBAL_BATCH
 from uneven.errors import ConfigError, LaunchError
 from uneven.journal.summary import Summary
 from uneven.launch import Launch
-from uneven.report import html, page, terminal
+from uneven.report import comparison, html, page, terminal
 from uneven.report.console import Console
 
 SHARES = (0.6, 0.4, 0.2, 0.1)
@@ -123,7 +123,7 @@ def show(phases: list[Phase], report: Path, console: Console) -> None:
         f"first with equal batches under DistributedDataParallel, then with batches that follow each worker's "
         f"speed. Medians leave out the first {SETTLE} iterations; the pictures show them."
     )
-    text = html.comparison(
+    text = comparison.comparison(
         {one.name: one.run for one in phases}, page.PageTable(_COLUMNS, rows(phases)), title="uneven demo", lead=lead
     )
     html.write(text, report)

@@ -12,7 +12,16 @@ from uneven.report.draw import LINES_UP_TO as LINES_UP_TO
 from uneven.report.draw import Figure as Figure
 from uneven.report.draw import colour as colour
 from uneven.report.draw import time_unit
-from uneven.report.series import Column, RunData, WorkerSeries, stretches, thinned, training_s, worker_series
+from uneven.report.series import (
+    Column,
+    RunData,
+    WorkerSeries,
+    moving_limit,
+    stretches,
+    thinned,
+    training_s,
+    worker_series,
+)
 
 PARTS = (
     ("compute_s", "compute", "#4c9f70"),
@@ -23,6 +32,8 @@ PARTS = (
 """Field, name and colour of everything that a step's time goes into; the same in every picture."""
 
 _POINTS = 12_000
+_LIMITS, _LIMIT_OVER = 80, 10
+"""A line of limits has at most so many steps, each over at least about so many iterations."""
 _AROUND_ZERO = ((0, "#2166ac"), (0.5, "#f7f7f7"), (1, "#b2182b"))
 
 
@@ -114,7 +125,7 @@ def _map(series: Mapping[int, WorkerSeries], rows: list[Column], title: str, sca
 
 
 def durations(runs: Mapping[str, RunData]) -> Figure:
-    """Time of each iteration, one line per run, with each run's limit dashed."""
+    """Time of each iteration, one line per run, with each run's limit dashed, which moves as the measured speeds do."""
     scale, unit = time_unit(max(run.summary.iteration_s for run in runs.values()))
     data, top = [], 0.0
     for position, (name, run) in enumerate(runs.items()):
@@ -123,10 +134,11 @@ def durations(runs: Mapping[str, RunData]) -> Figure:
         x, y = thinned(timed, 400, lambda one: one.iteration, lambda one: one.duration_s * scale)
         top = max(top, 1.5 * draw.quantile(y, 0.98))
         data.append(draw.line(x, y, name, tint))
-        limit = run.summary.limit_s * scale
-        if x and math.isfinite(limit):
-            dashes = {"line": {"color": tint, "width": 1.2, "dash": "dash"}}
-            data.append(draw.line([x[0], x[-1]], [limit, limit], f"limit, {name}", tint) | dashes)
+        at, limit_s = moving_limit(stretches(timed, min(_LIMITS, math.ceil(len(timed) / _LIMIT_OVER))))
+        if any(map(math.isfinite, limit_s)):
+            dashes = {"line": {"color": tint, "width": 1.2, "dash": "dash", "shape": "hv"}}
+            steps = [value * scale for value in (*limit_s, limit_s[-1])]
+            data.append(draw.line([*at, x[-1]], steps, f"limit, {name}", tint) | dashes)
     layout = draw.layout(f"{unit} per iteration")
     layout["yaxis"]["range"] = [0, top or 1]
     return {"data": data, "layout": layout}

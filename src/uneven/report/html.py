@@ -12,6 +12,7 @@ from uneven.journal.metrics import NAN
 from uneven.journal.reader import read
 from uneven.report import changes, figures, members, snapshot
 from uneven.report.page import Page, PageTable
+from uneven.report.plotly_code import write_beside
 from uneven.report.screen import change_message, split_message
 from uneven.report.series import RunData, WorkerSeries, run_data, training_s
 from uneven.report.text import count, percent, seconds, size, span
@@ -25,7 +26,12 @@ _AREAS_NOTE = (
 
 
 def report(run: Path) -> str:
-    """The page of one run, as HTML.
+    """The page of one run, as HTML; see :func:`report_page`."""
+    return report_page(run).html()
+
+
+def report_page(run: Path) -> Page:
+    """The page of one run.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.
@@ -56,7 +62,7 @@ def report(run: Path) -> str:
         page.figure(
             "Time per iteration",
             figures.durations({data.name: data}),
-            "Dashed, the limit: everybody finishes together and communication is free.",
+            "Dashed, the limit: all finish together and communication is free, at the speeds measured just then.",
         )
     for name, figure in figures.scalars(data).items():
         page.figure(name, figure, "As logged by the script.")
@@ -66,7 +72,7 @@ def report(run: Path) -> str:
     _add_threads(page, data)
     _add_loads(page, data)
     _add_events(page, data)
-    return page.html()
+    return page
 
 
 def _add_members(page: Page, data: RunData) -> None:
@@ -151,44 +157,16 @@ def _add_threads(page: Page, data: RunData) -> None:
     )
 
 
-def comparison(
-    runs: Mapping[str, Path], table: PageTable | None = None, *, title: str = "Comparison", lead: str = ""
-) -> str:
-    """Several runs on one page, side by side, as HTML.
-
-    Args:
-        runs: name in the pictures → run directory.
-        table: shown first, for results that no journal holds; without one, the runs' summaries.
-        title: heading of the page.
-        lead: a sentence or two below it.
+def write_page(page: Page, path: Path, *, plotly_beside: bool = False) -> None:
+    """Save a page, with Plotly in it or in a file beside it.
 
     Raises:
-        JournalError: a run has no journal or no finished iteration.
+        JournalError: it cannot be written.
     """
-    data = {name: run_data(read(path)) for name, path in runs.items()}
-    for name, one in data.items():
-        if not one.iterations:
-            raise JournalError(f"run {name!r} in {runs[name]} has no finished iteration: nothing to compare")
-    page = Page(title, lead)
-    page.table("Results", table or summary_table(data))
-    page.figure(
-        "Where the time of a step goes",
-        figures.mean_bars(data),
-        "Mean over the run, on one scale. " + _AREAS_NOTE.partition(". ")[2],
-    )
-    page.figure("Time per iteration", figures.durations(data), "Dashed: each run's limit.")
-    for name in dict.fromkeys(name for one in data.values() for name in one.scalars):
-        page.figure(f"{name}, by training time", figures.scalar_against_time(data, name))
-    thinned = {name: figures.all_series(one) for name, one in data.items()}
-    top_s = figures.common_top_s(thinned.values())
-    for name, one in data.items():
-        series = thinned[name]
-        page.figure(f"{name}: each worker's time", figures.time_areas(one, series, top_s))
-        page.figure(
-            f"{name}: share of the global batch",
-            figures.per_worker(one, series, "share_percent", "% of the global batch"),
-        )
-    return page.html()
+    write(page.html(plotly_beside=plotly_beside), path)
+    if plotly_beside:
+        with access(f"write into {path.parent} (another file can be named with --out)", JournalError):
+            write_beside(path.parent)
 
 
 def write(html: str, path: Path) -> None:
@@ -200,25 +178,6 @@ def write(html: str, path: Path) -> None:
     with access(f"write {path} (another file can be named with --out)", JournalError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(html, encoding="utf-8")
-
-
-def summary_table(runs: Mapping[str, RunData]) -> PageTable:
-    """One row per run."""
-    columns = (
-        "run",
-        "time per iteration",
-        "samples/s",
-        "waiting",
-        "communicating",
-        "control",
-        "of the limit",
-    )
-    rows = []
-    for name, run in runs.items():
-        s = run.summary
-        shares = (s.wait_share, s.communicate_share, s.control_share, s.fraction_of_limit)
-        rows.append([name, seconds(s.iteration_s), count(s.samples_per_s), *map(percent, shares)])
-    return PageTable(columns, rows)
 
 
 def _lead(run: RunData) -> str:

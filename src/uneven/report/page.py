@@ -11,6 +11,7 @@ from typing import Any
 
 from uneven.core.text import printable
 from uneven.report.draw import Figure
+from uneven.report.plotly_code import beside, inside
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #f6f6f4; margin: 0; }
@@ -28,13 +29,6 @@ th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #e
 th { color: #666; font-weight: 500; position: sticky; top: 0; background: #fff; }
 th.text, td.text { text-align: left; white-space: normal; }
 footer { color: #888; font-size: 13px; }
-"""
-
-_DRAW = """
-for (const box of document.querySelectorAll(".figure")) {
-  const figure = JSON.parse(box.nextElementSibling.textContent);
-  Plotly.newPlot(box, figure.data, figure.layout, {responsive: true, displayModeBar: false});
-}
 """
 
 
@@ -55,10 +49,15 @@ class PageTable:
 
 @dataclass(slots=True)
 class Page:
-    """Collects parts from top to bottom, then writes itself."""
+    """Collects parts from top to bottom, then writes itself.
+
+    Attributes:
+        figures: title → picture, of all that are shown.
+    """
 
     title: str
     lead: str = ""
+    figures: dict[str, Figure] = field(default_factory=dict)
     _parts: list[str] = field(default_factory=list)
 
     def cards(self, values: Iterable[tuple[str, str]]) -> None:
@@ -75,7 +74,8 @@ class Page:
     def figure(self, title: str, figure: Figure, note: str = "") -> None:
         """A picture in a section of its own; left out if it has nothing to show."""
         if figure["data"]:
-            text = json.dumps(_shown(figure), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+            self.figures[title] = figure
+            text = as_json(figure)
             height = figure["layout"]["height"]
             box = f'<div class="figure" style="height:{height}px"></div>'
             self._section(title, note, f'{box}<script type="application/json">{text}</script>')
@@ -84,10 +84,8 @@ class Page:
         about = f'<p class="note">{escape(note)}</p>' if note else ""
         self._parts.append(f"<section><h2>{escape(title)}</h2>{about}{body}</section>")
 
-    def html(self) -> str:
-        """The whole document, Plotly included once."""
-        from plotly.offline import get_plotlyjs
-
+    def html(self, *, plotly_beside: bool = False) -> str:
+        """The whole document, Plotly packed into it or in a file beside it, which the caller writes."""
         lead = f'<p class="note">{escape(self.lead)}</p>' if self.lead else ""
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -96,7 +94,7 @@ class Page:
             f"<body><main><h1>{escape(self.title)}</h1>{lead}\n" + "\n".join(self._parts) + "\n"
             "<footer>Written by uneven from the run's journal. The page needs no network. "
             "Drag to zoom into a picture, double-click to go back; click a name to hide it.</footer></main>\n"
-            f"<script>{get_plotlyjs()}</script>\n<script>{_DRAW}</script></body></html>\n"
+            f"{beside() if plotly_beside else inside()}</body></html>\n"
         )
 
 
@@ -115,6 +113,11 @@ def _table(table: PageTable) -> str:
 def escape(text: str) -> str:
     """Text that stays text in HTML."""
     return html.escape(printable(text))
+
+
+def as_json(figure: Figure) -> str:
+    """A figure as a page carries it between two tags of a script."""
+    return json.dumps(_shown(figure), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _shown(value: Any, key: str = "") -> Any:

@@ -179,6 +179,27 @@ def thinned(rows: Sequence[T], most: int, x: Callable[[T], float], y: Callable[[
     return [x(piece[len(piece) // 2]) for piece in pieces], [mean([y(row) for row in piece]) for piece in pieces]
 
 
+def moving_limit(pieces: Iterable[Sequence[Iteration]]) -> tuple[Column, Column]:
+    """Iteration → seconds in which all who are there could finish together, as fast as they are just then.
+
+    X / Σ_i v_i as in :mod:`uneven.journal.summary`, in each stretch for itself: it moves with the load. A worker that
+    takes nothing in a stretch is as fast as it was before.
+    """
+    x, y = Column(), Column()
+    speeds: dict[int, float] = {}
+    for piece in pieces:
+        there = {rank for one in piece for rank in (one.members or one.timings)}
+        for rank in there:
+            timings = [one.timings[rank] for one in piece if rank in one.timings]
+            speed = ratio(sum(t.batch for t in timings), sum(t.local_s for t in timings))
+            if speed > 0.0:
+                speeds[rank] = speed
+        x.append(piece[0].iteration)
+        batch = mean([one.global_batch for one in piece])
+        y.append(ratio(batch, sum(speeds.get(rank, 0.0) for rank in there)))
+    return x, y
+
+
 def training_s(iterations: Iterable[Iteration]) -> dict[int, float]:
     """Iteration → seconds trained when it ended; time in which the run was down does not count."""
     clock_s, at = 0.0, {}

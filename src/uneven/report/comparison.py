@@ -1,0 +1,111 @@
+"""Several runs beside each other: one page, and one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from uneven.errors import JournalError
+from uneven.journal.metrics import ratio
+from uneven.journal.reader import read
+from uneven.report import figures
+from uneven.report.page import Page, PageTable
+from uneven.report.series import RunData, run_data
+from uneven.report.text import count, percent, seconds
+
+_EACH_UP_TO = 8
+"""More workers than this are summed up as the least and the greatest."""
+_AREAS_NOTE = "A worker that waits is faster than its share asks of it; the one that does not is the straggler."
+
+
+def compared(runs: Mapping[str, Path]) -> dict[str, RunData]:
+    """What the journals of these runs hold.
+
+    Raises:
+        JournalError: a run has no journal or no finished iteration.
+    """
+    data = {name: run_data(read(path)) for name, path in runs.items()}
+    for name, one in data.items():
+        if not one.iterations:
+            raise JournalError(f"run {name!r} in {runs[name]} has no finished iteration: nothing to compare")
+    return data
+
+
+def named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Each run under the name of its directory, or under its path where two are called the same.
+
+    Raises:
+        JournalError: one is given twice.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise JournalError(f"{', '.join(map(str, paths))}: give different runs to compare")
+    names = [path.resolve().name for path in paths]
+    return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
+
+
+def comparison(
+    runs: Mapping[str, Path], table: PageTable | None = None, *, title: str = "Comparison", lead: str = ""
+) -> str:
+    """Several runs on one page, side by side, as HTML; see :func:`comparison_page`."""
+    return comparison_page(compared(runs), table, title=title, lead=lead).html()
+
+
+def comparison_page(
+    data: Mapping[str, RunData], table: PageTable | None = None, *, title: str = "Comparison", lead: str = ""
+) -> Page:
+    """Several runs on one page, side by side.
+
+    Args:
+        data: name in the pictures → run.
+        table: shown first, for results that no journal holds; without one, the runs' summaries.
+        title: heading of the page.
+        lead: a sentence or two below it.
+    """
+    page = Page(title, lead)
+    page.table("Results", table or summary_table(data))
+    page.figure(
+        "Where the time of a step goes", figures.mean_bars(data), f"Mean over the run, on one scale. {_AREAS_NOTE}"
+    )
+    page.figure(
+        "Time per iteration", figures.durations(data), "Dashed: each run's limit, at the speeds measured just then."
+    )
+    for name in dict.fromkeys(name for one in data.values() for name in one.scalars):
+        page.figure(f"{name}, by training time", figures.scalar_against_time(data, name))
+    thinned = {name: figures.all_series(one) for name, one in data.items()}
+    top_s = figures.common_top_s(thinned.values())
+    for name, one in data.items():
+        series = thinned[name]
+        page.figure(f"{name}: each worker's time", figures.time_areas(one, series, top_s))
+        page.figure(
+            f"{name}: share of the global batch",
+            figures.per_worker(one, series, "share_percent", "% of the global batch"),
+        )
+    return page
+
+
+def summary_table(runs: Mapping[str, RunData]) -> PageTable:
+    """One row per run; how much longer its iterations take is said against the first run."""
+    logged = [name for name in next(iter(runs.values())).scalars if all(name in run.scalars for run in runs.values())]
+    columns = (
+        "run", "time per iteration", "÷ first", "samples/s", "waiting", "communicating", "control", "of the limit",
+        "shares, %", "waits, %", *logged,
+    )  # fmt: skip
+    first_s = next(iter(runs.values())).summary.iteration_s
+    rows = []
+    for name, run in runs.items():
+        s = run.summary
+        times = (seconds(s.iteration_s), f"{ratio(s.iteration_s, first_s):.2f}", count(s.samples_per_s))
+        parts = (s.wait_share, s.communicate_share, s.control_share, s.fraction_of_limit)
+        shares = _each([ratio(worker.samples, s.samples) for worker in s.workers])
+        waits = _each([worker.wait_share for worker in s.workers])
+        last = (f"{run.scalars[scalar][-1].value:.4g}" for scalar in logged)
+        rows.append([name, *times, *map(percent, parts), shares, waits, *last])
+    return PageTable(columns, rows)
+
+
+def _each(values: Sequence[float]) -> str:
+    """Of every worker, in percent."""
+    shown = [f"{100 * value:.0f}" for value in values]
+    if len(shown) > _EACH_UP_TO:
+        return f"{min(values) * 100:.0f} to {max(values) * 100:.0f}"
+    return " / ".join(shown) or "–"

@@ -1,0 +1,62 @@
+"""Plotly's own code, as a page carries it: packed inside of it, or in a file beside it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from functools import cache
+from pathlib import Path
+
+BESIDE = "plotly.min.js"
+"""Name of the file where pages share one."""
+
+_DRAW = """
+function draw() {
+  for (const box of document.querySelectorAll(".figure")) {
+    const figure = JSON.parse(box.nextElementSibling.textContent);
+    Plotly.newPlot(box, figure.data, figure.layout, {responsive: true, displayModeBar: false});
+  }
+}
+"""
+
+_UNPACK = """
+const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+new Response(stream).text().then((code) => {
+  const script = document.createElement("script");
+  script.textContent = code;
+  document.head.append(script);
+  draw();
+});
+"""
+
+
+def plotly() -> str:
+    """Plotly for browsers, 4.8 MB."""
+    from plotly.offline import get_plotlyjs
+
+    code: str = get_plotlyjs()
+    return code
+
+
+@cache
+def packed() -> str:
+    """The same, compressed, as text: 1.9 MB. Browsers since 2023 unpack it by themselves."""
+    return base64.b64encode(gzip.compress(plotly().encode(), mtime=0)).decode()
+
+
+def inside() -> str:
+    """The end of a page that needs no other file."""
+    return f'<script type="text/plain" id="plotly">{packed()}</script>\n<script>{_DRAW}{_UNPACK}</script>'
+
+
+def beside() -> str:
+    """The end of a page that has :data:`BESIDE` in its folder."""
+    return f'<script src="{BESIDE}"></script>\n<script>{_DRAW}draw();</script>'
+
+
+def write_beside(folder: Path) -> Path:
+    """Put Plotly into the folder of a page. The caller says what it means if it cannot be written."""
+    path = folder / BESIDE
+    path.write_text(plotly(), encoding="utf-8")
+    return path

@@ -1,0 +1,130 @@
+"""Two runs beside each other, a limit that follows the load, and pages as files and pictures."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from sample_runs import SampleRun
+
+from uneven.cli import main
+from uneven.errors import ConfigError, JournalError
+from uneven.journal.metrics import Iteration, Timing
+from uneven.report import comparison, html, png
+from uneven.report.draw import layout, line
+from uneven.report.page import Page
+from uneven.report.plotly_code import BESIDE
+from uneven.report.series import moving_limit
+
+
+def command(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, arguments)])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def iteration(number: int, speeds: dict[int, float], batch: int = 10) -> Iteration:
+    timings = {
+        rank: Timing(rank=rank, batch=batch, data_s=0.0, compute_s=batch / speed, wait_s=0.0, communicate_s=0.0,
+                     control_s=0.0)
+        for rank, speed in speeds.items()
+    }  # fmt: skip
+    whole = batch * len(speeds)
+    return Iteration(iteration=number, epoch=0, global_batch=whole, ended_at_s=number, duration_s=1.0, timings=timings)
+
+
+def test_the_limit_follows_the_load() -> None:
+    calm = [iteration(number, {0: 100.0, 1: 50.0}) for number in range(10)]
+    loaded = [iteration(number, {0: 25.0, 1: 50.0}) for number in range(10, 20)]
+    x, y = moving_limit([calm, loaded])
+    assert x == [0, 10]
+    assert y == pytest.approx([20 / 150, 20 / 75])
+
+
+def test_a_worker_that_takes_nothing_is_as_fast_as_before() -> None:
+    idle = iteration(10, {0: 100.0})
+    idle = Iteration(
+        iteration=10, epoch=0, global_batch=20, ended_at_s=10.0, duration_s=1.0, timings=idle.timings, members=(0, 1)
+    )
+    _, y = moving_limit([[iteration(0, {0: 100.0, 1: 50.0})], [idle]])
+    assert y == pytest.approx([20 / 150, 20 / 150])
+
+
+def test_two_runs_on_one_page_and_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    even, balanced = SampleRun(balanced=False).write(tmp_path / "even"), SampleRun().write(tmp_path / "balanced")
+    assert command("report", even, balanced, "--out", tmp_path / "both.html") == 0
+    printed = capsys.readouterr().out
+    for row in ("time per iteration", "÷ first", "waits, %", "shares, %", "loss"):
+        assert row in printed
+    page = (tmp_path / "both.html").read_text()
+    assert "<h1>even · balanced</h1>" in page
+    assert "loss, by training time" in page
+    table = comparison.summary_table(comparison.compared(comparison.named([even, balanced])))
+    first, second = table.rows
+    assert (first[0], first[2]) == ("even", "1.00")
+    assert float(second[2]) < 0.9
+    assert first[8] == "25 / 25 / 25 / 25"
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    one, other = tmp_path / "a" / "run", tmp_path / "b" / "run"
+    assert list(comparison.named([one, other])) == [str(one), str(other)]
+    with pytest.raises(JournalError, match="give different runs to compare"):
+        comparison.named([one, tmp_path / "b" / ".." / "a" / "run"])
+
+
+def test_a_trace_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("report", tmp_path, tmp_path / "b", "--trace", "x") == 2
+    assert "are of one run" in capsys.readouterr().err
+    assert issubclass(ConfigError, Exception)
+
+
+def test_plotly_may_lie_beside_the_page(tmp_path: Path) -> None:
+    run = SampleRun(iterations=5).write(tmp_path / "run")
+    assert command("report", run, "--beside", "--out", tmp_path / "out" / "page.html") == 0
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert f'<script src="{BESIDE}">' in page
+    assert len(page) < 300_000
+    assert "Plotly" in (tmp_path / "out" / BESIDE).read_text()
+
+
+def figures() -> Page:
+    page = Page("Pictures")
+    page.figure("Who's <b>there</b>?", {"data": [line([0, 1], [1.0, 2.0], "</script>", "red")], "layout": layout("y")})
+    page.figure("nothing", {"data": [], "layout": layout("y")})
+    page.figure("Second", {"data": [line([0, 1], [3.0, 2.0], "b", "blue")], "layout": layout("y", height=400)})
+    return page
+
+
+@pytest.mark.skipif(not any(map(png.shutil.which, png.BROWSERS)), reason="no browser")
+def test_pictures_are_drawn_by_a_browser(tmp_path: Path) -> None:
+    found = png.write(figures().figures, tmp_path / "pictures")
+    assert [path.name for path in found] == ["whos-b-there-b.png", "second.png"]
+    sizes = [struct.unpack(">II", path.read_bytes()[16:24]) for path in found]
+    assert sizes == [(2200, 640), (2200, 800)]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
+
+
+def test_without_a_browser_there_are_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JournalError, match=r"none of chromium, .* is installed: install chromium"):
+        png.write(figures().figures, tmp_path / "pictures")
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_browser_that_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "chromium"
+    program.write_text(f"#!{sys.executable}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JournalError, match="has drawn 0 of 2 pictures"):
+        png.write(figures().figures, tmp_path / "pictures")
+
+
+def test_a_page_is_one_string_or_two_files(tmp_path: Path) -> None:
+    html.write_page(figures(), tmp_path / "inside.html")
+    html.write_page(figures(), tmp_path / "beside.html", plotly_beside=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["beside.html", "inside.html", BESIDE]
