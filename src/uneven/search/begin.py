@@ -20,7 +20,7 @@ from uneven.search.data import TrialData
 from uneven.search.earlier import results_of
 from uneven.search.engine import Pool, SearchSnapshot
 from uneven.search.events import kept
-from uneven.search.placing import Placer, placing_named
+from uneven.search.placing import Placer, Placing, placing_named
 from uneven.search.records import SearchTerms
 from uneven.search.result import SearchResult
 from uneven.search.schedulers import Scheduler, schedulers
@@ -93,7 +93,8 @@ def run(
         share: False lets each trial prepare its own, the same ones.
         preprocessors: processes that prepare; by default as many as there are cores, at most.
         devices: "auto" for every GPU, or a CPU slot for each core; a number of CPU slots; or names.
-        placing: "planned", see :mod:`uneven.search.placing`, or "first-come".
+        placing: "planned", see :mod:`uneven.search.placing`, or "first-come"; or "flotillas", where devices that no
+            trial waits for help those who train.
         engine: "local", or "ray" for the devices of a Ray cluster.
         warm_start: directories of earlier searches for the same metric; a searcher that learns, such as "optuna:tpe",
             is told the results of their trials that lie in this space.
@@ -118,6 +119,8 @@ def run(
     placer = Placer(placing_named(placing))
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s:g}: give more than 0; float('inf') waits for ever")
+    if placer.kind is Placing.FLOTILLAS and data is None:
+        raise ConfigError('placing="flotillas" without data=…: the devices of a trial divide the batches of its epochs')
     earlier = [Path(one).absolute() for one in ([warm_start] if isinstance(warm_start, str | Path) else warm_start)]
     core = SearchCore(terms, Space(space), schedulers.resolve(scheduler), searchers.resolve(searcher))
     asked = terms.kept() | read.kept() | {

@@ -134,18 +134,24 @@ class SearchCore:
         self.note({"event": "start", "trial": trial})
         return one
 
+    @property
+    def starts_more(self) -> bool:
+        """Whether somebody would be started if there were a device."""
+        return self.target_by is None and (self._upcoming() is not None or self._wants_more)
+
+    @property
+    def _wants_more(self) -> bool:
+        few = len(self._queues.pending) < self.scheduler.ahead
+        return few and not self._exhausted and self._suggested < self.terms.trials
+
     def _upcoming(self) -> int | None:
         if self._queues.urgent:
             return next(iter(self._queues.urgent))
         return self.scheduler.choose(self.pending, self.paused)
 
     def _refill(self) -> None:
-        while (
-            not self._exhausted and self._suggested < self.terms.trials
-            and len(self._queues.pending) < self.scheduler.ahead
-        ):  # fmt: skip
-            if not self._suggest():
-                return
+        while self._wants_more and self._suggest():
+            pass
 
     def _suggest(self) -> bool:
         number = len(self.trials)

@@ -23,6 +23,7 @@ from uneven.fleet.stream.ring import Ring, RingHandle
 from uneven.jobs import end_all
 from uneven.jobs.place import Linked, Place, ProcessLine
 from uneven.search.core import SearchCore
+from uneven.search.post import TrialPost
 from uneven.search.shelf import Shelf, slots_for
 from uneven.states import random_state, set_random_state
 
@@ -61,7 +62,7 @@ class TrialData:
         """The data at work, None if there are none.
 
         Args:
-            tell: says something to a trial's process.
+            tell: says something to the process on a device.
         """
         if self.data is None:
             return None
@@ -90,23 +91,27 @@ class DataHandle:
     stream: Stream
     ring: RingHandle | None
 
-    def open(self, line: ProcessLine) -> DataReader:
+    def open(self, line: ProcessLine, post: TrialPost) -> DataReader:
         """This process's end."""
-        return DataReader(self, line)
+        return DataReader(self, self.ring.open(line) if self.ring is not None else None, post)
 
 
 class DataReader:
     """A trial's side: its batches, the same ones in its epoch e whoever prepared them.
 
+    Args:
+        ring: opened, None where each trial prepares its own.
+        post: whom to ask for what lies in it.
+
     Attributes:
         prepared_s: processor time of what this process has prepared by itself.
     """
 
-    def __init__(self, handle: DataHandle, line: ProcessLine) -> None:
+    def __init__(self, handle: DataHandle, ring: Ring | None = None, post: TrialPost | None = None) -> None:
         self.stream = handle.stream
         self.prepared_s = 0.0
-        self._handle, self._line = handle, line
-        self._ring = handle.ring.open(line) if handle.ring is not None else None
+        self._handle = handle
+        self._ring, self._post = ring, post
 
     def train(self, trial: int, epoch: int, batch_size: int) -> Iterator[list[torch.Tensor]]:
         """The training set in the order of this epoch, field by field; no sample is left out.
@@ -151,10 +156,10 @@ class DataReader:
             yield rest
 
     def _chunk(self, trial: int, number: int, last: int) -> list[torch.Tensor]:
-        if self._ring is None:
+        if self._ring is None or self._post is None:
             return self._prepared(number)
-        self._line.send(("want", trial, number, last))
-        _, slot = self._line.recv()
+        self._post.send(("want", trial, number, last))
+        _, slot = self._post.take("ready")
         first = slot * self.stream.chunk
         return [tensor[first : first + self.stream.chunk] for tensor in self._ring.tensors]
 
@@ -181,7 +186,7 @@ class SharedData:
     """The engine's side: the shelf, its memory, and the processes that fill it.
 
     Args:
-        tell: says something to a trial's process.
+        tell: says something to the process on a device.
         passes: how many epochs the longest trial has.
 
     Attributes:
@@ -228,18 +233,18 @@ class SharedData:
         """For a trial's process."""
         return DataHandle(self._source, self._stream, self._ring.handle(writable=False) if self._ring else None)
 
-    def want(self, trial: int, chunk: int, last: int) -> None:
-        """A trial's process asks for a chunk; it is told the slot now or later."""
+    def want(self, device: int, chunk: int, last: int) -> None:
+        """The process on a device asks for a chunk; it is told the slot now or later."""
         self.read += 1
-        slot = self.shelf.want(trial, chunk, last)
+        slot = self.shelf.want(device, chunk, last)
         if slot is not None:
-            self._tell(trial, ("ready", slot))
+            self._tell(device, ("ready", slot))
         self._hand_out()
 
-    def leave(self, trial: int) -> None:
-        """A trial has left its process."""
+    def leave(self, device: int) -> None:
+        """A trial has left its process there."""
         if self._ring is not None:
-            self.shelf.leave(trial)
+            self.shelf.leave(device)
 
     def close(self) -> None:
         """End the preprocessors and give the memory back."""
@@ -272,8 +277,8 @@ class SharedData:
             return
         self.prepared += 1
         self.cpu_s += message[2]
-        for trial, slot in self.shelf.made(maker.name).items():
-            self._tell(trial, ("ready", slot))
+        for device, slot in self.shelf.made(maker.name).items():
+            self._tell(device, ("ready", slot))
         self._idle.append(maker.name)
         self._hand_out()
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, TrainingError
+from uneven.fleet.engine.meeting import Meetings
 from uneven.jobs import end_all
 from uneven.jobs.place import Linked, Place
 from uneven.search import checkpoints
@@ -26,6 +27,7 @@ from uneven.search.data import SharedData
 from uneven.search.placing import Placer
 from uneven.search.records import TrialRecord, TrialStatus
 from uneven.search.rulings import Move, Ruling
+from uneven.search.slots import DeviceSlots, Slot
 from uneven.search.trial import TrialJob
 from uneven.search.worker import seed_of, work
 
@@ -35,29 +37,12 @@ MOST_QUICK_DEATHS = 3
 """So many processes in a row may end before they have said anything; then none will."""
 
 
-@dataclass(slots=True)
-class Slot:
-    """A device, its process, and the trial in it.
-
-    Attributes:
-        trial: None if it is free.
-        leaving: it has been told to leave its trial, and may be keeping its state.
-        spoke: something was heard of it.
-    """
-
-    device: int
-    process: Linked
-    trial: int | None = None
-    leaving: bool = False
-    spoke: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class SearchSnapshot:
     """What a face may show.
 
     Attributes:
-        running: trial → its device.
+        running: trial → its devices.
         curves: trial → its newest reports, as (t, metric).
         unit_s: trial → seconds for a unit of training, where it runs.
         moves: how often a trial was moved to a faster device.
@@ -65,7 +50,7 @@ class SearchSnapshot:
 
     core: SearchCore
     devices: tuple[str, ...]
-    running: Mapping[int, int]
+    running: Mapping[int, tuple[int, ...]]
     curves: Mapping[int, list[tuple[float, float]]]
     unit_s: Mapping[int, float]
     moves: int
@@ -94,15 +79,19 @@ class Pool:
     placer: Placer
     show: Callable[[SearchSnapshot], None] = lambda moment: None
     timeout_s: float = math.inf
-    slots: list[Slot] = field(default_factory=list)
     held: list[TrialRecord] = field(default_factory=list)
     curves: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     failure: TrainingError | None = None
     stopped: bool = False
     data: SharedData | None = None
     own_cpu_s: float = 0.0
+    slots: DeviceSlots = field(init=False)
+    _meetings: Meetings = field(init=False)
     _quick: int = 0
     _began_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.slots, self._meetings = DeviceSlots(len(self.place.devices)), Meetings(self.place.address)
 
     def run(self) -> None:
         """Until nobody runs and nobody will be started.
@@ -129,7 +118,7 @@ class Pool:
                     raise failure
             self.show(self.snapshot())
         finally:
-            end_all([slot.process for slot in self.slots], within_s=0.5)
+            self._end_processes()
             if self.data is not None:
                 self.data.close()
                 self.core.note({
@@ -137,76 +126,84 @@ class Pool:
                     "cpu_s": round(self.data.cpu_s + self.own_cpu_s, 3),
                 })  # fmt: skip
 
+    def _end_processes(self) -> None:
+        for slot in self.slots.all:
+            if slot.trial is not None and len(self.slots.team(slot.trial)) > 1:
+                slot.process.kill()  # they may wait for each other, and would not hear that they are to end
+        end_all([slot.process for slot in self.slots.all], within_s=0.5)
+        self._meetings.close()
+
     def snapshot(self) -> SearchSnapshot:
         """How it stands."""
-        running = {slot.trial: slot.device for slot in self.slots if slot.trial is not None}
-        unit_s = {trial: self.placer.paces.unit_s(trial, device) for trial, device in running.items()}
+        running = self.slots.running
+        unit_s = {trial: self.placer.paces.unit_s(trial, *devices) for trial, devices in running.items()}
         return SearchSnapshot(
             self.core, self.place.devices, running, self.curves, unit_s, self.placer.moves,
             time.monotonic() - self._began_s,
         )  # fmt: skip
 
     def _over(self) -> bool:
-        idle = all(slot.trial is None for slot in self.slots)
+        idle = all(slot.trial is None for slot in self.slots.all)
         return (idle and not self.held and self.core.over) or self.core.target_by is not None
 
     # ---------------------------------------------------------------- who runs where
-    def tell(self, trial: int, message: Any) -> None:
-        """Say something to the process of a trial."""
-        for slot in self.slots:
-            if slot.trial == trial:
-                slot.process.send(message)
-
-    def _reads_no_more(self, trial: int) -> None:
-        if self.data is not None:
-            self.data.leave(trial)
+    def tell(self, device: int, message: Any) -> None:
+        """Say something to the process of a device."""
+        slot = self.slots.at(device)
+        if slot is not None:
+            slot.process.send(message)
 
     def _fill(self) -> None:
         """Give free devices to trials that may run."""
-        taken = {slot.device for slot in self.slots if slot.trial is not None}
-        free = dict.fromkeys(device for device in range(len(self.place.devices)) if device not in taken)
+        free = dict.fromkeys(self.slots.free)
         waiting, self.held = self.held, []
         while free:
             one = waiting.pop(0) if waiting else self.core.start()
             if one is None:
                 break
-            device = None if self._unsettled(one) else self.placer.device_for(one.number, free, self._busy_s())
-            if device is None:
+            devices = () if self._unsettled(one) else self._devices_for(one.number, free, waiting)
+            if not devices:
                 self.held.append(one)
                 continue
-            del free[device]
-            self._begin(one, device)
+            for device in devices:
+                del free[device]
+            self._begin(one, devices)
         self.held += waiting
+
+    def _devices_for(self, trial: int, free: Collection[int], waiting: Sequence[TrialRecord]) -> tuple[int, ...]:
+        """Where it trains next, as the placer says."""
+        running = self.slots.running
+        here = running.pop(trial, ())
+        others = {*running, *(one.number for one in (*waiting, *self.held))} - {trial}
+        share = 1 if self.core.starts_more else self.placer.share(trial, others, len(self.place.devices))
+        return self.placer.devices_for(trial, free, self._busy_s(running), here, share)
 
     def _unsettled(self, one: TrialRecord) -> bool:
         """Whether its state, or the one that it is to be made of, is still being kept."""
-        source = one.source[0] if one.source is not None else None
-        return any(slot.leaving and slot.trial in (one.number, source) for slot in self.slots)
+        return self.slots.leaving(one.number, one.source[0] if one.source is not None else None)
 
-    def _busy_s(self) -> dict[int, float]:
+    def _busy_s(self, running: Mapping[int, tuple[int, ...]]) -> dict[int, float]:
         """Device → seconds until its trial is done, as far as one can tell."""
-        found: dict[int, float] = {}
-        for slot in self.slots if self.placer.looks else ():
-            if slot.trial is not None:
-                unit_s = self.placer.paces.unit_s(slot.trial, slot.device)
-                found[slot.device] = self.core.left(slot.trial, self.core.trials[slot.trial].t) * unit_s
-        return found
+        if not self.placer.looks:
+            return {}
+        return {
+            device: self.core.left(trial, self.core.trials[trial].t) * self.placer.paces.unit_s(trial, *devices)
+            for trial, devices in running.items() for device in devices
+        }  # fmt: skip
 
-    def _begin(self, one: TrialRecord, device: int) -> None:
-        slot = self._slot(device)
-        terms = self.core.terms
-        slot.trial, slot.leaving = one.number, False
-        slot.process.send(("run", TrialJob(
-            number=one.number, params=one.params, seed=seed_of(terms.seed, one.number), t=one.t, life=one.life,
-            folder=checkpoints.folder_of(self.directory, one.number), load=self._state_of(one), metric=terms.metric,
-            time_attr=terms.time_attr, sign=terms.sign, best=one.best if one.life == 0 else math.nan,
-            device=self.place.devices[device], slot=device,
-        )))  # fmt: skip
+    def _begin(self, one: TrialRecord, devices: tuple[int, ...]) -> None:
+        terms, load = self.core.terms, self._state_of(one)
+        for device, seat in zip(devices, self._meetings.seats(len(devices)), strict=True):
+            slot = self.slots.at(device) or self._started(device)
+            slot.begins(one.number, seat)
+            slot.process.send(("run", TrialJob(
+                number=one.number, params=one.params, seed=seed_of(terms.seed, one.number), t=one.t, life=one.life,
+                folder=checkpoints.folder_of(self.directory, one.number), load=load, metric=terms.metric,
+                time_attr=terms.time_attr, sign=terms.sign, best=one.best if one.life == 0 else math.nan,
+                device=self.place.devices[device], slot=device, seat=seat,
+            )))  # fmt: skip
 
-    def _slot(self, device: int) -> Slot:
-        for slot in self.slots:
-            if slot.device == device:
-                return slot
+    def _started(self, device: int) -> Slot:
         process = self.place.start(
             f"trials on device {device}",
             work,
@@ -215,8 +212,8 @@ class Pool:
             ended=self._died,
             device=device,
         )
-        self.slots.append(Slot(device, process))
-        return self.slots[-1]
+        self.slots.all.append(Slot(device, process))
+        return self.slots.all[-1]
 
     def _state_of(self, one: TrialRecord) -> Path | None:
         """The newest state of its own, else the one that its life begins with."""
@@ -230,7 +227,7 @@ class Pool:
 
     # ---------------------------------------------------------------- what they say
     def _heard(self, process: Linked, message: tuple[Any, ...]) -> None:
-        slot = next((one for one in self.slots if one.process is process), None)
+        slot = self.slots.of(process)
         if slot is None or slot.trial is None or message[1] != slot.trial:
             return
         slot.spoke, self._quick = True, 0
@@ -241,53 +238,55 @@ class Pool:
             self.core.saved(trial, rest[0])
             self._tidy(self.core.trials[trial])
         elif what == "want" and self.data is not None:
-            self.data.want(trial, *rest)
+            self.data.want(slot.device, *rest)
         elif what == "define":
             self._defined(slot, trial, *rest)
-        elif what == "failed":
-            self.slots.remove(slot)  # nobody knows what the user's code has left behind, so it ends
-            slot.process.ask_to_end()
-            self._failed(slot, rest[0])
-            self._fill()
+        elif what in ("failed", "lost"):
+            self._give_up(slot, rest[0], lost=what == "lost")
         elif what in ("left", "ended"):
-            slot.trial, slot.leaving = None, False
-            self._reads_no_more(trial)
-            if what == "ended":
+            self._left(slot)
+            if what == "ended" and slot.rank == 0:
                 self._ended(trial)
             self._fill()
 
     def _reported(self, slot: Slot, trial: int, t: float, metrics: dict[str, float], told: Mapping[str, Any]) -> None:
-        one, terms = self.core.trials[trial], self.core.terms
+        one, metric = self.core.trials[trial], metrics.get(self.core.terms.metric)
+        here = self.slots.devices_of(trial)
         self.own_cpu_s += told.get("prepared_s", 0.0)
-        self.placer.paces.measured(trial, slot.device, t - max(0.0, self._t_before(trial)), told["seconds"])
-        metric = metrics.get(terms.metric)
-        more = {"device": slot.device, "seconds": round(told["seconds"], 6)}
-        if len(metrics) > 1:
-            more["metrics"] = {name: value for name, value in metrics.items() if name != terms.metric}
+        self.placer.paces.measured(trial, here, t - max(0.0, self._t_before(trial)), told["seconds"])
         fresh = metric is not None and t > one.t
-        ruling = self.core.reported(trial, t, metric, more)
+        ruling = self.core.reported(trial, t, metric, self._noted(here, metrics, told))
         if fresh and metric is not None:
             self.curves.setdefault(trial, []).append((t, metric))
             del self.curves[trial][:-100]
         self._settled(one, ruling)
-        move = ruling.move
-        if move is Move.CONTINUE and ruling.clone is None and not self.held and not self.core.waiting():
-            taken = {other.device for other in self.slots if other.trial is not None}
-            free = [device for device in range(len(self.place.devices)) if device not in taken]
-            busy = {device: left_s for device, left_s in self._busy_s().items() if device != slot.device}
-            if self.placer.device_for(trial, free, busy, slot.device) != slot.device:
-                move = Move.PAUSE
-                self.held.append(one)
-        leaves = move is not Move.CONTINUE or ruling.clone is not None
-        word = "stop" if ruling.clone is not None else move.value
-        slot.leaving = leaves
-        slot.process.send(("ruling", word, ruling.save))
+        move = Move.STOP if ruling.clone is not None else ruling.move
+        if move is Move.CONTINUE and self._moves(one, here):
+            move = Move.PAUSE
+            self.held.append(one)
+        for member in self.slots.team(trial):
+            member.leaving = move is not Move.CONTINUE
+            member.process.send(("ruling", move.value, ruling.save))
         if one.over:
             self.curves.pop(trial, None)
         if told["saved"]:
             self._tidy(one)
         if ruling.others:
             self._fill()
+
+    def _noted(self, here: tuple[int, ...], metrics: Mapping[str, float], told: Mapping[str, Any]) -> dict[str, Any]:
+        more: dict[str, Any] = {"device": here[0], "seconds": round(told["seconds"], 6)}
+        if len(here) > 1:
+            more["beside"] = here[1:]
+        if len(metrics) > 1:
+            more["metrics"] = {name: value for name, value in metrics.items() if name != self.core.terms.metric}
+        return more
+
+    def _moves(self, one: TrialRecord, here: tuple[int, ...]) -> bool:
+        """Whether it goes on elsewhere, or on another number of devices; who waits goes before who would be faster."""
+        if len(here) == 1 and (self.held or self.core.starts_more):
+            return False
+        return set(self._devices_for(one.number, self.slots.free, ())) != set(here)
 
     def _t_before(self, trial: int) -> float:
         curve = self.curves.get(trial)
@@ -318,19 +317,48 @@ class Pool:
             )
         self.core.ended(trial)
 
-    def _failed(self, slot: Slot, text: str) -> None:
-        trial, slot.trial, slot.leaving = slot.trial, None, False
+    def _left(self, slot: Slot) -> int | None:
+        if self.data is not None:
+            self.data.leave(slot.device)
+        return slot.is_left()
+
+    def _give_up(self, slot: Slot, text: str, *, lost: bool) -> None:
+        """Its process ends, since nobody knows what the user's code has left behind.
+
+        Args:
+            lost: it misses another process of its trial, of which more will be heard, unless that one is missing too.
+        """
+        assert slot.trial is not None
+        self.slots.all.remove(slot)
+        slot.process.ask_to_end()
+        if lost and self.slots.team(slot.trial):
+            self._left(slot)
+        else:
+            self._failed(slot, text, again_alone=slot.size > 1)
+        self._fill()
+
+    def _failed(self, slot: Slot, text: str, *, again_alone: bool = False) -> None:
+        """A trial cannot go on.
+
+        Args:
+            again_alone: it goes on on one device, and that it failed on several does not count.
+        """
+        trial = self._left(slot)
         assert trial is not None
-        self._reads_no_more(trial)
+        for other in self.slots.team(trial):
+            self.slots.all.remove(other)
+            self._left(other)
+            other.process.kill()  # it would wait for the one that is gone
         if self.core.trials[trial].status is TrialStatus.RUNNING:
-            self.core.failed(trial, text.strip())
+            self.core.failed(trial, text.strip(), lost=again_alone)
+            self.placer.alone |= {trial} if again_alone else set()
         self.held = [one for one in self.held if one.number != trial]
 
     def _died(self, process: Linked) -> None:
-        slot = next((one for one in self.slots if one.process is process), None)
+        slot = self.slots.of(process)
         if slot is None:
             return
-        self.slots.remove(slot)
+        self.slots.all.remove(slot)
         self._quick = 0 if slot.spoke else self._quick + 1
         if self._quick >= MOST_QUICK_DEATHS:
             self.failure = TrainingError(
@@ -342,7 +370,7 @@ class Pool:
         self._fill()
 
     def _end_hanging(self, now_s: float) -> None:
-        for slot in list(self.slots):
+        for slot in list(self.slots.all):
             if slot.trial is not None and slot.process.quiet_s > self.timeout_s:
                 slot.process.kill(hung=f"nothing was heard of trial {slot.trial} for {self.timeout_s:g} s")
                 self._died(slot.process)

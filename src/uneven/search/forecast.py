@@ -16,7 +16,8 @@ from typing import Any
 
 from uneven.errors import ConfigError
 from uneven.search.core import SearchCore
-from uneven.search.placing import Placer, Placing, fitted
+from uneven.search.paces import fitted
+from uneven.search.placing import Placer, Placing
 from uneven.search.records import TrialRecord
 from uneven.search.simulate import SimulatedSearch, simulate
 
@@ -100,7 +101,8 @@ def recorded(events: Sequence[Mapping[str, Any]]) -> SearchRecord:
         curve = curves.setdefault(trial, {})
         if event["event"] == "report" and event["t"] > max(curve, default=0.0):
             steps.append(event["t"] - max(curve, default=0.0))
-            took_s.setdefault((trial, event["device"]), []).append(event["seconds"] / steps[-1])
+            if "beside" not in event:
+                took_s.setdefault((trial, event["device"]), []).append(event["seconds"] / steps[-1])
             curve[event["t"]] = float(event["metric"])
         elif event["event"] == "end":
             ended[trial] = max(curve, default=0.0)

@@ -147,12 +147,12 @@ def _ranks(values: Sequence[float]) -> list[float]:
 def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
     """Who had which device from when to when, in seconds since training began; a pause or a move ends a stretch."""
     spans: list[Span] = []
-    open_: dict[int, list[float]] = {}  # trial → device, begin, end
+    open_: dict[int, tuple[tuple[int, ...], float, float]] = {}  # trial → devices, begin, end
 
     def close(trial: int) -> None:
         if trial in open_:
-            device, begin_s, end_s = open_.pop(trial)
-            spans.append(Span(f"trial {trial}", (int(device),), begin_s, end_s, 1.0))
+            devices, begin_s, end_s = open_.pop(trial)
+            spans.append(Span(f"trial {trial}", devices, begin_s, end_s, 1.0))
 
     first_s = min((event["at_s"] - event["seconds"] for event in events if event["event"] == "report"), default=0.0)
     for event in events:
@@ -161,11 +161,11 @@ def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
             if event["event"] in ("end", "fail", "halt"):
                 close(trial)
             continue
-        if trial in open_ and open_[trial][0] != event["device"]:
+        devices = (event["device"], *event.get("beside", ()))
+        if trial in open_ and open_[trial][0] != devices:
             close(trial)
-        if trial not in open_:
-            open_[trial] = [event["device"], max(0.0, at_s - event["seconds"]), at_s]
-        open_[trial][2] = at_s
+        began_s = open_[trial][1] if trial in open_ else max(0.0, at_s - event["seconds"])
+        open_[trial] = devices, began_s, at_s
         if event["move"] != "continue":
             close(trial)
     for trial in list(open_):

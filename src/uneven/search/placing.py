@@ -1,26 +1,25 @@
-"""Which device a trial gets where some are faster than others. Pure.
+"""Which devices a trial gets where some are faster than others, or where there are more of them than trials. Pure.
 
-Seconds for a unit of training are taken to be a trial's cost times a device's slowness; both are fitted to what was
-measured, in logarithms, and pulled towards the average as long as little is known. Whoever waits gets the fastest
-free device. At a report, if nobody else waits, a trial moves to a faster device that is free, since pausing costs next
-to nothing; and where a faster one will be free so soon that the next report comes sooner there, it waits for that.
+Whoever waits gets the fastest free device. At a report, if nobody else waits, a trial moves to a faster device that is
+free, since pausing costs next to nothing; and where a faster one will be free so soon that the next report comes sooner
+there, it waits for that. Where trials may have several devices, those that nobody waits for are shared out by a plan.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from uneven.errors import ConfigError
-
-_SWEEPS = 3
-_REMEMBERED = 64
-"""Pairs of trial and device that are looked at; older ones are forgotten."""
+from uneven.fleet.planning.rates import Rates
+from uneven.search.paces import Paces
+from uneven.search.planning import Plan, flotilla_of_all, one_each
 
 LEAST_GAIN = 0.15
-"""A trial moves only to a device that is faster by so much: it has to load its checkpoint there."""
+"""A trial moves only to devices that are faster by so much: it has to load its checkpoint there."""
 
 
 class Placing(Enum):
@@ -29,7 +28,16 @@ class Placing(Enum):
     FIRST_COME = "first-come"
     """Whoever is next gets the free device of the lowest number, and keeps it."""
     PLANNED = "planned"
-    """See the module."""
+    """See the module; a device for each."""
+    FLOTILLAS = "flotillas"
+    """The same, and devices that nobody waits for help those who train, as FLEET's rule says."""
+
+
+PLANS: Mapping[Placing, Plan] = {
+    Placing.FIRST_COME: one_each,
+    Placing.PLANNED: one_each,
+    Placing.FLOTILLAS: partial(flotilla_of_all, least_gain=LEAST_GAIN),
+}
 
 
 def placing_named(name: str) -> Placing:
@@ -38,110 +46,84 @@ def placing_named(name: str) -> Placing:
     Raises:
         ConfigError: there is none.
     """
-    if name not in [one.value for one in Placing]:
-        raise ConfigError(f'placing={name!r}: give "planned" or "first-come"')
+    known = [one.value for one in Placing]
+    if name not in known:
+        raise ConfigError(f"placing={name!r}: give one of {', '.join(known)}")
     return Placing(name)
 
 
 @dataclass(slots=True)
-class Paces:
-    """What was measured.
-
-    Attributes:
-        seen_s: trial and device → seconds for a unit of training, the last time.
-    """
-
-    seen_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    _slowness: dict[int, float] = field(default_factory=dict)
-    _cost: dict[int, float] = field(default_factory=dict)
-    _mean: float = 0.0
-    _stale: bool = False
-
-    def measured(self, trial: int, device: int, units: float, seconds: float) -> None:
-        """A trial took so long on a device for so much training."""
-        if not units > 0 or not seconds > 0:
-            return
-        self.seen_s.pop((trial, device), None)
-        self.seen_s[trial, device] = seconds / units
-        while len(self.seen_s) > _REMEMBERED:
-            del self.seen_s[next(iter(self.seen_s))]
-        self._stale = True
-
-    def unit_s(self, trial: int, device: int) -> float:
-        """Seconds for a unit of training there; 1 before anything is known."""
-        if self._stale:
-            self._mean, self._cost, self._slowness = fitted(self.seen_s)
-            self._stale = False
-        return math.exp(self._mean + self._cost.get(trial, 0.0) + self._slowness.get(device, 0.0))
-
-
-def fitted(
-    seen_s: Mapping[tuple[int, int], float], *, sweeps: int = _SWEEPS, doubt: float = 1.0
-) -> tuple[float, dict[int, float], dict[int, float]]:
-    """Logarithms: the mean, what each trial costs beyond it, and how slow each device is; together the seconds seen.
-
-    Args:
-        sweeps: costs and slowness are fitted in turns, so often.
-        doubt: how much a trial's cost is pulled towards the mean: as by so many measurements of the mean.
-    """
-    rows = [(trial, device, math.log(seconds)) for (trial, device), seconds in seen_s.items()]
-    mean = sum(seen for *_, seen in rows) / len(rows)
-    cost: dict[int, float] = {}
-    slow: dict[int, float] = {}
-    for _ in range(sweeps):
-        slow = _means(((device, seen - mean - cost.get(trial, 0.0)) for trial, device, seen in rows), doubt / 10)
-        cost = _means(((trial, seen - mean - slow[device]) for trial, device, seen in rows), doubt)
-    return mean, cost, slow
-
-
-def _means(pairs: Iterable[tuple[int, float]], doubt: float) -> dict[int, float]:
-    """Key → mean of what belongs to it, and of ``doubt`` zeros, for little is known from few."""
-    sums: dict[int, tuple[float, float]] = {}
-    for key, value in pairs:
-        total, count = sums.get(key, (0.0, doubt))
-        sums[key] = total + value, count + 1
-    return {key: total / count for key, (total, count) in sums.items()}
-
-
-@dataclass(slots=True)
 class Placer:
-    """Says which device a trial gets.
+    """Says which devices a trial gets.
 
     Attributes:
         paces: what was measured.
         moves: how often a trial was moved, or made to wait for a faster device.
+        alone: trials that cannot be trained on several devices.
     """
 
     kind: Placing = Placing.PLANNED
     paces: Paces = field(default_factory=Paces)
     moves: int = 0
+    alone: set[int] = field(default_factory=set)
 
     @property
     def looks(self) -> bool:
         """Whether it matters how long devices are busy."""
         return self.kind is not Placing.FIRST_COME
 
-    def device_for(
-        self, trial: int, free: Collection[int], busy: Mapping[int, float], here: int | None = None
-    ) -> int | None:
-        """The device on which a trial goes on; None: it should wait for a faster one.
+    def share(self, trial: int, others: Collection[int], devices: int) -> int:
+        """How many devices a trial should have; one while more trials wait than there are devices.
+
+        A trial is measured on a device of its own before it gets several.
+
+        Args:
+            others: who else runs, or could be started now.
+            devices: how many there are.
+        """
+        if self.kind is not Placing.FLOTILLAS or trial in self.alone or len(others) + 1 >= devices:
+            return 1
+        each = sorted(range(devices), key=lambda device: self.paces.unit_s(trial, device))
+        rates = {str(one): self._per_s(one, each) for one in (trial, *others)}
+        return dict(PLANS[self.kind](tuple(rates), Rates(rates), devices))[str(trial)]
+
+    def _per_s(self, trial: int, devices: Sequence[int]) -> list[float]:
+        most = len(devices) if self.paces.knows(trial) and trial not in self.alone else 1
+        return [1 / self.paces.unit_s(trial, *devices[:count]) for count in range(1, most + 1)]
+
+    def devices_for(
+        self, trial: int, free: Collection[int], busy: Mapping[int, float], here: tuple[int, ...] = (), share: int = 1
+    ) -> tuple[int, ...]:
+        """The devices on which a trial goes on; none: it should wait for a faster one.
 
         Args:
             free: devices that nobody uses.
             busy: the others → seconds until they are free, as far as one can tell.
             here: where it runs; elsewhere it has to load its checkpoint.
+            share: how many it should have.
         """
         if self.kind is Placing.FIRST_COME:
-            return min(free, default=None) if here is None else here
-        best, best_s = here, self._unit_s(trial, here) / (1 + LEAST_GAIN)
-        for device in sorted(free):
-            if self._unit_s(trial, device) < best_s:
-                best, best_s = device, self._unit_s(trial, device)
-        sooner = any(wait_s + self._unit_s(trial, device) < best_s for device, wait_s in busy.items())
-        if best != here or sooner:
-            self.moves += here is not None
-            return None if sooner else best
-        return here
+            return here or tuple(sorted(free)[:1])
+        found = self._together(trial, free, here, share) if share > 1 else self._one(trial, free, busy, here)
+        self.moves += bool(here) and set(found) != set(here)
+        return found
 
-    def _unit_s(self, trial: int, device: int | None) -> float:
-        return math.inf if device is None else self.paces.unit_s(trial, device)
+    def _together(self, trial: int, free: Collection[int], here: tuple[int, ...], share: int) -> tuple[int, ...]:
+        best = tuple(sorted({*free, *here}, key=lambda device: (self.paces.unit_s(trial, device), device))[:share])
+        gains = not here or self._unit_s(trial, best) < self._unit_s(trial, here) / (1 + LEAST_GAIN)
+        return best if gains else here
+
+    def _one(
+        self, trial: int, free: Collection[int], busy: Mapping[int, float], here: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        best, best_s = here, self._unit_s(trial, here) / (1 + LEAST_GAIN)
+        if len(here) > 1:  # the others of its devices are for somebody else
+            best, best_s = (), math.inf
+        for device in sorted({*free, *here}):
+            if self.paces.unit_s(trial, device) < best_s:
+                best, best_s = (device,), self.paces.unit_s(trial, device)
+        sooner = any(wait_s + self.paces.unit_s(trial, device) < best_s for device, wait_s in busy.items())
+        return () if sooner else best
+
+    def _unit_s(self, trial: int, devices: tuple[int, ...]) -> float:
+        return self.paces.unit_s(trial, *devices) if devices else math.inf

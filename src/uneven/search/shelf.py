@@ -1,9 +1,9 @@
 """Which prepared samples lie where, for trials that read the same data at different times. Pure.
 
 What trial i sees in its epoch e depends on e alone, so a chunk of samples is prepared once and lies on the shelf for
-whoever comes to it later, as far as there is room. A trial reads its epoch chunk by chunk::
+whoever comes to it later, as far as there is room. A reader, the process on a device, takes its epoch chunk by chunk::
 
-    want(7, 40) ── is it there? ── yes ──► its slot, and 40 is not taken away before trial 7 wants another
+    want(1, 40) ── is it there? ── yes ──► its slot, and 40 is not taken away before reader 1 wants another
                         └── no ──► a preprocessor makes it, and the next ones ahead of time
 
 Where room is short, the epochs that fewest trials come to go first: the highest.
@@ -26,7 +26,7 @@ class Shelf:
         ahead: how many chunks are made ahead of each reader.
         where: chunk → its slot, also while it is being made.
         ready: chunks that are there.
-        reading: trial → the chunk that it reads or waits for, and the last one of its epoch.
+        reading: reader → the chunk that it reads or waits for, and the last one of its epoch.
     """
 
     slots: int
@@ -43,18 +43,18 @@ class Shelf:
             raise ConfigError(f"a shelf of {self.slots} slots for {self.per_pass} chunks: give at least one of each")
         self._free = list(range(self.slots))
 
-    def want(self, trial: int, chunk: int, last: int) -> int | None:
-        """A trial reads this chunk next, and none before it any more; its slot, None while it is not there.
+    def want(self, reader: int, chunk: int, last: int) -> int | None:
+        """A reader takes this chunk next, and none before it any more; its slot, None while it is not there.
 
         Args:
             last: of those that it will read in this epoch.
         """
-        self.reading[trial] = chunk, last
+        self.reading[reader] = chunk, last
         return self.where[chunk] if chunk in self.ready else None
 
-    def leave(self, trial: int) -> None:
-        """A trial reads no more. Twice is no error."""
-        self.reading.pop(trial, None)
+    def leave(self, reader: int) -> None:
+        """It reads no more. Twice is no error."""
+        self.reading.pop(reader, None)
 
     def assign(self, maker: str) -> tuple[int, int] | None:
         """The chunk that ``maker`` is to make, and in which slot; None if nothing is wanted or there is no room.
@@ -73,7 +73,7 @@ class Shelf:
         return wanted, slot
 
     def wanted(self) -> int | None:
-        """The chunk that is needed most: first what trials wait for, then what they will read next."""
+        """The chunk that is needed most: first what readers wait for, then what they will read next."""
         for far in range(self.ahead + 1):
             for chunk, last in self.reading.values():
                 if chunk + far <= last and chunk + far not in self.where:
@@ -88,7 +88,7 @@ class Shelf:
         """
         chunk = self._making.pop(maker)
         self.ready.add(chunk)
-        return {trial: self.where[chunk] for trial, (wanted, _) in self.reading.items() if wanted == chunk}
+        return {reader: self.where[chunk] for reader, (wanted, _) in self.reading.items() if wanted == chunk}
 
     def lost(self, maker: str) -> int | None:
         """``maker`` died; the chunk that it was making, which is wanted again."""

@@ -17,6 +17,8 @@ Curves = Callable[[TrialRecord, float], float]
 """A trial and its training → the metric that it reports."""
 Costs = Callable[[TrialRecord], float]
 """A trial → seconds for a unit of its training on a device of speed 1."""
+Helps = Callable[[int], float]
+"""A number of devices → the share of their speed together at which they train one trial; 1 loses nothing."""
 Ends = Callable[[TrialRecord], float]
 """A trial → how much training its function has."""
 
@@ -68,6 +70,7 @@ def simulate(
     speeds: Sequence[float] = (1.0,),
     costs: Costs = lambda trial: 1.0,
     ends: Ends = lambda trial: math.inf,
+    helps: Helps = lambda devices: 1.0,
     placer: Placer | None = None,
     step: float = 1.0,
     most_units: float = math.inf,
@@ -79,6 +82,7 @@ def simulate(
         speeds: of the devices.
         costs: of a trial.
         ends: after how much training a trial's function returns by itself.
+        helps: how well several devices train one trial.
         step: training between two reports.
         most_units: it breaks off after so much training of all trials.
 
@@ -87,16 +91,17 @@ def simulate(
     """
     if not speeds or not all(speed > 0 for speed in speeds):
         raise ConfigError(f"speeds={list(speeds)}: give at least one device, and each a speed above zero")
-    pool = VirtualPool(core, tuple(speeds), costs, placer or Placer(), step)
+    pool = VirtualPool(core, tuple(speeds), costs, placer or Placer(), step, helps)
     pool.fill()
     while pool.queue and pool.played.units < most_units:
-        trial, device, t, seconds = pool.next()
+        trial, devices, t, seconds = pool.next()
         metric = curves(trial, t)
-        ruling = core.reported(trial.number, t, metric, {"device": device, "seconds": round(seconds, 6)})
+        more = {"device": devices[0], "seconds": round(seconds, 6)} | ({"beside": devices[1:]} if devices[1:] else {})
+        ruling = core.reported(trial.number, t, metric, more)
         pool.played.scored(pool.now_s, core.terms.sign * metric)
         if ruling.save:
             core.saved(trial.number, t)
-        pool.settle(trial, device, ruling, returns=t >= ends(trial))
+        pool.settle(trial, devices, ruling, returns=t >= ends(trial))
         pool.fill()
     return pool.played
 
@@ -106,8 +111,7 @@ class VirtualPool:
     """What the pool of a real search does, with a clock that jumps from report to report.
 
     Attributes:
-        queue: of trials that run: when it reports next, its device, its number, its t then.
-        free: devices without a trial.
+        queue: of trials that run: when it reports next, its devices, its number, its t then.
         held: trials that run by the core's word and wait for a device.
     """
 
@@ -116,15 +120,18 @@ class VirtualPool:
     costs: Costs
     placer: Placer
     step: float
+    helps: Helps
     now_s: float = 0.0
-    queue: list[tuple[float, int, int, float]] = field(default_factory=list)
-    free: dict[int, None] = field(default_factory=dict)
+    queue: list[tuple[float, tuple[int, ...], int, float]] = field(default_factory=list)
     held: list[TrialRecord] = field(default_factory=list)
     played: SimulatedSearch = field(default_factory=SimulatedSearch)
     _since_s: dict[int, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.free = dict.fromkeys(range(len(self.speeds)))
+    @property
+    def free(self) -> list[int]:
+        """Devices without a trial."""
+        taken = {device for _, devices, _, _ in self.queue for device in devices}
+        return [device for device in range(len(self.speeds)) if device not in taken]
 
     def fill(self) -> None:
         """Give free devices to trials that may run."""
@@ -132,23 +139,23 @@ class VirtualPool:
             trial = self.held.pop() if self.held else self.core.start()
             if trial is None:
                 return
-            device = self.placer.device_for(trial.number, self.free, self._busy())
-            if device is None:
+            devices = self._devices_for(trial.number)
+            if not devices:
                 self.held.append(trial)
                 return
-            self._go(trial, device)
+            self._go(trial, devices)
 
-    def next(self) -> tuple[TrialRecord, int, float, float]:
-        """The next trial to report, its device, how much it is trained then, and in how long; it is that moment now."""
-        self.now_s, device, number, t = heapq.heappop(self.queue)
+    def next(self) -> tuple[TrialRecord, tuple[int, ...], float, float]:
+        """The next trial to report, its devices, how much it is trained then, in how long; it is that moment now."""
+        self.now_s, devices, number, t = heapq.heappop(self.queue)
         trial = self.core.trials[number]
-        took_s = self.step * self._unit_s(trial, device)
-        self.placer.paces.measured(number, device, self.step, took_s)
+        took_s = self.step * self._unit_s(trial, devices)
+        self.placer.paces.measured(number, devices, self.step, took_s)
         self.played.units += self.step
         self.played.end_s = self.now_s
-        return trial, device, t, took_s
+        return trial, devices, t, took_s
 
-    def settle(self, trial: TrialRecord, device: int, ruling: Ruling, *, returns: bool) -> None:
+    def settle(self, trial: TrialRecord, devices: tuple[int, ...], ruling: Ruling, *, returns: bool) -> None:
         """Let a trial go on here or elsewhere, wait, or leave, after what the core has said.
 
         Args:
@@ -156,31 +163,38 @@ class VirtualPool:
         """
         goes_on = ruling.move is Move.CONTINUE and ruling.clone is None
         if not goes_on or returns:
-            self._leave(trial.number, device)
+            self._leave(trial.number, devices)
             if goes_on:
                 self.core.ended(trial.number)
             return
-        alone = not self.held and not self.core.waiting()
-        there = self.placer.device_for(trial.number, self.free, self._busy(), device) if alone else device
-        if there != device:
-            self._leave(trial.number, device)
-        if there is None:
-            self.held.append(trial)
-        else:
+        stays = len(devices) == 1 and (self.held or self.core.starts_more)
+        there = devices if stays else self._devices_for(trial.number, devices)
+        if set(there) != set(devices):
+            self._leave(trial.number, devices)
+        if there:
             self._go(trial, there)
+        else:
+            self.held.append(trial)
 
-    def _go(self, trial: TrialRecord, device: int) -> None:
-        self.free.pop(device, None)
-        self._since_s.setdefault(device, self.now_s)
-        at_s = self.now_s + self.step * self._unit_s(trial, device)
-        heapq.heappush(self.queue, (at_s, device, trial.number, trial.t + self.step))
+    def _devices_for(self, trial: int, here: tuple[int, ...] = ()) -> tuple[int, ...]:
+        others = {number for _, _, number, _ in self.queue} | {one.number for one in self.held}
+        share = 1 if self.core.starts_more else self.placer.share(trial, others - {trial}, len(self.speeds))
+        free = [device for device in self.free if device not in here]
+        return self.placer.devices_for(trial, free, self._busy(), here, share)
 
-    def _leave(self, number: int, device: int) -> None:
-        self.free[device] = None
-        self.played.spans.append(SimulatedSpan(number, device, self._since_s.pop(device), self.now_s))
+    def _go(self, trial: TrialRecord, devices: tuple[int, ...]) -> None:
+        for device in devices:
+            self._since_s.setdefault(device, self.now_s)
+        at_s = self.now_s + self.step * self._unit_s(trial, devices)
+        heapq.heappush(self.queue, (at_s, devices, trial.number, trial.t + self.step))
 
-    def _unit_s(self, trial: TrialRecord, device: int) -> float:
-        return self.costs(trial) / self.speeds[device]
+    def _leave(self, number: int, devices: tuple[int, ...]) -> None:
+        for device in devices:
+            self.played.spans.append(SimulatedSpan(number, device, self._since_s.pop(device), self.now_s))
+
+    def _unit_s(self, trial: TrialRecord, devices: tuple[int, ...]) -> float:
+        together = math.fsum(self.speeds[device] for device in devices)
+        return self.costs(trial) / (together * (self.helps(len(devices)) if len(devices) > 1 else 1.0))
 
     def _busy(self) -> dict[int, float]:
         """Device → seconds until its trial is done, as far as one can tell."""
@@ -188,6 +202,6 @@ class VirtualPool:
             return {}
         paces = self.placer.paces
         return {
-            device: at_s - self.now_s + self.core.left(number, t) * paces.unit_s(number, device)
-            for at_s, device, number, t in self.queue
-        }
+            device: at_s - self.now_s + self.core.left(number, t) * paces.unit_s(number, *devices)
+            for at_s, devices, number, t in self.queue for device in devices
+        }  # fmt: skip

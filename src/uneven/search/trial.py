@@ -6,18 +6,25 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from uneven.errors import ConfigError
-from uneven.jobs.place import ProcessLine
+from uneven.fleet.member.team import Seat
 from uneven.search import checkpoints
 from uneven.search.data import DataReader
+from uneven.search.post import TrialPost
 from uneven.search.space import Domain, FloatRange, IntRange, Params, Plain, choice
+from uneven.search.team import TrialTeam
 from uneven.states import random_state, set_random_state
+
+_UNDIVIDED = (
+    "a trial on several devices divides the batches of trial.epochs(model, optimizer) among them, and this one reads "
+    "others: it is trained on one"
+)
 
 SAVE_SHARE = 0.05
 """Of a trial's time, so much may go into keeping states; its best one is kept in any case."""
@@ -34,6 +41,7 @@ class TrialJob:
         sign: times the metric: the higher the better.
         best: its best score so far.
         device: torch's name of it; ``slot`` is its place among the search's devices.
+        seat: of this process among those of the trial.
     """
 
     number: int
@@ -49,6 +57,7 @@ class TrialJob:
     best: float
     device: str
     slot: int = 0
+    seat: Seat = field(default_factory=Seat)
 
 
 class Stateful(Protocol):
@@ -76,17 +85,20 @@ class Trial:
         device: torch's name of the device that it may use.
         slot: the place of that among the search's devices.
         seed: of this trial; the search's seed and its number decide it.
+        rank, size: of this process among those that train the trial together; 0 of 1 where it has one device.
     """
 
-    def __init__(self, line: ProcessLine, job: TrialJob, data: DataReader | None = None) -> None:
+    def __init__(self, post: TrialPost, job: TrialJob, data: DataReader | None = None) -> None:
         self.number = job.number
         self.params = dict(job.params)
         self.device = job.device
         self.slot = job.slot
         self.seed = job.seed
-        self._line, self._job = line, job
+        self.rank, self.size = job.seat.rank, job.seat.size
+        self._post, self._job = post, job
         self._data = data
         self._prepared_s = data.prepared_s if data is not None else 0.0
+        self._team: TrialTeam | None = None
         self._parts: dict[str, Stateful] = {}
         self._loaded: dict[str, Any] = checkpoints.FILES.read(job.load) if job.load is not None else {}
         self._iteration: int = self._loaded.get("iteration", 0)
@@ -138,7 +150,15 @@ class Trial:
 
         Args:
             parts: see :meth:`keep`.
+
+        Raises:
+            ConfigError: the trial has several devices, among which only the batches of :meth:`epochs` are divided.
         """
+        if self.size > 1:
+            raise ConfigError(_UNDIVIDED)
+        return self._steps(parts)
+
+    def _steps(self, parts: Mapping[str, Stateful]) -> Iterator[int]:
         self.keep(**parts)
         while True:
             self._reported = False
@@ -152,10 +172,11 @@ class Trial:
         """Epochs, from the one at which the trial was paused, without end, each with the batches of the search's data.
 
         A batch is a list of fields, valid until the next one; it lies in memory that other trials read, so a model
-        that writes into its input clones it first.
+        that writes into its input clones it first. Where a trial has several devices, each of its processes gets a part
+        of each batch, and gradients are those of the whole one, for a loss that is a mean over the samples.
 
         Args:
-            parts, named: see :meth:`keep`.
+            parts, named: see :meth:`keep`. A trial on several devices has one model and its optimizers among them.
             batch_size: by default the setting of that name, or 64.
 
         Raises:
@@ -163,8 +184,26 @@ class Trial:
         """
         data = self._needed_data()
         size = int(self.params.get("batch_size") or 64) if batch_size is None else batch_size
-        for epoch in self.steps(**{f"part{place}": part for place, part in enumerate(parts)}, **named):
-            yield epoch, data.train(self.number, epoch, size)
+        kept = {f"part{place}": part for place, part in enumerate(parts)} | named
+        for epoch in self._steps(kept):
+            batches = data.train(self.number, epoch, size)
+            if self.size > 1:
+                batches = self._joined(kept, data.stream.train, size).parts(batches)
+            yield epoch, batches
+
+    def _joined(self, kept: Mapping[str, Stateful], samples: int, batch: int) -> TrialTeam:
+        """The other processes of the trial; meeting them is no training, so it does not count."""
+        if self._team is None:
+            if self.rank:  # they draw apart; the first one draws what it would alone
+                torch.manual_seed(self.seed + self.rank)
+            self._team = TrialTeam(self._job.seat, list(kept.values()), samples, batch)
+            self._since_s = time.perf_counter()
+        return self._team
+
+    def leave(self) -> None:
+        """Part with the other processes of the trial, if there are any."""
+        if self._team is not None:
+            self._team.close()
 
     def validation(self, batch_size: int = 256) -> Iterator[list[torch.Tensor]]:
         """The batches of the search's validation set.
@@ -203,19 +242,22 @@ class Trial:
         better = not self._best >= score and score == score
         self._best = score if better else self._best
         now_s = time.perf_counter()
-        saved = self._worth_saving(now_s, better) and self._save()
+        saved = self.rank == 0 and self._worth_saving(now_s, better) and self._save()
         told = {"seconds": time.perf_counter() - self._since_s, "saved": saved}
         if self._data is not None:
             told["prepared_s"] = self._data.prepared_s - self._prepared_s
             self._prepared_s = self._data.prepared_s
-        self._line.send(("report", self.number, self._t, dict(metrics), told))
-        _, move, save = self._line.recv()
+        if self.size > 1 and self._team is None:
+            raise ConfigError(_UNDIVIDED)
+        if self.rank == 0:
+            self._post.send(("report", self.number, self._t, dict(metrics), told))
+        _, move, save = self._post.take("ruling")
         if move == "stop":
             raise LeaveTrial
-        if (save or move == "pause") and not saved:
+        if self.rank == 0 and (save or move == "pause") and not saved:
             self._save()
-        if save:
-            self._line.send(("saved", self.number, self._t))
+        if self.rank == 0 and save:
+            self._post.send(("saved", self.number, self._t))
         if move != "continue":
             raise LeaveTrial
         self._since_s = time.perf_counter()
@@ -234,8 +276,8 @@ class Trial:
 
     def _suggest(self, name: str, domain: Domain) -> Plain:
         if name not in self.params or not domain.holds(self.params[name]):
-            self._line.send(("define", self.number, name, domain.to_plain()))
-            what, value = self._line.recv()
+            self._post.send(("define", self.number, name, domain.to_plain()))
+            what, value = self._post.take("value", "refused")
             if what == "refused":
                 raise ConfigError(value)
             self.params[name] = value

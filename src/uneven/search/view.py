@@ -73,7 +73,7 @@ def view(moment: SearchSnapshot) -> Group:
             table.add_column(name, no_wrap=True, ratio=1)
     shown = sorted(core.trials, key=lambda one: (_ORDER.get(one.status, 3), _worst(one), one.number))
     for one in shown[:_ROWS]:
-        device = moment.running.get(one.number)
+        devices = moment.running.get(one.number, ())
         unit_s = moment.unit_s.get(one.number, math.nan)
         left_s = core.left(one.number, one.t) * unit_s
         table.add_row(
@@ -81,7 +81,7 @@ def view(moment: SearchSnapshot) -> Group:
             f"{core.terms.sign * one.best:.5g}" if one.best == one.best else "–",
             sparkline([metric for _, metric in moment.curves.get(one.number, [])][-8:]),
             f"{one.t:g}",
-            f"{device} {moment.devices[device]}" if device is not None else "",
+            f"{', '.join(map(str, devices))} {moment.devices[devices[0]]}" if devices else "",
             f"{unit_s:.3g}" if unit_s == unit_s else "",
             f"{left_s:.0f} s" if math.isfinite(left_s) else "",
             Text(one.status.value + (f": {one.why.splitlines()[-1][:40]}" if one.why else "")),

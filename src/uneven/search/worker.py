@@ -14,6 +14,7 @@ import torch
 from uneven.jobs.call import telling
 from uneven.jobs.place import ProcessLine
 from uneven.search.data import DataHandle, DataReader
+from uneven.search.post import TrialPost
 from uneven.search.trial import LeaveTrial, Trainable, Trial, TrialJob, drive
 
 Train = Callable[[Trial], Any] | type[Trainable]
@@ -29,8 +30,8 @@ def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> N
 
     Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``, ``("value", value)`` and ``("refused",
     text)``. Out: what a :class:`Trial` says, ``("left", trial)``, ``("ended", trial)`` when its function has returned,
-    and ``("failed", trial, text)``, after which the process ends, since nobody knows what the user's code has left
-    behind.
+    and ``("failed", trial, text)``, or ``("lost", trial, text)`` of one that misses another process of its trial, after
+    which the process ends, since nobody knows what the user's code has left behind.
 
     Args:
         train: the function or class, pickled.
@@ -38,26 +39,30 @@ def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> N
     """
     torch.set_num_threads(1)
     function: Train = pickle.loads(train)  # noqa: S301  # it comes from the process that started this one
-    data = handle.open(line) if handle is not None else None
+    post = TrialPost(line)
+    data = handle.open(line, post) if handle is not None else None
     while True:
-        _, job = line.recv()
-        _run(line, function, job, data)
+        _run(post, function, post.begin(), data)
 
 
-def _run(line: ProcessLine, function: Train, job: TrialJob, data: DataReader | None) -> None:
+def _run(post: TrialPost, function: Train, job: TrialJob, data: DataReader | None) -> None:
     random.seed(job.seed)
     np.random.seed(job.seed)
     torch.manual_seed(job.seed)
-    with telling(lambda text: line.send(("failed", job.number, text))):
+    with telling(
+        lambda text: post.send(("failed", job.number, text)), lambda text: post.send(("lost", job.number, text))
+    ):
         if job.device.startswith("cuda"):
             torch.cuda.set_device(job.device)
+        trial = Trial(post, job, data)
         try:
-            trial = Trial(line, job, data)
             if isinstance(function, type):
                 drive(function, trial)
             else:
                 function(trial)
         except LeaveTrial:
-            line.send(("left", job.number))
+            trial.leave()
+            post.send(("left", job.number))
             return
-    line.send(("ended", job.number))
+        trial.leave()
+    post.send(("ended", job.number))

@@ -8,8 +8,9 @@ import pytest
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
 from uneven.fleet.planning.rates import Rates
 from uneven.search.core import Happened, SearchCore
-from uneven.search.placing import Paces, Placer, Placing
-from uneven.search.planning import one_each, plan
+from uneven.search.paces import Paces
+from uneven.search.placing import Placer, Placing
+from uneven.search.planning import Plan, flotilla, flotilla_of_all, one_each
 from uneven.search.records import SearchTerms, TrialStatus
 from uneven.search.rulings import Move
 from uneven.search.schedulers import schedulers
@@ -229,15 +230,33 @@ def test_settings_that_are_asked_for_while_training() -> None:
 
 
 # -------------------------------------------------------------------- devices
-def test_flotillas_are_one_plan_and_one_device_each_another() -> None:
-    rates = Rates({
-        "D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120),
-    })  # fmt: skip
-    assert dict(plan(["D1", "D2", "D3", "D4"], rates, 4)) == {"D1": 1, "D4": 3}
-    assert dict(plan(["D2", "D3"], rates, 4)) == {"D2": 2, "D3": 2}
-    assert one_each(["D1", "D2", "D3"], 2) == (("D1", 1), ("D2", 1))
+RATES = Rates({
+    "D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "candidates", "placed"),
+    [
+        (one_each, ["D1", "D4"], {"D1": 1, "D4": 1}),
+        (flotilla, ["D1", "D2", "D3", "D4"], {"D1": 1, "D4": 3}),
+        (flotilla, ["D2", "D3"], {"D2": 2, "D3": 2}),
+        (flotilla_of_all, ["D1", "D4"], {"D1": 1, "D4": 3}),
+        (flotilla_of_all, ["D1", "D2", "D4"], {"D1": 1, "D2": 1, "D4": 2}),
+        (flotilla_of_all, ["D1", "D2", "D3", "D4"], {"D1": 1, "D2": 1, "D3": 1, "D4": 1}),
+        (flotilla_of_all, [], {}),
+    ],
+)
+def test_flotillas_are_one_plan_and_one_device_each_another(
+    plan: Plan, candidates: list[str], placed: dict[str, int]
+) -> None:
+    assert dict(plan(candidates, RATES, 4)) == placed
+
+
+def test_a_plan_needs_devices() -> None:
+    assert one_each(["D1", "D2", "D3"], RATES, 2) == (("D1", 1), ("D2", 1))
     with pytest.raises(ConfigError, match="-1 devices"):
-        one_each([], -1)
+        one_each([], RATES, -1)
 
 
 def test_the_slowness_of_devices_is_told_from_the_cost_of_trials() -> None:
@@ -245,10 +264,10 @@ def test_the_slowness_of_devices_is_told_from_the_cost_of_trials() -> None:
     assert paces.unit_s(0, 0) == 1.0
     for trial, cost in ((0, 1.0), (1, 3.0)):
         for device, speed in ((0, 1.0), (1, 0.25)):
-            paces.measured(trial, device, 2, 2 * cost / speed)
+            paces.measured(trial, (device,), 2, 2 * cost / speed)
     assert paces.unit_s(0, 1) / paces.unit_s(0, 0) > 2
     assert paces.unit_s(1, 0) / paces.unit_s(0, 0) > 1.5
-    paces.measured(1, 1, 0, 5.0)
+    paces.measured(1, (1,), 0, 5.0)
     assert paces.seen_s[1, 1] == 12.0
 
 
@@ -256,18 +275,18 @@ def test_the_next_trial_gets_the_fastest_device_and_a_slow_one_is_left_idle_for_
     placer = Placer()
     for device, seconds in ((0, 1.0), (1, 2.0), (2, 30.0)):
         for trial in range(9):
-            placer.paces.measured(trial, device, 1, seconds)
-    assert placer.device_for(10, (1, 0), {}) == 0
-    assert placer.device_for(10, (2,), {0: 0.5, 1: 0.1}) is None
-    assert placer.device_for(10, (2,), {0: math.inf}) == 2
+            placer.paces.measured(trial, (device,), 1, seconds)
+    assert placer.devices_for(10, (1, 0), {}) == (0,)
+    assert placer.devices_for(10, (2,), {0: 0.5, 1: 0.1}) == ()
+    assert placer.devices_for(10, (2,), {0: math.inf}) == (2,)
     assert placer.moves == 0
-    assert placer.device_for(3, (1,), {}, here=2) == 1
-    assert placer.device_for(3, (), {1: 1.0}, here=2) is None
+    assert placer.devices_for(3, (1,), {}, here=(2,)) == (1,)
+    assert placer.devices_for(3, (), {1: 1.0}, here=(2,)) == ()
     assert placer.moves == 2
-    assert placer.device_for(3, (1,), {}, here=0) == 0
+    assert placer.devices_for(3, (1,), {}, here=(0,)) == (0,)
     first = Placer(Placing.FIRST_COME, placer.paces)
-    assert first.device_for(10, (2, 1), {}) == 1
-    assert first.device_for(3, (1,), {}, here=2) == 2
+    assert first.devices_for(10, (2, 1), {}) == (1,)
+    assert first.devices_for(3, (1,), {}, here=(2,)) == (2,)
 
 
 def test_placing_ends_a_search_on_unequal_devices_sooner() -> None:
@@ -277,6 +296,33 @@ def test_placing_ends_a_search_on_unequal_devices_sooner() -> None:
         assert played.units == 8 * 9
         ended[kind] = played.end_s
     assert ended[Placing.FIRST_COME] > 1.2 * ended[Placing.PLANNED]
+
+
+@pytest.mark.parametrize(("helps", "sooner"), [(0.9, 1.8), (0.4, 0.9)])
+def test_devices_that_nobody_waits_for_help_those_who_train_where_that_helps(helps: float, sooner: float) -> None:
+    ended = {}
+    for kind in (Placing.PLANNED, Placing.FLOTILLAS):
+        played = simulate(
+            core(max_t=27, trials=3), lambda trial, t: t, speeds=(1.0,) * 4, costs=lambda trial: 1.0 + 2 * trial.number,
+            helps=lambda devices: helps, placer=Placer(kind),
+        )  # fmt: skip
+        assert played.units == 3 * 27
+        ended[kind] = played.end_s
+    assert ended[Placing.PLANNED] > sooner * ended[Placing.FLOTILLAS]
+
+
+def test_who_waits_gets_a_device_of_a_trial_that_has_several() -> None:
+    placer = Placer(Placing.FLOTILLAS)
+    assert placer.share(0, [], 2) == 1  # it was never measured
+    placer.paces.measured(0, (0,), 1, 1.0)
+    assert placer.share(0, [], 2) == 2
+    assert placer.devices_for(0, [1], {}, (0,), 2) == (0, 1)
+    assert placer.devices_for(0, [], {}, (0, 1)) in ((0,), (1,))
+    placer.paces.measured(0, (0, 1), 1, 1.1)  # it gained nothing
+    assert placer.share(0, [], 2) == 1
+    placer.paces.measured(1, (1,), 1, 1.0)
+    assert placer.share(1, [], 2) == 1  # nor will others
+    assert Placer(Placing.FLOTILLAS, alone={0}).share(0, [], 2) == 1
 
 
 def test_a_simulated_search_needs_devices_that_move() -> None:

@@ -24,6 +24,7 @@ from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError
 from uneven.search import search_file
 from uneven.search.control import tell
 from uneven.search.events import EVENTS, read_events
+from uneven.search.page import stretches
 from uneven.testing.scripts import Script
 
 RATE = {"rate": search.log(1e-3, 0.3)}
@@ -121,6 +122,37 @@ def test_trials_read_what_was_prepared_once_for_all(tmp_path: Path) -> None:
     assert end["read"] == 4 * 3 * (6 + 2)
     (end,) = (event for event in narrow.events() if event["event"] == "data")
     assert end["prepared"] > 3 * 6 + 2
+
+
+def learn(directory: Path, how: str = "", **given: Any) -> search.SearchResult:
+    return run(
+        functions.learns, directory, {"how": how, "noted_in": str(directory / "noted")}, metric="loss", mode="min",
+        data=functions.Numbers(90), transform=functions.jitter, validate=functions.Numbers(20), chunk=16, **given,
+    )  # fmt: skip
+
+
+def test_a_trial_on_several_devices_learns_what_it_does_on_one(tmp_path: Path) -> None:
+    alone = learn(tmp_path / "alone")
+    together = learn(tmp_path / "together", "kill", placing="flotillas", max_failures=1)
+    seen = [(event["device"], *event.get("beside", ())) for event in together.events() if event["event"] == "report"]
+    assert seen[:2] == [(0,), (0, 1)]  # measured on one device, then on both, as long as that is faster
+    assert [event["why"] for event in together.events() if event["event"] == "fail"] == [
+        "its process was killed by SIGKILL"
+    ]
+    curve, same = (
+        [event["metric"] for event in one.events() if event["event"] == "report"] for one in (alone, together)
+    )
+    assert same == pytest.approx(curve, rel=1e-5)
+    assert (0, 1) in [span.devices for span in stretches(together.events())]
+
+
+def test_a_trial_that_cannot_be_trained_on_several_devices_is_trained_on_one(tmp_path: Path) -> None:
+    result = learn(tmp_path, "alone", placing="flotillas")
+    fails = [event for event in result.events() if event["event"] == "fail"]
+    assert [("not in company" in event["why"], event["lost"]) for event in fails] == [(True, True)]
+    assert (result.best.status, result.best.t) == ("terminated", 4)
+    with pytest.raises(ConfigError, match="without data"):
+        run(functions.waits, tmp_path / "no", placing="flotillas")
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def _pictures(config: dict[str, Any], handle: DataHandle, settings: list[dict[st
     from ray import tune
 
     torch.set_num_threads(1)
-    reader = DataReader(handle, None)  # type: ignore[arg-type]  # it asks nobody
+    reader = DataReader(handle)
     number = config["trial"]
 
     def report(accuracy: float) -> None:

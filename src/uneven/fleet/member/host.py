@@ -121,7 +121,7 @@ class Trainee:
         self._workers: Alone | Team | None = None
         self._member = _made(job, self._device)
         self._history: list[dict[str, Any]] = []
-        rule, batch, least = job.batch_rule, self._member.batch_size, least_samples(self._member)
+        rule, batch, least = job.batch_rule, self._member.batch_size, least_samples(self._member.model)
         self.used = most_workers(rule, batch, len(job.devices), least)
         self._tried: Copies | None = None
         if seat.rank >= self.used:
@@ -155,7 +155,7 @@ class Trainee:
     def epoch(self, stream: Stream, number: int) -> Epoch | None:
         """Train for an epoch and keep what came of it; the first worker tells."""
         assert self._workers is not None, "a process that the member cannot use was asked"
-        rule, least = self._job.batch_rule, least_samples(self._member)
+        rule, least = self._job.batch_rule, least_samples(self._member.model)
         before = self._history[-1]["devices"] if self._history else 1
         before = most_workers(rule, self._member.batch_size, before, least)
         factor = partial(rate_factor, rule, before, self.used) if rule is BatchRule.LINEAR else None

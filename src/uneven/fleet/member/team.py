@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -29,6 +30,9 @@ from uneven.fleet.stream.order import Section
 from uneven.fleet.stream.reader import Reader, Shared
 from uneven.run.part import Part, Run
 from uneven.world import READY_VARIABLE, RUN_VARIABLE
+
+if TYPE_CHECKING:
+    from uneven.session import Session
 
 PATIENCE_S = 1800.0
 """How long a worker waits for another one of its member. One that died is heard of at once, from the engine."""
@@ -62,9 +66,9 @@ Counted = tuple[list[torch.Tensor], int]
 """A worker's part of a global batch, field by field, and how many of its samples count; padding does not."""
 
 
-def least_samples(member: Member) -> int:
+def least_samples(model: nn.Module) -> int:
     """Samples that a worker needs in a step: two where batch norm takes a variance."""
-    return 2 if any(isinstance(layer, _BatchNorm) for layer in member.model.modules()) else 1
+    return 2 if any(isinstance(layer, _BatchNorm) for layer in model.modules()) else 1
 
 
 class Alone:
@@ -125,24 +129,16 @@ class Team:
     def __init__(
         self, reader: Reader, seat: Seat, member: Member, *, batch: int, balance: str, samples: int | Samples
     ) -> None:
-        from uneven.session import Session  # only those who are several need it
-
         self.rank = seat.rank
         self.size = seat.size
         self.batch = batch
         self._reader, self._judge_in = reader, member.batch_size
         self._shared = Shared(reader, samples, batch) if isinstance(samples, int) else None
-        for variable in (RUN_VARIABLE, READY_VARIABLE):  # of a launcher that started the whole ensemble, not this
-            os.environ.pop(variable, None)
-        _meet(seat)
         self._others = _Others()
-        self._session = Session(
-            balance=balance, sync="bsp", timeout_s=PATIENCE_S, seed=0, budget=0.005, nonfinite="warn",
-            parts=[self._others],
-        )  # fmt: skip
+        self._session = together(seat, balance, self._others)
         self._session.setup(member.model, member.optimizer, find_unused_parameters=member.find_unused_parameters)
         self._loader = self._session.loader(
-            self._shared or samples, batch, shuffle=False, min_batch=least_samples(member), collate_fn=_as_it_is
+            self._shared or samples, batch, shuffle=False, min_batch=least_samples(member.model), collate_fn=as_it_is
         )
 
     def batches(self, section: Section) -> Iterator[Counted]:
@@ -197,9 +193,7 @@ class Team:
 
     def close(self) -> None:
         """Leave the others."""
-        self._session.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        apart(self._session)
 
 
 class _Others(Part):
@@ -209,8 +203,36 @@ class _Others(Part):
         self.line = run.lines.open("member")
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """For a loader of batches."""
     return batch
+
+
+def together(seat: Seat, balance: str, *parts: Part) -> Session:
+    """A session of the workers that have seats at the same meeting.
+
+    Args:
+        balance: the balancer, see :class:`uneven.Session`.
+        parts: of its run.
+
+    Raises:
+        PeerError: one of them did not come.
+    """
+    from uneven.session import Session  # only those who are several need it
+
+    for variable in (RUN_VARIABLE, READY_VARIABLE):  # of a launcher that started the whole program, not this worker
+        os.environ.pop(variable, None)
+    _meet(seat)
+    return Session(
+        balance=balance, sync="bsp", timeout_s=PATIENCE_S, seed=0, budget=0.005, nonfinite="warn", parts=parts
+    )
+
+
+def apart(session: Session) -> None:
+    """Its workers part."""
+    session.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _meet(seat: Seat) -> None:

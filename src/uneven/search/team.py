@@ -1,0 +1,89 @@
+"""A trial on several devices: a process on each, which train one model through :class:`uneven.Session`.
+
+Every process reads the same batches from the search's data and takes its part of each, as the balancer splits it. The
+gradient is that of the whole batch, so the trial learns what it would on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.errors import ConfigError
+from uneven.fleet.member.team import Seat, apart, as_it_is, least_samples, together
+
+BALANCE = "lb-bsp"
+
+
+class GlobalBatches:
+    """An epoch's batches as a data set, whose samples are asked for in order, a batch after the other.
+
+    Args:
+        samples: of an epoch.
+        size: of a batch.
+    """
+
+    def __init__(self, samples: int, size: int) -> None:
+        self._samples, self._size = samples, size
+        self.begin(iter(()))
+
+    def begin(self, batches: Iterator[list[torch.Tensor]]) -> None:
+        """Samples are of these batches from now on."""
+        self._batches, self._number = batches, -1
+        self._fields: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, position: int) -> list[torch.Tensor]:
+        return self.__getitems__([position])
+
+    def __getitems__(self, positions: Sequence[int]) -> list[torch.Tensor]:
+        """Samples of one batch, field by field: shape (samples, …), without copying where they follow each other."""
+        while self._number < positions[0] // self._size:
+            self._fields = next(self._batches)
+            self._number += 1
+        places = [position - self._number * self._size for position in positions]
+        if places[-1] - places[0] == len(places) - 1:
+            return [field[places[0] : places[-1] + 1] for field in self._fields]
+        return [field[places] for field in self._fields]  # padding repeats samples
+
+
+class TrialTeam:
+    """One process of a trial's; all make the same calls in the same order.
+
+    Args:
+        kept: what belongs to the trial's state, a model and its optimizers among them.
+        samples: of an epoch.
+        batch: the whole one, samples.
+
+    Raises:
+        ConfigError: no model, or several; or the batch is too small to be divided.
+        PeerError: another process did not come, or ended.
+    """
+
+    def __init__(self, seat: Seat, kept: Sequence[Any], samples: int, batch: int) -> None:
+        models = [part for part in kept if isinstance(part, nn.Module)]
+        if len(models) != 1:
+            raise ConfigError(
+                f"trial.epochs(…) on several devices is given {len(models)} models, and exchanges the gradients of "
+                f"one: give it, and its optimizers"
+            )
+        self._session = together(seat, BALANCE)
+        self._session.setup(models[0], *(part for part in kept if isinstance(part, torch.optim.Optimizer)))
+        self._global = GlobalBatches(samples, batch)
+        self._loader = self._session.loader(
+            self._global, batch, shuffle=False, min_batch=least_samples(models[0]), collate_fn=as_it_is
+        )
+
+    def parts(self, batches: Iterator[list[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
+        """This process's part of each of an epoch's batches."""
+        self._global.begin(batches)
+        yield from self._loader
+
+    def close(self) -> None:
+        """Leave the others."""
+        apart(self._session)
