@@ -23,7 +23,7 @@ from uneven.errors import ConfigError
 from uneven.loops.over_all import OverAll
 from uneven.run.attach import Attached
 from uneven.run.checkpoint import state_of, take_up
-from uneven.run.checks import check_microbatch, check_profile
+from uneven.run.checks import check_microbatch, check_profile, check_together
 from uneven.run.drawing import make_loader, shards_of
 from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.join import join
@@ -209,6 +209,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         epochs: int | None = None,
         sharded: bool = False,
         microbatch: int | str | None = None,
+        together: bool = False,
         **dataloader: Any,
     ) -> BalancedLoader:
         """The data loader of this worker.
@@ -222,6 +223,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             sharded: whether this rank's stream is a shard of its own, whose ``__len__`` says how many samples it has.
             microbatch: most samples in one pass of :meth:`passes`, a number or "auto": what fits, as :meth:`profile`
                 measures it. Shares may be larger then.
+            together: let :meth:`passes` finish each iteration together, for load that changes faster than forecasts.
             dataloader: anything else that torch's ``DataLoader`` takes: ``num_workers``, ``collate_fn``, ``sampler``, …
 
         Raises:
@@ -233,15 +235,17 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             raise ConfigError("session.loader was called twice: one session balances one loader; use torch's own "
                               "DataLoader for evaluation, or make another Session")  # fmt: skip
         check_microbatch(microbatch)
+        check_together(together, dataset, microbatch, dataloader)
         if sharded:
             dataloader["shards"] = shards_of(self._loop, dataset, batch_size, max_batch)
         asked = LoaderOptions.split(
             dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, lower=min_batch, **dataloader
         )
         loader = make_loader(self._loop, self._members, asked, self._begin)
-        self._loop.reports.microbatch = microbatch
+        self._loop.reports.microbatch, self._together = microbatch, together
         self._loop.reports.start(
-            loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last, microbatch=microbatch
+            loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last, microbatch=microbatch,
+            together=together,
         )
         if epochs is not None:
             self._scribe.plan(epochs * len(loader))

@@ -156,11 +156,11 @@ def test_what_is_refused(me: RankContext) -> None:
 
 
 def test_a_batch_of_any_shape_is_cut() -> None:
-    from uneven.loops.passes import _cut, _rows
+    from uneven.loops.passes import _rows, cut
 
     batch = {"x": torch.arange(8).view(4, 2), "of all": torch.arange(3), "names": ["a", "b", "c", "d"], "scale": 2.0}
     assert _rows(batch) == 4
-    cut = _cut(batch, 4, 1, 3)
-    assert cut["x"].tolist() == [[2, 3], [4, 5]]
-    assert (cut["of all"].tolist(), cut["names"], cut["scale"]) == ([0, 1, 2], ["b", "c"], 2.0)
-    assert [one.tolist() for one in _cut((torch.arange(4), torch.arange(4)), 4, 0, 1)] == [[0], [0]]
+    found = cut(batch, 4, 1, 3)
+    assert found["x"].tolist() == [[2, 3], [4, 5]]
+    assert (found["of all"].tolist(), found["names"], found["scale"]) == ([0, 1, 2], ["b", "c"], 2.0)
+    assert [one.tolist() for one in cut((torch.arange(4), torch.arange(4)), 4, 0, 1)] == [[0], [0]]

@@ -90,7 +90,15 @@ class IndexedSource(BatchSource):
     def sample(self, samples: int) -> Any:
         """A batch to try a step on: the data set's first samples, again from the first where it has fewer."""
         dataset: Any = self._torch.dataset
-        indices = [index % len(dataset) for index in range(samples)]
+        return self._collated([index % len(dataset) for index in range(samples)])
+
+    def read(self, positions: Any) -> Any:
+        """A batch of the samples at these positions of the pass under way, shape (samples,), read here and now."""
+        assert isinstance(self._sampler, PlannedSampler)
+        return self._collated(self._sampler.order[positions].tolist())
+
+    def _collated(self, indices: list[int]) -> Any:
+        dataset: Any = self._torch.dataset
         together = hasattr(dataset, "__getitems__")
         return self._torch.collate_fn(dataset.__getitems__(indices) if together else [dataset[i] for i in indices])
 
@@ -108,7 +116,12 @@ class PlannedSampler:
     Args:
         orders: epoch → index of the sample at every position.
         costs: of the samples, where batches are divided by them.
+
+    Attributes:
+        order: of the epoch that a pass has begun.
     """
+
+    order: Any = None
 
     def __init__(self, *, plan: EpochPlan, rank: int, orders: EpochOrders, costs: SampleCosts | None = None) -> None:
         self.drawn: deque[Portion] = deque()  # drawn by torch, not yet handed out
@@ -135,7 +148,8 @@ class PlannedSampler:
             self._plan.changing.start(cursor)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order, shares, offset, own = self._orders(self._cursor.epoch), None, 0, 0
+        self.order = order = self._orders(self._cursor.epoch)
+        shares, offset, own = None, 0, 0
         if self._costs is not None:
             yield from self._divided(order, self._costs)
             return

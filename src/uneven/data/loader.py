@@ -116,6 +116,11 @@ class BalancedLoader:
         return self._source.length
 
     @property
+    def lower(self) -> int:
+        """Least samples in a batch of this rank."""
+        return self._asked.lower
+
+    @property
     def alike(self) -> str:
         """What else must be the same on all ranks."""
         return self._source.alike
@@ -178,6 +183,11 @@ class BalancedLoader:
             DataError: the data set is a stream: what was read of it would be missing in the epoch.
         """
         return self._source.sample(samples)
+
+    def read(self, positions: Any) -> Any:
+        """A batch of the samples at these positions of the epoch in progress, int64, shape (samples,), read here."""
+        assert isinstance(self._source, IndexedSource)
+        return self._source.read(positions)
 
     def __iter__(self) -> Generator[Any, None, None]:
         """Start an epoch, or finish the one that a loaded state was in the middle of."""
@@ -326,4 +336,3 @@ class BalancedLoader:
         again = read_again(state, cursor)
         left = [] if self.paced is None else [*again, *read_left(state, cursor, self.paced.usable)]
         return cursor, read_reached(state, cursor), left, again
-

@@ -1,10 +1,13 @@
 """Finishing an iteration together where load changes faster than any forecast can follow. Pure.
 
-Most of the global batch X is divided by what each worker did in the last iteration; the rest is given out while the
-iteration runs, in chunks that grow smaller, each to whoever would end first with it. Every chunk pays its launch again,
-so the rest is only as large as the forecasts are wrong: the relative spread of the times at which the workers are
-through with their first parts, smoothed, up to a half of X. Where that spread is less time than a launch there is no
-rest, and the division follows a mean of the last iterations.
+The balancer divides the global batch X, as ever. Of its share a worker begins with what fits the speeds of the last
+iteration; the rest is taken from a counter while the iteration runs, in chunks that grow smaller, by whoever is through
+with what it has. Every chunk pays its launch again, so the rest is only as large as the forecasts are wrong: the
+spread of the speeds in the first parts against those of the last iteration, smoothed, up to a half of X. Where that is
+less time than a launch there is no rest, and each does its share.
+
+A worker that would need longer for its chunk than the others for all that is left leaves it to them; the one that was
+fastest in the last iteration never does, so nothing is left over.
 
 The weights are those of samples really done, x_i / X, so X is exact, each sample is used once, and the gradient is that
 of one process. The rule and its numbers are our own.
@@ -17,13 +20,11 @@ import statistics
 from collections.abc import Sequence
 
 from uneven.core.apportion import proportional
+from uneven.core.views import Limits
 from uneven.errors import ConfigError
 
 _NEWEST = 0.2
 """Weight of the newest iteration's error."""
-
-_STEADY = 0.2
-"""Weight of the newest iteration's speeds where nothing is given out later."""
 
 _WORTH = 1.5
 """Launches that the spread of the first parts' ends has to be longer than, or nothing is given out later."""
@@ -36,75 +37,127 @@ _FIRST_ERROR = 0.3
 _LEAST_REST, _MOST_REST = 0.05, 0.5
 """Parts of X that are given out later, at least and at most, where any is."""
 
+_LEAST = 4
+"""Samples in a chunk, at least, where so many are left."""
+
 _SHRINK = 0.5
 """A chunk is this part of what its worker would do of what is left."""
 
+_PATIENCE = 3.0
+"""A worker leaves a chunk to others where it would take it so many times as long as them all that is left."""
+
+
+_FORGET = 0.95
+"""What the passes of an iteration weigh one iteration later, where it is asked what a launch takes."""
+
+
+class LaunchFit:
+    """What a pass of a worker takes whatever its size, by least squares over its passes.
+
+    Times are taken in those of a mean sample of their iteration, so that load, which makes all of them longer alike,
+    does not tell small passes from large ones.
+
+    Attributes:
+        seconds: of a launch, at the speed of the newest iteration; 0 before passes of several sizes were seen.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._sums = [0.0] * 5  # of 1, x, x², t, x t
+
+    def add(self, sizes: Sequence[int], took_s: Sequence[float]) -> None:
+        """The passes of one iteration: samples, and how long."""
+        each_s = sum(took_s) / sum(sizes)
+        self._sums = [_FORGET * one for one in self._sums]
+        for size, time_s in zip(sizes, took_s, strict=True):
+            for place, term in enumerate((1.0, size, size * size, time_s / each_s, size * time_s / each_s)):
+                self._sums[place] += term
+        one, x, xx, t, xt = self._sums
+        spread = one * xx - x * x
+        if spread > 1e-6 * xx:
+            slope = (one * xt - x * t) / spread
+            most = min(sizes) * slope  # a launch is not taken to be more than the least pass
+            self.seconds = each_s * min(max(0.0, (t - slope * x) / one), max(0.0, most))
+
 
 class FinishTogether:
-    """Divides iteration after iteration.
+    """Divides iteration after iteration, alike on all workers that hear the same numbers.
 
     Args:
         workers: how many.
         total: X.
-        launch_s: what each worker pays for a chunk, whatever its size, as a profile says.
-        least: samples in a chunk, but for the last one.
+        lower: least samples of a pass.
 
     Attributes:
-        error: relative spread of the times at which first parts end, smoothed.
+        error: of the forecasts: spread over the workers of the logarithm of the speed in the first part over that of
+            the iteration before, smoothed.
+        launch_s: what each worker pays for a chunk, whatever its size.
 
     Raises:
         ConfigError: there are fewer samples than workers, or chunks would be empty.
     """
 
-    def __init__(self, workers: int, total: int, launch_s: Sequence[float], least: int = 4) -> None:
-        if not (0 < workers <= total and least > 0):
-            raise ConfigError(
-                f"{total} samples, {workers} workers, chunks of at least {least}: all of these are too few"
-            )
-        self._total, self._least = total, least
-        self._launch_s = tuple(launch_s)
+    def __init__(self, workers: int, total: int, lower: int = 1) -> None:
+        if not (0 < workers * lower <= total):
+            raise ConfigError(f"{total} samples, {workers} workers, passes of at least {lower}: all are too few")
+        self._lower = lower
+        self.launch_s = [0.0] * workers
         self._speeds_per_s = [1.0] * workers
         self.error = _FIRST_ERROR
         self._worth = True
+        self._planned = self._firsts = (0,) * workers
 
     @property
     def rest(self) -> float:
         """Part of X that is given out while the iteration runs."""
         return min(_MOST_REST, max(_LEAST_REST, self.error)) if self._worth else 0.0
 
-    def first_parts(self) -> tuple[int, ...]:
-        """What each worker begins with."""
-        return proportional(self._speeds_per_s, round(self._total * (1.0 - self.rest)))
+    def first_parts(self, shares: Sequence[int]) -> tuple[int, ...]:
+        """What each worker begins with, at least a sample of its share; the whole of it where nothing is given out.
 
-    def chunk(self, worker: int, left: int, part: float) -> int:
-        """Samples of the next chunk of a worker that does ``part`` of all work now, 0 … 1, of those that are left.
-
-        One takes at least half as long as its launch.
+        Args:
+            shares: samples of each worker, as the balancer says.
         """
-        paying = math.ceil(_PAYS * self._launch_s[worker] * self._speeds_per_s[worker])
-        return min(left, max(self._least, paying, math.ceil(left * part * _SHRINK)))
+        if not self._worth or len(shares) == 1:
+            self._planned = self._firsts = tuple(shares)
+            return self._firsts
+        workers = len(shares)
+        first = max(workers * self._lower, round(sum(shares) * (1.0 - self.rest)))
+        least = Limits(lower=(self._lower,) * workers, upper=(first,) * workers)
+        self._planned = proportional(self._speeds_per_s, first, least)
+        self._firsts = tuple(map(min, shares, self._planned))
+        return self._firsts
 
-    def ended(self, samples: Sequence[int], local_s: Sequence[float], first_s: Sequence[float]) -> None:
+    def chunk(self, worker: int, done: int, left: int, now_per_s: float) -> int:
+        """Samples of the next chunk of a worker, of those that are left; 0 where it leaves them to others, or none is.
+
+        Args:
+            done: its samples in this iteration so far.
+            now_per_s: samples a second of this worker in its first part.
+        """
+        if left == 0:
+            return 0
+        speeds, launch_s = self._speeds_per_s, self.launch_s[worker]
+        others_per_s = sum(speeds) - speeds[worker]
+        paying = math.ceil(_PAYS * launch_s * now_per_s)
+        shrunk = math.ceil(left * _SHRINK * now_per_s / (now_per_s + others_per_s))
+        size = max(_LEAST, self._lower, paying, shrunk, self._planned[worker] - done)
+        size = left if left - size < self._lower else size
+        if worker == max(range(len(speeds)), key=speeds.__getitem__):
+            return size
+        others_s = left / others_per_s + statistics.fmean(self.launch_s)
+        return size if launch_s + size / now_per_s <= _PATIENCE * others_s else 0
+
+    def ended(self, samples: Sequence[int], busy_s: Sequence[float], first_s: Sequence[float]) -> None:
         """An iteration is over.
 
         Args:
             samples: that each worker did.
-            local_s: how long it was busy, its side of the exchange included.
+            busy_s: how long it took for them.
             first_s: how long without chunks.
         """
-        weight = 1.0 if self._worth else _STEADY
-        for worker, (count, time) in enumerate(zip(samples, local_s, strict=True)):
-            self._speeds_per_s[worker] += weight * (count / time - self._speeds_per_s[worker])
-        mean_s = statistics.fmean(first_s)
-        self.error += _NEWEST * (statistics.pstdev(first_s) / mean_s - self.error)
-        self._worth = self.error * mean_s > _WORTH * statistics.fmean(self._launch_s)
-
-
-def next_worker(free_s: Sequence[float], chunk_s: Sequence[float]) -> int:
-    """Who would end first with a chunk of its own.
-
-    Args:
-        free_s: when each is through with what it has.
-        chunk_s: how long each would take for a chunk of its own.
-    """
-    return min(range(len(free_s)), key=lambda worker: free_s[worker] + chunk_s[worker])
+        now_per_s = [count / time for count, time in zip(self._firsts, first_s, strict=True)]
+        off = [math.log(now / then) for now, then in zip(now_per_s, self._speeds_per_s, strict=True)]
+        self.error += _NEWEST * (statistics.pstdev(off) - self.error)
+        self._speeds_per_s = [count / time for count, time in zip(samples, busy_s, strict=True)]
+        self._worth = self.error * statistics.fmean(first_s) > _WORTH * statistics.fmean(self.launch_s)

@@ -15,6 +15,7 @@ from uneven.data.loader import BalancedLoader
 from uneven.errors import ConfigError
 from uneven.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
 from uneven.loops.passes import in_passes
+from uneven.loops.together import PieceTaker
 from uneven.registry import describe
 from uneven.run.attach import NoModel
 from uneven.run.gradients.counted import GatheredCounts, Uncounted
@@ -33,6 +34,8 @@ class OverAll:
     _store: SessionStore | None = None
     _counted: GatheredCounts | None = None
     _evaluations = 0
+    _together = False
+    _taker: PieceTaker | None = None
 
     def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
         """Inside, the loss is a mean over ``count`` things of this worker, not over its samples::
@@ -116,13 +119,23 @@ class OverAll:
         The gradient is that of one pass over the whole batch. Workers may take unequally many passes; all exchange in
         the last one. Inside of ``with session.weighted(count):`` each pass gives its sum divided by the count.
 
+        With ``loader(…, together=True)`` the pieces come from a counter while the iteration runs, so that all end
+        together whatever their speeds are now; see :mod:`uneven.loops.finish`.
+
         Raises:
-            ConfigError: before ``setup``; or how much fits has not been measured.
+            ConfigError: before ``setup``; how much fits has not been measured; or what is trained, or how, does not go
+                together with ``together``.
             DataError: the batch holds no tensor.
+            TrainingError: with ``together``, outside of the loop, or inside of :meth:`weighted`.
         """
-        if self._loop.parts.run is None:
+        if (run := self._loop.parts.run) is None:
             raise ConfigError("session.passes comes after session.setup(model, optimizer)")
-        return in_passes(self._loop, self._loop.parts.run.model, batch, self._loop.reports.fitting())
+        if not self._together:
+            return in_passes(self._loop, run.model, batch, self._loop.reports.fitting())
+        if self._taker is None:
+            assert isinstance(self._loader, BalancedLoader)
+            self._taker = PieceTaker(self._loop, self._loader, run.model, self._open(), self._counters())
+        return self._taker.pieces(batch)
 
     @property
     def weight(self) -> float:
@@ -178,10 +191,8 @@ class OverAll:
         assert run is not None
         shares = self._loop.current_shares()
         part = shares[rank] / sum(shares) if shares else 1.0 / len(run.members)
-        if self._store is None:
-            self._store = SessionStore(rank, len(run.members))
         self._evaluations += 1
-        key, store = f"evaluate/{self._evaluations}", self._store
+        key, store = f"evaluate/{self._evaluations}", self._counters()
         positions = TakenPositions(lambda n: store.add(key, n) - n, length, max(1, round(size * part)), part)
         totals, meter = EvaluatedTotals(), self._loop.reports.books.meter
         with meter.aside(), self._loop.evaluated(), evaluating(run.model):
@@ -189,6 +200,12 @@ class OverAll:
                 totals.add(fn(batch))
             texts = self._loop.context.connection.transport.gather_text(totals.describe())
             return totals.over_all([*texts], self._sum)
+
+    def _counters(self) -> SessionStore:
+        """Where the counters of all workers lie."""
+        if self._store is None:
+            self._store = SessionStore(self._loop.context.rank, len(self._loop.context.members))
+        return self._store
 
     def _batch_size(self, given: int | None) -> int:
         """

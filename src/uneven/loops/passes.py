@@ -35,15 +35,16 @@ def in_passes(loop: StepLoop, model: nn.Module, batch: Any, most: int | None) ->
     with loop.counting.passing():
         for start, end in pairwise(edges):
             part = 1.0 if counted else (end - start) / samples
-            hook = model.register_forward_hook(ModelHook(partial(_weigh, part)))
+            hook = model.register_forward_hook(ModelHook(partial(weigh, part)))
             try:
                 with nullcontext() if end == samples else loop.gradients.no_sync():
-                    yield _cut(batch, samples, start, end)
+                    yield cut(batch, samples, start, end)
             finally:
                 hook.remove()
 
 
-def _weigh(part: float, model: nn.Module, args: Any, output: Any) -> Any:
+def weigh(part: float, model: nn.Module, args: Any, output: Any) -> Any:
+    """A hook of a forward pass whose gradients count ``part`` times."""
     return weighted_on_entering(output, lambda: part)[0] if torch.is_grad_enabled() else output
 
 
@@ -71,16 +72,16 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def _cut(batch: Any, samples: int, start: int, end: int) -> Any:
+def cut(batch: Any, samples: int, start: int, end: int) -> Any:
     """The same kind of batch of these samples alone; what has another length is of all."""
     if isinstance(batch, Tensor):
         return batch[start:end] if batch.dim() and len(batch) == samples else batch
     if isinstance(batch, Mapping):
-        return type(batch)({key: _cut(one, samples, start, end) for key, one in batch.items()})  # type: ignore[call-arg]
+        return type(batch)({key: cut(one, samples, start, end) for key, one in batch.items()})  # type: ignore[call-arg]
         # A mapping that a collate function gives is made of pairs.
     if isinstance(batch, list | tuple):
         if len(batch) == samples and not any(True for _ in _tensors(batch)):
             return batch[start:end]  # texts, say
-        cut = [_cut(one, samples, start, end) for one in batch]
-        return type(batch)(*cut) if hasattr(batch, "_fields") else type(batch)(cut)
+        parts = [cut(one, samples, start, end) for one in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch

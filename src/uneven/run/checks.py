@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from uneven.balance import Balancer
 from uneven.config import RunConfig
 from uneven.core.actions import Combined, Moment, Payload, StepPlan, Via
+from uneven.data.stream import is_stream
 from uneven.errors import ConfigError
 from uneven.registry import describe
 from uneven.run.gradients.piggyback import MOST_RANKS
@@ -144,4 +148,21 @@ def check_microbatch(microbatch: int | str | None) -> None:
         raise ConfigError(
             f"session.loader(microbatch={microbatch!r}): give the samples that fit into one pass, or 'auto' for what a "
             f"profile measures"
+        )
+
+
+def check_together(together: bool, dataset: Any, microbatch: object, options: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: what else is asked of the loader does not go together with it.
+    """
+    if not together:
+        return
+    others = {**options, "microbatch": microbatch}
+    given = [name for name in ("microbatch", "cost", "shards", "batch_sampler") if others.get(name) is not None]
+    if given or is_stream(dataset):
+        what = f"{given[0]}=…" if given else "a stream"
+        raise ConfigError(
+            f"session.loader(together=True) with {what}: who does which samples of a batch is found out while the "
+            f"iteration runs, by their index; leave it out"
         )

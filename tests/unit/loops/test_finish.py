@@ -11,57 +11,81 @@ from hypothesis import strategies as st
 
 from uneven.balance import balancers
 from uneven.errors import ConfigError
-from uneven.loops.finish import FinishTogether, next_worker
+from uneven.loops.finish import FinishTogether, LaunchFit
 from uneven_bench.flicker.bench import run
 from uneven_bench.flicker.play import flicker, together
 from uneven_bench.rivals.cases import cases
 from uneven_bench.rivals.loops import oracle, ours
 
 
+def played(rule: FinishTogether, now: list[float], rng: np.random.Generator, shares: list[int]) -> list[int]:
+    """Samples that each does, where anybody may be the next to ask, until all have left the rest to others."""
+    done = [*rule.first_parts(shares)]
+    assert all(0 < first <= share for first, share in zip(done, shares, strict=True))
+    first_s = [0.01 + count / speed for count, speed in zip(done, now, strict=True)]
+    asking, left = [*range(len(now))], sum(shares) - sum(done)
+    while asking:
+        worker = int(rng.choice(asking))
+        chunk = rule.chunk(worker, done[worker], left, now[worker])
+        assert 0 <= chunk <= left
+        done[worker] += chunk
+        left -= chunk
+        if not chunk:
+            asking.remove(worker)
+    rule.ended(done, [0.01 + count / speed for count, speed in zip(done, now, strict=True)], first_s)
+    return done
+
+
 @settings(max_examples=50)
 @given(
-    speeds=st.lists(st.floats(1.0, 500.0), min_size=1, max_size=6), total=st.integers(6, 400),
+    speeds=st.lists(st.floats(1.0, 500.0), min_size=1, max_size=6), each=st.integers(2, 90),
     launch_s=st.floats(0.0, 0.2), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_every_sample_of_every_iteration_is_given_out_once(
-    speeds: list[float], total: int, launch_s: float, seed: int
+def test_every_sample_of_every_iteration_is_taken_once(
+    speeds: list[float], each: int, launch_s: float, seed: int
 ) -> None:
-    rule, rng = FinishTogether(len(speeds), total, [launch_s] * len(speeds)), np.random.default_rng(seed)
+    rule, rng = FinishTogether(len(speeds), each * len(speeds), 2), np.random.default_rng(seed)
+    rule.launch_s = [launch_s] * len(speeds)
     for _ in range(12):
         now = [speed * math.exp(rng.normal(0.0, 0.5)) for speed in speeds]
-        done = [*rule.first_parts()]
-        first_s = [0.01 + count / speed for count, speed in zip(done, now, strict=True)]
-        left = total - sum(done)
-        assert 0 <= left <= total // 2 + 1
-        while left:
-            worker = int(rng.integers(len(speeds)))
-            chunk = rule.chunk(worker, left, now[worker] / sum(now))
-            assert 0 < chunk <= left
-            done[worker] += chunk
-            left -= chunk
-        assert sum(done) == total
-        rule.ended(done, [0.01 + count / speed for count, speed in zip(done, now, strict=True)], first_s)
+        assert sum(played(rule, now, rng, [each] * len(speeds))) == each * len(speeds)
 
 
-def test_the_rest_grows_with_the_error_and_is_nothing_where_all_end_together() -> None:
-    rule = FinishTogether(2, 200, [0.01, 0.01])
+def test_the_rest_grows_with_the_error_and_is_nothing_where_speeds_stay() -> None:
+    rule = FinishTogether(2, 200)
+    rule.launch_s = [0.01, 0.01]
     for _ in range(40):
-        rule.ended([100, 100], [1.0, 1.0], [1.0, 1.0])
+        firsts = rule.first_parts([120, 80])
+        rule.ended([100, 100], [1.0, 1.0], [one / 100 for one in firsts])
     assert rule.rest == 0.0
-    assert rule.first_parts() == (100, 100)
-    for _ in range(40):
-        rule.ended([100, 100], [1.0, 3.0], [1.0, 3.0])
+    assert rule.first_parts([120, 80]) == (120, 80)
+    for number in range(80):
+        firsts = rule.first_parts([100, 100])
+        speed = 100.0 * 3.0 ** (number % 2)  # of the first one, which flickers
+        took_s = [firsts[0] / speed, firsts[1] / 100.0]
+        rule.ended(firsts, took_s, took_s)
     assert rule.rest == pytest.approx(0.5, abs=1e-3)
-    assert rule.first_parts() == (75, 25)
-    assert rule.chunk(0, 100, 0.75) > rule.chunk(0, 50, 0.75) > rule.chunk(0, 50, 0.25) >= 4
-    assert FinishTogether(2, 200, [1.0, 1.0]).chunk(0, 3, 0.5) == 3
-    assert next_worker([1.0, 2.0], [5.0, 3.0]) == 1
+
+
+def test_chunks_shrink_with_what_is_left_and_the_slow_leave_the_last_to_the_fast() -> None:
+    rule = FinishTogether(2, 400, 2)
+    rule.first_parts([200, 200])
+    rule.ended([300, 100], [1.0, 1.0], [1.0, 1.0])
+    rule.error = 0.3
+    firsts = rule.first_parts([200, 200])
+    assert firsts == (200, 70)  # no more than its share, though 210 would fit
+    assert rule.chunk(0, 210, 100, 300.0) > rule.chunk(0, 210, 50, 300.0) > rule.chunk(0, 210, 10, 300.0) >= 4
+    assert rule.chunk(0, 200, 9, 300.0) == 9  # the ten that it lacks, of which nine are left
+    assert rule.chunk(0, 210, 5, 300.0) == 5  # one alone would be left, and a pass has two at least
+    assert rule.chunk(1, 70, 100, 100.0) > 0
+    assert rule.chunk(1, 70, 10, 10.0) == 0
+    assert rule.chunk(0, 210, 10, 1.0) > 0  # it was the fastest: it takes what is left, however slow it is now
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    for workers, total, least in ((0, 5, 1), (6, 5, 1), (2, 5, 0)):
-        with pytest.raises(ConfigError, match="too few"):
-            FinishTogether(workers, total, [0.0] * workers, least)
+    for workers, total, lower in ((0, 5, 1), (6, 5, 1), (2, 5, 3), (2, 5, 0)):
+        with pytest.raises(ConfigError, match="all are too few"):
+            FinishTogether(workers, total, lower)
 
 
 @pytest.mark.parametrize(("held", "gain"), [(25, 0.01), (2, 0.1)])
@@ -86,3 +110,13 @@ def test_the_bench_plays_made_up_loads_without_recordings(monkeypatch: pytest.Mo
     monkeypatch.setattr("uneven_bench.flicker.bench.cases", lambda recorded, seed: ())
     found = run(True, lambda *_: None)
     assert found["flicker"]["made up"]["2"]["together"] > found["flicker"]["made up"]["2"]["lb-bsp"]
+
+
+def test_what_a_launch_takes_is_found_under_load_that_changes() -> None:
+    fit, rng = LaunchFit(), np.random.default_rng(0)
+    fit.add([8], [1.0])
+    assert fit.seconds == 0.0
+    for _ in range(100):
+        load, sizes = rng.uniform(1.0, 4.0), rng.integers(8, 100, 4).tolist()
+        fit.add(sizes, [load * (0.03 + 0.01 * size) * math.exp(rng.normal(0.0, 0.02)) for size in sizes])
+    assert fit.seconds == pytest.approx(0.03 * load, rel=0.2)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 
 import numpy as np
 
-from uneven.loops.finish import FinishTogether, next_worker
+from uneven.balance import balancers
+from uneven.core.views import Observation
+from uneven.loops.finish import FinishTogether
 from uneven_bench.rivals.cases import CPU_OVERHEAD_S, CPU_PER_SAMPLE_S, ITERATIONS, LAUNCH_PART, RivalCase, Table
-from uneven_bench.rivals.loops import RivalOutcome, SettledTotals
+from uneven_bench.rivals.loops import REPORT_S, RivalOutcome, SettledTotals, looped
 
 WORKERS, EACH, NOISE = 8, 64, 0.05
+
+ASKING_S = 0.0003
+"""What it costs a worker to move the counter on: a question to the store of a real run, and more where others were."""
 
 
 def flicker(use: Table, held: int, seed: int) -> RivalCase:
@@ -34,22 +40,45 @@ def flicker(use: Table, held: int, seed: int) -> RivalCase:
 
 
 def together(case: RivalCase) -> RivalOutcome:
-    """Iterations that are finished together."""
-    rule, totals = FinishTogether(case.workers, case.global_batch, case.launch_s), SettledTotals(case.workers)
-    everybody = range(case.workers)
+    """Iterations under ``lb-bsp`` that are finished together, each chunk taken by who is free, as in real runs."""
+    n, total = case.workers, case.global_batch
+    rule, totals, balancer = FinishTogether(n, total), SettledTotals(n), balancers.resolve("lb-bsp")
+    rule.launch_s = [*case.launch_s]
+    run = looped(case, balancer)
     for k in range(ITERATIONS):
-        done = [*rule.first_parts()]
-        first_s = [case.local_s(k, i, samples) for i, samples in enumerate(done)]
-        moved_s, busy_s, left = case.transfer_s[k].tolist(), [*first_s], case.global_batch - sum(done)
-        now_per_s = [samples / time for samples, time in zip(done, first_s, strict=True)]
-        parts = [speed / sum(now_per_s) for speed in now_per_s]
-        while left:
-            sizes = [rule.chunk(worker, left, part) for worker, part in enumerate(parts)]
-            free_s = [busy_s[i] + moved_s[i] for i in everybody]
-            worker = next_worker(free_s, [case.micro_s(k, i, sizes[i]) for i in everybody])
-            busy_s[worker] += case.micro_s(k, worker, sizes[worker])
-            done[worker] += sizes[worker]
-            left -= sizes[worker]
-        totals.add(k, max(busy_s[i] + moved_s[i] for i in everybody), math.fsum(busy_s) + math.fsum(moved_s))
-        rule.ended(done, [busy_s[i] + moved_s[i] for i in everybody], [first_s[i] + moved_s[i] for i in everybody])
+        moved_s = case.transfer_s[k].tolist()
+        done, first_s, busy_s = _iteration(case, k, rule, run.controller.shares(k))
+        took_s = max(map(sum, zip(busy_s, moved_s, strict=True)))
+        totals.add(k, took_s, math.fsum(busy_s) + math.fsum(moved_s))
+        rule.ended(done, *([sum(both) for both in zip(one, moved_s, strict=True)] for one in (busy_s, first_s)))
+        for rank in range(n):
+            seen = Observation(
+                iteration=k, samples=done[rank], local_s=busy_s[rank], exchange_s=took_s - busy_s[rank],
+                transfer_s=moved_s[rank],
+            )  # fmt: skip
+            run.measured(rank, seen)
+        for rank in range(n):
+            run.ended(rank, k, REPORT_S)
     return totals.outcome()
+
+
+def _iteration(
+    case: RivalCase, k: int, rule: FinishTogether, shares: tuple[int, ...]
+) -> tuple[list[int], list[float], list[float]]:
+    """Samples that each worker does, and when it is through with its first part and with all."""
+    done = [*rule.first_parts(shares)]
+    first_s = [case.local_s(k, i, samples) for i, samples in enumerate(done)]
+    now_per_s = [samples / time for samples, time in zip(done, first_s, strict=True)]
+    busy_s, left = [*first_s], case.global_batch - sum(done)
+    free = [(time, worker) for worker, time in enumerate(busy_s)] if left else []
+    heapq.heapify(free)
+    while free:
+        now_s, worker = heapq.heappop(free)
+        busy_s[worker] = now_s + ASKING_S
+        size = rule.chunk(worker, done[worker], left, now_per_s[worker])
+        if size:
+            busy_s[worker] += case.micro_s(k, worker, size)
+            done[worker] += size
+            left -= size
+            heapq.heappush(free, (busy_s[worker], worker))
+    return done, first_s, busy_s

@@ -179,6 +179,8 @@ class DDPArm(LoopArm):
 class SessionArm(LoopArm):
     """``uneven`` with a balancer, or the name of one."""
 
+    together = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -193,7 +195,7 @@ class SessionArm(LoopArm):
         self._balance = balance
         self.session = uneven.Session(balance=balance, journal=journal)
         self.model, self.optimizer = self.session.setup(model, work.optimizer(model.parameters()))
-        self._loader = self.session.loader(self.data, batch_size=total, **self.loading)
+        self._loader = self.session.loader(self.data, batch_size=total, together=self.together, **self.loading)
 
     @property
     def settles(self) -> bool:
@@ -211,3 +213,20 @@ class SessionArm(LoopArm):
 
     def close(self) -> None:
         self.session.close()
+
+
+class TogetherArm(SessionArm):
+    """The same, whose iterations are finished together."""
+
+    together = True
+
+    def train(self) -> tuple[float, ...]:
+        exposed_s = []
+        for batch in self.batches():
+            for x, y in self.session.passes(batch):
+                self.loss(x, y).backward()
+                through_s = time.perf_counter()
+            exposed_s.append(time.perf_counter() - through_s)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return tuple(exposed_s)

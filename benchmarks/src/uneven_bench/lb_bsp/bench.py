@@ -43,7 +43,7 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
 
     Args:
         quick_form: the steady and the equal case alone, and without the rivals.
-        case: this one alone.
+        case: this one alone, or all whose names begin so: flicker.
 
     Returns:
         What ``--json`` prints; ``docs/measurements/lb-bsp.md`` and ``docs/measurements/rivals.md`` explain every key.
@@ -52,10 +52,10 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
         UnknownNameError: no such case.
         LaunchError: a worker died.
     """
-    known = {one.name: one for one in quick()} if quick_form else cases(_jobs())
-    if case is not None and case not in known:
+    known = {one.name: one for one in quick()} if quick_form else cases(_jobs(), _use())
+    if case is not None and case not in {*known, *(name.split("-")[0] for name in known)}:
         raise UnknownNameError("case", case, known)
-    wanted = [one for name, one in known.items() if case in (None, name)]
+    wanted = [one for name, one in known.items() if case in (None, name, name.split("-")[0])]
     isolated = not why_not_isolated()
     left_out = [one.name for one in wanted if one.mbit_per_s and not isolated]
     found: dict[str, Any] = {"cases": {}, "left_out": left_out}
@@ -84,6 +84,16 @@ def _jobs() -> Table | None:
         worker, times = arrays["job4_worker"], arrays["job4_batch_time_norm"].astype(float)
     rows = [times[worker == number] for number in range(10)]
     return np.stack([row[: min(map(len, rows))] for row in rows], axis=1)
+
+
+def _use() -> Table | None:
+    """Use of machines, one row for five minutes, if that is on this machine."""
+    folder = os.environ.get(DATA_VARIABLE)
+    path = Path(folder or "", "traces", "planetlab_cpu.npz")
+    if not folder or not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as arrays:
+        return np.asarray(arrays["cpu_percent"].T, dtype=np.float64) / 100.0
 
 
 def _play(

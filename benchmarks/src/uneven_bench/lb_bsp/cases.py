@@ -19,6 +19,9 @@ EIGHT = (0.4, 0.3, 0.25, 0.2, 0.15, 0.12, 0.1, 0.08)
 OURS = "lb-bsp"
 """The arm that is meant by "ours"."""
 
+TOGETHER = "together"
+"""The same, whose iterations are finished together."""
+
 LIMIT = "oracle"
 
 RULES = {"dbs": "rival:dbs:epoch=10", "omnilearn": "rival:omnilearn:epoch=10", "lbb": "rival:lbb"}
@@ -49,6 +52,7 @@ SLOW = ("ddp", "even", "static", "backup", "flexrr", "accumulate")
 TRACED = (0, 4, 5, 6)
 """Workers of the recorded job, those of ``uneven bench rivals``."""
 
+FLICKERING = {name: who for name, who in FULL.items() if name != "model"} | {TOGETHER: TOGETHER, LIMIT: LIMIT}
 MOST = 1.6
 """Cores that all workers together have at any time; the machine is to have two."""
 
@@ -71,6 +75,7 @@ class LbBspCase:
         change: round in which something changes once, None if nothing does or much.
         look: every so many rounds a copy of each model is kept, for its accuracy.
         catch_up: in the end train every arm as long as the one that was trained longest.
+        ours: the arm that rivals are compared with.
     """
 
     name: str
@@ -90,6 +95,7 @@ class LbBspCase:
     change: int | None = None
     look: int = 1
     catch_up: bool = False
+    ours: str = OURS
 
     @property
     def changing(self) -> bool:
@@ -110,10 +116,11 @@ class LbBspCase:
         return self.mbit_per_s[min(max(number, 0), len(self.mbit_per_s) - 1)] if self.mbit_per_s else ()
 
 
-def cases(jobs: Table | None) -> dict[str, LbBspCase]:
+def cases(jobs: Table | None, use: Table | None = None) -> dict[str, LbBspCase]:
     """All of them.
 
     Args:
+        use: of machines, 0 … 1, shape (records, machines); None where no recording is there.
         jobs: mini-batch times of a recorded job, shape (records, workers); None where there is none.
     """
     traced = traces(jobs, 24)
@@ -173,7 +180,22 @@ def cases(jobs: Table | None) -> dict[str, LbBspCase]:
             look=2,
         ),
     )  # fmt: skip
-    return {case.name: case for case in found}
+    flickers = tuple(_flicker(held, rounds, use) for held, rounds in FLICKERS.items())
+    return {case.name: case for case in (*found, *flickers)}
+
+
+FLICKERS = {25: 5, 5: 16, 2: 36}
+"""Iterations that a load stays, and rounds of as many."""
+
+
+def _flicker(held: int, rounds: int, use: Table | None) -> LbBspCase:
+    return LbBspCase(
+        name=f"flicker-{held}",
+        about=f"four workers slowed down as {'recorded' if use is not None else 'made-up'} machines were, others every "
+        f"{held} iterations",
+        shares=flickering(use, rounds), arms=FLICKERING, block=held, settling=2, rounds=rounds, rare_every=2, look=0,
+        ours=TOGETHER,
+    )  # fmt: skip
 
 
 def quick() -> tuple[LbBspCase, LbBspCase]:
@@ -206,8 +228,29 @@ def traces(jobs: Table | None, rounds: int) -> tuple[tuple[float, ...], ...]:
         changes = np.abs(np.diff(np.log(times), axis=0)).sum(1)
         first = int(np.convolve(changes, np.ones(rounds - 1), "valid").argmax())
         times = times[first : first + rounds]
-    speeds = 1.0 / times
-    shares = np.clip(speeds / speeds.sum(1).max() * MOST, 0.05, 0.9)
+    shares = _capped(1.0 / times)
+    return tuple(tuple(float(share) for share in row) for row in shares.round(4))
+
+
+def _capped(speeds: Table) -> Table:
+    """Shares of a core in proportion, shape (rounds, workers)."""
+    shares: Table = np.clip(speeds / speeds.sum(1).max() * MOST, 0.05, 0.9)
+    return shares
+
+
+def flickering(use: Table | None, rounds: int) -> tuple[tuple[float, ...], ...]:
+    """What others leave to four workers, a record a round, from the first one on.
+
+    The machines are four of the hundred whose speeds change most in that time.
+    """
+    rng = np.random.default_rng(0)
+    if use is None:
+        used = np.clip(rng.beta(1.0, 4.0, (rounds, 4)), 0.0, 0.95)
+    else:
+        some = use[np.arange(rounds) % len(use)]
+        changes = np.abs(np.diff(np.log(np.clip(1.0 - some, 0.1, 1.0)), axis=0)).sum(0)
+        used = some[:, rng.choice(np.argsort(-changes)[:100], 4, replace=False)]
+    shares = _capped(np.clip(1.0 - used, 0.1, 1.0))
     return tuple(tuple(float(share) for share in row) for row in shares.round(4))
 
 
@@ -226,8 +269,6 @@ def oracle_costs(
         [factor * cost["overhead_s"] for factor, cost in zip(factors, costs, strict=True)],
         [factor * cost["per_sample_s"] for factor, cost in zip(factors, costs, strict=True)],
     )
-
-
 
 
 def corrected(cost: Mapping[str, float], worked_s: float, samples: int, share: float) -> dict[str, float]:

@@ -8,8 +8,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from uneven_bench.lb_bsp.cases import OURS
-
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
@@ -42,7 +40,7 @@ def _case(name: str, rows: dict[str, Any]) -> Table:
         after = f" ({row['of_limit_after']:.3f})" if "of_limit_after" in row else ""
         iterations, seconds = row["iterations_to_target"], row["time_to_target_s"]
         shown.add_row(
-            Text(method, "bold") if method == OURS else method,
+            Text(method, "bold") if method == rows["ours"] else method,
             str(row["rounds"]),
             f"{row['iteration_s'] * 1e3:.1f} [{low * 1e3:.1f} … {high * 1e3:.1f}]",
             f"{row['of_limit']:.3f}{after}",
@@ -62,7 +60,7 @@ def _summary(result: dict[str, Any]) -> Table:
         low, high = rows["gain_spread"]
         shown.add_row(
             name,
-            f"{rows['methods'][OURS]['of_limit']:.3f}",
+            f"{rows['methods'][rows['ours']]['of_limit']:.3f}",
             rows["best_rival"],
             f"{rows['gain_over_best_rival']:.3f} [{low:.3f} … {high:.3f}]",
         )

@@ -141,4 +141,3 @@ class OnStage:
         self._line.sendall(json.dumps({"rank": self._rank, "do": do, "value": value, **more}).encode() + b"\n")
         if not self._line.recv(1):
             raise LaunchError("the bench has ended")
-

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uneven_bench.lb_bsp.cases import OURS, RIVALS, LbBspCase
+from uneven_bench.lb_bsp.cases import RIVALS, LbBspCase
 
 TARGET = 0.98
 """Of DDP's best accuracy: what counts as trained."""
@@ -119,10 +119,11 @@ def summarize(case: LbBspCase, result: Mapping[str, Any]) -> dict[str, Any]:
         "shares": [list(row) for row in case.shares],
         "global_batch": case.global_batch,
         "limit": limit,
+        "ours": case.ours,
         "methods": methods,
         "best_rival": best,
-        "gain_over_best_rival": of(found[best], found[OURS], case),
-        "gain_spread": Spread.of(ratios(found[best], found[OURS])).pair,
+        "gain_over_best_rival": of(found[best], found[case.ours], case),
+        "gain_spread": Spread.of(ratios(found[best], found[case.ours])).pair,
         "target_accuracy": target,
         "accuracy_at": common * case.block,
         "batches": result["split"],

@@ -23,8 +23,8 @@ from uneven.registry import parse_spec
 from uneven.run.lines.transport import Transport
 from uneven.run.start.connect import connect
 from uneven.world import discover, report_failures
-from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, SessionArm
-from uneven_bench.lb_bsp.cases import LIMIT, SLOW, LbBspCase, corrected, oracle_costs
+from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, SessionArm, TogetherArm
+from uneven_bench.lb_bsp.cases import LIMIT, OURS, SLOW, TOGETHER, LbBspCase, corrected, oracle_costs
 from uneven_bench.lb_bsp.costs import affine, cubic, transfer_s
 from uneven_bench.lb_bsp.rival_arms import AccumulateArm, BackupArm, FlexRRArm, RuleArm
 from uneven_bench.lb_bsp.stage import OnStage
@@ -140,6 +140,8 @@ class _LbBspRun:
             spares = options["spares"]
             assert isinstance(spares, int)
             return BackupArm(model, work, case.global_batch, case.block, spares=spares)
+        if name == TOGETHER:
+            return TogetherArm(model, work, case.global_batch, case.block, balance=OURS, journal=journal)
         return SessionArm(model, work, case.global_batch, case.block, balance=who, journal=journal)
 
     def _measure(self) -> list[dict[str, float]]:

@@ -132,13 +132,18 @@ def profiles(case: RivalCase, seed: int) -> list[Cubic]:
     return found
 
 
-def ours(case: RivalCase, balancer: Balancer) -> RivalOutcome:
-    """A balancer under ``uneven``: forecasts in every worker, reports as the budget allows, in force two later."""
+def looped(case: RivalCase, balancer: Balancer) -> Loopback:
+    """The slow loop of all workers, which hears their reports at once."""
     n, total = case.workers, case.global_batch
     decider = Decider(
         balancer, tuple(range(n)), Limits.uniform(n, total), global_batch=total, lookahead=0, budget=BUDGET
     )
-    run = Loopback(Controller(decider, lambda: Forecaster(predictors.resolve(balancer.predictor))))
+    return Loopback(Controller(decider, lambda: Forecaster(predictors.resolve(balancer.predictor))))
+
+
+def ours(case: RivalCase, balancer: Balancer) -> RivalOutcome:
+    """A balancer under ``uneven``: forecasts in every worker, reports as the budget allows, in force two later."""
+    n, run = case.workers, looped(case, balancer)
     totals = SettledTotals(n)
     for k in range(ITERATIONS):
         for rank, seen in enumerate(_iteration(case, k, run.controller.shares(k), totals)):

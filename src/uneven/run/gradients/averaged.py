@@ -111,6 +111,12 @@ class Averaged:
         """See :meth:`uneven.Session.no_sync`."""
         return nullcontext() if self.carrier is None else self.carrier.no_sync()
 
+    def exchange_held(self, weight: float) -> None:
+        """See :meth:`GradientCarrier.exchange_held`; nothing to do where this worker's gradients are those of all."""
+        if self.carrier is not None:
+            assert not isinstance(self.carrier, ShardedCarrier)  # whose passes meet all workers
+            self.carrier.exchange_held(weight)
+
     def check_apart(self, caller: str) -> None:
         """Can this worker call the model while others do not?
 

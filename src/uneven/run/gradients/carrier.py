@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from uneven.core.turn import Turn
 from uneven.errors import TrainingError
+from uneven.run.gradients.held import nothing_of
 from uneven.run.gradients.instep import is_still, out_of_step
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.statistics import BatchStatistics
@@ -307,6 +308,21 @@ class GradientCarrier:
         self._ddp.reducer._rebuild_buckets()  # as DDP does before a forward pass, once
         self._ddp.reducer.prepare_for_backward([])
         self._prepared = True
+
+    def exchange_held(self, weight: float) -> None:
+        """Exchange what passes in :meth:`no_sync` have left in ``.grad``, after the last of them.
+
+        Args:
+            weight: of this worker's samples among those of all, for batch norm's statistics.
+        """
+        assert self._ddp is not None
+        nothing = nothing_of(self._parameters)
+        self._ddp.reducer._rebuild_buckets()  # as DDP does before a forward pass, once
+        self._ddp.reducer.prepare_for_backward([nothing] if self._ddp.find_unused_parameters else [])
+        self._prepared = True
+        if self._statistics is not None and self._ddp.module.training:
+            self.traffic.sent_bytes += self._statistics.start(weight)
+        nothing.backward()
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of one bucket, shape (numbers,), whose gradients are ready."""

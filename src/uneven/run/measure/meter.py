@@ -196,6 +196,12 @@ class Meter:
             if opened is not None:
                 opened.asides += ((began, self._clock.mark()),)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds of exchanges in the iteration under way, as far as its clock can tell without waiting."""
+        exchanges = () if self._open is None else self._open.exchanges
+        return sum(self._clock.between(ready, done)[0] for ready, done in exchanges if self._clock.passed(done))
+
     def end(self) -> None:
         """The next batch is asked for: the iteration is over."""
         known = self._exchanges or self._unknown + 1 >= _KNOWN_EVERY

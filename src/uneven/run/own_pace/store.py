@@ -33,6 +33,10 @@ class SessionStore:
         """Add to a number that begins at 0; the sum. One question and one answer."""
         return int(self._ask(lambda: self._store.add(key, number)))
 
+    def swap(self, key: str, before: str, after: str) -> str:
+        """Write ``after`` where ``before`` is, "" for nothing; what is there then. One question and one answer."""
+        return str(self._ask(lambda: self._store.compare_set(key, before, after)).decode())
+
     def put(self, key: str, text: str) -> None:
         """Write a text."""
         self._ask(lambda: self._store.set(key, text))

@@ -1,0 +1,198 @@
+"""The pieces of one worker in iterations that are finished together; see :mod:`uneven.loops.finish` for the rule.
+
+What is not begun with lies behind each other in the order of the ranks, and a counter in the store that the ranks met
+at says how much of it has been taken. All passes leave their gradients in ``.grad``, each weighed by its samples over
+X; when nothing is left they are exchanged at once. Who did how much is gathered beside that, so all know the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from uneven.data.loader import BalancedLoader
+from uneven.data.order import Portion
+from uneven.errors import ConfigError, TrainingError
+from uneven.loops.finish import FinishTogether, LaunchFit
+from uneven.loops.passes import cut, weigh
+from uneven.registry import describe
+from uneven.run.lines import Line
+from uneven.run.lines.base import Handle
+from uneven.run.loop import StepLoop
+from uneven.run.model.check import check_model, is_sharded
+from uneven.run.model.hooks import ModelHook
+from uneven.run.own_pace.store import SessionStore
+from uneven.run.parameters.together import Alike
+
+_NUMBERS = 4
+"""That a worker tells of an iteration: samples, seconds, seconds of its first part, and of a launch."""
+
+
+@dataclass(slots=True)
+class _Passes:
+    """What one worker has done in one iteration."""
+
+    since_s: float
+    samples: int = 0
+    first_s: float = 0.0
+    sizes: list[int] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, samples: int) -> Iterator[None]:
+        """Inside, one pass is done."""
+        began_s = time.perf_counter()
+        yield
+        now_s = time.perf_counter()
+        self.samples += samples
+        self.sizes.append(samples)
+        self.took_s.append(now_s - began_s)
+        if len(self.sizes) == 1:
+            self.first_s = now_s - self.since_s
+
+
+class PieceTaker:
+    """Hands out this worker's pieces, iteration after iteration.
+
+    Args:
+        line: of all workers.
+        store: where the counter lies.
+
+    Raises:
+        ConfigError: what is trained, or how, does not go together with it.
+    """
+
+    def __init__(
+        self, loop: StepLoop, loader: BalancedLoader, model: nn.Module, line: Line, store: SessionStore
+    ) -> None:
+        _check(loop, model)
+        self._loop, self._loader, self._model = loop, loader, model
+        self._line, self._store = line, store
+        self._place = line.members.index(line.rank)
+        self._rule = FinishTogether(len(line.members), loader.batch_size, loader.lower)
+        self._launch = LaunchFit()
+        self._told: tuple[Handle, list[torch.Tensor]] | None = None
+        self._epoch, self._through_s = -1, 0.0
+
+    def pieces(self, batch: Any) -> Iterator[Any]:
+        """Those of the batch in hand, the first one cut out of ``batch``.
+
+        Raises:
+            TrainingError: none is in hand; the pass is on another one; or inside of ``session.weighted``.
+        """
+        part = self._loop.part
+        if part is None or self._loop.counting.counted:
+            raise TrainingError(
+                "session.passes with together=True outside of the loop over the loader, or inside of session.weighted "
+                "or session.summed: which samples a worker takes is not known beforehand, so let each pass's loss be "
+                "the mean over its samples"
+            )
+        self._learn()
+        passes = _Passes(self._through_s if part.epoch == self._epoch else time.perf_counter())
+        alike = part.size == self._loader.batch_size and min(part.shares) > 0  # else the last part of an epoch
+        firsts = self._rule.first_parts(part.shares) if alike else part.shares
+        if sum(firsts) == part.size:
+            yield from self._whole(batch, part, passes)
+            self._tell(passes)
+        else:
+            yield from self._taken(batch, part, firsts, passes)
+            self._tell(passes)
+            self._loop.gradients.exchange_held(passes.samples / part.size)
+            self._loop.part = replace(part, shares=self._learn())
+        self._loop.reports.books.passes = len(passes.sizes)
+        self._epoch, self._through_s = part.epoch, time.perf_counter()
+
+    def _whole(self, batch: Any, part: Portion, passes: _Passes) -> Iterator[Any]:
+        """One pass, under which gradients are exchanged as ever."""
+        with passes.timed(part.batch(self._line.rank)):
+            yield batch
+        passes.first_s -= self._loop.reports.books.meter.waited_s
+
+    def _taken(self, batch: Any, part: Portion, firsts: Sequence[int], passes: _Passes) -> Iterator[Any]:
+        """The first part, and what this worker takes from the counter while anything is left."""
+        share, first, key = part.shares[self._place], firsts[self._place], f"together/{part.iteration}"
+        rest, behind = part.size - sum(firsts), None
+        with self._loop.counting.passing():
+            yield from self._pass(cut(batch, share, 0, first), first, share, passes)
+            self._check_step(part)
+            known, start = "", 0
+            while (size := self._rule.chunk(self._place, passes.samples, rest - start, first / passes.first_s)) > 0:
+                mine = f"{start + size}/{self._place}"
+                if (found := self._store.swap(key, known, mine)) == mine:
+                    behind = _behind(part, firsts) if behind is None else behind
+                    piece = self._loader.read(behind[start : start + size])
+                    yield from self._pass(piece, size, share, passes)
+                known, start = found, int(found.split("/")[0])
+        if self._place == 0:  # all have been through with the iteration before when this one began
+            self._store.delete(f"together/{part.iteration - 1}")
+
+    def _pass(self, piece: Any, samples: int, share: int, passes: _Passes) -> Iterator[Any]:
+        hook = self._model.register_forward_hook(ModelHook(partial(weigh, samples / share)))
+        try:
+            with passes.timed(samples), self._loop.gradients.no_sync():
+                yield piece
+        finally:
+            hook.remove()
+
+    def _check_step(self, part: Portion) -> None:
+        turn = self._loop.hands.turn
+        if turn is None or turn.iteration != part.iteration:
+            raise TrainingError(
+                f"session.passes with together=True: no forward pass on the batch of iteration {part.iteration}, which "
+                f"was handed out last: call the model in each pass, and ask the loader for the next batch after the "
+                f"optimizer's step"
+            )
+
+    # ---------------------------------------------------------------- what all know of an iteration
+    def _tell(self, passes: _Passes) -> None:
+        """Begin to tell all what this worker has done."""
+        if passes.samples:  # not of a batch that only fills up a last part
+            self._launch.add(passes.sizes, passes.took_s)
+        busy_s = passes.first_s + sum(passes.took_s[1:])
+        row = torch.tensor([passes.samples, busy_s, passes.first_s, self._launch.seconds], dtype=torch.float64)
+        rows = [torch.zeros(_NUMBERS, dtype=torch.float64) for _ in self._line.members]
+        self._told = self._line.gather(row, rows), rows
+
+    def _learn(self) -> tuple[int, ...]:
+        """Hear what all have done in the last iteration, if that has not been heard; samples of each."""
+        if self._told is None:
+            return ()
+        (handle, rows), self._told = self._told, None
+        handle.wait()
+        samples, busy_s, first_s, launch_s = zip(*(row.tolist() for row in rows), strict=True)
+        self._rule.launch_s = [*launch_s]
+        if min(samples) > 0:
+            self._rule.ended(samples, busy_s, first_s)
+        return tuple(map(round, samples))
+
+
+def _behind(part: Portion, firsts: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Positions of what nobody begins with."""
+    found, start = [], part.start
+    for share, first in zip(part.shares, firsts, strict=True):
+        found.append(np.arange(start + first, start + share))
+        start += share
+    return np.concatenate(found)
+
+
+def _check(loop: StepLoop, model: nn.Module) -> None:
+    context, why = loop.context, ""
+    if context.elastic is not None:
+        why = "in an elastic run: what a lost worker had taken would be missing"
+    elif not isinstance(loop.model.agreement, Alike) or loop.own_pace is not None:
+        why = f"under sync = {describe(context.policy)}: workers do not meet in each iteration there; use sync='bsp'"
+    elif is_sharded(model) or any(isinstance(one, nn.SyncBatchNorm) for one in model.modules()):
+        why = "with fully_shard or SyncBatchNorm: each of their passes meets all workers, which take unequally many"
+    elif (device := check_model(model)).type != "cpu":
+        why = f"on {device}: a pass there is over when the device says so, not when the script goes on"
+    if why:
+        raise ConfigError(f"session.loader(together=True) {why}")

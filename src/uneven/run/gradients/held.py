@@ -1,0 +1,26 @@
+"""A backward pass that changes no gradient, and after which the reducer takes all of them to be ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*parameters)
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(one.new_zeros(()).expand_as(one) for one in ctx.saved_tensors)
+
+
+def nothing_of(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Zero, shape (), made of all parameters, those of the last layers first, as a backward pass comes to them."""
+    found: torch.Tensor = _Nothing.apply(*reversed(parameters))
+    return found
