@@ -49,7 +49,9 @@ def instrument(recovery: object, log: object, folder: Path, faults: list[str]) -
     def completing(contributors: tuple[int, ...]) -> object:
         number, at = recovery.exchanges, recovery.at
         pieces = complete(contributors)
-        log.write(json.dumps(["merge", number, at.settles, contributors]) + "\n")
+        kind = "gradients" if at.what.startswith("the gradient") else "merge"
+        groups = None if at.groups is None else at.groups(recovery.by, membership.history[recovery.by])
+        log.write(json.dumps([kind, number, at.settles, contributors, groups]) + "\n")
         if f"after@{worker}:{number}" in faults:
             await_another(folder / f"{worker}.jsonl")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -51,7 +51,7 @@ class Log:
                 elif kind == "join":
                     self.joins[worker] = rest[0], rest[1]
                 else:
-                    number, settles, those = rest
+                    number, settles, those, _ = rest
                     said = settles, tuple(those)
                     assert self.merges.setdefault(number, said) == said, "workers say different things of one merge"
         self.merges = dict(sorted(self.merges.items()))

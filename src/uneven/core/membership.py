@@ -14,13 +14,15 @@ has not entered. When a member dies inside of one, some may have completed it an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from uneven.core.plain import Count, Range, read
 
 Members = tuple[int, ...]
+Meeting = Callable[[int, Members], tuple[Members, ...]]
+"""Of a generation's number and its members: the groups in which these meet, each of them in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

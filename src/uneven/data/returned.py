@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from uneven.data.held import Held
 from uneven.data.order import Cursor, Portion
 
 Run = tuple[int, int]
@@ -37,6 +38,7 @@ class Returned:
         self._last: Portion | None = None  # the newest that was, as a script may take several steps on it
         self._missing: dict[int, set[int]] = {}  # iteration → members whose samples of it come again already
         self._waiting: list[tuple[int, Run]] = []  # from which iteration on, and what
+        self._held = Held()  # exchanged, but not among all
         self._epoch = self.newest = -1
         self._pass = -1  # the iteration with which it began
         self._joins = False
@@ -66,6 +68,7 @@ class Returned:
             self._waiting.clear()
             self._open.clear()
             self._missing.clear()
+            self._held.clear()
         for later in [one for one in self._open if one >= cursor.iteration]:  # drawn, and never handed out
             del self._open[later]
             self._missing.pop(later, None)
@@ -112,12 +115,20 @@ class Returned:
         self._missing[part.iteration] = set(part.members or ()) - set(self._eras[-1][1])
 
     # ---------------------------------------------------------------- exchanges and changes
-    def exchanged(self, iteration: int, members: Collection[int]) -> None:
+    def exchanged(self, iteration: int, members: Collection[int], groups: Collection[Members] = ()) -> None:
         """What was made of the parts up to an iteration has been added up over these members: their samples of all
-        parts that were not settled before count as used, and those of the others come again."""
+        parts that were not settled before count as used, and those of the others come again.
+
+        Args:
+            groups: of members, each of which has added up among itself only; none where all have met. Their samples
+                count as used for as long as somebody holds what was made of them.
+        """
         for part in [part for part in self._open.values() if part.iteration <= iteration]:
             self._last = self._open.pop(part.iteration)
             self._give_up(part, set(part.members or ()) - set(members), self._eras[-1][0])
+            if groups:
+                self._held.add(part, sorted(set(members) - self._missing[part.iteration]))
+        self._held.meet(groups) if groups else self._held.clear()
         for earlier in [one for one in self._missing if one < iteration]:
             del self._missing[earlier]
 
@@ -129,11 +140,20 @@ class Returned:
             exchanging: the iteration in whose exchange that comes to light. Whose gradients are in that one
                 :meth:`exchanged` says.
         """
-        gone = set(self._eras[-1][1]) - set(members)
+        before = self._eras[-1][1]
+        gone = set(before) - set(members)
         self._eras = [era for era in self._eras if era[0] < border or era[0] == 0] + [(border, members)]
         for part in self._open.values():
             if part.iteration > exchanging:
                 self._give_up(part, gone, border)
+        for step in self._held.changed(members, sorted(set(members) - set(before))):
+            self._waiting += [(border, run) for run in runs(step.part.span(step.worker))]
+
+    def spoken_for(self, worker: int, iteration: int) -> float:
+        """Samples up to an iteration that a worker's replica holds and not everybody's does, shared out among those
+        that hold them."""
+        own = sum(part.batch(worker) for part in self._open.values() if part.iteration <= iteration)
+        return own + self._held.samples(worker)
 
     def _give_up(self, part: Portion, gone: Iterable[int], border: int) -> None:
         already = self._missing.setdefault(part.iteration, set())
@@ -148,6 +168,7 @@ class Returned:
         border, members = self._eras[-1]
         return {
             "border": border, "members": members, "epoch": self._epoch, "pass": self._pass, "waiting": self._waiting,
+            "held": self._held.state(),
         }  # fmt: skip
 
     def take_up(self, state: dict[str, Any]) -> None:
@@ -156,6 +177,7 @@ class Returned:
         self._epoch, self._pass = state["epoch"], state["pass"]
         self._joins = True  # it goes on with a pass that has begun
         self._waiting = [(since, (run[0], run[1])) for since, run in state["waiting"]]
+        self._held.take_up(state["held"])
 
     def left(self, cursor: Cursor, unused: Iterable[Portion] = ()) -> list[list[int]]:
         """Positions before the cursor that still have to come again: runs, for a checkpoint.
@@ -172,6 +194,7 @@ class Returned:
         self._epoch = cursor.epoch
         self._open.clear()
         self._missing.clear()
+        self._held.clear()
         self._waiting = [(0, (run[0], run[1])) for run in left]
 
 

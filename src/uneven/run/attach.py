@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from uneven.core.actions import StepPlan
+from uneven.core.membership import Meeting
 from uneven.data.hands import Hands
 from uneven.registry import describe
 from uneven.run.checks import apart, check_alone, check_attached
@@ -40,14 +41,14 @@ class Attached:
         agreement: what is exchanged beside gradients.
         watch: looks after the model.
         detach: leaves the model as it came.
-        averaging: the ranks whose gradients are averaged with this worker's; None where none are.
+        averaging: the ranks whose gradients are averaged with this worker's under a plan; None where none are.
     """
 
     context: Context
     agreement: Exchanging
     watch: ModelWatch | Unwatched
     detach: Callable[[], None]
-    averaging: Callable[[], tuple[int, ...] | None]
+    averaging: Callable[[StepPlan], tuple[int, ...] | None]
 
     def check(self, plan: StepPlan) -> None:
         """See that everything was made that a plan asks for.
@@ -57,7 +58,9 @@ class Attached:
         """
         if len(self.context.members) > 1:
             more = not isinstance(self.agreement, Alike)
-            check_attached(self.context.policy, plan, self.agreement.clock, averaging=self.averaging(), exchanging=more)
+            check_attached(
+                self.context.policy, plan, self.agreement.clock, averaging=self.averaging(plan), exchanging=more
+            )
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         """Other workers take part, from the next step on."""
@@ -131,7 +134,7 @@ def attach(
     alike = isinstance(agreement, Alike)
     follower = None if alike else follow(context, model, hands, agreement, out)
     if not by_copy(context):
-        gradients.exchange(context, out, counting, meter, sharded=sharded)
+        gradients.exchange(context, out, counting, meter, sharded=sharded, groups=partial(_groups, agreement))
     before_step = gradients.attach(model, owner, find_unused_parameters, bucket_cap_mb)
     if not alike:
         before_step.append(agreement.still)
@@ -165,9 +168,12 @@ def attach(
         if heap is not None:
             heap()
 
-    return Attached(
-        context=context, agreement=agreement, watch=watch, detach=detach, averaging=lambda: gradients.members
-    )
+    return Attached(context=context, agreement=agreement, watch=watch, detach=detach, averaging=gradients.averaging)
+
+
+def _groups(agreement: Exchanging) -> Meeting | None:
+    """Who averages gradients with whom in the step under way; None where all do."""
+    return agreement.groups() if isinstance(agreement, Agreement) else None
 
 
 def _no_shards(context: Context, out: Outlook) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from uneven.balance import Balancer
 from uneven.config import RunConfig
-from uneven.core.actions import Combined, Moment, Payload, StepPlan, Via
+from uneven.core.actions import Combined, Mean, Moment, Payload, StepPlan, Via
 from uneven.data.stream import is_stream
 from uneven.errors import ConfigError
 from uneven.registry import describe
@@ -98,10 +98,15 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
             )
         if one.moment is Moment.BACKGROUND:
             return "an exchange beside the training is under way at no one step, at which it could be made anew"
-        if one.members != members or one.parties:
+        if one.select is not None:
             return (
-                "workers meet in groups that go on apart, so only the group of a lost one knows which of its steps are "
-                "in their replicas"
+                "what a site has moved and not sent yet is in its own replicas only, and no merge brings it to the "
+                "others"
+            )
+        if (one.members != members and one.merge.keeps) or (one.parties and one.merge != Mean()):
+            return (
+                f"{type(one.merge).__name__} among some of the workers, which keeps something that a newcomer could "
+                f"not be given, or counts by another thing than samples"
             )
         if one.merge.combined is not Combined.MEAN:
             return "replicas stay apart, so there is none that a newcomer could begin with"

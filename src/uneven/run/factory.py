@@ -19,10 +19,10 @@ from uneven.run.own_pace.shared import OwnPace, make_own_pace
 from uneven.run.parameter_server.home import find_home
 from uneven.run.parameter_server.served import Served
 from uneven.run.parameters.agree import Agreement
-from uneven.run.parameters.plans import Plans
+from uneven.run.parameters.plans import GroupPlans, Plans
 from uneven.run.parameters.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.run.parameters.together import Alike, Exchanging
-from uneven.sync import Outlook, Pace, first_plans, served
+from uneven.sync import Outlook, Pace, first_plans, in_groups, served
 
 
 def by_copy(context: Context) -> bool:
@@ -67,7 +67,9 @@ def _agree(
     context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
 ) -> Agreement:
     replica, barrier = _replica(context, model), None if own_pace is None else own_pace.barrier
-    agreement = Agreement(context.policy, context.rank, context.members, context.sites, replica, barrier)
+    who = context.policy, context.rank, context.members, context.sites
+    plans = GroupPlans(*who) if context.elastic is not None and in_groups(context.policy) else Plans(*who)
+    agreement = Agreement(*who, replica, barrier, plans)
     agreement.carry_by(
         roll=context.connection.roll,
         timeout_s=context.config.timeout_s,

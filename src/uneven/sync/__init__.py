@@ -15,7 +15,7 @@ from uneven.sync.geo import Geo
 from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
 from uneven.sync.hierarchical import Hierarchical
 from uneven.sync.local import MA, AnyMerge, LocalSGD
-from uneven.sync.outlook import Outlook, first_plans, outlook
+from uneven.sync.outlook import Outlook, first_plans, in_groups, outlook
 from uneven.sync.shadow import Shadow
 from uneven.sync.shuffle import Shuffle, ds_sync
 from uneven.sync.sparse import LargestEntries, SparseLocal
@@ -71,6 +71,7 @@ __all__ = [
     "ds_sync",
     "first_plans",
     "groupings",
+    "in_groups",
     "outlook",
     "policies",
     "refused",

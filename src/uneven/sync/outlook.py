@@ -10,6 +10,9 @@ from uneven.core.views import SyncView
 from uneven.sync._parts import Members
 from uneven.sync.base import SyncPolicy
 
+_TRIED = 6
+"""Workers, in two sites, for whom a policy is asked for its plans: more than make up one group."""
+
 _PROBES = 4096
 """How many steps are looked at ahead."""
 
@@ -55,6 +58,14 @@ def first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> 
     facts nobody knows how long its blocks are, so it is looked as far ahead as ever.
     """
     return (plan for _, plan in _first_plans(policy, members, sites))
+
+
+def in_groups(policy: SyncPolicy) -> bool:
+    """Whether workers meet in groups of some, rather than all at once."""
+    members = tuple(range(_TRIED))
+    sites = {one: str(one % 2) for one in members}
+    plans = first_plans(policy, members, sites)
+    return any(one.members != members or bool(one.parties) for plan in plans for one in plan.exchanges)
 
 
 def _first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Iterator[tuple[int, StepPlan]]:

@@ -29,6 +29,9 @@ def refuse(sync: str, *, balance: str = "lb-bsp", run: Elastic = RUN, threads: i
         "diloco",
         "blocks:merge=mean",
         "local:every=9999",
+        "shuffle",
+        "shuffle:groups=random,size=3:ma:every=4",
+        "hierarchical",
     ],
 )
 def test_carried(sync: str) -> None:
@@ -38,8 +41,9 @@ def test_carried(sync: str) -> None:
 @pytest.mark.parametrize(
     ("sync", "why"),
     [
-        ("shuffle", "meet in groups"),
-        ("hierarchical", "meet in groups"),
+        ("sparse-local", "has moved and not sent yet"),
+        ("topk", "has moved and not sent yet"),
+        ("geo", "has moved and not sent yet"),
         ("shadow:ma", "under way at no one step"),
         ("shadow:easgd", "at their own pace"),
         ("asp", "at their own pace"),

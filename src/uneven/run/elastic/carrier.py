@@ -9,12 +9,14 @@ samples of the others then count as much more as there are fewer of them in all 
 """
 
 # No "from __future__ import annotations" here, as in the carrier that this one derives from.
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from uneven.core.membership import Meeting
 from uneven.core.turn import Turn
 from uneven.data.returned import Returned
 from uneven.errors import ConfigError
@@ -37,14 +39,17 @@ class ElasticCarrier(GradientCarrier):
         membership: who takes part.
         returned: what each iteration's samples were split into.
         recovery: makes the exchanges.
+        groups: whose gradients are averaged with whose in this step; of None where everybody's are.
     """
 
     membership: Membership
     returned: Returned
     recovery: Recovery
+    groups: Callable[[], Meeting | None]
     roll: Any = None  # who is missing, the membership knows
     _passes: list[Turn] = field(default_factory=list)  # batches whose gradients are in the next exchange
     _unused: bool = False  # whether passes may leave parameters out
+    _buckets: int = 0  # in the exchange under way
     _bucket_cap_mb: float | None = None
 
     # ---------------------------------------------------------------- the model
@@ -75,10 +80,12 @@ class ElasticCarrier(GradientCarrier):
         """Start the exchange of one bucket, shape (numbers,), whose gradients are ready."""
         lane, turn = self._lane(bucket, len(self.recovery.pieces)), self.turn
         if self.recovery.at is None:
-            self.recovery.enter(ExchangePlace(self._this_exchange, turn.epoch, *3 * (turn.iteration,)))
+            place = ExchangePlace(self._this_exchange, turn.epoch, *3 * (turn.iteration,), groups=self.groups())
+            self.recovery.enter(place)
         if lane.last:
             self.observer.ready()
-        self.recovery.begin(lane.bucket, self._scale_now, slots=lane.last)
+            self._buckets = len(self.recovery.pieces) + 1
+        self.recovery.begin(lane.bucket, self._scale_now, slots=lane.last and not self._grouped)
         if lane.last:
             statistics = None if self._statistics is None else self._statistics.flat()
             if statistics is not None:
@@ -91,9 +98,14 @@ class ElasticCarrier(GradientCarrier):
         if turn.exchanging and all(one.iteration != turn.iteration for one in self._passes):
             self._passes.append(turn)
 
+    @property
+    def _grouped(self) -> bool:
+        """Whether not all members average with each other in the exchange under way."""
+        return self.recovery.at is not None and self.recovery.at.groups is not None
+
     def _weight_now(self) -> float:
         """x_i / Σ x over those that take part now, of the batch that the newest pass is on."""
-        return self.turn.weight / self._samples_there(self.turn.iteration)
+        return self.turn.weight / self._samples_there(self.turn)
 
     def _scale_now(self) -> float:
         """What this worker's gradients count among those that take part now.
@@ -107,15 +119,26 @@ class ElasticCarrier(GradientCarrier):
 
     def _there(self, turn: Turn) -> float:
         """Which part of what a batch counts is that of members that take part now."""
-        counted = turn.there(self.membership.members)
-        return self._samples_there(turn.iteration) if counted is None else counted
+        counted = turn.there(self._those)
+        return self._samples_there(turn) if counted is None else counted
 
-    def _samples_there(self, iteration: int) -> float:
+    @property
+    def _those(self) -> tuple[int, ...]:
+        """Whose gradients are averaged with this worker's now."""
+        at = self.recovery.at
+        return self.membership.members if at is None or at.groups is None else self.recovery.mine(at.groups)
+
+    def _samples_there(self, turn: Turn) -> float:
         """Which part of the samples of a batch is that of members that take part now."""
-        part = self.returned.part(iteration)
+        part = self.returned.part(turn.iteration)
         if part is None:
             return 1.0
-        return max(1, part.among(self.membership.members)) / max(1, part.size)
+        whole: float = part.size
+        if self._grouped:  # what it is a part of: its group's samples when it was handed out
+            if not turn.weight:
+                return 1.0
+            whole = part.batch(self.membership.worker) / turn.weight
+        return max(1, part.among(self._those)) / max(1, whole)
 
     def _land(self) -> None:
         assert self._ddp is not None
@@ -124,12 +147,11 @@ class ElasticCarrier(GradientCarrier):
             self.recovery.begin(self._ddp.reducer._get_local_used_map(), _one)
         with self.traffic.waiting():
             pieces = self.recovery.complete(self.recovery.land())
-        members = len(self.membership.members)
-        self.traffic.sent_bytes += sum(bytes_of_sum(piece.sent.nbytes, members) for piece in pieces)
-        buckets = next(place for place, piece in enumerate(pieces) if piece.slotted) + 1
-        fine = [piece.take() for piece in pieces[:buckets]]
+        members = self.membership.members
+        self.traffic.sent_bytes += sum(bytes_of_sum(one.sent.nbytes, len(one.inside or members)) for one in pieces)
+        fine = [piece.take() for piece in pieces[: self._buckets]]
         culprit = not all(fine) and self._weight_now() > 0.0
-        rest = pieces[buckets:]
+        rest = [piece for piece in pieces[self._buckets :] if piece.own.numel()]
         if self._unused:
             rest.pop().take()
         if rest:

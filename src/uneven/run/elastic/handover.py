@@ -112,12 +112,13 @@ class LoopOfMembers:
 
     def members_changed(self, generation: Generation) -> None:
         """Others take part, from now on."""
+        self._loop.context.sites.update({int(one): said["site"] for one, said in generation.came.items()})
         self._loop.members_changed(generation.members, generation.number)
         self._loop.reports.members_changed(generation)
 
     def introduction(self) -> dict[str, Any]:
         """What the others need to know of this worker before it joins."""
-        return self._loop.reports.introduction()
+        return {**self._loop.reports.introduction(), "site": self._loop.context.world.site}
 
     def for_newcomers(self) -> dict[str, Any]:
         """Where the run is, between two steps."""
@@ -127,6 +128,7 @@ class LoopOfMembers:
             "cursor": tuple(cursor),
             "drawn": [asdict(part) for part in drawn],
             "clock": self._loop.model.agreement.clock,
+            "sites": self._loop.context.sites,
             "agreement": self._loop.model.agreement.state_dict(()),
             "reports": self._loop.reports.for_newcomers(),
             "parts": self._loop.parts.state(),
@@ -137,6 +139,8 @@ class LoopOfMembers:
         assert self.loader is not None
         elastic = self._loop.context.elastic
         assert elastic is not None
+        self._loop.context.sites.clear()
+        self._loop.context.sites.update(state["sites"])
         self.loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
         self._loop.model.agreement.clock = state["clock"]
         self._loop.members_changed(elastic.members, elastic.membership.generation.number)

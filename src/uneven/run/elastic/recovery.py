@@ -8,6 +8,10 @@ One exchange is under way at a time, and all members make the same ones in the s
 the sums of parts on their lines. So members are at most one exchange apart. When one fails, the members agree on who
 they are (:mod:`uneven.core.membership`), and either add up anew or are given the sums by one that has them.
 
+Where members meet in groups, each adds up on a process group of its own. The numbers that all say come after that, in
+a sum of all: who has it knows that every group is through, and who lacks it has its own group's sum. So a loss is
+mended as where all meet, and all hear of it at one exchange.
+
 Pieces that members send one another (:mod:`uneven.run.elastic.swap`) cannot be given by one that has them. So a sum of
 one number comes after them: who has that knows that everybody has all pieces, and who lacks it has them, too.
 """
@@ -23,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uneven.core.membership import Generation, Members, Statement
+from uneven.core.membership import Generation, Meeting, Members, Statement
 from uneven.data.returned import Returned
 from uneven.errors import TrainingError
 from uneven.run.elastic.membership import Membership
@@ -37,6 +41,9 @@ _STRETCH = 1 << 17
 
 Weight = Callable[[], float]
 
+_MOST_CIRCLES = 16
+"""Process groups of some members that are kept, as the same ones meet again and again."""
+
 
 @dataclass(slots=True)
 class Contribution:
@@ -47,12 +54,14 @@ class Contribution:
         weight: what it is scaled by, among those that take part now.
         sent: ``own`` scaled, then the sum; longer than ``own`` by the slots, where it has any.
         work: under way; None where it could not be begun.
+        inside: of a group of members; None where it is of all.
     """
 
     own: Tensor
     weight: Weight
     sent: Tensor
     work: Any = None
+    inside: Members | None = None
 
     @property
     def sum(self) -> Tensor:
@@ -83,6 +92,7 @@ class ExchangePlace:
         epoch, place: the same on all members, a number of the place in the epoch; told where slots ride along.
         iteration: for messages.
         settles: the iteration up to which samples count as used once it is complete; −1 for none.
+        groups: of the members, each of which exchanges among itself; None where all do.
     """
 
     what: str
@@ -90,6 +100,7 @@ class ExchangePlace:
     place: int = 0
     iteration: int = 0
     settles: int = -1
+    groups: Meeting | None = None
 
 
 class Recovery:
@@ -125,6 +136,8 @@ class Recovery:
         self.slots.renew(membership.place, len(membership.members))
         self.pieces: list[Contribution] = []
         self._swap: Swap | None = None
+        self._circles: dict[Members, Circle] = {}  # of some members of this generation
+        self._nothing = torch.empty(0, dtype=torch.float64)  # before the slots
         self._returned = returned
         self._changed = changed
         self._flush = flush
@@ -148,7 +161,8 @@ class Recovery:
         self.at = at
 
     def begin(self, own: Tensor, weight: Weight, *, slots: bool = False) -> Contribution:
-        """Begin to add up one tensor, flat and contiguous, which stays as it is."""
+        """Begin to add up one tensor, flat and contiguous, which stays as it is. Where members meet in groups, slots
+        come by themselves."""
         size = own.numel() + (self.slots.count(own.dtype) if slots else 0)
         place = len(self.pieces)
         spare = self._spare[place].sent if place < len(self._spare) else None
@@ -205,7 +219,8 @@ class Recovery:
         if self.slots.apart:
             raise self._out_of_step(at)
         if at.settles >= 0:
-            self._returned.exchanged(at.settles, contributors)
+            groups = () if at.groups is None else at.groups(self.by, self.membership.history[self.by])
+            self._returned.exchanged(at.settles, contributors, groups)
         self.exchanges += 1
         return pieces
 
@@ -234,6 +249,9 @@ class Recovery:
             for piece in self.pieces:
                 piece.work = None
             self.circle = None
+            for one in self._circles.values():
+                one.drop()
+            self._circles.clear()
             said = Statement(
                 exchanges=self.exchanges, by=self.by, drawn=self._returned.newest, between=between, leaving=leaving,
                 new=new,
@@ -259,7 +277,7 @@ class Recovery:
             return
         assert self.circle is not None
         pieces, source = self.pieces if lacking else self._kept, new.place(new.donor)
-        for piece in pieces:
+        for piece in (one for one in pieces if one.inside is None):  # of its group every member has the sum
             # What an exchange that has failed was given may still be written into.
             sent = piece.sent if new.donor == self.membership.worker else torch.empty_like(piece.sent)
             self.circle.wait(self.circle.broadcast(sent, source))
@@ -276,6 +294,16 @@ class Recovery:
                 continue
             self._changed(new, True, began_s)
             return
+
+    def mine(self, groups: Meeting) -> Members:
+        """Those with whom this worker exchanges now."""
+        generation, worker = self.membership.generation, self.membership.worker
+        return next(one for one in groups(generation.number, generation.members) if worker in one)
+
+    def spoken_for(self, iteration: int) -> float:
+        """Samples that this worker speaks for among parties: those up to an iteration that its replica holds and not
+        everybody's does, shared out among those that hold them."""
+        return self._returned.spoken_for(self.membership.worker, iteration)
 
     def renew(self, generation: Generation) -> None:
         """From the next exchange on, or in the one that is begun anew, these are the members."""
@@ -295,9 +323,21 @@ class Recovery:
             slots = piece.sent[piece.own.numel() :]
             self.slots.fill(slots, self.at.epoch, self.at.place, self._announce())
         try:
-            piece.work = None if self.circle is None else self.circle.sum(piece.sent)
+            piece.inside = None if self.at.groups is None or piece.slotted else self.mine(self.at.groups)
+            circle = self.circle if piece.inside is None else self._circle_of(piece.inside)
+            piece.work = None if circle is None else circle.sum(piece.sent)
         except Broken:
             piece.work = None
+
+    def _circle_of(self, group: Members) -> Circle | None:
+        """The process group of some members; all of them ask for it at the same exchange."""
+        if self.circle is None or group == self.membership.members:
+            return self.circle
+        if group not in self._circles:
+            if len(self._circles) >= _MOST_CIRCLES:  # its exchanges are long complete, on all
+                self._circles.pop(next(iter(self._circles))).drop()
+            self._circles[group] = self.membership.circle(f"exchange {self.exchanges} of {group[0]}", group)
+        return self._circles[group]
 
     def _wait(self) -> bool:
         """Whether all sums of this exchange have come."""
@@ -305,19 +345,28 @@ class Recovery:
         try:
             if circle is None or not self._received(circle) or any(piece.work is None for piece in self.pieces):
                 return False
-            for piece in self.pieces:
+            for piece in (one for one in self.pieces if one.inside is None):
                 circle.wait(piece.work)
         except Broken:
             return False
         return True
 
     def _received(self, circle: Circle) -> bool:
-        """Whether all pieces have come, where members send any; then the sum begins that says so."""
-        if self._swap is None or self.pieces:
+        """Whether all pieces have come, where members send any or meet in groups; then the sum begins that says so."""
+        assert self.at is not None
+        if (self._swap is None and self.at.groups is None) or any(one.inside is None for one in self.pieces):
             return True
-        if not self._swap.wait(circle):
-            return False
-        self.begin(torch.zeros(1), _one)
+        if self._swap is not None:
+            if not self._swap.wait(circle):
+                return False
+            self.begin(torch.zeros(1), _one)
+            return True
+        for piece in self.pieces:
+            within = None if piece.inside is None else self._circle_of(piece.inside)
+            if piece.work is None or within is None:
+                return False
+            within.wait(piece.work)
+        self.begin(self._nothing, _one, slots=True)
         return True
 
     def _recover(self) -> Members:
@@ -346,6 +395,9 @@ class Recovery:
         if self._swap is not None:
             self.pieces.clear()
             self._swap.begin(self.circle, self.membership.members)
+        assert self.at is not None
+        if self.at.groups is not None:
+            self.pieces[:] = [piece for piece in self.pieces if not piece.slotted]
         for piece in self.pieces:
             slots = self.slots.count(piece.own.dtype) if piece.slotted else 0
             piece.sent = torch.empty(piece.own.numel() + slots, dtype=piece.own.dtype)

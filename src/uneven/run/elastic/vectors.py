@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from uneven.core.membership import Meeting
 from uneven.run.elastic.recovery import ExchangePlace, Recovery
 from uneven.run.lines.traffic import Traffic, bytes_of_sum
 
 if TYPE_CHECKING:
     from uneven.run.parameters.exchanges import StepPosition
+
+
+def _one() -> float:
+    return 1.0
 
 
 class RecoveredVectors:
@@ -26,10 +32,18 @@ class RecoveredVectors:
         self._recovery, self._traffic = recovery, traffic
         self._nothing = torch.empty(0, dtype=torch.float64)  # before the slots
 
-    def total(self, vector: Tensor, what: str, at: StepPosition | None) -> int:
-        """Replace ``vector`` by its sum over the members. Waits.
+    def spoken_for(self, iteration: int) -> float:
+        """See :meth:`Recovery.spoken_for`."""
+        return self._recovery.spoken_for(iteration)
+
+    def total(
+        self, vector: Tensor, what: str, at: StepPosition | None, groups: Meeting | None = None,
+        weight: Callable[[], float] | None = None,
+    ) -> int:  # fmt: skip
+        """Replace ``vector`` by its sum over the members, or over this worker's group of them. Waits.
 
         Args:
+            weight: by what it is scaled, among those that are there when it is sent.
             vector: one axis, of the same length and type on every member.
             what: the exchange, for messages.
             at: where this worker is; None where that is no place of the loop.
@@ -46,19 +60,16 @@ class RecoveredVectors:
             recovery.enter(ExchangePlace(what))
         else:
             settles = -1 if at.shows else at.iteration
-            recovery.enter(ExchangePlace(what, at.epoch, at.number, at.iteration, settles))
-        recovery.begin(vector, _one)
-        recovery.begin(self._nothing, _one, slots=True)
+            recovery.enter(ExchangePlace(what, at.epoch, at.number, at.iteration, settles, groups))
+        recovery.begin(vector, weight or _one)
+        if groups is None:
+            recovery.begin(self._nothing, _one, slots=True)
         with self._traffic.waiting():
             own, _ = recovery.complete(recovery.land())
         own.take()
-        sent_bytes = bytes_of_sum(vector.nbytes, len(recovery.membership.members))
+        sent_bytes = bytes_of_sum(vector.nbytes, len(own.inside or recovery.membership.members))
         self._traffic.sent_bytes += sent_bytes
         return sent_bytes
 
     def close(self) -> None:
         """Nothing of its own to let go of."""
-
-
-def _one() -> float:
-    return 1.0

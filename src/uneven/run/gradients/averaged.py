@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from uneven.control.reports import Report
+from uneven.core.actions import Payload, StepPlan
+from uneven.core.membership import Meeting
 from uneven.core.turn import Turn
 from uneven.errors import ConfigError
 from uneven.run.context import Context
@@ -40,16 +42,18 @@ class Averaged:
         self.members: tuple[int, ...] | None = None
 
     def exchange(
-        self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver, *, sharded: bool
-    ) -> None:
+        self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver, *, sharded: bool,
+        groups: Callable[[], Meeting | None],
+    ) -> None:  # fmt: skip
         """Make the carrier, where gradients are to be exchanged; every rank calls it at the same time.
 
         Args:
             sharded: each worker holds a part of the model, and all exchange.
+            groups: who averages with whom in this step of an elastic run; of None where all do.
         """
         if context.elastic is not None:
             if out.gradient_groups:
-                self._exchange_elastically(context, context.elastic, counting, observer)
+                self._exchange_elastically(context, context.elastic, counting, observer, groups)
             return
         roll, group = context.connection.roll, gradient_group(out, context.rank, context.members)
         if roll is None or group is None:
@@ -68,8 +72,9 @@ class Averaged:
         )
 
     def _exchange_elastically(
-        self, context: Context, elastic: Elastic, counting: PassCounts, observer: ExchangeObserver
-    ) -> None:
+        self, context: Context, elastic: Elastic, counting: PassCounts, observer: ExchangeObserver,
+        groups: Callable[[], Meeting | None],
+    ) -> None:  # fmt: skip
         counting.exchanged()
         self.members = context.members
         self.carrier = elastic.carrier = ElasticCarrier(
@@ -81,7 +86,14 @@ class Averaged:
             membership=elastic.membership,
             returned=elastic.returned,
             recovery=elastic.recovery,
+            groups=groups,
         )
+
+    def averaging(self, plan: StepPlan) -> tuple[int, ...] | None:
+        """Whose gradients are averaged with this worker's under a plan; None where nobody's are."""
+        if isinstance(self.carrier, ElasticCarrier):  # which makes the groups of any plan
+            return next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
+        return self.members
 
     def attach(
         self, model: nn.Module, owner: object, find_unused_parameters: bool, bucket_cap_mb: float | None

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.core.membership import Meeting
 from uneven.core.plain import Amount, Count, loading, read
 from uneven.data.order import Cursor, Portion, Portions
 from uneven.errors import ConfigError, PeerError, TrainingError
@@ -46,11 +48,13 @@ class Agreement:
         policy: whose plans are carried out; also names the model to evaluate.
         sites: where each rank is.
         barrier: before evaluations, where each worker takes samples at its own pace.
+        plans: what the policy wants of this worker; the policy's own if None.
 
     Attributes:
         clock: steps taken.
         threads: that take them side by side.
         followed: whether :meth:`passing` is called with each pass, as batches may be handed out ahead of their steps.
+        equal: whether all replicas are known to be the same.
     """
 
     def __init__(
@@ -61,13 +65,14 @@ class Agreement:
         sites: dict[int, str],
         replica: Replica,
         barrier: EvaluationBarrier | None = None,
+        plans: Plans | None = None,
     ) -> None:
         self._barrier = barrier
         self._met_all = True
         self._policy = policy
         self._rank = rank
         self._members = members
-        self._plans = Plans(policy, rank, members, sites)
+        self._plans = plans or Plans(policy, rank, members, sites)
         self._replica = replica
         coming = {
             one.merge for plan in first_plans(policy, members, sites) for one in plan.exchanges if one.select is None
@@ -90,7 +95,7 @@ class Agreement:
         self._since: Cursor | None = None  # where the first step since the last exchange began
         self._begun = self._showing = self._padded = False
         self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
-        self._equal = True  # whether all replicas are known to be the same
+        self.equal = True
         self._divided = DividedSteps(rank)
 
     def carry_by(self, **lines: Any) -> None:
@@ -122,7 +127,7 @@ class Agreement:
         if plan is not self._plan:
             self._take(plan)
         self._divided.begin(plan, part)
-        self._equal = False  # who evaluates in the middle of the loop has made this step already
+        self.equal = False  # who evaluates in the middle of the loop has made this step already
         if not self.followed:
             self.passing(part.batch(self._rank) == 0)
 
@@ -187,7 +192,7 @@ class Agreement:
             self._since = part.before
         for rank, samples in zip(part.members or self._members, part.shares, strict=True):
             self._fresh[rank] = self._fresh.get(rank, 0) + samples
-        self._equal = False
+        self.equal = False
         self._exchanges.stepped()
         if leaving:
             self._dropped += len(self._beside)
@@ -205,23 +210,31 @@ class Agreement:
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         """Others take part from the next step on."""
+        if not set(members) <= set(self._members):
+            self.equal = False  # all know so at the same step; what a newcomer begins with is one of the replicas
         self._members = members
         self._plans.members_changed(members, generation)
 
     @property
     def apart(self) -> bool:
         """Whether replicas differ, as they have taken steps of their own; the same on all workers."""
-        return self._gap > 0 and not any(one.payload is Payload.GRADIENT for one in self._plan.exchanges)
+        averaged = (one.members for one in self._plan.exchanges if one.payload is Payload.GRADIENT)
+        return self._gap > 0 and not any(len(those) == len(self._members) for those in averaged)
+
+    def groups(self) -> Meeting | None:
+        """Who averages gradients with whom in the step under way; None where all do."""
+        return self._plans.groups(self.clock, Payload.GRADIENT)
 
     def settle(self) -> None:
         """Merge the steps that are not merged yet, as at the end of an epoch of an elastic run: what a worker is lost
         with then still comes again in that epoch."""
         self._make_up()
-        if not self.apart:
+        if not self.apart and (self.equal or not self._plans.grouped):
             return
         ahead = range(self.clock, self.clock + _AHEAD)
-        self._owed = next((found for clock in ahead if (found := _of(self._plans.at(clock), Moment.STEP))), ())
-        self._make_up()
+        planned = next((found for clock in ahead if (found := _of(self._plans.at(clock), Moment.STEP))), ())
+        for exchange in planned:
+            self._meet(replace(exchange, members=self._members), all_meet=True)
 
     def paused(self) -> None:
         """What comes until the next step is none."""
@@ -250,12 +263,13 @@ class Agreement:
         for exchange in owed:
             self._meet(exchange)
 
-    def _meet(self, exchange: Exchange) -> None:
+    def _meet(self, exchange: Exchange, all_meet: bool = False) -> None:
         equal = len(exchange.members) == len(self._members)  # now: members may change in it, on all alike
         if exchange.select is not None and not exchange.select.beside:
             equal = False  # each still has in it what it has not sent
-        self._exchanges.meet(self._order(exchange))
-        self._equal = equal
+        groups = None if all_meet else self._plans.groups(self.clock - 1, exchange.payload)
+        self._exchanges.meet(self._order(exchange), groups)
+        self.equal = equal
 
     def _order(self, exchange: Exchange) -> Order:
         party = next((party for party in exchange.parties if self._rank in party), (self._rank,))
@@ -327,7 +341,7 @@ class Agreement:
         if self._policy.evaluated is Evaluated.CENTRE:
             return self._replica.centre
         # At their own pace others may have taken steps where this worker has not.
-        equal = self._equal and self._barrier is None
+        equal = self.equal and self._barrier is None
         if self._policy.evaluated is Evaluated.REPLICA or equal or len(self._members) == 1:
             return None
         everybody = Exchange(payload=Payload.PARAMETERS, members=self._members, merge=Mean(), moment=Moment.STEP)
@@ -398,7 +412,7 @@ class Agreement:
             CheckpointError: see :meth:`check`.
         """
         self.check(numbers, vectors)
-        self._equal, self._owed, self._dropped, self._since = False, (), 0, None
+        self.equal, self._owed, self._dropped, self._since = False, (), 0, None
         self._exchanges.paused()
         self._exchanges.loaded()
         if numbers.get("policy") != repr(self._policy):

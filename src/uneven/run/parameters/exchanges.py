@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from uneven.core.actions import Exchange, Moment
+from uneven.core.membership import Meeting
 from uneven.core.records import ExchangeRecord
 from uneven.run.elastic.recovery import Recovery
 from uneven.run.elastic.vectors import RecoveredVectors
@@ -163,8 +164,11 @@ class Exchanges:
         """Whether an exchange in the background has failed."""
         return self._shadow.failed
 
-    def meet(self, order: Order) -> None:
+    def meet(self, order: Order, groups: Meeting | None = None) -> None:
         """In the foreground: waits for the others.
+
+        Args:
+            groups: in which all meet, where members come and go; None where all do.
 
         Raises:
             PeerError: somebody did not take part.
@@ -172,18 +176,33 @@ class Exchanges:
         """
         began_s = time.perf_counter()
         self._observer.ready()
-        met = self._met(order)
+        met = self._met(order, groups)
         self._observer.done()
         self._land(order, met, began_s)
         self.write_down()
 
-    def _met(self, order: Order) -> Met:
+    def _met(self, order: Order, groups: Meeting | None) -> Met:
         exchange = order.exchange
+        if isinstance(self._line, RecoveredVectors):
+            return self._met_again(self._line, order, groups)
         if exchange.select is None:
             return self._replica.meet(exchange, order.weight, partial(self._in_step, order.place))
         if self._entries is None or exchange.parties != self._entries.parties:
             return Met(0, 0.0, True, 0)  # alone, there is nobody to send anything to
         return self._entries.meet(exchange, Moved(order.clock, order.weight, order.part, order.rate))
+
+    def _met_again(self, line: RecoveredVectors, order: Order, groups: Meeting | None) -> Met:
+        """Members may change in it, and with them the party that this worker speaks for."""
+
+        def spoken_for() -> float:
+            return line.spoken_for(order.iteration) if order.exchange.parties else order.weight
+
+        def total(vector: Tensor, exchange: Exchange) -> int:
+            weight = (lambda: spoken_for() / before) if before else None
+            return line.total(vector, self._named(exchange), order.place, groups, weight)
+
+        before = spoken_for()
+        return self._replica.meet(order.exchange, before, total, alone=False)
 
     def loaded(self) -> None:
         """The replica has become another one."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from uneven.core.actions import StepPlan
+from dataclasses import replace
+
+from uneven.core.actions import Moment, Payload, StepPlan
+from uneven.core.membership import Meeting
 from uneven.core.views import SyncView
 from uneven.sync import SyncPolicy
+
+Members = tuple[int, ...]
 
 
 class Plans:
@@ -13,7 +18,12 @@ class Plans:
     Args:
         members: that the run begins with.
         sites: where each rank is.
+
+    Attributes:
+        grouped: whether not all meet when some do.
     """
+
+    grouped = False
 
     def __init__(self, policy: SyncPolicy, rank: int, members: tuple[int, ...], sites: dict[int, str]) -> None:
         self._policy = policy
@@ -33,3 +43,56 @@ class Plans:
         if self._policy.constant:
             self._constant = plan
         return plan
+
+    def groups(self, clock: int, payload: Payload) -> Meeting | None:
+        """Who meets whom; None where all do."""
+        return None
+
+
+class GroupPlans(Plans):
+    """Those of a policy under which not all meet, for a run in which all make the same exchanges: who has nobody to
+    meet while others do meets itself."""
+
+    grouped = True
+
+    def __init__(self, policy: SyncPolicy, rank: int, members: Members, sites: dict[int, str]) -> None:
+        super().__init__(policy, rank, members, sites)
+        self._known: dict[tuple[int, int], tuple[StepPlan, StepPlan, StepPlan]] = {}
+
+    def members_changed(self, members: Members, generation: int) -> None:
+        """See :meth:`Plans.members_changed`."""
+        super().members_changed(members, generation)
+        self._known.clear()
+
+    def at(self, clock: int) -> StepPlan:
+        """See :meth:`Plans.at`."""
+        own, view = self._policy.plan(self._first._replace(clock=clock)), self._first
+        kinds = {one.payload for one in own.exchanges}
+        for rank in view.members:
+            others = self._policy.plan(view._replace(rank=rank, clock=clock))
+            if not kinds.issuperset(one.payload for one in others.exchanges):
+                return self._completed(own, others, kinds)
+        return own
+
+    def _completed(self, own: StepPlan, others: StepPlan, kinds: set[Payload]) -> StepPlan:
+        """The same object for the same two plans, which are kept, as another one could get the id of one."""
+        key = id(own), id(others)
+        if key not in self._known:
+            rank = (self._first.rank,)
+            alone = (replace(one, members=rank) for one in others.exchanges if one.payload not in kinds)
+            whole = replace(own, exchanges=(*alone, *own.exchanges))
+            self._known[key] = own, others, whole
+        return self._known[key][2]
+
+    def groups(self, clock: int, payload: Payload) -> Meeting:
+        """See :meth:`Plans.groups`. Those that meet nobody are groups of their own."""
+
+        def meeting(number: int, members: Members) -> tuple[Members, ...]:
+            view, found = self._first._replace(clock=clock, members=members, generation=number), dict[Members, None]()
+            for rank in members:
+                plan = self._policy.plan(view._replace(rank=rank))
+                those = (one for one in plan.exchanges if one.payload is payload)
+                found[next((one.members for one in those if one.moment is not Moment.BACKGROUND), (rank,))] = None
+            return tuple(found)
+
+        return meeting

@@ -143,11 +143,14 @@ class Replica:
         """Copies of the gradients that there are now, each of its parameter's shape."""
         return {one: one.grad.clone() for one in self._parameters if one.grad is not None}
 
-    def meet(self, exchange: Exchange, samples: float, total: Total, *, resting: bool = False) -> Met:
+    def meet(
+        self, exchange: Exchange, samples: float, total: Total, *, resting: bool = False, alone: bool | None = None
+    ) -> Met:
         """Take part in one exchange of parameters, from reading the replica to writing into it. Waits.
 
         Args:
             samples: that this replica, or the party that it speaks for, took since its last exchange.
+            alone: whether nobody else takes part; by the exchange's members if None.
 
         Raises:
             PeerError: somebody did not take part.
@@ -155,7 +158,7 @@ class Replica:
         merge, room = exchange.merge, self._room(exchange.moment)
         own = self.flat.read(room.own)
         given = self._given(merge, own)
-        alone, fits = len(exchange.members) == 1, len(given) == len(own)
+        alone, fits = len(exchange.members) == 1 if alone is None else alone, len(given) == len(own)
         weight = 1.0 if alone else merge.weight(samples)
         vector = contribution(given, weight, resting=resting, into=room.total if fits else None)
         sent_bytes = total(vector, exchange)
