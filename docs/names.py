@@ -12,6 +12,7 @@ from uneven.predict import predictors
 from uneven.registry import Registry
 from uneven.search.schedulers import schedulers
 from uneven.search.searchers import searchers
+from uneven.skew import partitions, tuners
 from uneven.sync import policies
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -21,6 +22,8 @@ LISTS: dict[str, Registry] = {
     "policies": policies,
     "schedulers": schedulers,
     "searchers": searchers,
+    "partitions": partitions,
+    "tuners": tuners,
 }
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from uneven.precondition.soap.part import SOAP
     from uneven.predict import Predictor, predictors
     from uneven.run.part import Part, Run, Step
+    from uneven.run.visits import Visits
     from uneven.session import Session
     from uneven.sync import SyncPolicy, WrappingPolicy, policies
 
@@ -67,6 +68,7 @@ __all__ = [
     "SyncView",
     "TrainingError",
     "UnevenError",
+    "Visits",
     "WrappingBalancer",
     "WrappingPolicy",
     "balancers",
@@ -93,6 +95,7 @@ _HOMES = {
     "uneven.precondition.soap.part": ("SOAP",),
     "uneven.predict": ("Predictor", "predictors"),
     "uneven.run.part": ("Part", "Run", "Step"),
+    "uneven.run.visits": ("Visits",),
     "uneven.session": ("Session",),
     "uneven.sync": ("SyncPolicy", "WrappingPolicy", "policies"),
 }

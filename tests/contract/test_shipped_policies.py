@@ -34,6 +34,8 @@ SHIPPED = (
     "sparse-local:every=4",
     "topk",
     "geo:bsp:threshold=0.02,schedule=sqrt,flush=5",
+    "scout",
+    "scout:period=7:local",
     "shadow",
     "shadow:asp",
     "shadow:bmuf:every=3",

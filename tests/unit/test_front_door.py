@@ -32,8 +32,8 @@ def test_import_alone_loads_no_torch() -> None:
     assert not modules_after("import uneven") & {"torch", "numpy", "typer", "rich", "psutil"}
 
 
-def test_only_the_session_and_preconditioners_load_torch() -> None:
-    names = ", ".join(f"uneven.{name}" for name in uneven.__all__ if name not in ("Session", "KFAC", "SOAP"))
+def test_only_the_session_preconditioners_and_visits_load_torch() -> None:
+    names = ", ".join(f"uneven.{name}" for name in uneven.__all__ if name not in ("Session", "KFAC", "SOAP", "Visits"))
     assert "torch" not in modules_after(f"import uneven; {names}")
 
 

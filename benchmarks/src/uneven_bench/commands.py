@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from uneven.errors import ConfigError, UnknownNameError
+from uneven_bench.far_sites.command import far_sites
 from uneven_bench.preconditioners.command import preconditioners
 
 EXAMPLES = """\
@@ -443,4 +444,5 @@ def elastic(
     show(lambda told: run(quick, told, SEED if seed is None else seed, case), tables, json)
 
 
+app.command("far-sites")(far_sites)
 app.command("preconditioners")(preconditioners)

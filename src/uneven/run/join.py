@@ -17,6 +17,7 @@ from uneven.run.part import Part
 from uneven.run.scribe import Scribe
 from uneven.run.start.connect import compare, connect, identity, versions
 from uneven.run.start.settings import ALONE, CODE, decide_settings
+from uneven.run.visits import bind_visits
 from uneven.sync import compatible, policies, threaded, unheeded
 from uneven.world import World
 
@@ -59,6 +60,8 @@ def join(
     if isinstance(connection, ElasticConnection):
         elastic = Elastic(connection.membership, scribe.write, scribe.say, world.leave_on)
         connection.leaving, connection.recovery = elastic.close, elastic.recovery
-    return Context(
+    context = Context(
         world=world, config=config, policy=policy, sites=sites, connection=connection, scribe=scribe, elastic=elastic
-    ), balancer
+    )
+    bind_visits(context, parts)
+    return context, balancer

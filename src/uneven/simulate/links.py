@@ -110,6 +110,9 @@ class Network:
     Args:
         queue: virtual time.
         capacities: of each link over time, bit/s.
+
+    Attributes:
+        carried_bytes, carried: of each link, bytes of the transfers that were begun over it, and their number.
     """
 
     def __init__(self, queue: EventQueue, capacities: Sequence[Trace]) -> None:
@@ -123,10 +126,14 @@ class Network:
         self._event: Handle | None = None
         self._looks = 0  # since a transfer has ended
         self._stale = False
+        self.carried_bytes = np.zeros(len(capacities))
+        self.carried = np.zeros(len(capacities), dtype=np.int64)
 
     def start(self, route: Route, size_bytes: float, on_done: Action, *arguments: Any) -> Flow:
         """Begin a transfer of ``size_bytes``; ``on_done`` is called at its end, never within this call."""
         flow = Flow(route, size_bytes, on_done, arguments)
+        self.carried_bytes[flow.load.links] += flow.left_bytes * flow.load.weights
+        self.carried[flow.load.links] += 1
         if flow.left_bytes <= 0.0:
             flow.landing = self._queue.at(self._queue.now_s + flow.latency_s, on_done, *arguments)
         else:

@@ -25,6 +25,7 @@ class Topology:
     Attributes:
         capacities: of every link, bit/s over time.
         sites: of every node.
+        lines: (from a site, to a site) → the link that is the line on this way.
         free: whether nothing limits or delays any transfer.
     """
 
@@ -35,14 +36,14 @@ class Topology:
         self._latency_s = [node.latency_s for node in spec.nodes]
         self._up = [self._link(_limit(node, node.up_bit_per_s, cut)) for node in spec.nodes]
         self._down = [self._link(_limit(node, node.down_bit_per_s, cut)) for node in spec.nodes]
-        self._lines: dict[tuple[str, str], int] = {}
+        self.lines: dict[tuple[str, str], int] = {}
         self._line_latency_s: dict[tuple[str, str], float] = {}
         for line in spec.links:
             here, there = line.between
             for ends in ((here, there), (there, here)):
                 link = self._link(line.toward(ends[1]))
                 assert link is not None
-                self._lines[ends] = link
+                self.lines[ends] = link
                 self._line_latency_s[ends] = line.latency_s
         self.free = not self.capacities and not any(self._latency_s) and not any(self._line_latency_s.values())
 
@@ -58,7 +59,7 @@ class Topology:
 
     def links_between(self, here: str, there: str) -> tuple[int, int]:
         """Both directions of the line between two sites."""
-        return self._lines[here, there], self._lines[there, here]
+        return self.lines[here, there], self.lines[there, here]
 
     def ring(self, members: Sequence[int]) -> Route:
         """An all-reduce over a ring in the order of ``members``, all of whom send at once.
@@ -123,7 +124,7 @@ class Topology:
     def _load(self, parts: dict[int, float], here: int, there: int, part: float) -> float:
         """Add a transfer's load on each link between two nodes; the latency of the way."""
         ends = self.sites[here], self.sites[there]
-        for link in (self._up[here], self._down[there], self._lines.get(ends)):
+        for link in (self._up[here], self._down[there], self.lines.get(ends)):
             if link is not None:
                 parts[link] = parts.get(link, 0.0) + part
         return self._latency_s[here] + self._latency_s[there] + self._line_latency_s.get(ends, 0.0)

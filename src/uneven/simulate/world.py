@@ -18,6 +18,7 @@ from uneven.simulate.compute import Jitter, Processor
 from uneven.simulate.events import LAST_S, EventQueue
 from uneven.simulate.exchanges import VirtualExchanges
 from uneven.simulate.faults import Faults
+from uneven.simulate.line_book import LineBook
 from uneven.simulate.links import Network
 from uneven.simulate.members import MemberHistory
 from uneven.simulate.routes import Topology
@@ -118,11 +119,13 @@ class _World:
         self._known: set[int] = set()
         self._tally = Tally(tuple(node.name for node in spec.nodes))
         queue, topology = EventQueue(), Topology(spec)
+        network = Network(queue, topology.capacities)
+        self._lines = LineBook(topology, network)
         first = set(spec.initial_members)
         history = MemberHistory(rank for rank, node in enumerate(spec.nodes) if node.name in first)
         self._stage = stage = Stage(
             queue=queue,
-            network=Network(queue, topology.capacities),
+            network=network,
             topology=topology,
             workload=spec.workload,
             history=history,
@@ -229,8 +232,11 @@ class _World:
         self._sink(step)
         before = self._tally.finished
         self._tally.add(step)
-        if self._progress is not None and self._tally.finished > before:
-            self._progress(self._tally.finished)
+        if self._tally.finished > before:
+            for line in self._lines.records(step.iteration, step.ended_at_s):
+                self._sink(line)
+            if self._progress is not None:
+                self._progress(self._tally.finished)
         if self._stage.arithmetic.enough:
             self._stage.queue.stop()
 

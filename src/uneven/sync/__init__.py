@@ -16,6 +16,7 @@ from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, grou
 from uneven.sync.hierarchical import Hierarchical
 from uneven.sync.local import MA, AnyMerge, LocalSGD
 from uneven.sync.outlook import Outlook, first_plans, in_groups, outlook
+from uneven.sync.scout import Scout
 from uneven.sync.shadow import Shadow
 from uneven.sync.shuffle import Shuffle, ds_sync
 from uneven.sync.sparse import LargestEntries, SparseLocal
@@ -36,6 +37,7 @@ policies.register("hierarchical", Hierarchical)
 policies.register("sparse-local", SparseLocal)
 policies.register("topk", LargestEntries)
 policies.register("geo", Geo)
+policies.register("scout", Scout)
 policies.register("shadow", Shadow)
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "Outlook",
     "Pace",
     "RandomGroups",
+    "Scout",
     "Shadow",
     "Shuffle",
     "Sites",

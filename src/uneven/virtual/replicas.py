@@ -81,6 +81,10 @@ class SampleOrder:
         self._length, self._seed = length, seed
         self._epochs: OrderedDict[int, Tensor] = OrderedDict()
 
+    def drawn(self, rank: int, positions: range) -> range:
+        """Positions of what a worker computes with where these are its part of the order: the same ones."""
+        return positions
+
     def samples(self, positions: range) -> Tensor:
         """Numbers of the samples at some consecutive positions: int64, shape (positions,)."""
         found, at = [], positions.start
@@ -166,7 +170,7 @@ class Sgd:
             return mean([self.value(one) for one in many], weights)
         groups: dict[int, list[int]] = {}
         for place, (one, weight) in enumerate(zip(many, weights, strict=True)):
-            whole = one.value is None and weight == len(one.samples)
+            whole = self.task.by_sample and one.value is None and weight == len(one.samples)
             groups.setdefault(id(one.parameters) if whole else -1 - place, []).append(place)
         values = [self._union([many[place] for place in places]) for places in groups.values()]
         return mean(values, [sum(weights[place] for place in places) for places in groups.values()])

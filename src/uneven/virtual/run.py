@@ -9,11 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from uneven.core.records import Record
+from uneven.errors import ConfigError
 from uneven.simulate import Outcome, Scenario, simulate, streamed
+from uneven.sync import Scout
 from uneven.virtual.board import Board, Goal, Point
+from uneven.virtual.homes import HomeOrder
 from uneven.virtual.replicas import SampleOrder, Sgd
 from uneven.virtual.task import LearningTask
+from uneven.virtual.traffic import ModelTraffic
 from uneven.virtual.training import Training
+from uneven.virtual.visits import Visits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,8 @@ def train(
     *,
     goal: Goal | None = None,
     every: int = 1,
+    homes: HomeOrder | None = None,
+    traffic: ModelTraffic | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Learnt:
     """Play a scenario; every step's gradient is real and applied in the order of virtual time.
@@ -62,6 +69,8 @@ def train(
         sink: is given every record; loss and accuracy are scalars among them.
         goal: ends the training when it is reached; otherwise the iterations do.
         every: evaluate after so many global batches.
+        homes: where samples stay at their site; else all workers draw from all of them.
+        traffic: counts what sites send each other.
         progress: as in :func:`uneven.simulate.simulate`.
 
     Raises:
@@ -71,8 +80,14 @@ def train(
     scenario = prepared(scenario, task)
     sink = sink or _nowhere
     board = Board(task, sink, every * scenario.spec.workload.global_batch, goal)
-    sgd = Sgd(task, SampleOrder(task.samples, scenario.seed), board.losses)
-    training = Training(sgd, evaluated=scenario.policy.evaluated, board=board)
+    sgd = Sgd(task, homes or SampleOrder(task.samples, scenario.seed), board.losses)
+    visits = None
+    if isinstance(scenario.policy, Scout):
+        if homes is None:
+            raise ConfigError(f"{scenario.policy!r} compares models at home and away: give train() the samples' homes")
+        traffic = traffic or ModelTraffic(homes.sites)
+        visits = Visits(scenario.policy, task, homes, traffic, scenario.seed)
+    training = Training(sgd, evaluated=scenario.policy.evaluated, board=board, visits=visits, traffic=traffic)
     with _one_thread():
         outcome = simulate(scenario, sink, arithmetic=training, progress=progress)
     return Learnt(outcome=outcome, points=tuple(board.points), reached=board.reached, diverged=board.diverged)

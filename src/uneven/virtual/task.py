@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uneven.errors import ConfigError
+
 
 class Gradient(NamedTuple):
     """The mean gradient over some samples, flat, and their mean loss."""
@@ -25,11 +27,14 @@ class LearningTask(ABC):
     Attributes:
         samples: length of an epoch.
         learning_rate, momentum: of the optimizer.
+        by_sample: whether each sample is treated by itself, so that batches at the same parameters may be computed with
+            together; not where batches are normalized.
     """
 
     samples: int
     learning_rate: float
     momentum: float = 0.0
+    by_sample: bool = True
 
     @abstractmethod
     def initial(self) -> Tensor:
@@ -42,6 +47,14 @@ class LearningTask(ABC):
     @abstractmethod
     def accuracy(self, parameters: Tensor) -> float:
         """Share of held-out samples that ``parameters``, shape (size,), get right; or another score to raise."""
+
+    def right(self, parameters: Tensor, samples: Tensor) -> float:
+        """Share of these training samples that ``parameters``, shape (size,), get right; numbers, int64.
+
+        Raises:
+            ConfigError: the task does not say.
+        """
+        raise ConfigError(f"{type(self).__name__} does not say which samples a model gets right: give it right()")
 
 
 class Classification(LearningTask):
@@ -85,7 +98,16 @@ class Classification(LearningTask):
     def accuracy(self, parameters: Tensor) -> float:
         """Share of the test images that ``parameters``, shape (size,), label right."""
         self._flat.copy_(parameters)
-        x, y = self._test
+        return self._share(*self._test)
+
+    @torch.no_grad()
+    def right(self, parameters: Tensor, samples: Tensor) -> float:
+        """See :meth:`LearningTask.right`."""
+        self._flat.copy_(parameters)
+        x, y = self._train
+        return self._share(x[samples], y[samples])
+
+    def _share(self, x: Tensor, y: Tensor) -> float:
         return float((self._module(x).argmax(1) == y).float().mean())
 
 

@@ -19,6 +19,8 @@ from uneven.sync import Evaluated
 from uneven.virtual.board import Board
 from uneven.virtual.replicas import LazyGradient, ModelState, Sgd, VirtualReplica, flat_mean, mean
 from uneven.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
+from uneven.virtual.traffic import ModelTraffic
+from uneven.virtual.visits import Visits
 
 
 class Training(Arithmetic):
@@ -28,10 +30,16 @@ class Training(Arithmetic):
         sgd: computes gradients and takes steps.
         evaluated: which model is evaluated.
         board: shown every step, and asked to look at that model now and then.
+        visits: of models to other sites, for a policy that asks for them.
+        traffic: counts what sites send each other.
     """
 
-    def __init__(self, sgd: Sgd, *, evaluated: Evaluated, board: Board) -> None:
+    def __init__(
+        self, sgd: Sgd, *, evaluated: Evaluated, board: Board, visits: Visits | None = None,
+        traffic: ModelTraffic | None = None,
+    ) -> None:  # fmt: skip
         self._sgd = sgd
+        self._visits, self._traffic = visits, traffic
         self._evaluated = evaluated
         self._board = board
         first = sgd.task.initial()
@@ -82,8 +90,10 @@ class Training(Arithmetic):
         """The gradient is left open until somebody needs it."""
         if rank in self._coming:
             self._arrive(rank)
+        if self._visits is not None:
+            self._visits.begins(iteration, self.parameters)
         replica = self._replicas[rank]
-        replica.gradient = LazyGradient(replica.state.parameters, samples)
+        replica.gradient = LazyGradient(replica.state.parameters, self._sgd.order.drawn(rank, samples))
 
     def divides(self, rank: int, rate: float, weight: float) -> None:
         """Its next step is taken with this much of learning rate and gradient."""
@@ -113,6 +123,7 @@ class Training(Arithmetic):
         """Note what leaves; gradients stay where they are until they are merged."""
         check(exchange)
         if exchange.payload is Payload.GRADIENT:
+            self._count(rank, exchange)
             return
         replica = self._replicas[rank]
         value = replica.state.parameters
@@ -120,6 +131,11 @@ class Training(Arithmetic):
             value = self._movement(rank, exchange)
         self._sent[key_of(rank, exchange)] = Sent(value, replica.state.parameters, replica.fresh)
         replica.fresh = 0
+        self._count(rank, exchange)
+
+    def _count(self, rank: int, exchange: Exchange) -> None:
+        if self._traffic is not None:
+            self._traffic.sends(rank, exchange, self._parts.get(rank, 1.0))
 
     def _movement(self, rank: int, exchange: Exchange) -> Tensor:
         """What is carried of the movement not sent yet; the rest stays, for the whole party that it speaks for.

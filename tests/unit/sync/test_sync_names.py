@@ -93,7 +93,11 @@ def test_a_specification_is_read(spec: str, said: str) -> None:
         ("shadow:every=2:ma", UnknownNameError, "as in shadow:NAME:every=…"),
         ("shadow:inner=ma", ConfigError, "write what 'shadow' holds after a colon"),
         ("shadow:easgd,alpha=1", ConfigError, "expected key=value after the colon, found 'easgd'"),
-        ("easgd:ma", ConfigError, "'easgd' holds no other synchronisation policy; these do: shuffle, geo, shadow"),
+        (
+            "easgd:ma",
+            ConfigError,
+            "'easgd' holds no other synchronisation policy; these do: shuffle, geo, scout, shadow",
+        ),
         ("bsp:shadow:ma", ConfigError, "'bsp' holds no other"),
         ("backup:2", ConfigError, "expected key=value after the colon, found '2'"),
         ("shuffle:groups=gird", UnknownNameError, "unknown grouping 'gird'; did you mean 'grid'"),
@@ -113,7 +117,7 @@ def test_a_value_may_still_be_a_specification_of_another_kind() -> None:
 
 
 TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "blocks", "shuffle",
-            "hierarchical", "sparse-local", "topk", "geo")  # fmt: skip
+            "hierarchical", "sparse-local", "topk", "geo", "scout")  # fmt: skip
 APART = ("asp", "ssp", "easgd", "shadow", "shadow:ma", "shadow:asp")
 
 
@@ -162,7 +166,7 @@ class _Silent(SyncPolicy):
 CARRIED = (
     *("bsp", "local", "local:every=4,warmup=9", "local:every=9000", "diloco", "ma", "bmuf", "shuffle"),
     *("hierarchical", "blocks", "blocks:every=3,merge=block-momentum:momentum=0.5"),
-    *("geo", "geo:bsp:threshold=0.1,schedule=sqrt,flush=9,bits=16", "sparse-local", "topk:density=0.2"),
+    *("geo", "geo:bsp:threshold=0.1,schedule=sqrt,flush=9,bits=16", "sparse-local", "topk:density=0.2", "scout"),
 )
 SHADOWED = (
     *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),

@@ -223,7 +223,7 @@ def test_which_model_is_evaluated() -> None:
     found = {name: policies.resolve(name).evaluated for name in policies}
     assert {name for name, what in found.items() if what is Evaluated.REPLICA} == {"bsp", "backup"}
     of_the_mean = {name for name, what in found.items() if what is Evaluated.MEAN}
-    assert of_the_mean == {"local", "ma", "shuffle", "hierarchical", "blocks", "sparse-local", "topk", "geo"}
+    assert of_the_mean == {"local", "ma", "shuffle", "hierarchical", "blocks", "sparse-local", "topk", "geo", "scout"}
     assert policies.resolve("blocks:merge=block-momentum:momentum=0.5").evaluated is Evaluated.CENTRE
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from uneven.cluster.spec import ClusterSpec, Node
+from uneven.cluster.spec import ClusterSpec, Node, SiteLink
 from uneven.emulate import probe
 from uneven.emulate.isolated import Isolated
 from uneven.emulate.machines import Machines
@@ -34,18 +34,24 @@ Said = Callable[[str, str, float], None]
 """Told in which case rank 0 is, what it is doing, and how much of it is done."""
 
 
-def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Said) -> None:
+def play(
+    directory: Path, module: str, workers: int, *, isolated: bool, said: Said, sites: Sequence[str] = (),
+    links: Sequence[SiteLink] = (),
+) -> None:  # fmt: skip
     """Run ``python -m module directory`` on so many nodes until all have ended.
 
     Args:
         isolated: nodes with links of their own; needs root.
+        sites: where each node is; empty: all at one.
+        links: lines between these, which are free until a worker asks for their limits.
 
     Raises:
         LaunchError: a worker died, with the end of what it had printed.
         ConfigError: nodes cannot be isolated here.
     """
-    nodes = tuple(Node(name=f"node{rank}", period_s=_PERIOD_S) for rank in range(workers))
-    spec = ClusterSpec(name=directory.name, nodes=nodes)
+    at = sites or ("",) * workers
+    nodes = tuple(Node(name=f"node{rank}", period_s=_PERIOD_S, site=at[rank]) for rank in range(workers))
+    spec = ClusterSpec(name=directory.name, nodes=nodes, links=tuple(links))
     machines: Machines = Isolated(spec, probe.trees(), netem=False) if isolated else Throttled()
     try:
         with ExitStack() as stack:
@@ -53,7 +59,7 @@ def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Sa
             events = stack.enter_context(Events())
             door.bind(str(directory / SOCKET))
             door.listen(workers)
-            events.add(door.fileno(), lambda: _admit(door, events, stack, machines, said))
+            events.add(door.fileno(), lambda: _admit(door, events, stack, (machines, spec), said))
             program = Program(target=(module, str(directory)), module=True)
             started = Workers(spec, program, machines, directory, events)
             while started.running and not started.failed:
@@ -67,7 +73,9 @@ def play(directory: Path, module: str, workers: int, *, isolated: bool, said: Sa
         machines.close()
 
 
-def _admit(door: socket.socket, events: Events, stack: ExitStack, machines: Machines, said: Said) -> None:
+def _admit(
+    door: socket.socket, events: Events, stack: ExitStack, world: tuple[Machines, ClusterSpec], said: Said
+) -> None:
     """Do what a worker asks for from now on."""
     line = stack.enter_context(door.accept()[0])
 
@@ -77,13 +85,13 @@ def _admit(door: socket.socket, events: Events, stack: ExitStack, machines: Mach
             events.remove(line.fileno())
             return
         for one in asked.splitlines():
-            _carry_out(json.loads(one), machines, said)
+            _carry_out(json.loads(one), *world, said)
         line.sendall(b"\n" * len(asked.splitlines()))
 
     events.add(line.fileno(), serve)
 
 
-def _carry_out(asked: dict[str, Any], machines: Machines, said: Said) -> None:
+def _carry_out(asked: dict[str, Any], machines: Machines, spec: ClusterSpec, said: Said) -> None:
     rank = asked["rank"]
     match asked["do"]:
         case "cores":
@@ -91,6 +99,13 @@ def _carry_out(asked: dict[str, Any], machines: Machines, said: Said) -> None:
         case "link":
             for quantity in (Quantity.UP, Quantity.DOWN):
                 machines.apply(rank, Setting(f"node{rank}", quantity, asked["value"]))
+        case "lines":
+            for one in spec.links:
+                for ends in (one.between, one.between[::-1]):
+                    bit_per_s = one.toward(ends[1]).at(0.0) if asked["value"] else math.inf
+                    machines.apply_between(ends, Setting(ends, Quantity.ALONG, bit_per_s))
+                    latency_s = one.latency_s if asked["value"] else 0.0
+                    machines.apply_between(ends, Setting(ends, Quantity.LATENCY, latency_s))
         case "lift":
             machines.lift(rank)
         case "say":
@@ -118,10 +133,15 @@ class OnStage:
         if mbit_per_s:
             self._set("link", mbit_per_s[self._rank] * 1e6)
 
+    def limit_lines(self, limited: bool) -> None:
+        """From now on the lines between sites have their limits and delays, or none. The first rank asks for all."""
+        if self._rank == 0:
+            self._set("lines", float(limited))
+
     def lift(self) -> None:
         """From now on this worker may use what it can get."""
         self._ask("lift", math.nan)
-        self._had.clear()
+        self._had = {do: value for do, value in self._had.items() if do == "lines"}
 
     def say(self, what: str, done: float) -> None:
         """For the user: what is being done, and how much of it, 0 … 1. Only rank 0 speaks."""

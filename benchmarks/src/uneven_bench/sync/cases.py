@@ -65,6 +65,9 @@ class SyncCase:
         settling_s: and in the round before, which does not count for the speed.
         gauge_s: how long the gauge trains before its bytes are believed.
         equal_steps: every arm is trained for at least so many steps of everybody in the end.
+        look_every: steps from one look at a model to the next while it is; 0: one at the end.
+        sites: where each worker is; empty: each half of them at one.
+        lines: between sites: the two, Mbit/s, seconds one way.
     """
 
     name: str
@@ -78,6 +81,9 @@ class SyncCase:
     settling_s: float = 1.0
     gauge_s: float = 18.0
     equal_steps: int = 720
+    look_every: int = 0
+    sites: tuple[str, ...] = ()
+    lines: tuple[tuple[str, str, float, float], ...] = ()
 
     @property
     def workers(self) -> int:

@@ -43,7 +43,8 @@ def write_task(directory: Path, case: SyncCase, data: str) -> None:
 def read_task(directory: Path) -> tuple[SyncCase, str]:
     """Inverse of :func:`write_task`."""
     told = json.loads((directory / TASK).read_text())
-    rows = {key: tuple(told["case"][key]) for key in ("shares", "rounds_s")}
+    rows = {key: tuple(told["case"][key]) for key in ("shares", "rounds_s", "sites")}
+    rows["lines"] = tuple(tuple(one) for one in told["case"]["lines"])
     return SyncCase(**{**told["case"], **rows}), told["data"]
 
 
@@ -54,7 +55,7 @@ def main(directory: Path) -> None:
     _count_tiny_numbers_as_zero()
     case, data = read_task(directory)
     rank = discover().rank
-    os.environ[SITE_VARIABLE] = f"site{rank * 2 // case.workers}"
+    os.environ[SITE_VARIABLE] = case.sites[rank] if case.sites else f"site{rank * 2 // case.workers}"
     print_into(directory / f"output-{rank}.txt")
     stage = OnStage(directory, rank, case.name)
     stage.say("starting", 0.0)
@@ -105,8 +106,8 @@ class _SyncRun:
         self._limit()
         self._say("exchanges")
         assert self._connection.roll is not None, "there are several workers"
-        exchanged = sweep(self._line, self._connection.roll, _TIMEOUT_S)
-        every = self._settle(exchanged[EVERYBODY])
+        exchanged = {} if case.lines else sweep(self._line, self._connection.roll, _TIMEOUT_S)
+        every = self._settle(exchanged.get(EVERYBODY))
         for number, seconds in enumerate(case.rounds_s):
             done, part = 0.2 + 0.6 * number / len(case.rounds_s), 0.6 / len(case.rounds_s)
             one_by_one = [name for name in case.arms if name not in case.by_turns]
@@ -118,6 +119,8 @@ class _SyncRun:
                 self._round(name, seconds)
         limited = {name: len(blocks) for name, blocks in self._blocks.items()}
         self._free()
+        self._stage.limit_lines(False)  # not before: connections take seconds to find a slow line's speed again
+        dist.barrier()
         self._catch_up()
         return {
             "exchanges": {name: asdict(one) for name, one in exchanged.items()},
@@ -133,10 +136,10 @@ class _SyncRun:
             },
         }
 
-    def _settle(self, everybody: ExchangeTimes) -> int:
+    def _settle(self, everybody: ExchangeTimes | None) -> int:
         """A round that does not count; before it the gauge is asked, so that the twins can be made."""
         case, every = self._case, 1
-        if any(EVERY in who for who in case.arms.values()):
+        if everybody is not None and any(EVERY in who for who in case.arms.values()):
             self._say("the gauge's bytes")
             per_step = self._gauged()
             every = max(1, round(everybody.sent_bytes / per_step)) if per_step else 1
@@ -222,8 +225,10 @@ class _SyncRun:
         for number, (name, arm) in enumerate(self._arms.items()):
             self._say(f"{name}, catching up", 0.8 + 0.2 * number / len(self._arms))
             missing = wanted - sum(ranks[0].steps for ranks in self._blocks[name])
-            if not arm.own_pace and missing > 0:
-                block = arm.train(seconds=0.0, steps=-(-missing // arm.every) * arm.every)
+            while not arm.own_pace and missing > 0:
+                piece = min(missing, self._case.look_every or missing)
+                block = arm.train(seconds=0.0, steps=-(-piece // arm.every) * arm.every)
+                missing -= block.steps
                 self._blocks[name].append([TrainingStretch(**told) for told in self._gather(asdict(block))])
                 self._losses[name].append(self._loss(name))
 
@@ -231,6 +236,7 @@ class _SyncRun:
     def _limit(self) -> None:
         case = self._case
         self._stage.have(case.shares, () if math.isinf(case.mbit_per_s) else (case.mbit_per_s,) * case.workers)
+        self._stage.limit_lines(True)
         dist.barrier()
 
     def _free(self) -> None:

@@ -62,15 +62,18 @@ def resnet32(classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
-def resnet() -> TrainingWorkload:
+def resnet(held_out: int = _HELD_OUT) -> TrainingWorkload:
     """The workload; real images where they are.
+
+    Args:
+        held_out: images that an accuracy is taken from, at most 2,000.
 
     Raises:
         DataError: the file is there and is not what it should be.
     """
     folder = os.environ.get(DATA_VARIABLE)
     if folder and (Path(folder) / _FILE).is_file():
-        train, test = _cifar(Path(folder) / _FILE)
+        train, test = _cifar(Path(folder) / _FILE, held_out)
         about = "ResNet-32 on CIFAR-10 (10,000 images of it)"
     else:
         train, test = _enlarged()
@@ -78,13 +81,13 @@ def resnet() -> TrainingWorkload:
     return TrainingWorkload(about=about, train=train, test=test, make=resnet32, rate=0.05)
 
 
-def _cifar(path: Path) -> tuple[TensorDataset, TensorDataset]:
+def _cifar(path: Path, held_out: int) -> tuple[TensorDataset, TensorDataset]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x_train, y_train, x_test, y_test = (arrays[key] for key in _KEYS)
     except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: {error}: it must hold the arrays {', '.join(_KEYS)}") from error
-    test = np.random.default_rng(0).permutation(len(y_test))[:_HELD_OUT]
+    test = np.random.default_rng(0).permutation(len(y_test))[:held_out]
     return _tensors(_pixels(x_train), y_train), _tensors(_pixels(x_test)[test], y_test[test])
 
 

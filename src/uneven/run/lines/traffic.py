@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -49,6 +49,10 @@ class TrafficBook:
         traffic = Traffic()
         self._lines.append((line, traffic, Traffic()))
         return traffic
+
+    def sent_bytes(self, wanted: Callable[[str], bool]) -> int:
+        """By this worker since the run began, on the lines whose name is wanted."""
+        return sum(now.sent_bytes for line, now, _ in self._lines if wanted(line))
 
     def records(self, rank: int, iteration: int, at_s: float) -> Iterator[LineRecord]:
         """What has passed on each line since this was last asked, for those that were used.

@@ -1,0 +1,120 @@
+"""``uneven bench far-sites``: sites on slow lines, and sites whose data are unlike each other's.
+
+Learning at equal time and at equal bytes is played in virtual time with real gradients; the times of real runs are
+measured on emulated lines, as root; skewed labels and the tuner are played in virtual time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from uneven.cluster.series import DATA_VARIABLE
+from uneven.emulate.probe import why_no_bandwidth, why_not_isolated
+from uneven.errors import ConfigError, UnknownNameError
+from uneven_bench.far_sites import filters, learning, lines, skewed
+from uneven_bench.far_sites.cases import (
+    BSP,
+    QUICK_SCOUT_SKEWS,
+    QUICK_SKEWS,
+    SCOUT_SKEWS,
+    SKEWED,
+    SKEWS,
+    LearningCase,
+    emulated,
+)  # fmt: skip
+from uneven_bench.far_sites.cases import learning as learning_cases
+from uneven_bench.far_sites.page import tables
+
+__all__ = ["CASES", "run", "tables"]
+
+FASHION = "fashion-mnist"
+CASES = ("filter", "learning", "cifar10", "text", "20mbit", "100mbit", "three_sites", "skew", "scout")
+TOLERANCE = 0.05
+
+Told = Callable[[str, str, float], None]
+
+
+def run(quick: bool, data: str, told: Told, *, case: str | None = None) -> dict[str, Any]:
+    """All cases, or one.
+
+    Args:
+        data: what is learnt, beside CIFAR-10 and text: digits or fashion-mnist.
+        case: one of ``CASES``.
+
+    Returns:
+        What ``--json`` prints; ``docs/measurements/far-sites.md`` explains every key.
+
+    Raises:
+        UnknownNameError: no such case.
+        ConfigError: a case that cannot be played here was asked for.
+        DataError: its data are not on this machine.
+        LaunchError: a worker died.
+    """
+    if case is not None and case not in CASES:
+        raise UnknownNameError("case", case, CASES)
+    wanted = CASES if case is None else (case,)
+    found: dict[str, Any] = {"left_out": {}}
+    if "filter" in wanted:
+        told("filter", "ten million entries", 0.0)
+        found["filter_10m_ms"] = filters.median(3 if quick else 9)
+    found["virtual"] = {
+        name: learning.play(one, told) for name, one in _learning(quick, data, wanted, found["left_out"]).items()
+    }
+    found["emulated"] = _emulated(quick, data, wanted, told, found["left_out"], asked=case is not None)
+    runs = skewed.SkewedRuns.of(4_000 if quick else 10_000, 80 if quick else 600)
+    if "skew" in wanted:
+        names = (BSP, "gaia 20%", "fedavg 20") if quick else tuple(SKEWED)
+        found["accuracy"] = skewed.accuracies(runs, QUICK_SKEWS if quick else SKEWS, names, told)
+    if "scout" in wanted:
+        found["scout"] = skewed.scouted(
+            runs, told, period=10 if quick else 50, tolerance=TOLERANCE, seeds=1,
+            skews=QUICK_SCOUT_SKEWS if quick else SCOUT_SKEWS,
+        )  # fmt: skip
+    return found | compared(found)
+
+
+def _learning(quick: bool, data: str, wanted: tuple[str, ...], left_out: dict[str, str]) -> Mapping[str, LearningCase]:
+    found = {}
+    for name, one in learning_cases(quick, data).items():
+        if ("learning" if name == data else name) not in wanted:
+            continue
+        if name == "text" and not os.environ.get(DATA_VARIABLE):
+            left_out[name] = f"{DATA_VARIABLE} is not set"
+            continue
+        found[name] = one
+    return found
+
+
+def _emulated(
+    quick: bool, data: str, wanted: tuple[str, ...], told: Told, left_out: dict[str, str], *, asked: bool
+) -> dict[str, Any]:
+    known = {name: one for name, one in emulated(quick).items() if name in wanted}
+    why = (why_not_isolated() or why_no_bandwidth()) if known else ""
+    if why and asked:
+        raise ConfigError(f"bench far-sites limits lines between sites, which cannot be done here: {why}")
+    if why:
+        left_out.update(dict.fromkeys(known, why))
+        return {}
+    with tempfile.TemporaryDirectory(prefix="uneven-far-sites-") as folder:
+        return {name: lines.play(one, data, Path(folder) / name, told) for name, one in known.items()}
+
+
+def compared(found: Mapping[str, Any]) -> dict[str, Any]:
+    """``time_to_loss_vs_bsp`` and ``final_loss_vs_bsp``: case → policy → figure. Real runs are called by their lines,
+    virtual ones by what is learnt and the world."""
+    worlds = {f"{task}, {name}": one for task, each in found["virtual"].items() for name, one in each.items()}
+    worlds |= found["emulated"]
+    return {
+        "time_to_loss_vs_bsp": {
+            name: {policy: row["times_sooner"] for policy, row in one["policies"].items()}
+            for name, one in worlds.items()
+        },
+        "final_loss_vs_bsp": {
+            name: {policy: row["final_loss_vs_bsp"] for policy, row in one["policies"].items()}
+            for name, one in worlds.items()
+        },
+    }

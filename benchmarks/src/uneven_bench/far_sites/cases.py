@@ -1,0 +1,167 @@
+"""What ``uneven bench far-sites`` compares, and where. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
+from uneven_bench.sync.cases import CORES, SyncCase
+
+BSP = "bsp"
+
+POLICIES: dict[str, str] = {
+    BSP: "bsp",
+    "gaia 1%": "geo:bsp:threshold=0.01",
+    "gaia 10%": "geo:bsp:threshold=0.1",
+    "gaia 20%": "geo:bsp:threshold=0.2",
+    "local 4": "local:every=4",
+    "local 16": "local:every=16",
+    "diloco 16": "diloco:every=16",
+    "topk 1%": "topk:density=0.01",
+    "sparse-local 4, 10%": "sparse-local:every=4,density=0.1,bits=2",
+    "sparse-local 4, 2%": "sparse-local:every=4,density=0.02,bits=2",
+    "sparse-local 16, 10%": "sparse-local:every=16,density=0.1,bits=2",
+}
+"""Name → policy, in virtual time. One worker stands for each site, as workers of a site that average every gradient are
+one worker on their batch together."""
+
+QUICK_POLICIES = (BSP, "gaia 10%", "local 4", "sparse-local 4, 10%")
+
+SITES = ("us-east", "eu-west", "asia-east")
+BATCH = 192
+"""Of three sites together."""
+
+
+def world(name: str, lines: Mapping[tuple[str, str], tuple[float, float]]) -> ClusterSpec:
+    """Three sites of one worker each.
+
+    Args:
+        lines: two sites → Mbit/s, seconds one way.
+    """
+    nodes = tuple(Node(name=f"worker{place}", site=site) for place, site in enumerate(SITES))
+    links = tuple(
+        SiteLink(between=ends, bit_per_s=steady(mbit * 1e6), latency_s=latency_s)
+        for ends, (mbit, latency_s) in lines.items()
+    )
+    workload = Workload(global_batch=BATCH, gradient_bytes=4_000_000, overhead_core_s=0.005, per_sample_core_s=0.001)
+    return ClusterSpec(name=name, nodes=nodes, links=links, workload=workload)
+
+
+_PAIRS = ((SITES[0], SITES[1]), (SITES[0], SITES[2]), (SITES[1], SITES[2]))
+
+LINES: dict[str, dict[tuple[str, str], tuple[float, float]]] = {
+    "three_sites": dict(zip(_PAIRS, ((200.0, 0.040), (67.0, 0.080), (17.0, 0.110)), strict=True)),
+    "20mbit": dict.fromkeys(_PAIRS, (20.0, 0.050)),
+    "100mbit": dict.fromkeys(_PAIRS, (100.0, 0.050)),
+}
+"""World → its lines; those of the first are the shipped cluster's."""
+
+
+def worlds() -> dict[str, ClusterSpec]:
+    """In virtual time, by name."""
+    return {name: world(name, lines) for name, lines in LINES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningCase:
+    """One task that all policies learn in virtual time.
+
+    Attributes:
+        task: of ``uneven_bench.far_sites.tasks``.
+        samples: to train.
+        steps: that every policy takes.
+        every: steps from one evaluation to the next.
+    """
+
+    task: str
+    samples: int
+    steps: int
+    every: int
+    policies: tuple[str, ...]
+    worlds: tuple[str, ...]
+    seeds: int = 3
+
+
+def learning(quick: bool, data: str) -> dict[str, LearningCase]:
+    """Virtual cases by name.
+
+    Args:
+        data: what is learnt in the quick form, and first in the full one.
+    """
+    if quick:
+        one = LearningCase(
+            task=data, samples=10_000, steps=120, every=6, policies=QUICK_POLICIES, worlds=("three_sites", "20mbit"),
+            seeds=1,
+        )  # fmt: skip
+        return {f"{data}": one}
+    every_policy = tuple(POLICIES)
+    return {
+        data: LearningCase(
+            task=data, samples=10_000, steps=300, every=6, policies=every_policy, worlds=tuple(LINES)
+        ),
+        "cifar10": LearningCase(
+            task="cifar10", samples=10_000, steps=300, every=10, policies=every_policy, worlds=("three_sites", "20mbit")
+        ),
+        "text": LearningCase(
+            task="text", samples=50_000, steps=300, every=6, policies=every_policy, worlds=("three_sites", "20mbit")
+        ),
+    }  # fmt: skip
+
+
+ARMS: dict[str, str] = {
+    BSP: "even bsp",
+    "ddp": "ddp",
+    "ddp-powersgd": "ddp:hook=powersgd",
+    "gaia 1%": "even geo:bsp:threshold=0.01",
+    "gaia 10%": "even geo:bsp:threshold=0.1",
+    "topk 1%": "even topk:density=0.01",
+    "local 4": "even local:every=4",
+    "diloco 20": "even diloco:every=20",
+    "torchft-diloco 20": "torchft-diloco:every=20",
+    "sparse-local 4, 10%": "even sparse-local:every=4,density=0.1,bits=2",
+    "sparse-local 8, 10%": "even sparse-local:every=8,density=0.1,bits=2",
+}
+"""Arm → who, in real runs, as ``uneven bench sync`` writes them."""
+
+QUICK_ARMS = (BSP, "gaia 10%", "torchft-diloco 20", "sparse-local 4, 10%")
+
+
+def emulated(quick: bool) -> dict[str, SyncCase]:
+    """Real runs by name: sites on emulated lines."""
+    found = {}
+    for name, workers in (("20mbit", 3), ("100mbit", 3), ("three_sites", 6)):
+        arms = {arm: who for arm, who in ARMS.items() if not quick or arm in QUICK_ARMS}
+        lines = tuple((*ends, mbit, latency_s) for ends, (mbit, latency_s) in LINES[name].items())
+        found[name] = SyncCase(
+            name=name, about=f"{workers} workers at three sites, lines of {name}",
+            shares=(round(CORES / workers, 4),) * workers, mbit_per_s=math.inf, arms=arms, batch=BATCH // workers,
+            rounds_s=(2.0,) * 2 if quick else (4.0,) * 4, turns=1, settling_s=0.5, equal_steps=80 if quick else 240,
+            look_every=8,
+            sites=tuple(SITES[rank * 3 // workers] for rank in range(workers)), lines=lines,
+        )  # fmt: skip
+    return {"20mbit": found["20mbit"]} if quick else found
+
+
+SKEWS, QUICK_SKEWS = (0, 20, 40, 60, 80, 100), (0, 100)
+NORMS = ("bn", "gn")
+SKEWED: dict[str, str] = {
+    BSP: "bsp",
+    "gaia 20%": "geo:bsp:threshold=0.2",
+    "gaia 2%": "geo:bsp:threshold=0.02",
+    "fedavg 20": "local:every=20",
+    "topk 1%": "topk:density=0.01",
+}
+"""Name → policy: Gaia, FederatedAveraging as local steps, DeepGradientCompression as the largest entries of each
+step."""
+
+SCOUT_SKEWS, QUICK_SCOUT_SKEWS = (0, 40, 100), (0,)
+PARTS, PART_BATCH = 5, 20
+"""Sites with data of their own, and the batch of each."""
+
+
+def five_sites() -> ClusterSpec:
+    """Five sites of one worker each, whose lines nobody limits."""
+    nodes = tuple(Node(name=f"worker{site}", site=f"site{site}") for site in range(PARTS))
+    return ClusterSpec(name="five-sites", nodes=nodes, workload=Workload(global_batch=PARTS * PART_BATCH))

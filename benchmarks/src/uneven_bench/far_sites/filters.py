@@ -1,0 +1,35 @@
+"""How long it takes one thread to pick, pack and write ten million entries, of which 1 % is significant."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+
+from uneven.entries import Accumulator, Significant, pack
+
+ENTRIES, PART, THRESHOLD = 10_000_000, 0.01, 0.01
+
+
+def milliseconds(repeats: int) -> list[float]:
+    """One for each repeat. Writing is the message's bytes into a buffer."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(ENTRIES).astype(np.float32)
+    values[values == 0] = 1
+    small = 0.5 * THRESHOLD * np.abs(values)
+    large = rng.random(ENTRIES) < PART
+    found, select = [], Significant(THRESHOLD)
+    for _ in range(repeats + 1):
+        sums = Accumulator(np.where(large, 4 * small, small).astype(np.float32))
+        buffer = bytearray(8 * int(large.sum()) + 4096)
+        started_s = time.perf_counter()
+        message = pack(sums.take(select, values), clock=1)
+        buffer[: len(message)] = message
+        found.append(1e3 * (time.perf_counter() - started_s))
+    return found[1:]
+
+
+def median(repeats: int) -> float:
+    """Of them."""
+    return statistics.median(milliseconds(repeats))

@@ -1,0 +1,127 @@
+"""What sites on slow lines learn in virtual time, by policy: loss over seconds and over bytes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from uneven.balance import balancers
+from uneven.cluster.spec import ClusterSpec
+from uneven.core.records import LineRecord, Record, ScalarRecord
+from uneven.simulate import Scenario
+from uneven.sync import policies
+from uneven.virtual import train
+from uneven_bench.far_sites.cases import BSP, POLICIES, LearningCase, worlds
+from uneven_bench.far_sites.tasks import LossTask, make
+
+TARGET = 0.5
+"""After this part of BSP's steps it has the loss that the others are to reach."""
+
+Told = Callable[[str, str, float], None]
+
+
+class LossPoint(NamedTuple):
+    """An evaluation: virtual seconds, bytes that all lines have carried, held-out loss and accuracy."""
+
+    seconds: float
+    carried_bytes: float
+    loss: float
+    accuracy: float
+
+
+def learn(spec: ClusterSpec, policy: str, task: LossTask, steps: int, every: int, seed: int) -> list[LossPoint]:
+    """One training."""
+    carried, at = 0, []
+
+    def sink(record: Record) -> None:
+        nonlocal carried
+        if isinstance(record, LineRecord):
+            carried += record.sent_bytes
+        elif isinstance(record, ScalarRecord) and record.name == "accuracy":
+            at.append(carried)
+
+    scenario = Scenario(
+        spec=spec, balancer=balancers.resolve("even"), policy=policies.resolve(policy), iterations=steps, seed=seed
+    )
+    found = train(scenario, task, sink, every=every)
+    return [
+        LossPoint(point.at_s, bytes_, loss, point.accuracy)
+        for point, bytes_, loss in zip(found.points, at, task.losses, strict=True)
+    ]
+
+
+def reached(points: Sequence[LossPoint], target: float, axis: str) -> float | None:
+    """Where on an axis the loss is down to ``target`` for the first time, on straight lines; None if it never is."""
+    before: LossPoint | None = None
+    for point in points:
+        if point.loss <= target:
+            if before is None:
+                return float(getattr(point, axis))
+            part = (before.loss - target) / (before.loss - point.loss)
+            return float(getattr(before, axis) + part * (getattr(point, axis) - getattr(before, axis)))
+        before = point
+    return None
+
+
+def loss_at(points: Sequence[LossPoint], axis: str, where: float) -> float:
+    """The loss at a place of an axis, on straight lines; the first or the last one beyond its ends."""
+    for before, after in pairwise(points):
+        low, high = getattr(before, axis), getattr(after, axis)
+        if low <= where <= high and high > low:
+            return float(before.loss + (where - low) / (high - low) * (after.loss - before.loss))
+    return points[0].loss if where < getattr(points[0], axis) else points[-1].loss
+
+
+def play(case: LearningCase, told: Told) -> dict[str, Any]:
+    """All policies in all worlds with all seeds, the policies in turns; world → what came of it.
+
+    Raises:
+        DataError: the task's data are not on this machine.
+    """
+    maker, known = make(case.task, case.samples), worlds()
+    jobs = [(seed, name, policy) for seed in range(case.seeds) for name in case.worlds for policy in case.policies]
+    curves: dict[str, dict[str, list[list[LossPoint]]]] = {name: {p: [] for p in case.policies} for name in case.worlds}
+    for number, (seed, name, policy) in enumerate(jobs):
+        told(f"{case.task}, in virtual time", f"{name}, {policy}", number / len(jobs))
+        points = learn(known[name], POLICIES[policy], maker(seed), case.steps, case.every, seed)
+        curves[name][policy].append(points)
+    return {name: summarize(each, case.steps, case.every) for name, each in curves.items()}
+
+
+def summarize(curves: Mapping[str, Sequence[Sequence[LossPoint]]], steps: int, every: int) -> dict[str, Any]:
+    """Of one world: medians over the seeds, each seed compared with BSP of that seed."""
+    half = max(0, round(TARGET * steps / every) - 1)
+    targets = [points[half].loss for points in curves[BSP]]
+    ends = [point for each in curves.values() for points in each for point in points[-1:]]
+    equal_s, equal_bytes = min(one.seconds for one in ends), min(one.carried_bytes for one in ends)
+    rows = {}
+    for policy, each in curves.items():
+        sooner: list[float | None] = []
+        fewer: list[float | None] = []
+        for own, bsp, target in zip(each, curves[BSP], targets, strict=True):
+            for found, axis in ((sooner, "seconds"), (fewer, "carried_bytes")):
+                mine, its = reached(own, target, axis), reached(bsp, target, axis)
+                found.append(its / mine if mine and its else None)
+        rows[policy] = {
+            "times_sooner": _median(sooner),
+            "times_sooner_seeds": sooner,
+            "times_fewer_bytes": _median(fewer),
+            "final_loss": statistics.median(points[-1].loss for points in each),
+            "final_loss_vs_bsp": statistics.median(
+                own[-1].loss - bsp[-1].loss for own, bsp in zip(each, curves[BSP], strict=True)
+            ),
+            "final_accuracy": statistics.median(points[-1].accuracy for points in each),
+            "loss_equal_time": statistics.median(loss_at(points, "seconds", equal_s) for points in each),
+            "loss_equal_bytes": statistics.median(loss_at(points, "carried_bytes", equal_bytes) for points in each),
+            "step_s": statistics.median(points[-1].seconds for points in each) / steps,
+            "step_bytes": statistics.median(points[-1].carried_bytes for points in each) / steps,
+        }
+    return {"target_loss": statistics.median(targets), "equal_s": equal_s, "equal_bytes": equal_bytes, "policies": rows}
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """None counts as never; a median that is never is None."""
+    ordered = sorted(value if value is not None else 0.0 for value in values)
+    return ordered[len(ordered) // 2] or None

@@ -1,0 +1,114 @@
+"""Real runs on emulated lines between sites: how long a step takes, and so how soon a loss is reached.
+
+All arms train by turns in the same processes, as in ``uneven bench sync``. In each of them all workers take their steps
+together, so what is learnt after so many steps does not depend on the lines. So a step is timed on the lines, and the
+rest of the steps is taken with the lines free; the time to a loss is that of a step times the steps to it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from uneven.cluster.spec import SiteLink, steady
+from uneven_bench.far_sites.cases import BSP
+from uneven_bench.far_sites.learning import TARGET
+from uneven_bench.lb_bsp.stage import play as stage
+from uneven_bench.sync.cases import TORCHFT, SyncCase
+from uneven_bench.sync.worker import RESULTS, write_task
+
+_WORKER = "uneven_bench.sync.worker"
+
+Told = Callable[[str, str, float], None]
+
+
+def play(case: SyncCase, data: str, directory: Path, told: Told) -> dict[str, Any]:
+    """One world.
+
+    Raises:
+        LaunchError: a worker died.
+    """
+    directory.mkdir(parents=True)
+    missing = find_spec("torchft") is None
+    able = {name: who for name, who in case.arms.items() if not (missing and who.startswith(TORCHFT))}
+    case = replace(case, arms=able)
+    links = [
+        SiteLink(between=(here, there), bit_per_s=steady(mbit * 1e6), latency_s=latency_s)
+        for here, there, mbit, latency_s in case.lines
+    ]
+    write_task(directory, case, data)
+    stage(directory, _WORKER, case.workers, isolated=True, said=told, sites=case.sites, links=links)
+    result = json.loads((directory / RESULTS).read_text())
+    return {**summarize(result["arms"]), "left_out": ["torchft is not installed"] if missing else []}
+
+
+def summarize(arms: Mapping[str, Any]) -> dict[str, Any]:
+    """Arm → seconds of a step on the lines, loss after so many steps, and how much sooner than BSP a loss is reached.
+
+    Args:
+        arms: as a worker of ``uneven bench sync`` writes them.
+    """
+    curves = {name: _curve(arm) for name, arm in arms.items()}
+    equal = min(points[-1][0] for points in curves.values())
+    target = _loss_after(curves[BSP], TARGET * equal)
+    times_s = {name: _step_s(arm) for name, arm in arms.items()}
+    to_loss_s = {name: _product(_steps_to(points, target), times_s[name]) for name, points in curves.items()}
+    bsp_s = to_loss_s[BSP]
+    assert bsp_s is not None, "the target is on BSP's own curve"
+    rows = {}
+    for name, arm in arms.items():
+        counted = [one for ranks in arm["blocks"][1 : arm["limited"]] for one in ranks]
+        own_s = to_loss_s[name]
+        rows[name] = {
+            "step_s": times_s[name],
+            "step_s_rounds": [_of_round(ranks) for ranks in arm["blocks"][1 : arm["limited"]]],
+            "sent_bytes": sum(one["sent_bytes"] for one in counted) / sum(one["steps"] for one in counted),
+            "to_loss_s": own_s,
+            "times_sooner": None if own_s is None else bsp_s / own_s,
+            "final_loss": _loss_after(curves[name], equal),
+            "final_loss_vs_bsp": _loss_after(curves[name], equal) - _loss_after(curves[BSP], equal),
+        }
+    return {"target_loss": target, "equal_steps": equal, "policies": rows}
+
+
+def _of_round(ranks: Sequence[Mapping[str, Any]]) -> float:
+    return float(max(one["seconds"] for one in ranks) / ranks[0]["steps"])
+
+
+def _step_s(arm: Mapping[str, Any]) -> float:
+    """Median of the rounds that count."""
+    return statistics.median(_of_round(ranks) for ranks in arm["blocks"][1 : arm["limited"]])
+
+
+def _curve(arm: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Steps taken and loss, from before the first one on."""
+    steps, points = 0, [(0, float(arm["losses"][0]))]
+    for ranks, loss in zip(arm["blocks"], arm["losses"][1:], strict=True):
+        steps += ranks[0]["steps"]
+        points.append((steps, float(loss)))
+    return points
+
+
+def _loss_after(points: Sequence[tuple[int, float]], steps: float) -> float:
+    for (low, loss), (high, after) in pairwise(points):
+        if low <= steps <= high and high > low:
+            return loss + (steps - low) / (high - low) * (after - loss)
+    return math.nan
+
+
+def _steps_to(points: Sequence[tuple[int, float]], target: float) -> float | None:
+    for (low, loss), (high, after) in pairwise(points):
+        if loss > target >= after:
+            return low + (loss - target) / (loss - after) * (high - low)
+    return None
+
+
+def _product(steps: float | None, step_s: float) -> float | None:
+    return None if steps is None else steps * step_s

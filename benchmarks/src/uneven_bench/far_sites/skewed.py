@@ -1,0 +1,127 @@
+"""What sites learn that have other labels than each other, in virtual time; and what a tuner makes of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from uneven.balance import balancers
+from uneven.simulate import Scenario
+from uneven.skew import partitions
+from uneven.sync import Scout, SyncPolicy, policies
+from uneven.virtual import train
+from uneven.virtual.homes import HomeOrder
+from uneven.virtual.traffic import ModelTraffic
+from uneven_bench.far_sites.cases import BSP, NORMS, PART_BATCH, PARTS, SCOUT_SKEWS, SKEWED, five_sites
+from uneven_bench.far_sites.tasks import LossTask, NormalizedTask, lenet, small_images
+
+Told = Callable[[str, str, float], None]
+
+_RATE = 0.03
+_LAST = 2
+"""Evaluations whose mean accuracy counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkewedOutcome:
+    """One training.
+
+    Attributes:
+        models: that a site has sent to others, in whole models.
+    """
+
+    accuracy: float
+    models: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkewedRuns:
+    """Trainings of one task on data that stay at their sites.
+
+    Args:
+        steps: of each.
+        every: steps from one evaluation to the next.
+    """
+
+    data: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+    steps: int
+    every: int
+
+    @classmethod
+    def of(cls, samples: int, steps: int) -> SkewedRuns:
+        """With the small images."""
+        return cls(data=small_images(samples), steps=steps, every=max(1, steps // 12))
+
+    def play(self, norm: str, skew: float, policy: SyncPolicy, seed: int = 0) -> SkewedOutcome:
+        """Train once."""
+        labels = self.data[0][1].numpy()
+        numbers = partitions.resolve(f"label:percent={skew:g}").split(labels, PARTS, seed)
+        homes = HomeOrder([own.tolist() for own in numbers], {site: site for site in range(PARTS)}, seed)
+        module = lenet(self.data[0][0].shape[1], int(np.max(labels)) + 1, norm, seed)
+        task: LossTask
+        if norm == "bn":
+            task = NormalizedTask(module, self.data, _RATE, homes.numbers, PART_BATCH)
+        else:
+            task = LossTask(module, self.data, _RATE)
+        scenario = Scenario(
+            spec=five_sites(), balancer=balancers.resolve("even"), policy=policy, iterations=self.steps, seed=seed
+        )
+        traffic = ModelTraffic(homes.sites)
+        found = train(scenario, task, every=self.every, homes=homes, traffic=traffic)
+        last = [point.accuracy for point in found.points[-_LAST:]]
+        return SkewedOutcome(statistics.mean(last), traffic.models)
+
+
+def accuracies(runs: SkewedRuns, skews: Sequence[float], names: Sequence[str], told: Told) -> dict[str, Any]:
+    """Norm → skew in per cent → policy → accuracy; what ``--json`` has under ``accuracy``."""
+    jobs = [(skew, norm, name) for skew in skews for norm in NORMS for name in names]
+    found: dict[str, Any] = {norm: {f"{skew:g}": {} for skew in skews} for norm in NORMS}
+    for number, (skew, norm, name) in enumerate(jobs):
+        told("skewed labels", f"{norm}, {skew:g} %, {name}", number / len(jobs))
+        found[norm][f"{skew:g}"][name] = runs.play(norm, skew, policies.resolve(SKEWED[name])).accuracy
+    return found
+
+
+def scouted(
+    runs: SkewedRuns, told: Told, *, period: int, tolerance: float, seeds: int, skews: Sequence[float] = SCOUT_SKEWS
+) -> dict[str, Any]:
+    """The tuner against all fixed settings and against the best of them; what ``--json`` has under ``scout``.
+
+    The oracle is the fixed setting that sends least and whose accuracy is within the tolerance of BSP's; BSP where none
+    is.
+    """
+    settings = Scout("geo").settings
+    fixed = {f"{setting:g}": f"geo:bsp:threshold={setting:g}" for setting in settings}
+    ways = {BSP: "bsp", **fixed, "scout": f"scout:period={period},tolerance={tolerance}:geo"}
+    jobs = [(skew, seed, way) for skew in skews for seed in range(seeds) for way in ways]
+    played: dict[float, dict[str, list[SkewedOutcome]]] = {skew: {way: [] for way in ways} for skew in skews}
+    for number, (skew, seed, way) in enumerate(jobs):
+        told("the tuner", f"{skew:g} %, {way}", number / len(jobs))
+        played[skew][way].append(runs.play("gn", skew, policies.resolve(ways[way]), seed))
+    return {f"{skew:g}": judged(each, tolerance) for skew, each in played.items()}
+
+
+def judged(played: dict[str, list[SkewedOutcome]], tolerance: float) -> dict[str, Any]:
+    """One skew: the tuner against the oracle, by medians over the seeds.
+
+    Args:
+        played: ``bsp``, ``scout`` and the fixed settings → one outcome for each seed.
+    """
+    accuracy = {way: statistics.median(one.accuracy for one in each) for way, each in played.items()}
+    models = {way: statistics.median(one.models for one in each) for way, each in played.items()}
+    fixed = [way for way in played if way not in (BSP, "scout")]
+    within = [way for way in (BSP, *fixed) if accuracy[way] >= accuracy[BSP] - tolerance]
+    oracle = min(within, key=models.__getitem__)
+    return {
+        "oracle": oracle,
+        "bytes_vs_oracle": models["scout"] / models[oracle],
+        "bytes_vs_bsp": models["scout"] / models[BSP],
+        "accuracy_vs_bsp": accuracy["scout"] - accuracy[BSP],
+        "accuracy": accuracy,
+        "bytes_of_bsp": {way: models[way] / models[BSP] for way in played},
+    }

@@ -1,0 +1,173 @@
+"""What the sites of ``uneven bench far-sites`` learn in virtual time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uneven.cluster.series import DATA_VARIABLE
+from uneven.data.datasets import images
+from uneven.errors import DataError, UnknownNameError
+from uneven.virtual.task import Classification
+from uneven_bench.workloads.resnet import resnet
+
+Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Inputs and labels to train, and held out."""
+
+MOMENTUM = 0.9
+PAST = 16
+"""Characters that a guess looks at."""
+
+_GROUPS = 2
+_LOOKED_AT = 2000
+_CALIBRATED = 4
+"""Batches of each site from which batch norm's statistics are taken for an evaluation."""
+
+
+class LossTask(Classification):
+    """As :class:`~uneven.virtual.task.Classification`; it keeps the held-out loss of each evaluation as well.
+
+    Attributes:
+        losses: in the order of the evaluations.
+    """
+
+    def __init__(self, module: nn.Module, data: Split, learning_rate: float) -> None:
+        super().__init__(module, *data, learning_rate=learning_rate, momentum=MOMENTUM)
+        self.losses: list[float] = []
+
+    @torch.no_grad()
+    def accuracy(self, parameters: Tensor) -> float:
+        """Share of the held-out samples that are labelled right."""
+        self._flat.copy_(parameters)
+        x, y = self._test
+        told = self._module(x)
+        self.losses.append(F.cross_entropy(told, y).item())
+        return float((told.argmax(1) == y).float().mean())
+
+
+class NormalizedTask(LossTask):
+    """With batch norm: a batch is normalized by itself, and a model is evaluated with the mean of the statistics that
+    its workers have.
+
+    These are taken anew for each evaluation, from some batches of each site with the model at hand, which is what
+    running statistics come to.
+
+    Args:
+        numbers: of the samples at each site.
+        batch: samples of a site in a step.
+    """
+
+    by_sample = False
+
+    def __init__(
+        self, module: nn.Module, data: Split, learning_rate: float, numbers: Sequence[Tensor], batch: int
+    ) -> None:
+        super().__init__(module, data, learning_rate)
+        self._norms = [one for one in module.modules() if isinstance(one, nn.BatchNorm2d)]
+        rng = torch.Generator().manual_seed(0)
+        self._batches = [
+            own[torch.randperm(len(own), generator=rng)[: _CALIBRATED * batch]].split(batch) for own in numbers
+        ]
+
+    @torch.no_grad()
+    def accuracy(self, parameters: Tensor) -> float:
+        """See :meth:`LossTask.accuracy`."""
+        self._flat.copy_(parameters)
+        found = []
+        for batches in self._batches:
+            for norm in self._norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a plain mean over the batches
+            for batch in batches:
+                self._module(self._train[0][batch])
+            found.append([(norm.running_mean.clone(), norm.running_var.clone()) for norm in self._norms])  # type: ignore[union-attr]
+        for norm, each in zip(self._norms, zip(*found, strict=True), strict=True):
+            norm.running_mean = torch.stack([mean for mean, _ in each]).mean(0)
+            norm.running_var = torch.stack([var for _, var in each]).mean(0)
+        self._module.eval()
+        accuracy = super().accuracy(parameters)
+        self._module.train()
+        return accuracy
+
+
+def lenet(channels: int, classes: int, norm: str, seed: int) -> nn.Module:
+    """A small LeNet for images of 16 × 16 with group norm of two groups (``gn``) or batch norm (``bn``)."""
+    torch.manual_seed(seed)
+
+    def block(before: int, after: int) -> list[nn.Module]:
+        normal = nn.BatchNorm2d(after) if norm == "bn" else nn.GroupNorm(_GROUPS, after)
+        return [nn.Conv2d(before, after, 3, padding=1, bias=False), normal, nn.ReLU(), nn.MaxPool2d(2)]
+
+    return nn.Sequential(*block(channels, 16), *block(16, 32), *block(32, 32), nn.Flatten(), nn.Linear(32 * 4, classes))
+
+
+def small_images(samples: int) -> Split:
+    """CIFAR-10 at 16 × 16, or digits where ``UNEVEN_DATA`` has none."""
+    found = resnet(_LOOKED_AT)
+    (x, y), (test_x, test_y) = found.train.tensors, found.test.tensors
+    return (F.avg_pool2d(x[:samples], 2), y[:samples]), (F.avg_pool2d(test_x, 2), test_y)
+
+
+def flat_images(name: str, samples: int) -> Split:
+    """Fashion-MNIST or digits, flat."""
+    data = images(name)
+    x, y = (one[:samples] for one in data.train.tensors)
+    test_x, test_y = (one[:_LOOKED_AT] for one in data.test.tensors)
+    return (x.flatten(1), y), (test_x.flatten(1), test_y)
+
+
+def text(samples: int) -> tuple[Split, int]:
+    """Windows of tiny Shakespeare and the character that follows; how many kinds of characters there are.
+
+    Raises:
+        DataError: the text is not on this machine.
+    """
+    path = Path(os.environ.get(DATA_VARIABLE, ""), "text", "tinyshakespeare.txt")
+    if not path.is_file():
+        raise DataError(f"there is no {path}: set {DATA_VARIABLE} to the folder that holds text/tinyshakespeare.txt")
+    letters = path.read_text(encoding="utf-8")
+    kinds = {letter: number for number, letter in enumerate(sorted(set(letters)))}
+    numbers = torch.tensor([kinds[one] for one in letters])
+    windows = numbers.unfold(0, PAST + 1, 1)
+    picked = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))[: samples + _LOOKED_AT]]
+    x, y = picked[:, :-1], picked[:, -1]
+    return ((x[:samples], y[:samples]), (x[samples:], y[samples:])), len(kinds)
+
+
+def perceptron(inputs: int, classes: int, seed: int) -> nn.Module:
+    """One hidden layer of 128."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, classes))
+
+
+def guess(kinds: int, seed: int) -> nn.Module:
+    """The next character from those before it."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Embedding(kinds, 16), nn.Flatten(), nn.Linear(16 * PAST, 128), nn.ReLU(), nn.Linear(128, kinds)
+    )
+
+
+def make(name: str, samples: int) -> Callable[[int], LossTask]:
+    """Seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``.
+
+    Raises:
+        UnknownNameError: there is no such task.
+        DataError: its data are not on this machine.
+    """
+    if name in ("digits", "fashion-mnist"):
+        data = flat_images(name, samples)
+        inputs, classes = data[0][0].shape[1], int(data[0][1].max()) + 1
+        return lambda seed: LossTask(perceptron(inputs, classes, seed), data, 0.1)
+    if name == "cifar10":
+        data = small_images(samples)
+        return lambda seed: LossTask(lenet(3, 10, "gn", seed), data, 0.05)
+    if name == "text":
+        data, kinds = text(samples)
+        return lambda seed: LossTask(guess(kinds, seed), data, 0.2)
+    raise UnknownNameError("task", name, ("digits", "fashion-mnist", "cifar10", "text"))

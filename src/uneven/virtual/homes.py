@@ -1,0 +1,64 @@
+"""Samples that stay at their site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from uneven.data.order import epoch_order
+from uneven.errors import ConfigError
+from uneven.virtual.replicas import SampleOrder
+
+_APART = 1 << 40
+"""Positions from the stream of one site to that of the next."""
+
+
+class HomeOrder(SampleOrder):
+    """Each site goes through its own samples, epoch after epoch; its workers take theirs one after the other.
+
+    Args:
+        numbers: of the samples at each site.
+        sites: rank → its site, by its place in ``numbers``.
+
+    Raises:
+        ConfigError: a worker at a site without samples.
+    """
+
+    def __init__(self, numbers: Sequence[Sequence[int]], sites: Mapping[int, int], seed: int) -> None:
+        self.numbers = [torch.as_tensor(own, dtype=torch.int64) for own in numbers]
+        for rank, site in sites.items():
+            if not 0 <= site < len(numbers) or not len(numbers[site]):
+                raise ConfigError(
+                    f"rank {rank} trains at site {site}, where no samples lie: {len(numbers)} sites have some"
+                )
+        super().__init__(sum(len(own) for own in numbers), seed)
+        self.sites = dict(sites)
+        self._taken = [0] * len(numbers)
+        self._orders: dict[tuple[int, int], Tensor] = {}
+
+    def drawn(self, rank: int, positions: range) -> range:
+        """The next samples of the worker's site, as many as it was given positions of the common order."""
+        site = self.sites[rank]
+        start = site * _APART + self._taken[site]
+        self._taken[site] += len(positions)
+        return range(start, start + len(positions))
+
+    def samples(self, positions: range) -> Tensor:
+        """Numbers of the samples at some positions of one site: int64, shape (positions,)."""
+        site, at = divmod(positions.start, _APART)
+        own, end, found = self.numbers[site], at + len(positions), []
+        while at < end:
+            epoch, first = divmod(at, len(own))
+            piece = self._order(site, epoch)[first : first + end - at]
+            found.append(own[piece])
+            at += len(piece)
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
+
+    def _order(self, site: int, epoch: int) -> Tensor:
+        if (site, epoch) not in self._orders:
+            self._orders.pop((site, epoch - 2), None)
+            order = epoch_order(length=len(self.numbers[site]), seed=self._seed + site, epoch=epoch)
+            self._orders[site, epoch] = torch.from_numpy(order)
+        return self._orders[site, epoch]

@@ -1,0 +1,54 @@
+"""Models that visit other sites in virtual time, and what a policy hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from uneven.sync import Scout
+from uneven.virtual.homes import HomeOrder
+from uneven.virtual.task import LearningTask
+from uneven.virtual.traffic import ModelTraffic
+
+
+class Visits:
+    """At the end of each period every site's model is tried at home and at the next site.
+
+    It takes no virtual time; the bytes of the models count.
+
+    Args:
+        traffic: what sites send, which the policy hears of.
+        seed: of the samples that are looked at.
+    """
+
+    def __init__(self, policy: Scout, task: LearningTask, homes: HomeOrder, traffic: ModelTraffic, seed: int) -> None:
+        self._policy, self._task = policy, task
+        self._homes, self._traffic = homes, traffic
+        self._speakers = {site: rank for rank, site in sorted(homes.sites.items(), reverse=True)}
+        self._rng = torch.Generator().manual_seed(seed)
+        self._sent = 0.0
+        self._begun = -1
+        self._due = policy.period
+
+    def begins(self, iteration: int, parameters: Callable[[int], Tensor]) -> None:
+        """A worker begins a step; where a period is over, the models travel first."""
+        self._begun = max(self._begun, iteration)
+        if iteration < self._due:
+            return
+        self._due += self._policy.period
+        samples = {site: self._sample(site) for site in self._speakers}
+        sites = sorted(self._speakers)
+        losses = []
+        for place, site in enumerate(sites):
+            model, away = parameters(self._speakers[site]), sites[(place + 1) % len(sites)]
+            losses.append(self._task.right(model, samples[site]) - self._task.right(model, samples[away]))
+        self._traffic.visit()
+        models, self._sent = self._traffic.models - self._sent, self._traffic.models
+        share = models / (self._policy.period * self._traffic.of_bsp)
+        self._policy.heard(self._begun + 1, loss=sum(losses) / len(losses), share=share)
+
+    def _sample(self, site: int) -> Tensor:
+        own = self._homes.numbers[site]
+        return own[torch.randperm(len(own), generator=self._rng)[: self._policy.sample]]
