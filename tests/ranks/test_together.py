@@ -17,6 +17,7 @@ import uneven
 from uneven.core.records import StepRecord
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
+from uneven.loops.together import PieceCounter
 from uneven.testing.ranks import RankContext, ranks
 
 X = 24
@@ -105,6 +106,17 @@ def test_alone(me: RankContext) -> None:
     with uneven.Session() as session:
         train(session, model, 1, False)
     assert_same(model, one_process(1), 1e-12)
+
+
+def test_what_stands_at_the_counter() -> None:
+    nobody = PieceCounter("")
+    assert (nobody.start, nobody.here) == (0, {})
+    one = nobody.moved(2, 5, {2: 31.25})
+    both = one.moved(0, 4, {0: 8.0, 2: 31.25})
+    assert (both.start, both.here) == (9, {0: 8.0, 2: 31.25})
+    left = both.moved(2, 0, both.here)
+    assert (left.start, left.here) == (9, {0: 8.0, 2: 0.0})
+    assert one.moved(0, 4, {0: 8.0}).text != one.moved(1, 4, {0: 8.0}).text  # each knows its own
 
 
 class Stream(IterableDataset[int]):

@@ -250,7 +250,13 @@ def heap(quick: Quick = False, json: Json = False, data: Data = "digits") -> Non
 
 
 @app.command("worlds")
-def worlds(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
+def worlds(
+    quick: Quick = False,
+    json: Json = False,
+    data: Data = "digits",
+    width: Annotated[int, typer.Option("--width", metavar="N", help="Of the network: a step grows with N².")] = 64,
+    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+) -> None:
     """Described clusters, emulated and simulated: do both agree?
 
     Emulated with real processes, as root, with links. Twenty minutes, --quick ten.
@@ -259,7 +265,7 @@ def worlds(quick: Quick = False, json: Json = False, data: Data = "digits") -> N
     from uneven_bench.worlds.bench import run, tables
 
     _find(data)
-    show(lambda told: run(quick, data, told), tables, json)
+    show(lambda told: run(quick, data, told, width=width, case=case), tables, json)
 
 
 @app.command("server")

@@ -3,11 +3,11 @@
 The balancer divides the global batch X, as ever. Of its share a worker begins with what fits the speeds of the last
 iteration; the rest is taken from a counter while the iteration runs, in chunks that grow smaller, by whoever is through
 with what it has. Every chunk pays its launch again, so the rest is only as large as the forecasts are wrong: the
-spread of the speeds in the first parts against those of the last iteration, smoothed, up to a half of X. Where that is
-less time than a launch there is no rest, and each does its share.
+spread of the speeds in the first parts against those of the last iteration, smoothed. Where that is less time than a
+launch or so there is no rest, and each does its share.
 
-A worker that would need longer for its chunk than the others for all that is left leaves it to them; the one that was
-fastest in the last iteration never does, so nothing is left over.
+Whoever comes to the counter says how fast it was in its first part. A worker that would need much longer for its chunk
+than the others there for all that is left leaves it to them; who is alone there never does, so nothing is left over.
 
 The weights are those of samples really done, x_i / X, so X is exact, each sample is used once, and the gradient is that
 of one process. The rule and its numbers are our own.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from uneven.core.apportion import proportional
 from uneven.core.views import Limits
@@ -29,12 +29,16 @@ _NEWEST = 0.2
 _WORTH = 1.5
 """Launches that the spread of the first parts' ends has to be longer than, or nothing is given out later."""
 
-_PAYS = 0.5
+_PAYS = 1.5
 """A chunk takes at least so many times its launch."""
 
 _FIRST_ERROR = 0.3
 
-_LEAST_REST, _MOST_REST = 0.05, 0.5
+_REST, _BEGUN, _DEAR = 0.5, 2.0, 5.0
+"""With an error of e, 1 - exp(-e/2) of X is in no plan, and of what is planned for it a worker begins with exp(-2 e):
+then it knows how fast it is. It begins with all of it where the error is less time than five launches."""
+
+_LEAST_REST, _MOST_REST = 0.05, 0.7
 """Parts of X that are given out later, at least and at most, where any is."""
 
 _LEAST = 4
@@ -43,7 +47,7 @@ _LEAST = 4
 _SHRINK = 0.5
 """A chunk is this part of what its worker would do of what is left."""
 
-_PATIENCE = 3.0
+_PATIENCE = 2.5
 """A worker leaves a chunk to others where it would take it so many times as long as them all that is left."""
 
 
@@ -90,7 +94,7 @@ class FinishTogether:
 
     Attributes:
         error: of the forecasts: spread over the workers of the logarithm of the speed in the first part over that of
-            the iteration before, smoothed.
+            the iteration before, the root of its smoothed square.
         launch_s: what each worker pays for a chunk, whatever its size.
 
     Raises:
@@ -110,7 +114,7 @@ class FinishTogether:
     @property
     def rest(self) -> float:
         """Part of X that is given out while the iteration runs."""
-        return min(_MOST_REST, max(_LEAST_REST, self.error)) if self._worth else 0.0
+        return min(_MOST_REST, max(_LEAST_REST, 1.0 - math.exp(-_REST * self.error))) if self._worth else 0.0
 
     def first_parts(self, shares: Sequence[int]) -> tuple[int, ...]:
         """What each worker begins with, at least a sample of its share; the whole of it where nothing is given out.
@@ -125,28 +129,40 @@ class FinishTogether:
         first = max(workers * self._lower, round(sum(shares) * (1.0 - self.rest)))
         least = Limits(lower=(self._lower,) * workers, upper=(first,) * workers)
         self._planned = proportional(self._speeds_per_s, first, least)
-        self._firsts = tuple(map(min, shares, self._planned))
+        begun = (self._begun(worker, planned) for worker, planned in enumerate(self._planned))
+        self._firsts = tuple(map(min, shares, begun))
         return self._firsts
 
-    def chunk(self, worker: int, done: int, left: int, now_per_s: float) -> int:
+    def _begun(self, worker: int, planned: int) -> int:
+        """Of what is planned for a worker, what it begins with: all of it where the error is not worth a launch."""
+        late_s = self.error * planned / self._speeds_per_s[worker]
+        part = math.exp(-_BEGUN * self.error) if late_s > _DEAR * self.launch_s[worker] else 1.0
+        return max(self._lower, round(part * planned))
+
+    def chunk(self, worker: int, done: int, left: int, here: Mapping[int, float]) -> int:
         """Samples of the next chunk of a worker, of those that are left; 0 where it leaves them to others, or none is.
 
         Args:
             done: its samples in this iteration so far.
-            now_per_s: samples a second of this worker in its first part.
+            here: samples a second in their first parts of those who are through with these, this worker among them; 0
+                of those who have left. Who is alone leaves nothing to others.
         """
         if left == 0:
             return 0
-        speeds, launch_s = self._speeds_per_s, self.launch_s[worker]
-        others_per_s = sum(speeds) - speeds[worker]
-        paying = math.ceil(_PAYS * launch_s * now_per_s)
-        shrunk = math.ceil(left * _SHRINK * now_per_s / (now_per_s + others_per_s))
-        size = max(_LEAST, self._lower, paying, shrunk, self._planned[worker] - done)
+        speeds, now_per_s = [here.get(one, speed) for one, speed in enumerate(self._speeds_per_s)], here[worker]
+        launches_s = [self.launch_s[one] * self._speeds_per_s[one] / speed if speed else 0.0
+                      for one, speed in enumerate(speeds)]  # fmt: skip
+        paying = math.ceil(_PAYS * launches_s[worker] * now_per_s)
+        shrunk = math.ceil(left * _SHRINK * now_per_s / sum(speeds))
+        fits = math.floor(self._planned[worker] * min(1.0, now_per_s / self._speeds_per_s[worker]))
+        fair = math.floor(left * now_per_s / sum(speeds))
+        size = max(_LEAST, self._lower, paying, shrunk, min(fits - done, fair))
         size = left if left - size < self._lower else size
-        if worker == max(range(len(speeds)), key=speeds.__getitem__):
+        if not any(speed for one, speed in here.items() if one != worker):
             return size
-        others_s = left / others_per_s + statistics.fmean(self.launch_s)
-        return size if launch_s + size / now_per_s <= _PATIENCE * others_s else 0
+        others = [one for one, speed in enumerate(speeds) if speed and one != worker]
+        others_s = left / sum(speeds[one] for one in others) + statistics.fmean(launches_s[one] for one in others)
+        return size if launches_s[worker] + size / now_per_s <= _PATIENCE * others_s else 0
 
     def ended(self, samples: Sequence[int], busy_s: Sequence[float], first_s: Sequence[float]) -> None:
         """An iteration is over.
@@ -158,6 +174,6 @@ class FinishTogether:
         """
         now_per_s = [count / time for count, time in zip(self._firsts, first_s, strict=True)]
         off = [math.log(now / then) for now, then in zip(now_per_s, self._speeds_per_s, strict=True)]
-        self.error += _NEWEST * (statistics.pstdev(off) - self.error)
+        self.error = math.sqrt(self.error**2 + _NEWEST * (statistics.pvariance(off) - self.error**2))
         self._speeds_per_s = [count / time for count, time in zip(samples, busy_s, strict=True)]
         self._worth = self.error * statistics.fmean(first_s) > _WORTH * statistics.fmean(self.launch_s)

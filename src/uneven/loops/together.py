@@ -8,7 +8,7 @@ X; when nothing is left they are exchanged at once. Who did how much is gathered
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,6 +58,26 @@ class _Passes:
         self.took_s.append(now_s - began_s)
         if len(self.sizes) == 1:
             self.first_s = now_s - self.since_s
+
+
+class PieceCounter:
+    """What stands at the counter: how many samples have been taken, who wrote last, and who is there, how fast.
+
+    Attributes:
+        start: samples taken.
+        here: place → samples a second in its first part; 0 of who has left.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        start, _, *here = text.split(" ") if text else ("0", "")
+        self.start = int(start)
+        self.here = {int(place): float(speed) for place, speed in (one.split(":") for one in here)}
+
+    def moved(self, place: int, size: int, here: Mapping[int, float]) -> PieceCounter:
+        """After so many more samples for a worker, which leaves where there are none for it."""
+        there = " ".join(f"{one}:{speed if size or one != place else 0.0:.6g}" for one, speed in here.items())
+        return PieceCounter(f"{self.start + size} {place} {there}".rstrip())
 
 
 class PieceTaker:
@@ -124,14 +144,22 @@ class PieceTaker:
         with self._loop.counting.passing():
             yield from self._pass(cut(batch, share, 0, first), first, share, passes)
             self._check_step(part)
-            known, start = "", 0
-            while (size := self._rule.chunk(self._place, passes.samples, rest - start, first / passes.first_s)) > 0:
-                mine = f"{start + size}/{self._place}"
-                if (found := self._store.swap(key, known, mine)) == mine:
-                    behind = _behind(part, firsts) if behind is None else behind
-                    piece = self._loader.read(behind[start : start + size])
-                    yield from self._pass(piece, size, share, passes)
-                known, start = found, int(found.split("/")[0])
+            counter = PieceCounter("")
+            while True:
+                here = {self._place: first / passes.first_s} | counter.here
+                size = self._rule.chunk(self._place, passes.samples, rest - counter.start, here)
+                if counter.start == rest:
+                    break
+                mine = counter.moved(self._place, size, here)
+                found = self._store.swap(key, counter.text, mine.text)
+                start, counter = counter.start, PieceCounter(found)
+                if found != mine.text:
+                    continue  # somebody was faster
+                if not size:
+                    break
+                behind = _behind(part, firsts) if behind is None else behind
+                piece = self._loader.read(behind[start : start + size])
+                yield from self._pass(piece, size, share, passes)
         if self._place == 0:  # all have been through with the iteration before when this one began
             self._store.delete(f"together/{part.iteration - 1}")
 

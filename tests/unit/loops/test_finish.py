@@ -23,15 +23,17 @@ def played(rule: FinishTogether, now: list[float], rng: np.random.Generator, sha
     done = [*rule.first_parts(shares)]
     assert all(0 < first <= share for first, share in zip(done, shares, strict=True))
     first_s = [0.01 + count / speed for count, speed in zip(done, now, strict=True)]
-    asking, left = [*range(len(now))], sum(shares) - sum(done)
+    asking, left, here = [*range(len(now))], sum(shares) - sum(done), dict[int, float]()
     while asking:
         worker = int(rng.choice(asking))
-        chunk = rule.chunk(worker, done[worker], left, now[worker])
+        here[worker] = now[worker]
+        chunk = rule.chunk(worker, done[worker], left, here)
         assert 0 <= chunk <= left
         done[worker] += chunk
         left -= chunk
         if not chunk:
             asking.remove(worker)
+            here[worker] = 0.0
     rule.ended(done, [0.01 + count / speed for count, speed in zip(done, now, strict=True)], first_s)
     return done
 
@@ -64,7 +66,8 @@ def test_the_rest_grows_with_the_error_and_is_nothing_where_speeds_stay() -> Non
         speed = 100.0 * 3.0 ** (number % 2)  # of the first one, which flickers
         took_s = [firsts[0] / speed, firsts[1] / 100.0]
         rule.ended(firsts, took_s, took_s)
-    assert rule.rest == pytest.approx(0.5, abs=1e-3)
+    assert rule.error == pytest.approx(math.log(3.0) / 2, rel=1e-3)
+    assert rule.rest == pytest.approx(1.0 - math.exp(-rule.error / 2))
 
 
 def test_chunks_shrink_with_what_is_left_and_the_slow_leave_the_last_to_the_fast() -> None:
@@ -72,14 +75,21 @@ def test_chunks_shrink_with_what_is_left_and_the_slow_leave_the_last_to_the_fast
     rule.first_parts([200, 200])
     rule.ended([300, 100], [1.0, 1.0], [1.0, 1.0])
     rule.error = 0.3
-    firsts = rule.first_parts([200, 200])
-    assert firsts == (200, 70)  # no more than its share, though 210 would fit
-    assert rule.chunk(0, 210, 100, 300.0) > rule.chunk(0, 210, 50, 300.0) > rule.chunk(0, 210, 10, 300.0) >= 4
-    assert rule.chunk(0, 200, 9, 300.0) == 9  # the ten that it lacks, of which nine are left
-    assert rule.chunk(0, 210, 5, 300.0) == 5  # one alone would be left, and a pass has two at least
-    assert rule.chunk(1, 70, 100, 100.0) > 0
-    assert rule.chunk(1, 70, 10, 10.0) == 0
-    assert rule.chunk(0, 210, 10, 1.0) > 0  # it was the fastest: it takes what is left, however slow it is now
+    rule.launch_s = [0.0, 0.2]
+    assert rule.first_parts([200, 200]) == (142, 86)  # 258 and 86 are planned; the first one begins with a part of it
+    rule.launch_s = [0.2, 0.2]
+    assert rule.first_parts([200, 200]) == (200, 86)  # no more than its share
+    rule.launch_s = [0.02, 0.02]
+    both = {0: 300.0, 1: 100.0}
+    sizes = [rule.chunk(0, 210, left, both) for left in (100, 50, 10)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] >= 4
+    assert rule.chunk(0, 200, 9, both) == 9  # the ten that it lacks, of which nine are left
+    assert rule.chunk(0, 210, 5, both) == 5  # one alone would be left, and a pass has two at least
+    assert rule.chunk(1, 70, 100, both) > 0
+    assert rule.chunk(1, 70, 10, {0: 300.0, 1: 10.0}) == 0
+    assert rule.chunk(1, 70, 10, {1: 10.0}) > 0  # nobody else is there
+    assert rule.chunk(1, 40, 100, {1: 10.0}) < 30  # it lacks thirty, as it was; it is slow now
 
 
 def test_what_cannot_be_divided_is_refused() -> None:

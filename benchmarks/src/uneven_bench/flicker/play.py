@@ -43,13 +43,13 @@ def together(case: RivalCase) -> RivalOutcome:
     """Iterations under ``lb-bsp`` that are finished together, each chunk taken by who is free, as in real runs."""
     n, total = case.workers, case.global_batch
     rule, totals, balancer = FinishTogether(n, total), SettledTotals(n), balancers.resolve("lb-bsp")
-    rule.launch_s = [*case.launch_s]
     run = looped(case, balancer)
     for k in range(ITERATIONS):
         moved_s = case.transfer_s[k].tolist()
         done, first_s, busy_s = _iteration(case, k, rule, run.controller.shares(k))
         took_s = max(map(sum, zip(busy_s, moved_s, strict=True)))
         totals.add(k, took_s, math.fsum(busy_s) + math.fsum(moved_s))
+        rule.launch_s = [launch_s * slow for launch_s, slow in zip(case.launch_s, case.slow[k].tolist(), strict=True)]
         rule.ended(done, *([sum(both) for both in zip(one, moved_s, strict=True)] for one in (busy_s, first_s)))
         for rank in range(n):
             seen = Observation(
@@ -72,11 +72,15 @@ def _iteration(
     busy_s, left = [*first_s], case.global_batch - sum(done)
     free = [(time, worker) for worker, time in enumerate(busy_s)] if left else []
     heapq.heapify(free)
+    here: dict[int, float] = {}
     while free:
         now_s, worker = heapq.heappop(free)
         busy_s[worker] = now_s + ASKING_S
-        size = rule.chunk(worker, done[worker], left, now_per_s[worker])
-        if size:
+        here[worker] = now_per_s[worker]
+        size = rule.chunk(worker, done[worker], left, here)
+        if not size:
+            here[worker] = 0.0
+        else:
             busy_s[worker] += case.micro_s(k, worker, size)
             done[worker] += size
             left -= size

@@ -184,7 +184,7 @@ def cases(jobs: Table | None, use: Table | None = None) -> dict[str, LbBspCase]:
     return {case.name: case for case in (*found, *flickers)}
 
 
-FLICKERS = {25: 5, 5: 16, 2: 36}
+FLICKERS = {25: 4, 5: 12, 2: 24}
 """Iterations that a load stays, and rounds of as many."""
 
 
@@ -193,8 +193,8 @@ def _flicker(held: int, rounds: int, use: Table | None) -> LbBspCase:
         name=f"flicker-{held}",
         about=f"four workers slowed down as {'recorded' if use is not None else 'made-up'} machines were, others every "
         f"{held} iterations",
-        shares=flickering(use, rounds), arms=FLICKERING, block=held, settling=2, rounds=rounds, rare_every=2, look=0,
-        ours=TOGETHER,
+        shares=flickering(use, rounds), global_batch=4 * 64, arms=FLICKERING, block=held, settling=1 + 5 // held,
+        rounds=rounds, rare_every=2, look=0, ours=TOGETHER,
     )  # fmt: skip
 
 

@@ -17,12 +17,15 @@ _LIMIT_S = 240.0
 _CLEANS_WITHIN_S = 30.0
 
 
-def emulate(spec: ClusterSpec, balance: str, where: Path, data: str, iterations: int, global_batch: int) -> Path:
+def emulate(
+    spec: ClusterSpec, balance: str, where: Path, data: str, iterations: int, global_batch: int, *more: int
+) -> Path:
     """Train the network of ``uneven bench worlds`` on an emulated cluster.
 
     Args:
         where: folder that does not exist yet.
         data: data set, as ``uneven bench`` knows them.
+        more: how wide the network is, where that is another number than the usual one.
 
     Returns:
         The run directory.
@@ -35,6 +38,7 @@ def emulate(spec: ClusterSpec, balance: str, where: Path, data: str, iterations:
     command = [
         *(sys.executable, "-m", "uneven", "emulate", "--balance", balance, "--run-dir", str(where / RUN), "--module"),
         *(str(where / DESCRIPTION), "--", "uneven_bench.worlds.worker", str(iterations), str(global_batch), data),
+        *map(str, more),
     ]
     with (where / OUTPUT).open("w+") as output:
         emulator = subprocess.Popen(command, stdout=output, stderr=output)

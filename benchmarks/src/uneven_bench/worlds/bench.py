@@ -23,7 +23,7 @@ from uneven.core.records import Record
 from uneven.data.datasets import images
 from uneven.demo.training import network
 from uneven.emulate.probe import why_not_isolated
-from uneven.errors import LaunchError
+from uneven.errors import LaunchError, UnknownNameError
 from uneven.simulate import Scenario, simulate
 from uneven.sync import BSP
 from uneven_bench.recorded.runs import emulate
@@ -54,6 +54,18 @@ _LIMIT_S = 240.0
 Progress = Callable[[str, str, float], None]
 
 
+class Training(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        data: data set, as ``uneven bench`` knows them.
+        width: of the network.
+    """
+
+    data: str
+    width: int
+
+
 class Effort(NamedTuple):
     """How long is measured.
 
@@ -70,30 +82,41 @@ class Effort(NamedTuple):
     close_repeats: int = 0
 
 
-def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
+def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case: str | None = None) -> dict[str, Any]:
     """Both worlds, then the large simulation.
+
+    Args:
+        width: of the network that is trained: how long a step takes grows with its square.
+        case: this one alone.
 
     Returns:
         What ``--json`` prints; ``docs/how-to/simulate.md`` explains every key.
 
     Raises:
         LaunchError: an emulated run failed.
+        UnknownNameError: no such case.
     """
     effort = Effort(SETTLED, SETTLED + 16, 1, close_repeats=4) if quick else Effort(SETTLED, SETTLED + 30, 3)
     isolated = not why_not_isolated()
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)
         progress("emulated", "calibration", 0.0)
-        workload = measured(*calibration(_unknown(data)), place, data, SETTLED)
-        played = {name: case for name, case in cases(workload).items() if isolated or not case.needs_root}
-        compared, races = compare(played, place, data, effort, progress)
+        training = Training(data, width)
+        workload = measured(*calibration(_unknown(training)), place, training, SETTLED)
+        known = cases(workload)
+        if case is not None and case not in known:
+            raise UnknownNameError("case", case, known)
+        wanted = {name: one for name, one in known.items() if case in (None, name)}
+        played = {name: one for name, one in wanted.items() if isolated or not one.needs_root}
+        compared, races = compare(played, place, training, effort, progress)
     progress("simulated", f"{_MANY:,} workers", 0.0)
     large = many(_MANY, _ITERATIONS_OF_MANY)
     progress("simulated", f"{_MANY:,} workers", 1.0)
     return {
         **summarize(compared, races),
-        "left_out": [name for name in cases(workload) if name not in played],
+        "left_out": [name for name in wanted if name not in played],
         "repeats": effort.repeats,
+        "width": width,
         "workload": {
             "overhead_core_s": workload.overhead_core_s,
             "per_sample_core_s": workload.per_sample_core_s,
@@ -105,19 +128,20 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _unknown(data: str) -> Workload:
+def _unknown(training: Training) -> Workload:
     """What the network moves; what it costs is to be measured."""
-    gradient_bytes = sum(4 * parameter.numel() for parameter in network(images(data), WIDTH).parameters())
+    model = network(images(training.data), training.width)
+    gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
     return Workload(global_batch=GLOBAL_BATCH, gradient_bytes=gradient_bytes)
 
 
-def measured(spec: ClusterSpec, split: str, place: Path, data: str, iterations: int) -> Workload:
+def measured(spec: ClusterSpec, split: str, place: Path, training: Training, iterations: int) -> Workload:
     """The description's workload with the network's costs, from one emulated run with a split that stays."""
-    return shape_of(_emulate(spec, split, place / "calibration", data, iterations), spec.workload)
+    return shape_of(_emulate(spec, split, place / "calibration", training, iterations), spec.workload)
 
 
 def compare(
-    played: Mapping[str, WorldCase], place: Path, data: str, effort: Effort, progress: Progress
+    played: Mapping[str, WorldCase], place: Path, training: Training, effort: Effort, progress: Progress
 ) -> tuple[Compared, dict[str, list[Race]]]:
     """Case → balancer → what both worlds said, and case → the races between the balancers.
 
@@ -137,7 +161,7 @@ def compare(
             for place_in_job, balance in enumerate(BALANCERS):
                 progress("emulated", f"{name}, {balance}", (number + place_in_job / len(BALANCERS)) / len(jobs))
                 where = place / f"{spec.name}-{balance}-{repeat}"
-                runs.append(_emulate(spec, balance, where, data, effort.iterations))
+                runs.append(_emulate(spec, balance, where, training, effort.iterations))
                 pairs[name][balance].append(_pair(spec, balance, runs[-1], effort))
             races[name].append(_race(spec, runs[0], pairs[name], effort))
 
@@ -168,9 +192,10 @@ def _simulate(spec: ClusterSpec, balance: str, emulated: list[Record], effort: E
     return records
 
 
-def _emulate(spec: ClusterSpec, balance: str, where: Path, data: str, iterations: int) -> list[Record]:
+def _emulate(spec: ClusterSpec, balance: str, where: Path, training: Training, iterations: int) -> list[Record]:
     """One run, as a user would start it; its records."""
-    return list(journal.read(emulate(spec, balance, where, data, iterations, GLOBAL_BATCH)).records())
+    told = training.data, iterations, GLOBAL_BATCH, training.width
+    return list(journal.read(emulate(spec, balance, where, *told)).records())
 
 
 def many(workers: int, iterations: int) -> dict[str, float]:

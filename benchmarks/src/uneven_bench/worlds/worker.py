@@ -1,4 +1,4 @@
-"""What ``uneven bench worlds`` trains on every emulated node: ``python -m … ITERATIONS GLOBAL_BATCH DATA``."""
+"""What ``uneven bench worlds`` trains on every emulated node: ``python -m … ITERATIONS GLOBAL_BATCH DATA [WIDTH]``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from uneven.demo.training import loss_of, make_optimizer, network
 from uneven_bench.workloads.base import first
 
 WIDTH = 64
+"""Channels of the first convolution, unless another number is given."""
 
 
-def main(iterations: int, global_batch: int, name: str) -> None:
+def main(iterations: int, global_batch: int, name: str, width: int = WIDTH) -> None:
     """Train for so many iterations; balancer and journal are the launcher's affair."""
     torch.set_num_threads(1)
     data = images(name)
     with uneven.Session() as session:
-        model = network(data, WIDTH)
+        model = network(data, width)
         model, optimizer = session.setup(model, make_optimizer(model))
         for x, y in session.loader(first(data.train, iterations * global_batch), batch_size=global_batch):
             loss_of(model, x, y).backward()
@@ -28,4 +29,4 @@ def main(iterations: int, global_batch: int, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))
