@@ -51,6 +51,7 @@ app = typer.Typer(
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Case = Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")]
 Data = Annotated[
     str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
 ]
@@ -68,7 +69,7 @@ def lb_bsp(
     quick: Quick = False,
     json: Json = False,
     data: Data = "digits",
-    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+    case: Case = None,
 ) -> None:
     """Balanced batches against DDP, rivals and an oracle.
 
@@ -187,7 +188,7 @@ def overhead(quick: Quick = False, json: Json = False, data: Data = "digits") ->
 def loops(
     quick: Quick = False,
     json: Json = False,
-    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+    case: Case = None,
 ) -> None:
     """Samples that cost unequally, and evaluations, on four unequal workers.
 
@@ -251,12 +252,9 @@ def heap(quick: Quick = False, json: Json = False, data: Data = "digits") -> Non
 
 @app.command("worlds")
 def worlds(
-    quick: Quick = False,
-    json: Json = False,
-    data: Data = "digits",
+    quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None,
     width: Annotated[int, typer.Option("--width", metavar="N", help="Of the network: a step grows with N².")] = 64,
-    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Described clusters, emulated and simulated: do both agree?
 
     Emulated with real processes, as root, with links. Twenty minutes, --quick ten.
@@ -287,7 +285,7 @@ def sync(
     quick: Quick = False,
     json: Json = False,
     data: Data = "digits",
-    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+    case: Case = None,
 ) -> None:
     """Policies on slow links, against DDP and its hooks.
 
@@ -430,7 +428,7 @@ def elastic(
     quick: Quick = False,
     json: Json = False,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")] = None,
-    case: Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")] = None,
+    case: Case = None,
 ) -> None:
     """Workers that are killed, stopped, told to leave, and join.
 

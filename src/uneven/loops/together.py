@@ -116,8 +116,10 @@ class PieceTaker:
                 "or session.summed: which samples a worker takes is not known beforehand, so let each pass's loss be "
                 "the mean over its samples"
             )
+        asked_s = time.perf_counter()
         self._learn()
-        passes = _Passes(self._through_s if part.epoch == self._epoch else time.perf_counter())
+        learnt_s = time.perf_counter()
+        passes = _Passes(self._through_s + learnt_s - asked_s if part.epoch == self._epoch else learnt_s)
         alike = part.size == self._loader.batch_size and min(part.shares) > 0  # else the last part of an epoch
         firsts = self._rule.first_parts(part.shares) if alike else part.shares
         if sum(firsts) == part.size:
@@ -133,9 +135,11 @@ class PieceTaker:
 
     def _whole(self, batch: Any, part: Portion, passes: _Passes) -> Iterator[Any]:
         """One pass, under which gradients are exchanged as ever."""
+        meter = self._loop.reports.books.meter
+        before_s = meter.waited_s
         with passes.timed(part.batch(self._line.rank)):
             yield batch
-        passes.first_s -= self._loop.reports.books.meter.waited_s
+        passes.first_s -= meter.waited_s - before_s
 
     def _taken(self, batch: Any, part: Portion, firsts: Sequence[int], passes: _Passes) -> Iterator[Any]:
         """The first part, and what this worker takes from the counter while anything is left."""

@@ -54,7 +54,7 @@ _LIMIT_S = 240.0
 Progress = Callable[[str, str, float], None]
 
 
-class Training(NamedTuple):
+class WorldTraining(NamedTuple):
     """What is trained.
 
     Attributes:
@@ -101,7 +101,7 @@ def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case:
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)
         progress("emulated", "calibration", 0.0)
-        training = Training(data, width)
+        training = WorldTraining(data, width)
         workload = measured(*calibration(_unknown(training)), place, training, SETTLED)
         known = cases(workload)
         if case is not None and case not in known:
@@ -128,20 +128,20 @@ def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case:
     }
 
 
-def _unknown(training: Training) -> Workload:
+def _unknown(training: WorldTraining) -> Workload:
     """What the network moves; what it costs is to be measured."""
     model = network(images(training.data), training.width)
     gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
     return Workload(global_batch=GLOBAL_BATCH, gradient_bytes=gradient_bytes)
 
 
-def measured(spec: ClusterSpec, split: str, place: Path, training: Training, iterations: int) -> Workload:
+def measured(spec: ClusterSpec, split: str, place: Path, training: WorldTraining, iterations: int) -> Workload:
     """The description's workload with the network's costs, from one emulated run with a split that stays."""
     return shape_of(_emulate(spec, split, place / "calibration", training, iterations), spec.workload)
 
 
 def compare(
-    played: Mapping[str, WorldCase], place: Path, training: Training, effort: Effort, progress: Progress
+    played: Mapping[str, WorldCase], place: Path, training: WorldTraining, effort: Effort, progress: Progress
 ) -> tuple[Compared, dict[str, list[Race]]]:
     """Case → balancer → what both worlds said, and case → the races between the balancers.
 
@@ -192,7 +192,7 @@ def _simulate(spec: ClusterSpec, balance: str, emulated: list[Record], effort: E
     return records
 
 
-def _emulate(spec: ClusterSpec, balance: str, where: Path, training: Training, iterations: int) -> list[Record]:
+def _emulate(spec: ClusterSpec, balance: str, where: Path, training: WorldTraining, iterations: int) -> list[Record]:
     """One run, as a user would start it; its records."""
     told = training.data, iterations, GLOBAL_BATCH, training.width
     return list(journal.read(emulate(spec, balance, where, *told)).records())
