@@ -107,9 +107,7 @@ def predictors(
     json: Json = False,
     data: Data = "digits",
     sweep: Annotated[bool, typer.Option("--sweep", help="Try options instead.")] = False,
-    record: Annotated[
-        Path | None, typer.Option("--record", metavar="DIR", help="Record runs and keep them there.")
-    ] = None,
+    record: Annotated[Path | None, typer.Option("--record", metavar="DIR", help="Record runs; keep them.")] = None,
     runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Use runs recorded before.")] = None,
 ) -> None:
     """Errors of predictors, and the times they lead to.
@@ -359,9 +357,7 @@ def search_kill(quick: Quick = False, json: Json = False) -> None:
 def fleet_plan(
     quick: Quick = False,
     json: Json = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Draw plans, in one HTML file.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Draw plans: one HTML file.")] = None,
 ) -> None:
     """100 members in virtual time under FLEET and its rivals.
 
