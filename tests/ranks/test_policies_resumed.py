@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from policy_runs import Run, flat, momentum
 from session_parts import Numbered, X, net
@@ -37,6 +39,37 @@ def resumed(state: dict[str, Any], sync: str) -> Run:
     run.optimizer.load_state_dict(state["optimizer"])
     run.session.load_state_dict(state["session"])
     return run
+
+
+@ranks(2)
+def test_what_a_site_holds_back_is_gone_on_with(me: RankContext) -> None:
+    """Two sites, in the midst of a block and with an exchange to come; the threshold follows the learning rate."""
+    os.environ["UNEVEN_SITE"] = f"site {me.rank}"
+    for sync in ("geo:bsp:threshold=0.3", "sparse-local:every=3,density=0.2,chunk=16"):
+        whole = Run(sync, make=momentum)
+        for most in (None, None):
+            whole.epoch(most)
+        for most in (3, 4):
+            state = saved(Run(sync, make=momentum), most)
+            assert state["session"]["vectors"]["entries-held"].abs().sum() > 0 or most < 4
+            run = resumed(state, sync)
+            run.epoch()
+            run.epoch()
+            assert torch.equal(flat(run.model), flat(whole.model)), f"{sync} after {most}"
+            run.session.close()
+        state = saved(Run(sync, make=momentum), 4)
+        first = [state] if me.rank == 0 else [None]
+        dist.broadcast_object_list(first)
+        run = resumed(first[0], sync)  # type: ignore[arg-type]
+        run.epoch(1)
+        entries = run.agreement._exchanges._entries  # type: ignore[union-attr]
+        held = entries._sums.held  # type: ignore[union-attr]
+        assert not held.any(), "what the first site holds back is in both replicas, and nobody sends it"
+        state["session"]["vectors"]["entries-held"] = torch.zeros(3)
+        with pytest.raises(CheckpointError, match="entries-held"):
+            run.session.load_state_dict(state["session"])
+        run.session.close()
+        whole.session.close()
 
 
 @ranks(2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+from contextlib import redirect_stderr
 
 import pytest
 import torch
 from policy_runs import Make, Run, everybodys, flat, momentum, plain, same
 from session_parts import Moving
+from torch import nn
 
 from uneven.errors import TrainingError
 from uneven.testing.ranks import RankContext, ranks
@@ -67,6 +70,48 @@ def test_where_all_is_sent_it_is_bsp_and_else_a_site_is_one_replica(me: RankCont
     state = sparse.session.state_dict()
     sparse.session.load_state_dict(state)
     sparse.session.close()
+
+
+@ranks(2)
+def test_a_threshold_goes_up_while_more_is_sent_than_a_line_may_carry(me: RankContext) -> None:
+    os.environ["UNEVEN_SITE"] = f"site {me.rank}"
+    picked = {}
+    for limit in ("", ",mbit=0.000001,most=0.5"):
+        run = Run(f"geo:bsp:threshold=0.01,schedule=fixed{limit}")
+        run.epoch()
+        run.epoch()
+        entries = run.agreement._exchanges._entries  # type: ignore[union-attr]
+        control = entries._control  # type: ignore[union-attr]
+        assert control is None or control.added == pytest.approx(0.005 * (len(run.exchanges) - 1))
+        picked[limit] = [one.picked for one in run.exchanges]
+        held, now = everybodys(torch.from_numpy(entries._sums.held)), everybodys(flat(run.model))  # type: ignore[union-attr]
+        torch.testing.assert_close(now[0] - held[0], now[1] - held[1], rtol=0, atol=1e-6)
+        run.session.close()
+    assert len(picked[""]) >= 9
+    assert sum(picked[",mbit=0.000001,most=0.5"]) < sum(picked[""])
+
+
+@ranks(2)
+def test_batch_norm_at_several_sites_is_told(me: RankContext) -> None:
+    def normal() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    for site, told in ((f"site {me.rank}", me.rank == 0), ("lab", False)):
+        os.environ["UNEVEN_SITE"] = site
+        with redirect_stderr(io.StringIO()) as said:
+            run = Run("sparse-local", model=normal)
+        run.session.close()
+        assert ("the model has batch norm ('1' and 0 more)" in said.getvalue()) == told
+
+
+@ranks(2)
+def test_workers_at_one_site_are_told_what_it_comes_to(me: RankContext) -> None:
+    os.environ["UNEVEN_SITE"] = "lab"
+    with redirect_stderr(io.StringIO()) as said:
+        run = Run("geo:bsp:threshold=0.1")
+    run.session.close()
+    assert ("all 2 workers are at one site, 'lab', so sync = " in said.getvalue()) == (me.rank == 0)
 
 
 @ranks(2)

@@ -5,6 +5,7 @@ A :class:`Selection` picks entries, an :class:`Accumulator` keeps what was not s
 """
 
 from uneven.entries.accumulator import Accumulator
+from uneven.entries.bandwidth import BandwidthControl
 from uneven.entries.pack import HEADER_BYTES, Index, packed_bytes, unpack
 from uneven.entries.pack import pack as pack
 from uneven.entries.picked import Picked
@@ -13,6 +14,7 @@ from uneven.entries.select import Selection, Significant, TopK, estimated_bytes
 __all__ = [
     "HEADER_BYTES",
     "Accumulator",
+    "BandwidthControl",
     "Index",
     "Picked",
     "Selection",

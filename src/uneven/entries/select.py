@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from uneven.entries.bandwidth import BandwidthControl
 from uneven.entries.picked import HALF, QUARTER, WHOLE, Array, ChunkRows, Picked, rounded
 from uneven.errors import ConfigError
 
@@ -56,9 +57,11 @@ class Significant(Selection):
         absolute: compare with the threshold itself and not with a part of the value.
         bits: 32 or 16 of a value.
         beside: see :class:`Selection`.
+        mbit_per_s: that a worker may send to other sites; 0 is no limit. See :class:`~uneven.entries.BandwidthControl`.
+        most: the threshold up to which it may be raised for that.
 
     Raises:
-        ConfigError: bits.
+        ConfigError: bits, or a limit with nothing by which to raise the threshold.
     """
 
     threshold: float
@@ -66,10 +69,23 @@ class Significant(Selection):
     absolute: bool = False
     bits: int = WHOLE
     beside: bool = False
+    mbit_per_s: float = 0.0
+    most: float = 0.0
 
     def __post_init__(self) -> None:
+        if (self.mbit_per_s > 0) != (self.most > 0):
+            raise ConfigError(
+                f"significant entries within {self.mbit_per_s:g} Mbit/s, up to a threshold of {self.most:g}: give "
+                f"both, the bandwidth and the largest threshold, or neither"
+            )
         if self.bits not in (WHOLE, HALF):
             raise ConfigError(f"significant entries of {self.bits} bits: use {WHOLE} or {HALF}")
+
+    def control(self) -> BandwidthControl | None:
+        """What keeps within the bandwidth; None without a limit."""
+        if not self.mbit_per_s:
+            return None
+        return BandwidthControl(self.mbit_per_s * 1e6 / 8, max(0.0, self.most - self.threshold))
 
     def limit(self, rate: float = 1.0) -> float:
         """The threshold at this part of the first learning rate."""

@@ -22,6 +22,7 @@ from uneven.run.parameters.agree import Agreement
 from uneven.run.parameters.plans import GroupPlans, Plans
 from uneven.run.parameters.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.run.parameters.together import Alike, Exchanging
+from uneven.skew.norms import batch_norms
 from uneven.sync import Outlook, Pace, first_plans, in_groups, served
 
 
@@ -66,6 +67,7 @@ def exchanging(
 def _agree(
     context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
 ) -> Agreement:
+    _advise(context, model)
     replica, barrier = _replica(context, model), None if own_pace is None else own_pace.barrier
     who = context.policy, context.rank, context.members, context.sites
     plans = GroupPlans(*who) if context.elastic is not None and in_groups(context.policy) else Plans(*who)
@@ -84,6 +86,18 @@ def _agree(
     if context.elastic is None:  # where members change, nothing is under way between two steps
         context.connection.leaving = agreement.leave
     return agreement
+
+
+def _advise(context: Context, model: nn.Module) -> None:
+    """Say what batch norm comes to where sites normalize by their own batches."""
+    layers = batch_norms(model)
+    if context.rank == 0 and layers and len(set(context.sites.values())) > 1:
+        context.scribe.say(
+            f"the model has batch norm ({layers[0]!r} and {len(layers) - 1} more): each site normalizes by its own "
+            f"batches, and the model to evaluate has the mean of their statistics. Where sites have unlike data that "
+            f"costs accuracy; group norm does not mind, as torch.nn.GroupNorm(2, channels)",
+            "batch-norm",
+        )
 
 
 def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: ExchangeObserver) -> Served:

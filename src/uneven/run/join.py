@@ -18,7 +18,7 @@ from uneven.run.scribe import Scribe
 from uneven.run.start.connect import compare, connect, identity, versions
 from uneven.run.start.settings import ALONE, CODE, decide_settings
 from uneven.run.visits import bind_visits
-from uneven.sync import compatible, policies, threaded, unheeded
+from uneven.sync import compatible, policies, threaded, unheeded, unsited
 from uneven.world import World
 
 
@@ -56,6 +56,8 @@ def join(
     for conflict in settings.conflicts:  # the launcher has reported those between command line and file
         scribe.event("conflict", str(conflict), warn=world.rank == 0 and conflict.winner in (CODE, ALONE))
     sites = {rank: one["_site"] for rank, one in enumerate(said)}
+    if world.rank == 0 and (plain := unsited(policy, sites)):
+        scribe.say(plain, "one-site")
     elastic = None
     if isinstance(connection, ElasticConnection):
         elastic = Elastic(connection.membership, scribe.write, scribe.say, world.leave_on)

@@ -10,7 +10,7 @@ from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy,
 from uneven.sync.block import BMUF, DiLoCo
 from uneven.sync.bsp import BSP
 from uneven.sync.elastic import EASGD
-from uneven.sync.fits import carried, compatible, refused, served, unheeded
+from uneven.sync.fits import carried, compatible, refused, served, unheeded, unsited
 from uneven.sync.geo import Geo
 from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
 from uneven.sync.hierarchical import Hierarchical
@@ -81,4 +81,5 @@ __all__ = [
     "served",
     "threaded",
     "unheeded",
+    "unsited",
 ]

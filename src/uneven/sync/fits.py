@@ -72,6 +72,27 @@ def unheeded(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
     )
 
 
+def unsited(policy: SyncPolicy, sites: dict[int, str]) -> str | None:
+    """What a policy for several sites comes to where all workers are at one, and how to name sites; else None.
+
+    Args:
+        sites: rank → where it is.
+    """
+    members = tuple(sorted(sites))
+    if len(members) < 2 or len(set(sites.values())) > 1:
+        return None
+
+    def moved(where: dict[int, str]) -> set[Payload]:
+        return {one.payload for plan in first_plans(policy, members, where) for one in plan.exchanges}
+
+    if moved(sites) != {Payload.GRADIENT} or moved({rank: str(rank) for rank in members}) <= {Payload.GRADIENT}:
+        return None
+    return (
+        f"all {len(members)} workers are at one site, {sites[members[0]]!r}, so sync = {describe(policy)} averages "
+        f"their gradients on every step, as bsp does; name sites with UNEVEN_SITE, or in the description of the cluster"
+    )
+
+
 def served(plan: StepPlan) -> bool:
     """Whether it goes through a parameter server, and so each worker through the samples at its own pace."""
     return any(one.via is Via.SERVER for one in plan.exchanges)

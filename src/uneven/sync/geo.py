@@ -38,6 +38,9 @@ class Geo(WrappingPolicy):
         flush: every so many steps all that is held is sent; 0 never.
         divide: divide the learning rate by the number of sites; false where you have done so.
         bits: of a value that travels, 32 or 16; what rounding takes away stays and adds up.
+        mbit: that a site may send to the others, Mbit/s; 0 is no limit. The threshold goes up by 0.005 where more was
+            sent than 1.1 of that, and back where less than 0.9, as in the released code.
+        most: the threshold up to which it goes for that.
 
     Raises:
         ConfigError: an argument out of range, or an inner policy that does not average gradients.
@@ -47,7 +50,7 @@ class Geo(WrappingPolicy):
 
     def __init__(
         self, inner: str | SyncPolicy = "bsp", *, threshold: float = 0.01, schedule: str = "rate", lower: float = 0.0,
-        within: int = 0, flush: int = 0, divide: bool = True, bits: int = 32,
+        within: int = 0, flush: int = 0, divide: bool = True, bits: int = 32, mbit: float = 0.0, most: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(inner)
         _check(self.inner)
@@ -65,7 +68,11 @@ class Geo(WrappingPolicy):
         self.flush = whole("geo", "flush", flush, least=0)
         self.divide = flag("geo", "divide", divide)
         self.bits = whole("geo", "bits", bits, least=1)
-        self._far = Significant(self.threshold, by_rate=schedule == "rate", bits=self.bits)
+        self.mbit = number("geo", "mbit", mbit, "[0, inf)")
+        self.most = number("geo", "most", most, "[0, inf)")
+        self._far = Significant(
+            self.threshold, by_rate=schedule == "rate", bits=self.bits, mbit_per_s=self.mbit, most=self.most
+        )
         self._homes = PerRank(_homes, looks_at_sites=True)
         self._made: dict[int, tuple[object, object, StepPlan]] = {}
 

@@ -18,7 +18,7 @@ from uneven.virtual.replicas import SampleOrder, Sgd
 from uneven.virtual.task import LearningTask
 from uneven.virtual.traffic import ModelTraffic
 from uneven.virtual.training import Training
-from uneven.virtual.visits import Visits
+from uneven.virtual.visits import VirtualVisits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def train(
         if homes is None:
             raise ConfigError(f"{scenario.policy!r} compares models at home and away: give train() the samples' homes")
         traffic = traffic or ModelTraffic(homes.sites)
-        visits = Visits(scenario.policy, task, homes, traffic, scenario.seed)
+        visits = VirtualVisits(scenario.policy, task, homes, traffic, scenario.seed)
     training = Training(sgd, evaluated=scenario.policy.evaluated, board=board, visits=visits, traffic=traffic)
     with _one_thread():
         outcome = simulate(scenario, sink, arithmetic=training, progress=progress)

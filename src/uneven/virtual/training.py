@@ -20,7 +20,7 @@ from uneven.virtual.board import Board
 from uneven.virtual.replicas import LazyGradient, ModelState, Sgd, VirtualReplica, flat_mean, mean
 from uneven.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
 from uneven.virtual.traffic import ModelTraffic
-from uneven.virtual.visits import Visits
+from uneven.virtual.visits import VirtualVisits
 
 
 class Training(Arithmetic):
@@ -35,7 +35,7 @@ class Training(Arithmetic):
     """
 
     def __init__(
-        self, sgd: Sgd, *, evaluated: Evaluated, board: Board, visits: Visits | None = None,
+        self, sgd: Sgd, *, evaluated: Evaluated, board: Board, visits: VirtualVisits | None = None,
         traffic: ModelTraffic | None = None,
     ) -> None:  # fmt: skip
         self._sgd = sgd

@@ -13,7 +13,7 @@ from uneven.virtual.task import LearningTask
 from uneven.virtual.traffic import ModelTraffic
 
 
-class Visits:
+class VirtualVisits:
     """At the end of each period every site's model is tried at home and at the next site.
 
     It takes no virtual time; the bytes of the models count.

@@ -9,7 +9,7 @@ import pytest
 from uneven.core.actions import Moment, Payload, Significant, TopK
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.sync import policies
+from uneven.sync import policies, unsited
 from uneven.world import discover
 
 SITES = {0: "east", 1: "west", 2: "east", 3: "west"}
@@ -17,6 +17,24 @@ SITES = {0: "east", 1: "west", 2: "east", 3: "west"}
 
 def plan(policy: str, clock: int = 0, rank: int = 1, sites: dict[int, str] = SITES):  # type: ignore[no-untyped-def]
     return policies.resolve(policy).plan(SyncView(rank=rank, clock=clock, members=(0, 1, 2, 3), sites=sites))
+
+
+def test_a_bandwidth_needs_a_threshold_up_to_which_it_may_be_kept() -> None:
+    _, far = plan("geo:bsp:threshold=0.02,mbit=16,most=0.3").exchanges
+    control = far.select.control()
+    assert control.measured(3e6, 1.0) == 0.005
+    with pytest.raises(ConfigError, match="give both"):
+        policies.resolve("geo:bsp:mbit=16")
+
+
+def test_a_policy_for_sites_says_what_it_is_where_there_is_one() -> None:
+    one = dict.fromkeys(range(4), "lab")
+    for policy in ("geo", "hierarchical", "scout"):
+        assert "at one site, 'lab'" in str(unsited(policies.resolve(policy), one))
+        assert unsited(policies.resolve(policy), SITES) is None
+        assert unsited(policies.resolve(policy), {0: "lab"}) is None
+    for policy in ("bsp", "local", "sparse-local", "topk"):
+        assert unsited(policies.resolve(policy), one) is None
 
 
 def test_gaia_averages_inside_and_adds_between_sites() -> None:

@@ -18,6 +18,7 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.far_sites import filters, learning, lines, skewed
 from uneven_bench.far_sites.cases import (
     BSP,
+    QUICK_LINES,
     QUICK_SCOUT_SKEWS,
     QUICK_SKEWS,
     SCOUT_SKEWS,
@@ -92,7 +93,8 @@ def _learning(quick: bool, data: str, wanted: tuple[str, ...], left_out: dict[st
 def _emulated(
     quick: bool, data: str, wanted: tuple[str, ...], told: Told, left_out: dict[str, str], *, asked: bool
 ) -> dict[str, Any]:
-    known = {name: one for name, one in emulated(quick).items() if name in wanted}
+    left = {QUICK_LINES} if quick and not asked else set(wanted)
+    known = {name: one for name, one in emulated(quick).items() if name in wanted and name in left}
     why = (why_not_isolated() or why_no_bandwidth()) if known else ""
     if why and asked:
         raise ConfigError(f"bench far-sites limits lines between sites, which cannot be done here: {why}")

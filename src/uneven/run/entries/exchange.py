@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from uneven.core.actions import Combined, Exchange
-from uneven.entries import HEADER_BYTES, Accumulator, pack, unpack
+from uneven.entries import HEADER_BYTES, Accumulator, BandwidthControl, Selection, Significant, pack, unpack
 from uneven.entries.pack import Unpacked
 from uneven.entries.picked import Array
-from uneven.errors import TrainingError
+from uneven.errors import CheckpointError, TrainingError
 from uneven.merge.flat import Flat
 from uneven.run.entries.post import Post
 from uneven.run.lines.rollcall import RollCall
@@ -21,6 +23,11 @@ from uneven.run.lines.traffic import Traffic
 from uneven.run.parameters.replica import Met
 
 Party = tuple[int, ...]
+Saved = TypeVar("Saved")
+
+OWN = "entries-"
+HELD, BASE, WHOSE = f"{OWN}held", f"{OWN}base", f"{OWN}rank"
+"""Names of what is saved, which all begin with the first."""
 
 
 class Moved(NamedTuple):
@@ -51,11 +58,13 @@ class EntriesExchange:
         post: whose peers are those of :func:`peers_of`.
         traffic: of each party, from this one's side; of its own, what is handed on.
         roll: names the missing.
+        texts: everybody's text, by rank.
     """
 
     def __init__(
-        self, flat: Flat, rank: int, parties: Sequence[Party], post: Post, traffic: Sequence[Traffic], roll: RollCall
-    ) -> None:
+        self, flat: Flat, rank: int, parties: Sequence[Party], post: Post, traffic: Sequence[Traffic], roll: RollCall,
+        texts: Callable[[str], Sequence[str]],
+    ) -> None:  # fmt: skip
         self._flat, self._rank = flat, rank
         self._post, self._roll = post, roll
         self.parties = tuple(parties)
@@ -64,16 +73,61 @@ class EntriesExchange:
         self._base: torch.Tensor | None = None  # the replica after the last exchange
         self._sums: Accumulator | None = None
         self._picked = 1.0
+        self._control: BandwidthControl | None = None
+        self._since_s = self._sent_bytes = 0.0  # when the last exchange began, and what was sent to other sites in it
+        self._texts = texts
+        self._saved: tuple[int, dict[str, torch.Tensor]] = (-1, {})  # whose, and what
 
     def begin(self) -> None:
-        """Training begins, or goes on; what steps move counts from here on, if it has not begun before."""
-        if self._base is None:
-            self._base = self._flat.read()
-            self._sums = Accumulator(np.zeros(self._flat.size, dtype=self._base.cpu().numpy().dtype))
+        """Training begins, or goes on; what steps move counts from here on, if it has not begun before.
+
+        What was saved is gone on from if every worker has loaded its own: what another one holds back is in that one's
+        replica, and this one must not send it, too.
+        """
+        if self._base is not None:
+            return
+        own, (whose, saved) = self._flat.read(), self._saved
+        self._saved = -1, {}
+        with self._roll.waiting("the start of the exchange of entries"):
+            said = self._texts(str(whose))
+        if saved and all(text == str(rank) for rank, text in enumerate(said)):
+            self._base = saved[BASE].to(own.device, own.dtype, copy=True)
+            self._sums = Accumulator(saved[HELD].to(own.dtype).cpu().numpy().copy())
+        else:
+            self._base = own
+            self._sums = Accumulator(np.zeros(self._flat.size, dtype=own.cpu().numpy().dtype))
 
     def forget(self) -> None:
         """The replica has become another one: nothing is held any more."""
         self._base = self._sums = None
+        self._saved = -1, {}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What is held back, and the replica after the last exchange, each of shape (size,)."""
+        own = self._flat.read()
+        held = torch.zeros_like(own) if self._sums is None else torch.from_numpy(self._sums.held.copy())
+        return {HELD: held, BASE: own if self._base is None else self._base.clone()}
+
+    def check(self, vectors: dict[str, torch.Tensor]) -> None:
+        """See that :meth:`load_state_dict` can take this up; nothing at all always can be.
+
+        Raises:
+            CheckpointError: the vectors are of another model.
+        """
+        for name, vector in vectors.items():
+            if len(vector) != self._flat.size:
+                raise CheckpointError(
+                    f"{name!r} in the checkpoint has {len(vector)} numbers, and this model {self._flat.size}: resume "
+                    f"with the model that the run began with"
+                )
+
+    def load_state_dict(self, vectors: dict[str, torch.Tensor], rank: int) -> None:
+        """Inverse of :meth:`state_dict`, taken up where training begins.
+
+        Args:
+            rank: whose they are.
+        """
+        self._saved = (rank, dict(vectors)) if set(vectors) == {HELD, BASE} else (-1, {})
 
     def meet(self, exchange: Exchange, moved: Moved) -> Met:
         """Take part in an exchange, from reading the replica to writing into it. Waits.
@@ -97,11 +151,12 @@ class EntriesExchange:
         messages: dict[int, bytes | memoryview] = {}
         if speaks:
             self._sums.add(movement)
-            picked = self._sums.take(exchange.select, own, moved.rate)
+            picked = self._sums.take(self._within(exchange.select), own, moved.rate)
             self._picked = picked.part
             message = pack(picked, moved.clock, moved.weight)
             messages[self._mine] = message
-            sent_bytes += self._send(message)
+            self._sent_bytes = self._send(message)
+            sent_bytes += self._sent_bytes
         with self._roll.waiting(f"the exchange of entries after step {moved.clock}"):
             sent_bytes += self._gather(messages, speaks, beside)
         heard = {place: self._read(place, message, moved.clock) for place, message in messages.items()}
@@ -112,6 +167,17 @@ class EntriesExchange:
         held = self._sums.held
         distance = math.sqrt(float(np.dot(held, held)) / max(1, len(held)))
         return Met(sent_bytes, distance, finite, 0, self._picked)
+
+    def _within(self, select: Selection) -> Selection:
+        """The same, with a threshold that keeps what is sent within the bandwidth; each speaker for itself."""
+        now_s = time.perf_counter()
+        passed_s, self._since_s = now_s - self._since_s, now_s
+        if not isinstance(select, Significant) or not select.mbit_per_s:
+            return select
+        if self._control is None:  # nothing has been sent yet
+            self._control = select.control()
+            return select
+        return replace(select, threshold=select.threshold + self._control.measured(self._sent_bytes, passed_s))
 
     def _outcome(self, exchange: Exchange, own: Array, base: Array, heard: dict[int, Unpacked]) -> Array:
         """The replica to go on from, shape (size,); ``own`` may be used for it."""
@@ -180,6 +246,12 @@ def peers_of(rank: int, parties: Sequence[Party]) -> Party:
     if rank != mine[0]:
         return (mine[0],)
     return tuple(sorted({*(party[0] for party in parties if party is not mine), *mine[1:]}))
+
+
+def apart(saved: dict[str, Saved]) -> tuple[dict[str, Saved], dict[str, Saved]]:
+    """Of what was saved: what belongs to exchanges of entries, and the rest."""
+    own = {name: one for name, one in saved.items() if name.startswith(OWN)}
+    return own, {name: one for name, one in saved.items() if name not in own}
 
 
 def most_bytes(size: int) -> int:

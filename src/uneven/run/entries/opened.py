@@ -41,7 +41,7 @@ def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
         book.open(f"entries inside {name}" if place == mine else f"entries {names[mine]} to {name}")
         for place, name in enumerate(names)
     ]
-    return EntriesExchange(flat, rank, parties, post, traffic, roll)
+    return EntriesExchange(flat, rank, parties, post, traffic, roll, transport.gather_text)
 
 
 def _picked(context: Context) -> Exchange | None:

@@ -376,7 +376,7 @@ class Agreement:
         fresh = [counted(rank) for rank in self._members]
         owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if more else self._owed
         since = self._since or next((part.before for part in more), None)
-        vectors, kept = self._replica.state_dict()
+        vectors, kept = self._exchanges.state_dict(self._showing)
         numbers = {
             "policy": repr(self._policy),
             "own": self._policy.state_dict(),
@@ -384,8 +384,8 @@ class Agreement:
             "gap": max(0, self._gap + hand - len(less)),
             "fresh": fresh,
             "since": since,
-            "kept": kept,
-            "owed": bool(owed),
+            "kept": kept | self._divided.state(),
+            "owed": bool(owed) and not (self._showing and self._exchanges.picks),
         }
         if self._showing and self._policy.evaluated is Evaluated.CENTRE and self._barrier is None:
             # The centre is as the last exchange has left it; steps since then are in no model that others would save.
@@ -403,7 +403,7 @@ class Agreement:
             return
         with loading("the agreement"):
             read(_AgreementNumbers, numbers)
-            self._replica.check(vectors, numbers.get("kept", {}))
+            self._exchanges.check(vectors, numbers.get("kept", {}))
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`, between two steps; also with other workers. Another policy starts afresh.
@@ -422,9 +422,11 @@ class Agreement:
         same = len(numbers["fresh"]) == len(self._members)
         self._fresh = dict(zip(self._members, numbers["fresh"], strict=True)) if same else {}
         self._policy.load_state_dict(numbers["own"])
-        self._replica.load_state_dict(vectors, numbers.get("kept", {}))
+        self._divided.load(numbers.get("kept", {}))
+        self._exchanges.load_state_dict(vectors, numbers.get("kept", {}))
         if numbers["owed"]:
-            self._owed = _of(self._plans.at(self.clock - 1), Moment.STEP)
+            self._take(self._plans.at(self.clock - 1))
+            self._owed = self._after
 
     def leave(self, failed: bool) -> None:
         """The end of the run: others may still need this worker's shadow, unless something has gone wrong.

@@ -20,7 +20,7 @@ from uneven.core.membership import Meeting
 from uneven.core.records import ExchangeRecord
 from uneven.run.elastic.recovery import Recovery
 from uneven.run.elastic.vectors import RecoveredVectors
-from uneven.run.entries.exchange import EntriesExchange, Moved
+from uneven.run.entries.exchange import WHOSE, EntriesExchange, Moved, apart
 from uneven.run.gradients.instep import mark, out_of_step
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
@@ -208,6 +208,41 @@ class Exchanges:
         """The replica has become another one."""
         if self._entries is not None:
             self._entries.forget()
+
+    @property
+    def picks(self) -> bool:
+        """Whether there are exchanges of picked entries."""
+        return self._entries is not None
+
+    def state_dict(self, shown: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """What merges keep and what is held back: vectors, and numbers.
+
+        Args:
+            shown: whether the model to evaluate is in the replica's place, which holds what all sites hold back.
+        """
+        vectors, kept = self._replica.state_dict()
+        if self._entries is None or shown:
+            return vectors, kept
+        return vectors | self._entries.state_dict(), {**kept, WHOSE: float(self._rank)}
+
+    def check(self, vectors: dict[str, Tensor], kept: dict[str, float]) -> None:
+        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
+
+        Raises:
+            CheckpointError: the vectors do not fit the model, or a number is missing.
+        """
+        held, vectors = apart(vectors)
+        if self._entries is not None:
+            self._entries.check(held)
+        self._replica.check(vectors, apart(kept)[1])
+
+    def load_state_dict(self, vectors: dict[str, Tensor], kept: dict[str, float]) -> None:
+        """Inverse of :meth:`state_dict`."""
+        held, vectors = apart(vectors)
+        own, kept = apart(kept)
+        if self._entries is not None:
+            self._entries.load_state_dict(held, round(own.get(WHOSE, -1.0)))
+        self._replica.load_state_dict(vectors, kept)
 
     def begin(self, order: Order) -> None:
         """Start an exchange in the background and return at once. No other may be under way there."""

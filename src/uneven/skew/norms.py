@@ -1,0 +1,59 @@
+"""How unlike the statistics are by which two sites would normalize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from uneven.errors import ConfigError
+
+
+def batch_norms(model: nn.Module) -> list[str]:
+    """Names of the layers that normalize by the statistics of a batch."""
+    return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+
+
+@torch.no_grad()
+def divergence(model: nn.Module, here: Iterable[Tensor], there: Iterable[Tensor], layer: str | None = None) -> Tensor:
+    """How far the means of what comes into a layer are apart at two sites: |m₀ − m₁| ÷ |(m₀ + m₁) / 2|, by channel.
+
+    The measure is that of Hsieh et al. (2020), as we remember it: a few per cent where data are alike, tens where they
+    are not. The model is not changed.
+
+    Args:
+        here, there: batches of inputs of each site; mean over them, pair by pair.
+        layer: its name; by default the first one of batch norm or group norm.
+
+    Returns:
+        Shape (channels,).
+
+    Raises:
+        ConfigError: there is no such layer, or a site has no batches.
+    """
+    kinds = (_BatchNorm, nn.GroupNorm)
+    layers = {
+        name: one for name, one in model.named_modules() if name == layer or (layer is None and isinstance(one, kinds))
+    }
+    if not layers:
+        raise ConfigError(f"no layer {layer or 'that normalizes'} in {type(model).__name__}: name one of its layers")
+    means: list[Tensor] = []
+    watched = next(iter(layers.values()))
+    hook = watched.register_forward_pre_hook(lambda _, given: means.append(given[0].transpose(0, 1).flatten(1).mean(1)))
+    training = model.training
+    model.eval()
+    try:
+        apart = []
+        for one, other in zip(here, there, strict=False):
+            means.clear()
+            model(one)
+            model(other)
+            apart.append((means[0] - means[1]).abs() / ((means[0] + means[1]) / 2).abs().clamp_min(1e-12))
+    finally:
+        hook.remove()
+        model.train(training)
+    if not apart:
+        raise ConfigError("a site without batches has no statistics: give at least one of each")
+    return torch.stack(apart).mean(0)
