@@ -4,9 +4,10 @@ Usage: elastic_more.py WAY FOLDER EPOCHS [FAULT …]; a fault is kill@W:N (befor
 after@W:N (right after it), late@W:N (takes it for failed, when another one has not), or door@N (nobody makes exchange N
 before somebody asks to join).
 
-WAY is together (three batches for each exchange), unused (parameters), part (a sum of its own), pieces (a gather or an
-all-to-all of its own), weighted (batches count by the weights of their samples), steps (no loader, a global batch) or
-own (no loader, each worker's own number of samples), or profiled (before the training).
+WAY is kfac (refreshed at every step), kfac-seldom (every fourth), together (three batches for each exchange),
+unused (parameters), part (a sum of its own), pieces (a gather or an all-to-all of its own), weighted (batches count by
+the weights of their samples), steps (no loader, a global batch), own (no loader, each worker's own number of samples),
+or profiled (before the training).
 """
 
 import json
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +95,44 @@ class Scaling(uneven.Part):
         self.average.copy_(state["average"])
 
 
+class FaultyKFAC(uneven.KFAC):
+    """With faults before each exchange of its own."""
+
+    def __init__(self, faults: list[str], **how: Any) -> None:
+        super().__init__(**how)
+        self.faults, self.told = faults, []
+
+    def attach(self, run: uneven.Run) -> None:
+        super().attach(run)
+        self.line = run.lines.opened[0]
+
+    def members_changed(self, members: tuple[int, ...]) -> None:
+        self.told.append(members)
+
+    def _begin_refresh(self, *args: Any) -> None:
+        wait_for_faults(self.elastic, self.faults)
+        super()._begin_refresh(*args)
+
+    def bring_up_to_date(self) -> None:
+        wait_for_faults(self.elastic, self.faults)
+        super().bring_up_to_date()
+
+    def _land(self) -> None:
+        wait_for_faults(self.elastic, self.faults)
+        super()._land()
+
+
+def preconditioner(way: str) -> dict[str, Any]:
+    """Arguments of K-FAC."""
+    return {"damping": 0.1, "kl_clip": 0.01, "periods": (1, 4 if way == "kfac-seldom" else 1)}
+
+
+def parts_of(way: str, faults: list[str]) -> list[uneven.Part]:
+    if way in ("part", "pieces"):
+        return [Scaling(way, faults)]
+    return [FaultyKFAC(faults, **preconditioner(way))] if way.startswith("kfac") else []
+
+
 class Fading(nn.Module):
     """Counts its passes in a buffer that is in no checkpoint."""
 
@@ -108,7 +148,9 @@ class Fading(nn.Module):
 def model(way: str) -> nn.Module:
     """Begins the same everywhere."""
     torch.manual_seed(0)
-    layers = nn.Linear(8, 6), nn.Tanh(), Fading(), nn.Linear(6, 2)
+    layers: tuple[nn.Module, ...] = nn.Linear(8, 6), nn.Tanh(), Fading(), nn.Linear(6, 2)
+    if way.startswith("kfac"):  # one process has other passes than each worker
+        layers = (*layers[:2], layers[3])
     return (Branches() if way == "unused" else nn.Sequential(*layers)).double()
 
 
@@ -175,7 +217,7 @@ def die_after(elastic: object, faults: list[str], suffix: str) -> None:
 def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
     net = model(way)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
-    parts = [Scaling(way, faults)] if way in ("part", "pieces") else []
+    parts = parts_of(way, faults)
     session = uneven.Session(balance="lbb" if way == "profiled" else Moving(), parts=parts)
     session.setup(net, optimizer, find_unused_parameters=way == "unused")
     alone = way in ("steps", "own")

@@ -47,6 +47,7 @@ class WorkerRow(NamedTuple):
         pace: processor seconds that it gets in a second in which it works.
         other: cost of what else it does in a step, samples included.
         idle: cores of its machine.
+        samples: in this step.
         opinion: of the preconditioner's own.
     """
 
@@ -54,6 +55,7 @@ class WorkerRow(NamedTuple):
     pace: float
     other: float
     idle: float
+    samples: float
     opinion: float
 
 
@@ -86,7 +88,7 @@ class AgreedSpeeds(NamedTuple):
     idle: bool
 
 
-def agreed(rows: Sequence[WorkerRow], shares: Sequence[int]) -> AgreedSpeeds:
+def agreed(rows: Sequence[WorkerRow]) -> AgreedSpeeds:
     """From everybody's rows.
 
     A worker that owned nothing is taken to have a processor like the others'. Before anybody has measured, workers
@@ -94,9 +96,10 @@ def agreed(rows: Sequence[WorkerRow], shares: Sequence[int]) -> AgreedSpeeds:
     own work over their samples, at most what the one that does least does; 0 where all have as many samples.
     """
     rates = [row.rate for row in rows if row.rate > 0.0]
+    shares = [row.samples for row in rows]
     idle = all(row.idle >= _IDLE_CORES for row in rows)
     if not rates:
-        return AgreedSpeeds(tuple(float(max(1, share)) for share in shares), 0.0, 0.0, idle)
+        return AgreedSpeeds(tuple(max(1.0, share) for share in shares), 0.0, 0.0, idle)
     usual = sum(rates) / len(rates)
     each = [row.rate if row.rate > 0.0 else usual for row in rows]
     speeds = tuple(rate * row.pace for rate, row in zip(each, rows, strict=True))
@@ -106,7 +109,7 @@ def agreed(rows: Sequence[WorkerRow], shares: Sequence[int]) -> AgreedSpeeds:
     return AgreedSpeeds(speeds, _intercept(shares, others), sum(others), idle)
 
 
-def _intercept(shares: Sequence[int], costs: Sequence[float]) -> float:
+def _intercept(shares: Sequence[float], costs: Sequence[float]) -> float:
     mean, middle = sum(shares) / len(shares), sum(costs) / len(costs)
     apart = sum((share - mean) ** 2 for share in shares)
     if apart < len(shares) * (_SPREAD * mean) ** 2:

@@ -18,10 +18,14 @@ class PackedExchanges:
     Args:
         lines: of the run; all workers make this object at the same time.
         name: of the part.
+
+    Attributes:
+        changing: whether workers may be lost in an exchange.
     """
 
     def __init__(self, lines: Lines, name: str) -> None:
         self.rank = lines.rank
+        self.changing = lines.changing
         self._factors = lines.open(f"{name} factors")
         self._bases = lines.open(f"{name} bases")
         self._gradients = lines.open(f"{name} gradients")
@@ -43,9 +47,19 @@ class PackedExchanges:
             total += one
         return total
 
-    def in_column(self, flat: Tensor, layout: Layout) -> None:
-        """Fill in what the others of this worker's column have put into their parts of ``flat``."""
-        self._fill(self._bases, flat, layout)
+    def among_those_left(self, flat: Tensor) -> Tensor:
+        """The sum over all workers, without those that are lost in it, in the place of ``flat``."""
+        self._factors.sum(flat).wait()
+        return flat
+
+    def in_column(self, flat: Tensor, layout: Layout) -> tuple[int, ...]:
+        """Fill in what the others of this worker's column have put into their parts of ``flat``; the parts of workers
+        that are lost stay as they are.
+
+        Returns:
+            Those that are lost, the same on all.
+        """
+        return self._fill(self._bases, flat, layout)
 
     def in_row(self, flat: Tensor, layout: Layout) -> None:
         """The same in its row."""
@@ -55,11 +69,12 @@ class PackedExchanges:
         """The same among all workers."""
         self._fill(self._factors, flat, layout)
 
-    def table(self, row: Sequence[float]) -> list[list[float]]:
-        """Everybody's row of numbers, by rank."""
-        rows = [torch.empty(len(row), dtype=torch.float64) for _ in self.members]
-        self._factors.gather(torch.tensor(row, dtype=torch.float64), rows).wait()
-        return [one.tolist() for one in rows]
+    def table(self, row: Sequence[float]) -> dict[int, list[float]]:
+        """Everybody's row of numbers, by rank in ascending order; the same on all, also while workers come and go."""
+        members = self.members
+        rows = [torch.empty(len(row), dtype=torch.float64) for _ in members]
+        there = self._factors.gather(torch.tensor(row, dtype=torch.float64), rows).wait()
+        return {rank: it.tolist() for rank, it in zip(members, rows, strict=True) if rank in there}
 
     def move(
         self, pieces: dict[int, Tensor], sizes: Sequence[int], old: Sequence[int], new: Sequence[int], kind: torch.dtype
@@ -78,11 +93,16 @@ class PackedExchanges:
             those = into.get(rank, [])
             pieces.update(zip(those, found.split([sizes[one] for one in those]), strict=True))
 
-    def _fill(self, line: Line, flat: Tensor, layout: Layout) -> None:
+    def _fill(self, line: Line, flat: Tensor, layout: Layout) -> tuple[int, ...]:
         """Among the ranks of ``layout``; nothing passes between others."""
         if len(layout.ranks) == 1:
-            return
+            return ()
         mine, nothing = flat[slice(*layout.bound(self.rank))], flat[:0]
+        before = flat.clone() if self.changing else flat
         outgoing = [mine if one in layout.ranks else nothing for one in line.members]
         incoming = [flat[slice(*layout.bound(one))] if one in layout.ranks else nothing for one in line.members]
-        line.all_to_all(outgoing, incoming).wait()
+        there = line.all_to_all(outgoing, incoming).wait()
+        lost = tuple(one for one in layout.ranks if one not in there)
+        for one in lost:
+            flat[slice(*layout.bound(one))] = before[slice(*layout.bound(one))]
+        return lost

@@ -46,6 +46,9 @@ class Preconditioner(Part):
     movable = True
     """Whether items can be given to other owners."""
 
+    follows = True
+    """Whether it goes on where workers leave and join."""
+
     saves_bases = False
     """Whether a checkpoint holds bases; they are made anew otherwise."""
 
@@ -62,6 +65,8 @@ class Preconditioner(Part):
         self._gathered: dict[str, Tensor] | None = None
         self._refreshing: Refresh | None = None
         self._began = False  # whether there is a basis
+        self._replicated = False  # whether every worker keeps all squares, as any may be lost
+        self._placed_among: tuple[int, ...] = ()
 
     # ── what a tenant fills in ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,13 +128,34 @@ class Preconditioner(Part):
         self._sizes = [self.works[i].sizes.kept[j] for i, j in self._units]
         self._basis_sizes = [self.works[i].sizes.basis[j] for i, j in self._units]
         self._measured = OwnWork()
-        share = self.how.share
-        share = probed_share(run, self.name, self.works) if isinstance(share, str) else share
-        self.grid: RankGrid = grid(run.members, gradient_workers(share, len(run.members)))
+        self._replicated = run.lines.changing
+        share = self._share(run)
+        members = tuple(sorted({*run.members, run.rank}))  # who has yet to join is none of them
+        self.grid: RankGrid = grid(members, gradient_workers(share, len(members)))
+        self._placed_among = () if self._replicated else run.members
         self.exchanges = PackedExchanges(run.lines, self.name)
         on_cpu = next(iter(self.works[0].weights)).device.type == "cpu"
         self._clock_s = time.process_time if on_cpu else time.perf_counter
         self._lay_out(self._place())
+
+    def _share(self, run: Run) -> float:
+        """f, measured where it is left open; 1 where workers may be lost: nobody is needed for a plain step then.
+
+        Raises:
+            ConfigError: an elastic run and another share, refreshes beside the training, or a tenant that is not made
+                for it.
+        """
+        share = self.how.share
+        if self._replicated and not self.follows:
+            raise ConfigError(f"{self.name} cannot follow workers that leave or join: leave it out of elastic runs")
+        if self._replicated and (share not in ("auto", 1.0) or self.how.refresh != "now"):
+            raise ConfigError(
+                f"{self.name}(share={share!r}, refresh={self.how.refresh!r}) in an elastic run: every worker has to "
+                f"keep and turn everything, as any may be lost; use share=1.0 and refresh='now'"
+            )
+        if isinstance(share, str):
+            return 1.0 if self._replicated else probed_share(run, self.name, self.works)
+        return share
 
     @torch.no_grad()
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
@@ -164,14 +190,6 @@ class Preconditioner(Part):
             yield
         finally:
             self._gathered = None
-
-    def members_changed(self, members: tuple[int, ...]) -> None:
-        """Not yet: the grid and its lines are of those who have begun.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"{self.name} cannot follow workers that leave or join: leave it out of elastic runs")
 
     def close(self) -> None:
         """Let go of what runs beside the training."""
@@ -216,12 +234,18 @@ class Preconditioner(Part):
         workers = [next(one for one in row if one in placement.columns[i]) for i in range(len(self.works))]
         self._result_layout = Layout.of([one.sizes.result for one in self.works], workers, row, extra=1)
         self._result_flat = torch.zeros(self._result_layout.size, dtype=self._kind)
-        self._kept_layout = Layout.of(self._sizes, self._owner_of, self.run.members)
-        for unit, owner in enumerate(self._owner_of):
+        keepers, ranks = ([rank] * len(self._units), (rank,)) if self._replicated else (self._owner_of, self.members)
+        self._kept_layout = Layout.of(self._sizes, keepers, ranks, extra=1)
+        for unit, keeper in enumerate(keepers):
             i, j = self._units[unit]
-            if owner == rank and unit not in self._kept:
+            if keeper == rank and unit not in self._kept:
                 self._kept[unit] = self.start_kept(self.works[i], j)
         self.laid_out()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks of those among whom owners are placed, ascending."""
+        return tuple(sorted(rank for column in self.grid.columns for rank in column))
 
     def laid_out(self) -> None:
         """Owners, and with them the layout of what is kept, are other ones."""
@@ -229,7 +253,8 @@ class Preconditioner(Part):
     def _move(self, placement: Placement) -> None:
         old = self._owner_of
         new = [placement.owners[i][j] for i, j in self._units]
-        self.exchanges.move(self._kept, self._sizes, old, new, self._kind)
+        if not self._replicated:
+            self.exchanges.move(self._kept, self._sizes, old, new, self._kind)
         self._lay_out(placement)
 
     # ── refresh ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -237,15 +262,19 @@ class Preconditioner(Part):
     def _begin_refresh(self, step: Step, period: int) -> None:
         measured, self._measured = self._measured, OwnWork()
         idle = idle_cores() if self.how.refresh == "auto" else 0.0
-        own = told(measured, *self._own_time(), idle=idle, opinion=self.opinion())
-        rows = [WorkerRow(*row) for row in self.exchanges.table(own)]
-        table = agreed(rows, step.shares)
-        self.settle(rows[0].opinion)
+        own = told(measured, *self._own_time(), idle=idle, samples=float(step.samples), opinion=self.opinion())
+        rows = {rank: WorkerRow(*row) for rank, row in self.exchanges.table(own).items()}
+        table = agreed(list(rows.values()))
+        self.settle(next(iter(rows.values())).opinion)
         self._take_loaded()
         self.bring_up_to_date()
-        if self.movable or not self._began:
-            items, members = [one.item for one in self.works], self.run.members
-            other = better(self.placement, self._place(table), items, table, members, period)
+        if self._placed_among != tuple(rows):  # in an elastic run; whoever has come begins with no owners
+            self._placed_among = tuple(rows)
+            self.grid = grid(self._placed_among, len(rows))
+            self._move(self._place(table))
+        elif self.movable or not self._began:
+            items = [one.item for one in self.works]
+            other = better(self.placement, self._place(table), items, table, self.members, period)
             if other is not None:
                 self._move(other)
         mine = {unit: self._kept[unit] for unit, owner in enumerate(self._owner_of) if owner == self.run.rank}
@@ -273,14 +302,20 @@ class Preconditioner(Part):
         for unit, basis in found.items():
             self._bases[unit].copy_(basis)
         for unit, why in failed.items():
-            name = self.works[self._units[unit][0]].item.name
-            self.run.log(f"{self.name}/refresh_failed", 1.0)
-            warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
+            self._keeps_basis(unit, why)
         self._measured.add(refresh.cost, refresh.busy_s)
-        self.exchanges.in_column(self._base_flat, self._base_layout)
+        lost = self.exchanges.in_column(self._base_flat, self._base_layout)
+        for unit in self._bases:
+            if self._owner_of[unit] in lost:
+                self._keeps_basis(unit, f"worker {self._owner_of[unit]}, which owned it, is gone")
         self.renew_all()
         self.run.log(f"{self.name}/refresh_s", refresh.seconds)
         self.renewed()
+
+    def _keeps_basis(self, unit: int, why: str) -> None:
+        name = self.works[self._units[unit][0]].item.name
+        self.run.log(f"{self.name}/refresh_failed", 1.0)
+        warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
 
     def renew_all(self) -> None:
         """What lies in the buffers of bases is in force."""
@@ -320,7 +355,11 @@ class Preconditioner(Part):
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _gather(self) -> dict[str, Tensor]:
-        """What all workers keep, by item and square."""
+        """What all workers keep, by item and square; and bases, where the next refresh is not to make them anew."""
+        if self._replicated:
+            found = {self._key(unit): kept.clone() for unit, kept in self._kept.items()}
+            bases = self._bases if self._began else {}
+            return found | {f"basis {self._key(unit)}": basis.clone() for unit, basis in bases.items()}
         self.bring_up_to_date()
         flat = torch.zeros(self._kept_layout.size, dtype=self._kind)
         for unit, kept in self._kept.items():
@@ -328,7 +367,7 @@ class Preconditioner(Part):
         self.exchanges.among_all(flat, self._kept_layout)
         found = {self._key(unit): flat[slice(*span)].clone() for unit, span in enumerate(self._kept_layout.spans)}
         if self.saves_bases:
-            layout = Layout.of(self._basis_sizes, self._owner_of, self.run.members)
+            layout = Layout.of(self._basis_sizes, self._owner_of, self.members)
             flat = torch.zeros(layout.size, dtype=self._kind)
             for unit in self._kept:
                 flat[slice(*layout.spans[unit])] = self._bases[unit]
@@ -348,7 +387,7 @@ class Preconditioner(Part):
         """
         if not self.works:
             return {}
-        if self._gathered is None and len(self.run.members) > 1:
+        if self._gathered is None and len(self.members) > 1 and not self._replicated:
             raise CheckpointError(
                 f"{self.name} keeps each factor on one worker only; save inside of `with session.evaluated():`, which "
                 f"every worker enters and where all of them are gathered"
@@ -366,6 +405,20 @@ class Preconditioner(Part):
                 f"{self.name}: the state has no {other[0]!r} of {names[other[0]]} numbers: another model"
             )
         self.clock, self._loaded, self._began = int(state["clock"]), {key: state[key] for key in names}, False
+        if self._replicated:
+            self._placed_among = ()
+            self._take_loaded()
+            if all(f"basis {key}" in state for key in names):
+                self._take_bases(state)
+
+    def _take_bases(self, state: dict[str, Any]) -> None:
+        """Those that were in force are in force."""
+        for unit, view in self._bases.items():
+            key = f"basis {self._key(unit)}"
+            if key not in state or state[key].numel() != view.numel():
+                raise CheckpointError(f"{self.name}: the state has no {key!r} of {view.numel()} numbers: another model")
+            view.copy_(state[key])
+        self.renew_all()
 
     def _take_loaded(self) -> None:
         if self._loaded is not None:

@@ -75,7 +75,7 @@ class Placement(NamedTuple):
 
 
 def refresh_cost(side: int) -> float:
-    """Of one eigendecomposition: 9 n³. OwnWork: 6.6 n³ multiplications' time at n = 576, more below."""
+    """Of one eigendecomposition: 9 n³. Measured: 6.6 n³ multiplications' time at n = 576, more below."""
     return 9.0 * float(side) ** 3
 
 

@@ -1,4 +1,4 @@
-"""Which share of the workers should precondition a layer? OwnWork once, when a preconditioner is attached."""
+"""Which share of the workers should precondition a layer? Measured once, when a preconditioner is attached."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def probed_share(run: Run, name: str, works: Sequence[ItemWork]) -> float:
     sending_s = _median_s(lambda: exchanges.among_all(flat, layout))
     rate = 2.0 * _SIDE**3 / _median_s(lambda: torch.mm(square, square))
     computing_s = sum(one.item.step for one in works) / rate
-    rows = exchanges.table((sending_s, computing_s))
+    rows = list(exchanges.table((sending_s, computing_s)).values())
     once_s = max(row[0] for row in rows) + max(row[1] for row in rows) / size
     return 1.0 / size if once_s < max(row[1] for row in rows) else 1.0
 

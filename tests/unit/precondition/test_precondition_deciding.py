@@ -131,30 +131,30 @@ def test_pieces_of_one_rank_lie_together_and_move_to_new_owners() -> None:
     assert moves(old, new, 1) == ({0: [2]}, {0: [1], 2: [3]})
 
 
-def row(rate: float, pace: float, other: float = math.nan, idle: float = 2.0) -> WorkerRow:
-    return WorkerRow(rate, pace, other, idle, 0.0)
+def row(rate: float, pace: float, samples: float, other: float = math.nan, idle: float = 2.0) -> WorkerRow:
+    return WorkerRow(rate, pace, other, idle, samples, 0.0)
 
 
 def test_speed_is_what_a_processor_second_does_times_what_a_worker_gets_of_it() -> None:
-    nothing = [row(math.nan, 1.0), row(math.nan, 1.0, idle=0.4)]
-    assert agreed(nothing, (3, 1)) == AgreedSpeeds((3.0, 1.0), 0.0, 0.0, False)  # at first, by shares
-    assert agreed([row(60.0, 0.5), row(math.nan, 0.25)], (3, 1)) == AgreedSpeeds((30.0, 15.0), 0.0, 0.0, True)
+    nothing = [row(math.nan, 1.0, 3), row(math.nan, 1.0, 1, idle=0.4)]
+    assert agreed(nothing) == AgreedSpeeds((3.0, 1.0), 0.0, 0.0, False)  # at first, by shares
+    assert agreed([row(60.0, 0.5, 3), row(math.nan, 0.25, 1)]) == AgreedSpeeds((30.0, 15.0), 0.0, 0.0, True)
     own = OwnWork()
     own.add(6.0, 0.1)
     own.steps = 2
-    mine = told(own, local_s=2.0, local_cpu_s=0.2, exchange_cpu_s=0.05, idle=1.0, opinion=0.0)
-    assert mine == pytest.approx((60.0, 0.1, 0.2, 1.0, 0.0))
-    blind = told(OwnWork(), math.nan, math.nan, math.nan, idle=1.0, opinion=0.0)
+    mine = told(own, local_s=2.0, local_cpu_s=0.2, exchange_cpu_s=0.05, idle=1.0, samples=8.0, opinion=0.0)
+    assert mine == pytest.approx((60.0, 0.1, 0.2, 1.0, 8.0, 0.0))
+    blind = told(OwnWork(), math.nan, math.nan, math.nan, idle=1.0, samples=8.0, opinion=0.0)
     assert math.isnan(blind.rate)
     assert blind.pace == 1.0
 
 
 def test_what_is_fixed_is_told_from_what_grows_with_samples() -> None:
-    rows = [row(100.0, pace, 0.02 + 0.003 * share) for pace, share in zip((0.6, 0.4, 0.1), (30, 20, 2), strict=True)]
-    found = agreed(rows, (30, 20, 2))
+    rows = [row(100.0, pace, n, 0.02 + 0.003 * n) for pace, n in zip((0.6, 0.4, 0.1), (30, 20, 2), strict=True)]
+    found = agreed(rows)
     assert found.fixed == pytest.approx(2.0)
     assert found.other == pytest.approx(100.0 * (0.06 + 0.003 * 52))
-    assert agreed(rows, (17, 17, 18)).fixed == 0.0  # nobody can tell
+    assert agreed([one._replace(samples=17.0) for one in rows]).fixed == 0.0  # nobody can tell
 
 
 def test_adaptive_damping_grows_where_steps_overshoot_and_shrinks_where_they_are_timid() -> None:

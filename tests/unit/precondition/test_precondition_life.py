@@ -15,6 +15,8 @@ from workers import PartWorker, train, vector
 from uneven import KFAC, SOAP, Part
 from uneven.core.actions import StepPlan
 from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.run.lines import Lines, ThreadLines
+from uneven.testing.parts import together
 
 X = 12
 
@@ -108,8 +110,6 @@ def test_policies_that_do_not_average_gradients_are_refused() -> None:
         other = type(worker.now)(1, 1, 0, worker.rank, (0, 1), (6, 6), StepPlan())
         with pytest.raises(ConfigError, match=r"gradients of all workers averaged on every step.*use sync='bsp'"):
             worker.part.gradients_ready(other, worker.optimizer)
-        with pytest.raises(ConfigError, match="KFAC cannot follow workers that leave or join"):
-            worker.part.members_changed((0,))
 
     train(2, net, KFAC, use)
 
@@ -322,3 +322,60 @@ def test_adaptive_damping_learns_where_a_fixed_one_sticks() -> None:
     stuck = last(0.01)
     assert stuck > 10.0  # of 12.5 that the mean would have
     assert last("adaptive:start=0.01") < 0.75 * stuck
+
+
+def changing(part: Callable[[], Part], lines: Lines) -> PartWorker:
+    """A worker in a run whose members may change."""
+    lines.changing = True
+    torch.manual_seed(1)
+    model = net()
+    return PartWorker(
+        lines, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 * (part is not SOAP)), part()
+    )
+
+
+def test_where_workers_may_be_lost_each_keeps_all_and_gives_it_to_a_newcomer() -> None:
+    """In the midst of a period: what was summed up before counts by those who have it."""
+
+    def make() -> Part:
+        return KFAC(periods=(1, 4), damping=0.1)
+
+    def first(lines: Lines) -> Any:
+        worker = changing(make, lines)
+        for number in range(6):
+            worker.step(*batch(number), (9, 3))
+        part: Any = worker.part
+        assert len(part._kept) == 6
+        return copy.deepcopy([part.state_dict(), worker.model.state_dict(), worker.optimizer.state_dict()])
+
+    one, two = together(2, first)
+    for key, kept in one[0].items():
+        assert torch.equal(torch.as_tensor(kept), torch.as_tensor(two[0][key])), key
+    alone = trained((X,), make, steps=6)[0]
+    torch.testing.assert_close(torch.cat([it.view(-1) for it in one[1].values()]), alone, rtol=0, atol=1e-9)
+
+    def gone_on(lines: Lines) -> Any:
+        worker = changing(make, lines)
+        part: Any = worker.part
+        state, weights, optimizer = copy.deepcopy(one)
+        worker.model.load_state_dict(weights)
+        worker.optimizer.load_state_dict(optimizer)
+        part.load_state_dict(state)
+        before = {unit: basis.clone() for unit, basis in part._bases.items()}
+        worker.step(*batch(6), (6, 6))
+        assert all(torch.equal(before[unit], basis) for unit, basis in part._bases.items())  # still those in force
+        worker.step(*batch(7), (6, 6))
+        worker.step(*batch(8), (6, 6))
+        return vector(worker.model), part.identity
+
+    (found, identity), (other, _) = together(2, gone_on)
+    assert torch.equal(found, other)
+    assert identity == pytest.approx(0.95**9)
+
+
+@pytest.mark.parametrize("how", [{"share": 0.5}, {"refresh": "shadow"}])
+def test_what_cannot_be_where_workers_may_be_lost_is_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"in an elastic run: .* use share=1.0 and refresh='now'"):
+        changing(lambda: KFAC(**how), ThreadLines.of(1)[0])
+    with pytest.raises(ConfigError, match="SOAP cannot follow workers that leave or join"):
+        changing(SOAP, ThreadLines.of(1)[0])

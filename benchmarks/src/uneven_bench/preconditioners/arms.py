@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import uneven
+from uneven.errors import ConfigError
 
 PERIODS = (10, 100)
 KINDS = {"plain": 1, "factor": PERIODS[0], "refresh": PERIODS[1]}
@@ -33,7 +35,13 @@ def rival() -> Any:
         sys.path.insert(0, where)
     if importlib.util.find_spec("kfac") is None:
         return None
-    return getattr(importlib.import_module("kfac.preconditioner"), "KFACPreconditioner", None)
+    try:
+        return getattr(importlib.import_module("kfac.preconditioner"), "KFACPreconditioner", None)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError(
+            f"{RIVAL_AT}={where!r} holds kfac-pytorch's source, which asks for its installed version: run "
+            f"`pip install --no-deps --target FOLDER {where}`, and set {RIVAL_AT} to FOLDER"
+        ) from error
 
 
 class StepArm(ABC):

@@ -11,7 +11,7 @@ from typing import Any
 from uneven.emulate.probe import why_no_bandwidth, why_not_isolated
 from uneven.errors import UnknownNameError
 from uneven_bench.lb_bsp.stage import play
-from uneven_bench.preconditioners.accuracy import blow_ups, tasks, to_target
+from uneven_bench.preconditioners.accuracy import blow_ups, to_target
 from uneven_bench.preconditioners.arms import RIVAL_AT, rival
 from uneven_bench.preconditioners.hooks import hook_overhead
 
@@ -24,6 +24,8 @@ WEIGHTS = {"1/10": {"factor": 0.9, "refresh": 0.1}, "10/100": {"plain": 0.9, "fa
 """Periods → how often each kind of step comes."""
 
 CASES = ("steps", "exact", "unequal", "links", "target", "blow-ups")
+STEPPED = ("resnet20", "mlp", "transformer", "resnet32")
+TARGETS = ("regression", "autoencoder", "cnn")
 
 
 def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> dict[str, Any]:
@@ -37,17 +39,19 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
         ``links``, ``left_out``.
 
     Raises:
-        UnknownNameError: there is no such case.
+        UnknownNameError: there is no such case; "steps:mlp" and "target:cnn" are one model and one task alone.
         LaunchError: a worker died.
     """
-    if case is not None and case not in CASES:
-        raise UnknownNameError("case", case, CASES)
+    case, _, one = (case or "").partition(":")
+    some = {"steps": STEPPED, "target": TARGETS}.get(case, ())
+    if case and (case not in CASES or (one and one not in some)):
+        raise UnknownNameError("case", f"{case}:{one}" if one else case, (*CASES, *(f"{case}:{it}" for it in some)))
     wanted = {case} if case else {"steps", "exact", "blow-ups"} if quick else set(CASES)
     found: dict[str, Any] = {"left_out": {}}
     if rival() is None:
         found["left_out"]["kfac-pytorch"] = f"it is not on PyPI; set {RIVAL_AT} to where it is installed"
     if "steps" in wanted:
-        models = ("resnet20",) if quick else ("resnet20", "mlp", "transformer", "resnet32")
+        models = (one,) if one else STEPPED[:1] if quick else STEPPED
         _steps(found, models, 3 if quick else 10, ("1/P",) if quick else ("1", "1/2", "1/P"), progress)
         progress("hooks", "", 0.0)
         found["hook_overhead"] = hook_overhead(10 if quick else 60)
@@ -72,7 +76,7 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
             task["mbit_per_s"] = [MBIT_PER_S] * WORKERS
             found["links"] = _ratios(_play(task, WORKERS, progress, isolated=True)["seconds"])
     if "target" in wanted:
-        names = ("regression",) if quick else tuple(tasks(data))
+        names = (one,) if one else TARGETS[:1] if quick else TARGETS
         said = lambda what, done: progress("time to target", what, done)  # noqa: E731
         found["time_to_target"] = to_target(data, 1 if quick else 3, said, names)
     if "blow-ups" in wanted:

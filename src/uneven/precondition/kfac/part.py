@@ -87,6 +87,7 @@ class KFAC(Preconditioner):
         self._accumulated, self._scaler = accumulation_steps, grad_scaler
         self._skip = [re.compile(one) for one in skip_layers]
         self._coefficient = 0.0
+        self._mass = 0.0  # of the terms in this worker's sums
         self.nu = 1.0
         self._damping_now(0)
 
@@ -129,6 +130,7 @@ class KFAC(Preconditioner):
             shrink, self._coefficient = self._average.step()
             if shrink != 1.0:
                 self._sums.mul_(shrink)
+                self._mass *= shrink
 
     def _counts(self) -> tuple[float, Turn | None]:
         """x_i / X of the pass under way, 0 outside of the loop; and what knows what it counts in the gradient."""
@@ -180,19 +182,29 @@ class KFAC(Preconditioner):
         return self._identity
 
     def bring_up_to_date(self) -> None:
-        """Sums of all workers go into the averages of their owners."""
-        total = self.exchanges.to_owners(self._sums, self._kept_layout)
-        start = self._kept_layout.bound(self.run.rank)[0]
-        for unit, kept in self._kept.items():
-            first, last = self._kept_layout.spans[unit]
-            new = total[first - start : last - start]
-            if torch.isfinite(new.sum()):
-                kept.mul_(self._average.kept).add_(new, alpha=self._average.fade)
-            else:
-                self.run.log(f"{self.name}/not_finite", 1.0)
-        self._identity *= self._average.kept
+        """Sums of all workers go into the averages of their owners.
+
+        With the mass of what is in them: where a worker was lost, the terms of the others count as much more.
+        """
+        layout, average = self._kept_layout, self._average
+        self._sums[[end - 1 for _, end in layout.bounds]] = self._mass
+        if self._replicated:
+            total = self.exchanges.among_those_left(self._sums)
+        else:
+            total = self.exchanges.to_owners(self._sums, layout)
+        if mass := float(total[-1]):
+            start = layout.bound(self.run.rank)[0]
+            for unit, kept in self._kept.items():
+                first, last = layout.spans[unit]
+                new = total[first - start : last - start]
+                if torch.isfinite(new.sum()):
+                    kept.mul_(average.kept).add_(new, alpha=(1.0 - average.kept) / mass)
+                else:
+                    self.run.log(f"{self.name}/not_finite", 1.0)
+            self._identity *= average.kept
         self._sums.zero_()
-        self._average.folded()
+        self._mass = 0.0
+        average.folded()
 
     # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -205,6 +217,8 @@ class KFAC(Preconditioner):
     def before(self, step: Step, due_factors: bool) -> None:
         """See that the hooks have seen every layer."""
         self._begin_factors()
+        if self._watch.armed:
+            self._mass += self._coefficient * step.weight
         if self._adaptive is not None:
             self._look_back(self._adaptive)
         self.numbers.damping = self._damping_now(self.clock)
@@ -254,7 +268,7 @@ class KFAC(Preconditioner):
 
     def renewed(self) -> None:
         """Write down what a reader of the run wants to know."""
-        if self.run.rank == self.run.members[0]:
+        if self.run.rank == self.members[0]:
             self.run.log(f"{self.name}/nu", self.nu)
             curvatures = sorted(one.curvature for one in self.layers if not math.isnan(one.curvature))
             if curvatures:
@@ -275,21 +289,22 @@ class KFAC(Preconditioner):
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """With what is left of the unit matrix, and factor steps so far."""
-        state = super().state_dict()
-        return (
-            {**state, "identity": self._identity, "damping": self.numbers.damping, "taken": self._average.taken}
-            if state
-            else {}
-        )
+        """With what is left of the unit matrix, and with the running average, which a newcomer must go on with; sums
+        that are not in the factors yet stay with who has them."""
+        state, average = super().state_dict(), self._average
+        if not state:
+            return {}
+        more = {"identity": self._identity, "damping": self.numbers.damping, "taken": average.taken}
+        return {**state, **more, "fade": average.fade, "kept": average.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Preconditioner.load_state_dict`."""
         super().load_state_dict(state)
         if "clock" in state:
             self._identity, self._average.taken = float(state["identity"]), int(state["taken"])
-            self._average.folded()
+            self._average.fade, self._average.kept = float(state.get("fade", 1.0)), float(state.get("kept", 1.0))
             self._sums.zero_()
+            self._mass = 0.0
             if self._adaptive is not None:
                 self._adaptive.now = float(state["damping"])
             self._arm()

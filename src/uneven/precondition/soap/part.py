@@ -39,6 +39,7 @@ class SOAP(Preconditioner):
         ConfigError: an argument out of range.
     """
 
+    follows = False
     movable = False  # averages in the basis lie with who preconditions a weight,
     saves_bases = True  # and are of no use in another basis
 
@@ -131,9 +132,4 @@ class SOAP(Preconditioner):
                         f"{self.name}: the state has no {key!r} of {mine.numel()} numbers: another model"
                     )
                 mine.copy_(state[key].view_as(mine))
-        for unit, view in self._bases.items():
-            key = f"basis {self._key(unit)}"
-            if key not in state or state[key].numel() != view.numel():
-                raise CheckpointError(f"{self.name}: the state has no {key!r} of {view.numel()} numbers: another model")
-            view.copy_(state[key])
-        self.renew_all()
+        self._take_bases(state)

@@ -24,6 +24,8 @@ from uneven.run.lines.traffic import TrafficBook
 class RecoveredLines(Lines):
     """See the module. To open one is nothing that members would have to do together."""
 
+    changing = True
+
     def __init__(self, rank: int, recovery: Recovery, waiting: Waiting, book: TrafficBook | None = None) -> None:
         super().__init__(rank, recovery.membership.members, waiting, book)
         self._recovery = recovery

@@ -187,8 +187,11 @@ class Lines(ABC):
         rank: this worker.
         members: all ranks of the run.
         opened: all lines, in that order.
+        changing: whether workers may leave and join.
         book: counts what passes on them.
     """
+
+    changing = False
 
     def __init__(self, rank: int, members: tuple[int, ...], waiting: Waiting, book: TrafficBook | None = None) -> None:
         self.rank, self.members = rank, members
