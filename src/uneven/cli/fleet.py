@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from uneven.cli.options import Devices, Engine, devices_named
+from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
 from uneven.core.text import printable
 from uneven.fleet.member.batch_rule import BatchRule
 from uneven.fleet.timeout import TIMEOUT_S
@@ -41,6 +41,7 @@ def command(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write the plan over time and every curve as HTML.")
     ] = None,
+    log_to: LogTo = None,
 ) -> None:
     """Train every member of ENSEMBLE, several at a time on shared data.
 
@@ -62,12 +63,14 @@ def command(
       uneven fleet ensemble.toml --devices 4
       uneven fleet ensemble.toml --engine ray --directory /shared/runs/ensemble
       uneven fleet ensemble.toml --report ensemble.html
+      uneven fleet ensemble.toml --log-to tensorboard:curves
       uneven fleet ensemble.toml --timeout 1800        # samples or steps that take minutes
     """
     sys.path.insert(0, str(Path.cwd()))
     from uneven import fleet
     from uneven.fleet import ensemble_file
 
+    tools = trackers(log_to)  # one that is missing is said now
     asked = ensemble_file.read(ensemble)
     where = Path("runs") / ensemble.stem if directory is None else directory
     options = fleet.Options(batch_rule=batch_rule, timeout_s=timeout)
@@ -77,6 +80,8 @@ def command(
         typer.echo(f"\nstopped; the same command goes on after the last finished pass, kept in {where}", err=True)
         raise typer.Exit(130) from None
     print(printable(str(result)))
+    for tool in tools:
+        result.track(tool)
     if report is not None:
         result.report(report)
     if result.failed:

@@ -7,11 +7,14 @@ A command says ``balance: Balance = None``. Where two commands mean different th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from uneven.cli.names import BALANCERS, POLICIES, PREDICTORS
+
+if TYPE_CHECKING:
+    from uneven.report.track import Tracker
 
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
@@ -171,6 +174,27 @@ def devices_named(text: str) -> str | int | list[str]:
     if text.isdecimal():
         return int(text)
     return text if text == "auto" else text.split(",")
+
+
+# Of commands that have curves: watch, report, fleet and search.
+
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log-to",
+        metavar="TOOL:WHERE",
+        help="Log curves to tensorboard:FOLDER, wandb:FOLDER or mlflow:FOLDER; may be given several times.",
+        show_default=False,
+    ),
+]
+
+
+def trackers(log_to: list[str] | None, tensorboard: Path | None = None) -> list[Tracker]:
+    """The tools that ``--log-to`` names, and ``--tensorboard DIR``, which is short for one of them."""
+    from uneven.report.track import tracker
+
+    named = [*([] if tensorboard is None else [f"tensorboard:{tensorboard}"]), *(log_to or [])]
+    return [tracker(one) for one in named]
 
 
 # Of commands that simulate: simulate and plan. They say these of different things, so the text is a command's own.

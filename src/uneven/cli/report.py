@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from uneven.cli.options import LogTo, trackers
 from uneven.core.text import printable
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def report(
         Path | None,
         typer.Option("--tensorboard", metavar="DIR", help="Also write scalars for TensorBoard.", show_default=False),
     ] = None,
+    log_to: LogTo = None,
 ) -> None:
     """Write a run's HTML report, pictures included, or compare several runs on one page.
 
@@ -67,6 +69,7 @@ def report(
       uneven report runs/NAME --png pictures             a PNG for each picture
       uneven report runs/NAME --trace run.trace.json     every step of every worker, for Perfetto
       uneven report runs/NAME --tensorboard tb           then: tensorboard --logdir tb
+      uneven report runs/NAME --log-to mlflow:mlruns     wandb:FOLDER, tensorboard:FOLDER likewise
     """
     from uneven.errors import ConfigError
     from uneven.journal.paths import newest_run
@@ -74,8 +77,8 @@ def report(
 
     paths = runs or [newest_run()]
     if len(paths) > 1:
-        if trace is not None or tensorboard is not None:
-            raise ConfigError("--trace and --tensorboard are of one run: name one")
+        if trace is not None or tensorboard is not None or log_to:
+            raise ConfigError("--trace, --tensorboard and --log-to are of one run: name one")
         page, out = _compared(paths), out or Path("comparison.html")
     else:
         page, out = html.report_page(paths[0]), out or paths[0] / "report.html"
@@ -90,10 +93,11 @@ def report(
 
         tracing.write(paths[0], trace)
         _say("trace", trace, " (open it at https://ui.perfetto.dev)")
-    if tensorboard is not None:
-        from uneven.report import tensorboard as board
+    for tool in trackers(log_to, tensorboard):
+        from uneven.report.track import session
 
-        board.write(paths[0], tensorboard)
+        session.write(paths[0], tool)
+    if tensorboard is not None:
         _say("tensorboard", tensorboard, f" (tensorboard --logdir {tensorboard})")
 
 

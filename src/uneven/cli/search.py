@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from uneven.cli.options import Devices, Engine, devices_named
+from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
 from uneven.core.text import printable
 from uneven.errors import ConfigError
 
@@ -59,6 +59,7 @@ def command(
     warm_start: WarmStart = None,
     report: Report = None,
     tensorboard: TensorBoard = None,
+    log_to: LogTo = None,
 ) -> None:
     """Find out which settings are worth training: stop, pause and resume trials as they learn.
 
@@ -87,13 +88,14 @@ def command(
         return
     if len(what) > 1:
         raise ConfigError(f"{' '.join(what[1:])}: give one FILE, or begin with {', '.join(_VERBS)}")
+    tools = trackers(log_to, tensorboard)  # one that is missing is said now
     more = {"trials": trials, "warm_start": warm_start, "directory": directory}
     result = _searched(Path(what[0]), devices_named(devices), engine, more)
     print(printable(str(result)))
     if report is not None:
         result.report(report)
-    if tensorboard is not None:
-        result.tensorboard(tensorboard)
+    for tool in tools:
+        result.track(tool)
     if result.failed:
         typer.echo(printable(_failures(result)), err=True)
         raise typer.Exit(1)

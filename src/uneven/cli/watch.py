@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from uneven.cli.options import LogTo, trackers
 from uneven.errors import JournalError, access
 
 
@@ -16,6 +17,7 @@ def watch(
         typer.Argument(help="Run directory. By default the newest one under ./runs.", show_default=False),
     ] = None,
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.05, help="Time between two looks.")] = 0.5,
+    log_to: LogTo = None,
 ) -> None:
     """Look at a run, live or afterwards, in the terminal.
 
@@ -26,13 +28,17 @@ def watch(
     The view ends with the run, or with Ctrl-C, which does not touch the run; then a table of the whole run
     is printed. It only reads the run directory, so it can run on any machine that sees the directory.
 
+    With --log-to it also gives the run to tools that keep curves, as it goes on.
+
     \b
     Examples:
       uneven watch                 the newest run
       uneven watch runs/NAME       this one, live or over
+      uneven watch --log-to tensorboard:curves --log-to wandb:curves
     """
     from uneven.journal.paths import newest_run, rank_paths
     from uneven.report import terminal
+    from uneven.report.track.session import LiveTracking
     from uneven.rundir import SETTINGS
 
     run = run if run is not None else newest_run(started_by=SETTINGS)
@@ -42,4 +48,5 @@ def watch(
             below = sorted(path.name for path in run.iterdir() if path.is_dir() and rank_paths(path))
             hint = f"it holds runs, for instance {run / below[-1]}" if below else "it holds no journal and no run.toml"
             raise JournalError(f"{run} is not a run directory: {hint}")
-    terminal.watch(run, every_s=every)
+    tracking = LiveTracking(run.resolve().name, trackers(log_to)) if log_to else None
+    terminal.watch(run, every_s=every, tracking=tracking)

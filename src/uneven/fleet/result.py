@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.member import checkpoint
 from uneven.fleet.result_page import page
 from uneven.fleet.result_table import MemberRow, ranked
+from uneven.report.track import LoggedValue, Tracker
 
 
 class Result:
@@ -46,6 +48,23 @@ class Result:
         """
         with access(f"write the report {path}"):
             Path(path).write_text(page(self.table, self.state, self.metric, self.directory), encoding="utf-8")
+
+    def track(self, tool: Tracker) -> None:
+        """Give a tool that keeps curves a run for each member, by epoch; times count from the start of the training.
+
+        Raises:
+            ConfigError: the tool cannot write.
+        """
+        for row in self.table:
+            epochs = self.state.members[row.name].epochs
+            run = tool.begin(row.name, {"member": row.name}, group=self.directory.resolve().name)
+            points: list[LoggedValue] = []
+            for number, one in enumerate(epochs, 1):
+                values = {self.metric: one.metric, "training loss": one.train_loss, "devices": float(one.devices)}
+                values |= {"train_s": one.train_s, "waited_s": one.waited_s}
+                points += [LoggedValue(name, value, number, one.ended_s) for name, value in values.items()]
+            run.add(points)
+            run.end({f"best/{self.metric}": row.metric} if math.isfinite(row.metric) else {})
 
     @property
     def failed(self) -> tuple[MemberRow, ...]:

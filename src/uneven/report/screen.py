@@ -25,6 +25,8 @@ PARTS = (
 )
 _EVENT_STYLES = {"split": "cyan", "bad-report": "yellow", "members": "magenta", "left": "magenta"}
 _HEADER_ROWS, _EVENT_ROWS = 9, 5
+_LINES = 4
+"""Lines of messages that are shown."""
 _TOLD = 8
 """Workers that one line names at most."""
 
@@ -41,6 +43,7 @@ def live(state: RunProgress, name: str, width: int, height: int) -> RenderableTy
         *_threads(state),
         *_scalars(state),
         *_refreshes(state),
+        *_messages(state),
     )
     rows = max(3, height - _HEADER_ROWS - _EVENT_ROWS - len(said))
     parts = (_title(state, name, width), _progress(state, width), _speed(now), *said)
@@ -61,6 +64,7 @@ def final(state: RunProgress, name: str, width: int) -> RenderableType:
         *_threads(state),
         *_scalars(state),
         *_refreshes(state),
+        *_messages(state),
         _workers(state, total, width, len(total.workers)),
         _legend(),
         Text(),
@@ -174,6 +178,16 @@ def _refreshes(state: RunProgress) -> list[Text]:
     for part, ranks in sorted(state.refreshes.seconds.items()):
         newest = "  ".join(seconds(taken[-1]) for _, taken in sorted(ranks.items()))
         found.append(Text.assemble(f"{part} refreshed, by owner: ", (newest, "bold")))
+    return found
+
+
+def _messages(state: RunProgress) -> list[Text]:
+    """What has passed between workers, line by line, those first that send most."""
+    found = []
+    for line, exchanges, sent_bytes, waited_s, most_s in state.messages.rows()[:_LINES]:
+        text = Text.assemble(f"{line}: ", (f"{exchanges:,}", "bold"), " exchanges  ·  ", (size(sent_bytes), "bold"))
+        waits = "" if most_s == waited_s else f", {seconds(most_s)} at most"
+        found.append(text.append(" sent  ·  waited ").append(seconds(waited_s), style="bold").append(waits))
     return found
 
 

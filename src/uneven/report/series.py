@@ -113,7 +113,7 @@ def run_data(journal: Journal) -> RunData:
         iterations=iterations,
         summary=summarize(iterations),
         loads=loads,
-        scalars={name: _one_each(rows) for name, rows in scalars.items()},
+        scalars={name: one_each(rows) for name, rows in scalars.items()},
         splits=[r for r in records if isinstance(r, SplitRecord)],
         events=sorted(events, key=lambda event: (event.iteration, event.at_s)),
         unfinished=journal.unfinished,
@@ -210,7 +210,7 @@ def training_s(iterations: Iterable[Iteration]) -> dict[int, float]:
     return at
 
 
-def _one_each(rows: Iterable[ScalarRecord]) -> list[ScalarRecord]:
+def one_each(rows: Iterable[ScalarRecord]) -> list[ScalarRecord]:
     by_iteration: dict[int, list[ScalarRecord]] = {}
     for row in rows:
         by_iteration.setdefault(row.iteration, []).append(row)

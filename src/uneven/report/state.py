@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from uneven.core.records import (
     EventRecord,
     ExchangeRecord,
+    LineRecord,
     LoadRecord,
     MembershipRecord,
     Record,
@@ -20,6 +21,7 @@ from uneven.core.records import (
 from uneven.journal.changes import LEFT, MemberChanges
 from uneven.journal.events import END, planned_iterations
 from uneven.journal.exchanges import Exchanged
+from uneven.journal.messages import Messages
 from uneven.journal.metrics import NAN, Iteration, Join
 from uneven.journal.refreshes import Refreshes
 from uneven.journal.summary import Summary, Totals, summarize
@@ -37,6 +39,7 @@ class RunProgress:
         loads: rank → newest use of machine and process.
         scalars: name → newest value of the lowest rank that logged it.
         events: the newest, oldest first; plans and ends are left out, splits and changes of the members are put in.
+        messages: what has passed between workers, by line.
         refreshes: of preconditioners, by owner.
         exchanged: all workers' exchanges of parameters; gradients do not count.
         threads: rank, thread → its steps, of workers that have several.
@@ -51,6 +54,7 @@ class RunProgress:
     loads: dict[int, LoadRecord] = field(default_factory=dict)
     scalars: dict[str, ScalarRecord] = field(default_factory=dict)
     events: deque[EventRecord | SplitRecord | MembershipRecord] = field(default_factory=lambda: deque(maxlen=50))
+    messages: Messages = field(default_factory=Messages)
     refreshes: Refreshes = field(default_factory=Refreshes)
     exchanged: Exchanged = field(default_factory=Exchanged)
     threads: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -95,6 +99,8 @@ class RunProgress:
             self.events.append(record)
         elif isinstance(record, ExchangeRecord):
             self.exchanged.add(record)
+        elif isinstance(record, LineRecord):
+            self.messages.add(record)
         elif isinstance(record, MembershipRecord):
             if self.changes.add(record):
                 self.events.append(record)

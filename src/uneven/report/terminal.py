@@ -17,6 +17,7 @@ from uneven.report.console import Console
 from uneven.report.screen import final, live
 from uneven.report.state import RunProgress
 from uneven.report.text import count, percent, seconds, span
+from uneven.report.track.session import LiveTracking
 
 PLAIN_LINE_EVERY_S = 10.0
 """Where there is no terminal to draw on (a log file), one line is printed so often."""
@@ -27,20 +28,35 @@ class WatchedRun:
 
     Args:
         run: the run directory; its journal may appear later.
+        tracking: gets all records, too.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, tracking: LiveTracking | None = None) -> None:
         self.run = run
+        self._tracking = tracking
         self.state = RunProgress()
         self._follower = Follower(run)
 
     def update(self) -> RunProgress:
         """Read what is new."""
-        self.state.feed(self._follower.poll())
+        self._feed()
         if self.state.rewound:
             self.state, self._follower = RunProgress(), Follower(self.run)
-            self.state.feed(self._follower.poll())
+            if self._tracking is not None:
+                self._tracking.rewind()
+            self._feed()
         return self.state
+
+    def _feed(self) -> None:
+        records = list(self._follower.poll())
+        self.state.feed(records)
+        if self._tracking is not None:
+            self._tracking.feed(records, final=self.state.ended)
+
+    def end(self) -> None:
+        """The run has ended, or nobody looks at it any more."""
+        if self._tracking is not None:
+            self._tracking.end(self.state.total())
 
 
 def watch(
@@ -49,6 +65,7 @@ def watch(
     every_s: float = 0.5,
     console: Console | None = None,
     stop: Callable[[], bool] | None = None,
+    tracking: LiveTracking | None = None,
 ) -> RunProgress:
     """Show a run until it has ended, was stopped, or Ctrl-C; then its final table.
 
@@ -59,6 +76,7 @@ def watch(
         run: the run directory; it must exist, its journal may appear later.
         every_s: seconds between two looks.
         console: where to draw; the standard output by default.
+        tracking: gets everything that the run writes, until its end or Ctrl-C.
         stop: asked at every look; true ends the view, for a caller that knows when its workers are done.
 
     Returns:
@@ -71,11 +89,12 @@ def watch(
         if not run.is_dir():
             raise JournalError(f"no run directory {run}: runs are kept under runs/ unless told otherwise")
     console = console or Console()
-    watched = WatchedRun(run)
+    watched = WatchedRun(run, tracking)
     try:
         _follow(watched, console, every_s, stop or (lambda: False))
     except KeyboardInterrupt:
         console.print("No longer watching; the run goes on.", style="dim")
+    watched.end()
     console.print(final(watched.state, run.name, console.width))
     return watched.state
 

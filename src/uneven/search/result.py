@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, TrainingError, access
+from uneven.report.track import LoggedValue, Tracker, tracker
 from uneven.search import checkpoints
 from uneven.search.core import SearchCore
 from uneven.search.events import read_events
@@ -114,9 +116,32 @@ class SearchResult:
         Raises:
             ConfigError: TensorBoard is not installed, or the folder cannot be written.
         """
-        from uneven.search.tensorboard import write
+        return self.track(tracker(f"tensorboard:{folder}"))
 
-        return write(self.rows, self.events(), self.metric, Path(folder))
+    def track(self, tool: Tracker) -> int:
+        """Give a tool a run for each trial: its curves, its settings and its best metric.
+
+        Step is how much a trial has been trained, and the time that of its report.
+
+        Returns:
+            How many values of curves were written.
+
+        Raises:
+            ConfigError: the tool cannot write.
+        """
+        reports: dict[int, list[LoggedValue]] = {}
+        for event in self.events():
+            if event["event"] == "report":
+                values = {self.metric: event["metric"], **event.get("metrics", {})}
+                at = (round(event["t"]), event["at_s"])
+                reports.setdefault(event["trial"], []).extend(
+                    LoggedValue(name, value, *at) for name, value in values.items()
+                )
+        for row in self.rows:
+            run = tool.begin(f"trial-{row.number:05d}", row.params, group=self.directory.resolve().name)
+            run.add(reports.get(row.number, ()))
+            run.end({f"best/{self.metric}": row.metric} if math.isfinite(row.metric) else {})
+        return sum(map(len, reports.values()))
 
     def __str__(self) -> str:
         lines = [f"{'trial':>5} {self.metric:>12} {'at':>6} {'of':>6}  {'status':<11} settings"]

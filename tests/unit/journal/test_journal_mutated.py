@@ -29,8 +29,8 @@ from uneven.report import html, trace
 from uneven.report.page import Page
 from uneven.report.screen import final, live
 from uneven.report.series import run_data
-from uneven.report.tensorboard import _values
 from uneven.report.terminal import WatchedRun, plain_line
+from uneven.report.track.points import PointStream
 
 CASES = 400
 
@@ -64,7 +64,7 @@ def everything_shown(run: Path) -> None:
     data = run_data(read(run))
     html.report(run)
     json.dumps(list(trace.events(data)))
-    _values(data)
+    PointStream().feed(read(run).records(), final=True)
 
 
 def test_every_damaged_line_is_refused_by_name_or_shown(

@@ -17,12 +17,13 @@ from sample_runs import SampleRun
 
 from uneven.cli import main
 from uneven.core.records import EventRecord, RunRecord, ScalarRecord, StepRecord
-from uneven.errors import JournalError
+from uneven.errors import ConfigError, JournalError
 from uneven.journal import Writer, rank_path, read
-from uneven.report import comparison, html, tensorboard, trace
+from uneven.report import comparison, html, trace
 from uneven.report.figures import colour
 from uneven.report.page import PageTable
 from uneven.report.series import run_data, stretches
+from uneven.report.track import session, tracker
 
 
 class Seen(HTMLParser):
@@ -219,17 +220,17 @@ def test_trace_keeps_steps_apart_that_a_clock_pushed_together(tmp_path: Path) ->
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run = SampleRun(iterations=12).write(tmp_path / "lab")
-    assert tensorboard.write(run, tmp_path / "tb") > 0
-    events = accumulator.EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert session.write(run, tracker(f"tensorboard:{tmp_path / 'tb'}")) > 0
+    events = accumulator.EventAccumulator(str(tmp_path / "tb" / "lab")).Reload()
     assert [e.step for e in events.Scalars("user/loss")] == list(range(12))
     assert [e.value for e in events.Scalars("rank 0/share")] == [SampleRun().shares(i)[0] for i in range(12)]
     assert len(events.Scalars("run/iteration_s")) == 11
 
 
 def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(JournalError, match=re.escape("pip install 'uneven[tensorboard]'")):
-        tensorboard.write(SampleRun(iterations=2).write(tmp_path), tmp_path / "tb")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
+    with pytest.raises(ConfigError, match=re.escape("pip install 'uneven[tensorboard]'")):
+        tracker(f"tensorboard:{tmp_path}")
 
 
 @pytest.fixture

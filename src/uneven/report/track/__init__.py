@@ -1,0 +1,15 @@
+"""Curves and settings for tools that keep them: TensorBoard, Weights & Biases, MLflow.
+
+::
+
+    a session's journal ── points.py ──┐                       ┌── tensorboard.py   event files
+    a search's trials ─────────────────┼──► a Tracker's runs ──┼── wandb.py         offline, or a server
+    a fleet's members ─────────────────┘     (base.py)         └── mlflow.py        a folder, or a server
+
+A tool's library is imported by its own file and nowhere else.
+"""
+
+from uneven.report.track.base import TrackedRun, Tracker, tracker
+from uneven.report.track.points import LoggedValue, Plain
+
+__all__ = ["LoggedValue", "Plain", "TrackedRun", "Tracker", "tracker"]

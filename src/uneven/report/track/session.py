@@ -1,0 +1,67 @@
+"""A session's run in a tool that keeps curves: afterwards, or while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from uneven.core.records import Record
+from uneven.journal.reader import read
+from uneven.journal.summary import Summary
+from uneven.report.series import run_data
+from uneven.report.track.base import TrackedRun, Tracker
+from uneven.report.track.points import PointStream, results
+
+
+def write(run: Path, tracker: Tracker) -> int:
+    """Log a run from its journal.
+
+    Returns:
+        How many values.
+
+    Raises:
+        JournalError: there is no journal.
+        ConfigError: the tool cannot write.
+    """
+    journal = read(run)
+    stream = PointStream()
+    points = stream.feed(journal.records(), final=True)
+    tracked = tracker.begin(journal.run.resolve().name, stream.settings)
+    tracked.add(points)
+    tracked.end(results(run_data(journal).summary))
+    return len(points)
+
+
+class LiveTracking:
+    """Gives tools what a run that goes on writes.
+
+    Args:
+        name: of the run.
+        trackers: the tools.
+
+    What a resumed run does again stays as it was logged first: tools want steps that ascend.
+    """
+
+    def __init__(self, name: str, trackers: Sequence[Tracker]) -> None:
+        self._name, self._trackers = name, trackers
+        self._stream = PointStream()
+        self._runs: list[TrackedRun] = []
+
+    def feed(self, records: Iterable[Record], *, final: bool = False) -> None:
+        """Log what is complete with these."""
+        points = self._stream.feed(records, final=final)
+        if points and not self._runs:
+            self._runs = [one.begin(self._name, self._stream.settings) for one in self._trackers]
+        for run in self._runs if points else ():
+            run.add(points)
+
+    def rewind(self) -> None:
+        """The journal is read from its beginning again."""
+        self._stream = PointStream(after=self._stream.newest)
+
+    def end(self, summary: Summary) -> None:
+        """Nothing more comes."""
+        self.feed((), final=True)
+        for run in self._runs:
+            run.end(results(summary))
+        self._runs = []
