@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from uneven.cli.options import LogTo, trackers
-from uneven.errors import JournalError, access
+from uneven.core.text import printable
+from uneven.errors import ConfigError, JournalError, access
 
 
 def watch(
@@ -18,6 +19,10 @@ def watch(
     ] = None,
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.05, help="Time between two looks.")] = 0.5,
     log_to: LogTo = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve a live page on this machine's loopback instead.")] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="With --web. [default: any]", show_default=False)
+    ] = 0,
 ) -> None:
     """Look at a run, live or afterwards, in the terminal.
 
@@ -28,12 +33,16 @@ def watch(
     The view ends with the run, or with Ctrl-C, which does not touch the run; then a table of the whole run
     is printed. It only reads the run directory, so it can run on any machine that sees the directory.
 
+    With --web it prints the address of a page that draws what `uneven report` does, again and again; the address has a
+    token, without which nobody is answered. From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
+
     With --log-to it also gives the run to tools that keep curves, as it goes on.
 
     \b
     Examples:
       uneven watch                 the newest run
       uneven watch runs/NAME       this one, live or over
+      uneven watch --web           in the browser, until Ctrl-C
       uneven watch --log-to tensorboard:curves --log-to wandb:curves
     """
     from uneven.journal.paths import newest_run, rank_paths
@@ -48,5 +57,21 @@ def watch(
             below = sorted(path.name for path in run.iterdir() if path.is_dir() and rank_paths(path))
             hint = f"it holds runs, for instance {run / below[-1]}" if below else "it holds no journal and no run.toml"
             raise JournalError(f"{run} is not a run directory: {hint}")
+    if web:
+        if log_to:
+            raise ConfigError("--web with --log-to: start `uneven watch` twice")
+        _serve(run, port, max(every, 0.5))
+        return
     tracking = LiveTracking(run.resolve().name, trackers(log_to)) if log_to else None
     terminal.watch(run, every_s=every, tracking=tracking)
+
+
+def _serve(run: Path, port: int, every_s: float) -> None:
+    from contextlib import suppress
+
+    from uneven.report.web import WebServer
+
+    with WebServer(run, port=port, every_s=every_s) as server:
+        print(f"{printable(run.name)}: {server.address} (until Ctrl-C)", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.wait()

@@ -7,13 +7,13 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from uneven.core.text import printable
 from uneven.report.draw import Figure
 from uneven.report.plotly_code import beside, inside
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #f6f6f4; margin: 0; }
 main { max-width: 1180px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 2px; }
@@ -47,25 +47,47 @@ class PageTable:
     text: frozenset[int] = frozenset({0})
 
 
+class PagePart(NamedTuple):
+    """A section of a page, or its cards.
+
+    Attributes:
+        title: of the section; empty for cards.
+        before, after: HTML around what the picture is drawn from, if there is one.
+        figure: the picture as JSON; empty if there is none.
+    """
+
+    title: str
+    before: str
+    after: str = ""
+    figure: str = ""
+
+    @property
+    def html(self) -> str:
+        """All of it."""
+        data = f'<script type="application/json">{self.figure}</script>' if self.figure else ""
+        return self.before + data + self.after
+
+
 @dataclass(slots=True)
 class Page:
     """Collects parts from top to bottom, then writes itself.
 
     Attributes:
         figures: title → picture, of all that are shown.
+        parts: everything, in its order.
     """
 
     title: str
     lead: str = ""
     figures: dict[str, Figure] = field(default_factory=dict)
-    _parts: list[str] = field(default_factory=list)
+    parts: list[PagePart] = field(default_factory=list)
 
     def cards(self, values: Iterable[tuple[str, str]]) -> None:
         """Key numbers: pairs of value and meaning."""
         cards = "".join(
             f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for value, what in values
         )
-        self._parts.append(f'<div class="cards">{cards}</div>')
+        self.parts.append(PagePart("", f'<div class="cards">{cards}</div>'))
 
     def table(self, title: str, table: PageTable, note: str = "") -> None:
         """A table in a section of its own."""
@@ -78,11 +100,12 @@ class Page:
             text = as_json(figure)
             height = figure["layout"]["height"]
             box = f'<div class="figure" style="height:{height}px"></div>'
-            self._section(title, note, f'{box}<script type="application/json">{text}</script>')
+            self._section(title, note, box, text)
 
-    def _section(self, title: str, note: str, body: str) -> None:
+    def _section(self, title: str, note: str, body: str, figure: str = "") -> None:
         about = f'<p class="note">{escape(note)}</p>' if note else ""
-        self._parts.append(f"<section><h2>{escape(title)}</h2>{about}{body}</section>")
+        before = f"<section><h2>{escape(title)}</h2>{about}{body}"
+        self.parts.append(PagePart(title, before, "</section>", figure))
 
     def html(self, *, plotly_beside: bool = False) -> str:
         """The whole document, Plotly packed into it or in a file beside it, which the caller writes."""
@@ -90,8 +113,8 @@ class Page:
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self.title)}</title><style>{_STYLE}</style></head>\n"
-            f"<body><main><h1>{escape(self.title)}</h1>{lead}\n" + "\n".join(self._parts) + "\n"
+            f"<title>{escape(self.title)}</title><style>{STYLE}</style></head>\n"
+            f"<body><main><h1>{escape(self.title)}</h1>{lead}\n" + "\n".join(part.html for part in self.parts) + "\n"
             "<footer>Written by uneven from the run's journal. The page needs no network. "
             "Drag to zoom into a picture, double-click to go back; click a name to hide it.</footer></main>\n"
             f"{beside() if plotly_beside else inside()}</body></html>\n"

@@ -74,7 +74,7 @@ def test_styles_and_live_views_still_reach_it() -> None:
 def test_a_page_shows_it_as_text_and_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[str] = []
     seen = Page.figure
-    monkeypatch.setattr(Page, "figure", lambda page, *args: (seen(page, *args), figures.append(page._parts[-1])))
+    monkeypatch.setattr(Page, "figure", lambda page, *args: (seen(page, *args), figures.append(page.parts[-1].html)))
     page = html.report(hostile(tmp_path / "run"))
     html.write(page, tmp_path / "page.html")
     assert "<b>&amp;" not in page
