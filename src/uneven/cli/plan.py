@@ -49,6 +49,20 @@ def command(
     seed: Annotated[int, played("Decides the jitter and the order of the samples.")] = 0,
     search: options.Searched = None,
     trials: options.SearchedTrials = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="WORDS",
+            help='Play a recorded run again with one thing otherwise: "rank 3 as fast as rank 0", "without rank 3", '
+            '"without the straggler", "on a 10 Gbit/s link", "with shadow:ma"; may be given several times.',
+            show_default=False,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="With --what-if: also write a page.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object too, as the last line.")] = False,
 ) -> None:
     """Play every combination of balancer and policy that applies on CLUSTER, rank them, and say why.
@@ -66,7 +80,13 @@ def command(
       uneven plan runs/NAME                              a recorded run: what else it could have done
       uneven plan demo4 --balance even,lb-bsp --sync bsp,ssp:staleness=3,local:every=4
       uneven plan cluster.toml --search runs/search --trials 64
+      uneven plan runs/NAME --what-if "without the straggler" --what-if "with shadow:ma" --report what-if.html
     """
+    if what_if:
+        from uneven.cli import what_if as asking
+
+        asking.plan(Path(cluster), what_if, seed, report, as_json=as_json)
+        return
     if search is not None or trials is not None:
         from uneven.cli import search_forecast
 

@@ -6,6 +6,7 @@
 
 from uneven.simulate.arithmetic import Arithmetic
 from uneven.simulate.costs import RecordedCosts, costs_from_journal, described, with_costs
+from uneven.simulate.speeds import with_recorded_speeds
 from uneven.simulate.stream import streamed
 from uneven.simulate.tally import Outcome, WorkerOutcome
 from uneven.simulate.world import Scenario, Sink, simulate
@@ -22,4 +23,5 @@ __all__ = [
     "simulate",
     "streamed",
     "with_costs",
+    "with_recorded_speeds",
 ]

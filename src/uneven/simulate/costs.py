@@ -20,7 +20,7 @@ _VARIED = 0.05
 _LEAST_STEPS = 3
 """Steps that a worker must have taken. Ours."""
 
-_TO_DEVIATION = 1.4826
+TO_DEVIATION = 1.4826
 """From the median absolute deviation to the standard deviation of a normal distribution."""
 
 
@@ -60,7 +60,7 @@ def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] |
     Raises:
         ConfigError: too few steps, naming the rank.
     """
-    starts, steps = _sorted(records)
+    starts, steps = sorted_steps(records)
     ranks = max((*starts, *steps), default=-1) + 1
     if not ranks:
         raise ConfigError("the recorded run has no steps: name a run directory with a journal in it")
@@ -123,7 +123,7 @@ def with_costs(spec: ClusterSpec, costs: RecordedCosts) -> tuple[ClusterSpec, di
     return replace(spec, nodes=nodes, workload=workload), exchange_s
 
 
-def _sorted(records: Iterable[Record]) -> tuple[dict[int, RunRecord], dict[int, list[StepRecord]]]:
+def sorted_steps(records: Iterable[Record]) -> tuple[dict[int, RunRecord], dict[int, list[StepRecord]]]:
     """By rank, the newest start and the steps with samples since then."""
     starts: dict[int, RunRecord] = {}
     steps: dict[int, list[StepRecord]] = {}
@@ -162,7 +162,7 @@ def _affine(steps: list[StepRecord], fixed_s: float) -> Affine:
 def _deviation(steps: list[StepRecord], cost: Affine) -> float:
     off = [_local_s(step) / cost.seconds(step.batch) for step in steps if cost.seconds(step.batch) > 0]
     centre = median(off)
-    return _TO_DEVIATION * median(abs(value - centre) for value in off) / centre if centre > 0 else 0.0
+    return TO_DEVIATION * median(abs(value - centre) for value in off) / centre if centre > 0 else 0.0
 
 
 def _scaled(cost: Cost, part: float) -> Cost:

@@ -1,0 +1,229 @@
+"""``uneven plan RUN --what-if``: a recorded run, played again with one thing otherwise."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from uneven import journal
+from uneven.balance import balancers
+from uneven.cli.simulate import recorded_costs
+from uneven.core.records import LineRecord, Record, RunRecord
+from uneven.errors import ConfigError
+from uneven.plan import Counter
+from uneven.plan.what_if import RecordedCase, parse
+from uneven.report import draw, html
+from uneven.report.console import Console
+from uneven.report.draw import Figure, colour
+from uneven.report.page import Page, PageTable
+from uneven.report.text import count, seconds
+from uneven.simulate import Scenario, described, simulate, streamed, with_recorded_speeds
+from uneven.sync import Pace, policies
+
+AS_IT_WAS = "as it was"
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedCase:
+    """One case, in virtual time.
+
+    Attributes:
+        words: what is otherwise.
+        durations_s: of its iterations.
+    """
+
+    words: str
+    samples_per_s: float
+    iteration_s: float
+    durations_s: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A recorded run, and what it would have been.
+
+    Attributes:
+        measured_per_s, measured_s: samples per second and median iteration of the recorded run.
+        durations_s: of its iterations.
+        played: first as it was.
+    """
+
+    name: str
+    measured_per_s: float
+    measured_s: float
+    durations_s: list[float]
+    played: tuple[PlayedCase, ...]
+
+    @property
+    def error(self) -> float:
+        """How far the run as it was is off in virtual time: simulated ÷ measured throughput − 1."""
+        return self.played[0].samples_per_s / self.measured_per_s - 1
+
+    def gain(self, one: PlayedCase) -> float:
+        """How many times the throughput, simulated against simulated: what is off in both cancels out."""
+        return one.samples_per_s / self.played[0].samples_per_s
+
+
+def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, *, as_json: bool) -> None:
+    """Play, print, and draw.
+
+    Raises:
+        ConfigError: a change that cannot be read or made, or a run that says too little.
+    """
+    found = what_if(run, changes, seed)
+    show(found)
+    if report is not None:
+        html.write_page(page(found), report)
+        print(f"report: {report}")
+    if as_json:
+        print(json.dumps(to_json(found)))
+
+
+def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
+    """The recorded run as it was, and with each change by itself."""
+    made = [(text, parse(text)) for text in changes]
+    records = list(journal.read(run).records())
+    costs = recorded_costs(run, None)
+    spec, exchange_s = with_recorded_speeds(described(costs), records)
+    spec = replace(spec, workload=_workload(spec.workload, records, changes))
+    case = _recorded(spec, records, tuple(exchange_s.values()))
+    iterations = list(journal.iterations(records))
+    timed = [one for one in iterations if math.isfinite(one.duration_s)]
+    if not timed:
+        raise ConfigError(f"{run}: no iteration of it has a duration: record a longer run")
+    cases = [(AS_IT_WAS, case), *((text, change(case)) for text, change in made)]
+    played = tuple(_play(words, one, costs.iterations, seed) for words, one in cases)
+    durations_s = [one.duration_s for one in timed]
+    measured_per_s = sum(one.global_batch for one in timed) / sum(durations_s)
+    return WhatIf(run.resolve().name, measured_per_s, journal.summarize(iterations).iteration_s, durations_s, played)
+
+
+def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...]) -> RecordedCase:
+    settings = next((one.settings for one in records if isinstance(one, RunRecord) and one.rank == 0), {})
+    balance, sync = str(settings.get("balance", "lb-bsp")), str(settings.get("sync", "bsp"))
+    for registry, name in ((balancers, balance), (policies, sync)):
+        try:
+            registry.resolve(name)
+        except ConfigError as error:
+            raise ConfigError(f"the run was made with {name}, which cannot be played again here: {error}") from error
+    return RecordedCase(spec=spec, balance=balance, sync=sync, exchange_s=exchange_s)
+
+
+def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) -> Any:
+    """With the bytes of the gradients, as the run counted them."""
+    lines = [one for one in records if isinstance(one, LineRecord) and one.line == "gradients" and one.rank == 0]
+    exchanges = sum(one.exchanges for one in lines)
+    if exchanges:
+        return replace(workload, gradient_bytes=round(sum(one.sent_bytes for one in lines) / exchanges))
+    if any("link" in text.lower() for text in changes):
+        raise ConfigError("the run has not counted the bytes of its gradients, so nothing can be said of another link")
+    return workload
+
+
+def _play(words: str, case: RecordedCase, iterations: int, seed: int) -> PlayedCase:
+    policy = policies.resolve(case.sync)
+    scenario = Scenario(
+        spec=case.spec, balancer=balancers.resolve(case.balance), policy=policy, iterations=iterations, seed=seed,
+        exchange_s=dict(enumerate(case.exchange_s)),
+    )  # fmt: skip
+    counter, records = Counter(), list[Record]()
+    outcome = simulate(streamed(scenario), records.append, arithmetic=counter)
+    waits = policy.facts is None or policy.facts.pace is not Pace.OWN
+    figures = counter.figures(outcome, waits=waits)
+    durations_s = [one.duration_s for one in journal.iterations(records) if math.isfinite(one.duration_s)]
+    return PlayedCase(words, figures.samples_per_s, figures.iteration_s, durations_s)
+
+
+def show(found: WhatIf, console: Console | None = None) -> None:
+    """A table, and a sentence for each change."""
+    console = console or Console(highlight=False)
+    table = _table(found)
+    shown = Table(box=SIMPLE_HEAD)
+    for place, name in enumerate(table.columns):
+        shown.add_column(name, justify="right" if place else "left")
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown)
+    for line in sentences(found):
+        console.print(line)
+
+
+def sentences(found: WhatIf) -> list[str]:
+    """What is to be expected, in words."""
+    said = [
+        f"Virtual time is {abs(found.error):.1%} {'above' if found.error > 0 else 'below'} the throughput that the run "
+        f"had; gains compare it with itself."
+    ]
+    for one in found.played[1:]:
+        gain = found.gain(one)
+        how = f"{gain:.2f} times as fast" if gain >= 1 else f"slower: {gain:.2f} of the throughput"
+        said.append(f"{one.words}: {how}; expect {count(gain * found.measured_per_s)} samples/s.")
+    return said
+
+
+def _table(found: WhatIf) -> PageTable:
+    rows = [("recorded", count(found.measured_per_s), seconds(found.measured_s), "")]
+    for one in found.played:
+        rows.append((one.words, count(one.samples_per_s), seconds(one.iteration_s), f"{found.gain(one):.2f} ×"))
+    return PageTable(("run", "samples/s", "median iteration", "gain"), rows)
+
+
+def page(found: WhatIf) -> Page:
+    """The same with two pictures."""
+    made = Page(f"What if · {found.name}", " ".join(sentences(found)))
+    made.table("Recorded, and played in virtual time", _table(found))
+    made.figure("Throughput", _bars(found), "Recorded, then simulated.")
+    made.figure("Time per iteration", _lines(found), "Cut off where a single one takes far longer than the others.")
+    return made
+
+
+def _bars(found: WhatIf) -> Figure:
+    names = ["recorded", *(one.words for one in found.played)]
+    values = [found.measured_per_s, *(one.samples_per_s for one in found.played)]
+    tints = [colour(place, len(names)) for place in range(len(names))]
+    bar = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [draw.rounded(one) for one in values],
+        "y": [f"{one} " for one in names],
+        "marker": {"color": tints},
+        "hovertemplate": "%{x:.4g} samples/s<extra></extra>",
+    }
+    layout = draw.layout("", x_title="samples/s", height=110 + 34 * len(names)) | {"hovermode": "closest"}
+    layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
+    return {"data": [bar], "layout": layout}
+
+
+def _lines(found: WhatIf) -> Figure:
+    series = [("recorded", found.durations_s), *((one.words, one.durations_s) for one in found.played)]
+    scale, unit = draw.time_unit(found.measured_s)
+    data, top = [], 0.0
+    for place, (name, durations_s) in enumerate(series):
+        y = [value * scale for value in durations_s]
+        top = max(top, 1.3 * draw.quantile(y, 0.95))
+        data.append(draw.line(list(map(float, range(1, len(y) + 1))), y, name, colour(place, len(series))))
+    layout = draw.layout(f"{unit} per iteration", height=380)
+    layout["yaxis"]["range"] = [0, top or 1]
+    return {"data": data, "layout": layout}
+
+
+def to_json(found: WhatIf) -> dict[str, Any]:
+    """All figures."""
+    return {
+        "run": found.name,
+        "measured_samples_per_s": found.measured_per_s,
+        "measured_iteration_s": found.measured_s,
+        "error": found.error,
+        "what_if": [
+            {"words": one.words, "samples_per_s": one.samples_per_s, "iteration_s": one.iteration_s,
+             "gain": found.gain(one), "expected_per_s": found.gain(one) * found.measured_per_s}
+            for one in found.played
+        ],
+    }  # fmt: skip
