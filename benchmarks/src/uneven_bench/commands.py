@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.far_sites.command import far_sites
+from uneven_bench.graph.command import graph
 from uneven_bench.preconditioners.command import preconditioners
 
 EXAMPLES = """\
@@ -446,3 +447,4 @@ def elastic(
 
 app.command("far-sites")(far_sites)
 app.command("preconditioners")(preconditioners)
+app.command("graph")(graph)

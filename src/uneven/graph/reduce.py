@@ -19,8 +19,12 @@ def row_sums(rows: RowIndex, x: Tensor) -> Tensor:
     """Σ of the rows of ``x`` [width, d] that each row of ``rows`` names; [rows, d], no gradient."""
     if not len(rows.columns):
         return x.new_zeros(rows.rows, x.shape[1])
-    if (made := native.sums(rows, x)) is not None:
-        return made
+    made = native.sums(rows, x)
+    return bag_sums(rows, x) if made is None else made
+
+
+def bag_sums(rows: RowIndex, x: Tensor) -> Tensor:
+    """The same by torch alone."""
     # FBGEMM's kernel for float32; mode "mean" would leave it, so means are scaled afterwards.
     found: Tensor = torch.embedding_bag(x, rows.columns, rows.starts, mode=0, include_last_offset=True)[0]
     return found

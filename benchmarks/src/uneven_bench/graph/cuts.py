@@ -1,0 +1,124 @@
+"""Partitioners: rows that an exchange moves, whether shares are met, and edges cut in a second."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from uneven.graph.clones import Holders, roots
+from uneven.graph.cut.base import EdgeCut, figures
+from uneven.graph.edge_list import EdgeList
+from uneven.graph.methods import METHODS, cut
+from uneven_bench.graph import rivals
+from uneven_bench.graph.graphs import BenchGraph
+
+SHARES = (0.5, 0.25, 0.15, 0.1)
+BETA = 10.0
+
+
+def cuts(one: BenchGraph, parts: tuple[int, ...], rounds: int) -> dict[str, Any]:
+    """One graph.
+
+    Returns:
+        ``rows`` (parts → method → rows that an exchange moves each way), ``balance`` (the same, most edges of a part
+        over its share), ``metis_halo_rows`` (parts → rows of METIS' edge cut), ``cost_over_target`` (of ne at unequal
+        shares, the fullest part), ``edges_per_s`` (method → at four parts), ``libra_vs_dgl``.
+    """
+    edges = one.edges
+    found: dict[str, Any] = {"rows": {}, "balance": {}, "metis_halo_rows": {}}
+    for count in parts:
+        each = (1.0 / count,) * count
+        told = {method: _judged(edges, cut(edges, method, each, 0, BETA), each) for method in METHODS}
+        found["rows"][count] = {method: shown.clone_rows for method, shown in told.items()}
+        found["balance"][count] = {method: shown.balance for method, shown in told.items()}
+        if not isinstance(rivals.metis(), str):
+            found["metis_halo_rows"][count] = _halo(edges, count)
+    found["cost_over_target"] = over_target(edges, cut(edges, "ne", SHARES, 0, BETA), SHARES)
+    quarter = (0.25,) * 4
+    seconds = {
+        method: _median_s(lambda method=method: cut(edges, method, quarter, 0, BETA), rounds)  # type: ignore[misc]
+        for method in METHODS
+    }
+    found["edges_per_s"] = {method: len(edges) / one_s for method, one_s in seconds.items()}
+    if not isinstance(rivals.dgl(), str):
+        theirs_s = _median_s(lambda: _dgl_libra(one, 4), rounds)
+        found["libra_vs_dgl"] = theirs_s / seconds["libra"]
+        found["edges_per_s"]["dgl libra"] = len(edges) / theirs_s
+    return found
+
+
+def over_target(edges: EdgeList, found: EdgeCut, shares: tuple[float, ...]) -> float:
+    """Cost of the part that is furthest above its share: edges + β · roots, as each machine then has."""
+    held = _held(edges, found)
+    counts = np.diff(np.asarray(found.bounds)).tolist()
+    rooted = np.bincount(roots(held, shares, counts, BETA), minlength=len(shares))
+    cost = np.asarray(counts) + BETA * rooted
+    return float((cost / cost.sum() / np.asarray(shares)).max())
+
+
+def _judged(edges: EdgeList, found: EdgeCut, shares: tuple[float, ...]) -> Any:
+    return figures(_held(edges, found), found.bounds, shares)
+
+
+def _held(edges: EdgeList, found: EdgeCut) -> Any:
+    return Holders.of(edges.source[found.order], edges.target[found.order], found.bounds, edges.vertices).held
+
+
+def _halo(edges: EdgeList, parts: int) -> int:
+    """Rows that METIS' edge cut moves one way: vertices that another part has an edge from."""
+    order = np.argsort(edges.target, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(edges.target, minlength=edges.vertices))])
+    _, part = rivals.metis().part_graph(parts, xadj=starts, adjncy=edges.source[order])
+    part = np.asarray(part)
+    key = edges.source.astype(np.int64) * parts + part[edges.target]
+    own = np.arange(edges.vertices, dtype=np.int64) * parts + part
+    return len(np.setdiff1d(np.unique(key), own))
+
+
+def _dgl_libra(one: BenchGraph, parts: int) -> None:
+    """DGL's loop, in its order of edges, with the text files that it writes and nothing else."""
+    rivals.dgl()
+    vertex_cut = importlib.import_module("dgl._sparse_ops").libra_vertex_cut
+    source, target = one.index
+    degree = torch.bincount(source, minlength=one.edges.vertices) + torch.bincount(target, minlength=one.edges.vertices)
+    with tempfile.TemporaryDirectory(prefix="uneven-graph-") as folder, _without_print():
+        vertex_cut(
+            parts, degree, degree.clone(), torch.zeros(parts, dtype=torch.int64), source.contiguous(),
+            target.contiguous(), torch.ones_like(source), torch.zeros(len(source), dtype=torch.int32),
+            one.edges.vertices, len(source), folder,
+        )  # fmt: skip
+
+
+@contextmanager
+def _without_print() -> Iterator[None]:
+    """DGL's loop prints by itself, past sys.stdout."""
+    sys.stdout.flush()
+    before = os.dup(1)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(before, 1)
+        os.close(before)
+
+
+def _median_s(work: Callable[[], Any], rounds: int) -> float:
+    taken = []
+    for _ in range(rounds):
+        began_s = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began_s)
+    return statistics.median(taken)

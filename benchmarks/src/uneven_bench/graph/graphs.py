@@ -1,0 +1,80 @@
+"""The graphs of the bench: real ones from ``UNEVEN_DATA``, and one that is drawn for its size."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uneven.errors import DataError
+from uneven.graph.edge_list import EdgeList
+from uneven.graph.edges import edges_of
+from uneven.graph.files import GraphFile, read_graph
+
+FILES = {"cornell": ("fb100_Cornell5", 602), "physics": ("coauthor_phy", 256), "amazon": ("amazon_cs", 767)}
+"""Name → file, and how many of its features are kept at most: the commonest."""
+
+
+@dataclass(frozen=True)
+class BenchGraph:
+    """A graph with labels.
+
+    Attributes:
+        file: as it was read.
+        edges: its directed edges.
+        x, y: features and labels, a row for each vertex.
+        classes: of the labels.
+    """
+
+    name: str
+    file: GraphFile
+    edges: EdgeList
+    x: Tensor
+    y: Tensor
+    classes: int
+
+    @property
+    def index(self) -> Tensor:
+        """edge_index, int64 [2, edges]."""
+        return self.file.edge_index
+
+    def with_loops(self) -> EdgeList:
+        """With an edge from each vertex to itself, as DGL's GCN wants it."""
+        own = np.arange(self.edges.vertices, dtype=np.int32)
+        other = self.edges.source != self.edges.target
+        source, target = (np.concatenate([one[other], own]) for one in (self.edges.source, self.edges.target))
+        return EdgeList(source, target, self.edges.vertices)
+
+
+def bench_graph(name: str) -> BenchGraph:
+    """One of them.
+
+    Raises:
+        DataError: ``UNEVEN_DATA`` names no folder that has it.
+    """
+    path = path_of(name)
+    if not path.is_file():
+        raise DataError(
+            f"{path} is not there: bench graph reads real graphs; set UNEVEN_DATA to a folder with "
+            f"{', '.join(f'graphs/{file}.npz' for file, _ in FILES.values())}"
+        )
+    file = read_graph(path, most_features=FILES[name][1])
+    y = file.tensors["y"].clamp(min=0)  # those without a label are in no mask
+    return BenchGraph(name, file, edges_of(file), file.tensors["x"].float(), y, int(y.max()) + 1)
+
+
+def path_of(name: str) -> Path:
+    """Of its file."""
+    return Path(os.environ.get("UNEVEN_DATA", "."), "graphs", f"{FILES[name][0]}.npz")
+
+
+def drawn(vertices: int, edges: int, seed: int = 0) -> Tensor:
+    """Random edges between vertices of which a few have many (the square of a uniform number), int64 [2, edges]."""
+    draw = torch.Generator().manual_seed(seed)
+    ends = torch.rand(2, edges, generator=draw).square_().mul_(vertices)
+    mixed = torch.randperm(vertices, generator=draw)
+    return mixed[ends.long()]

@@ -1,0 +1,126 @@
+"""Sums over neighbours: ours, ours without the compiled file, DGL's, and the fastest of PyG's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uneven.errors import TrainingError
+from uneven.graph import native
+from uneven.graph.reduce import NeighbourSum, bag_sums, row_sums
+from uneven.graph.rows import Adjacency
+from uneven_bench.graph import rivals
+from uneven_bench.graph.graphs import BenchGraph
+from uneven_bench.graph.turns import by_turns, middle, ratio
+
+Arms = dict[str, Callable[[], Any]]
+
+PYG = ("pyg csr", "pyg EdgeIndex", "pyg csr reduce")
+
+
+def kernel_cell(graph: BenchGraph, width: int, rounds: int, backward: bool) -> dict[str, Any]:
+    """One graph at one width, in the vertex order in which the graph came.
+
+    Args:
+        backward: forward and backward of the mean instead of the sum's forward alone.
+
+    Returns:
+        ``seconds`` (arm → median), ``ratios`` (rival → how many times faster ours is), ``middle`` (the same, its middle
+        half), ``bag`` (rival → the same of embedding_bag's), ``gathered_gb_per_s``.
+
+    Raises:
+        TrainingError: arms disagree.
+    """
+    torch.manual_seed(0)
+    x = torch.randn(graph.edges.vertices, width)
+    arms = (_means if backward else _sums)(graph, x)
+    _agree(arms)
+    taken = by_turns(arms, rounds, least_s=0.002)
+    taken["pyg"] = min((taken[name] for name in PYG if name in taken), key=statistics.median, default=[])
+    rows = {name: each for name, each in taken.items() if each}
+    others = [name for name in rows if name not in ("ours", "bag", *PYG)]
+    medians = {name: statistics.median(each) for name, each in rows.items()}
+    return {
+        "seconds": medians,
+        "ratios": {name: ratio(rows[name], rows["ours"]) for name in [*others, "bag"]},
+        "middle": {name: middle(rows[name], rows["ours"]) for name in [*others, "bag"]},
+        "bag": {name: ratio(rows[name], rows["bag"]) for name in others},
+        "gathered_gb_per_s": (2 if backward else 1) * len(graph.edges) * width * 4 / medians["ours"] / 1e9,
+    }
+
+
+def _sums(graph: BenchGraph, x: Tensor) -> Arms:
+    edges, adjacency = graph.edges, _adjacency(graph)
+    arms: Arms = {"bag": lambda: bag_sums(adjacency.into, x)}
+    arms["ours"] = (lambda: row_sums(adjacency.into, x)) if native.level() else arms["bag"]
+    if not isinstance(rivals.dgl(), str):
+        g, ops = rivals.dgl_graph(edges), rivals.dgl().ops
+        arms["dgl"] = lambda: ops.copy_u_sum(g, x)
+    if not isinstance(rivals.pyg(), str):
+        a, spmm = rivals.csr(edges), rivals.pyg().utils.spmm
+        index = rivals.pyg().EdgeIndex(graph.index.flip(0), sparse_size=a.shape).sort_by("row").values
+        index.fill_cache_()
+        arms["pyg csr"] = lambda: spmm(a, x, "sum")
+        arms["pyg EdgeIndex"] = lambda: index.matmul(x)
+    return arms
+
+
+def _means(graph: BenchGraph, x: Tensor) -> Arms:
+    edges, adjacency = graph.edges, _adjacency(graph)
+    x.requires_grad_()
+    back = torch.randn_like(x)
+    degree = adjacency.into.starts.diff().clamp(min=1).float()[:, None]
+
+    def through(mean: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def both() -> Tensor:
+            (found,) = torch.autograd.grad(mean(), x, back)
+            return found
+
+        return both
+
+    arms: Arms = {"ours": through(lambda: NeighbourSum.apply(x, adjacency) / degree)}
+    arms["bag"] = through(lambda: _BagSum.apply(x, adjacency) / degree)
+    if not isinstance(rivals.dgl(), str):
+        g, ops = rivals.dgl_graph(edges), rivals.dgl().ops
+        arms["dgl"] = through(lambda: ops.copy_u_mean(g, x))
+    if not isinstance(rivals.pyg(), str):
+        a, spmm = rivals.csr(edges), rivals.pyg().utils.spmm
+        arms["pyg csr"] = through(lambda: spmm(a, x, "sum") / degree)
+        arms["pyg csr reduce"] = through(lambda: spmm(a, x, "mean"))
+    return arms
+
+
+class _BagSum(torch.autograd.Function):
+    """As :class:`NeighbourSum` where the compiled file is not there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:
+        ctx.adjacency = adjacency
+        return bag_sums(adjacency.into, x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return bag_sums(ctx.adjacency.out, gradients[0].contiguous()), None
+
+
+def _adjacency(graph: BenchGraph) -> Adjacency:
+    return Adjacency.of(graph.edges.source, graph.edges.target, graph.edges.vertices)
+
+
+def _agree(arms: Arms) -> None:
+    wanted = arms["bag"]()
+    for name, arm in arms.items():
+        worst = float((arm() - wanted).abs().max())
+        if worst > 1e-3:
+            raise TrainingError(
+                f"{name} makes other sums than torch's embedding_bag: {worst:g} is the largest difference"
+            )
+
+
+def geometric(each: Sequence[float]) -> float:
+    """Geometric mean."""
+    return statistics.geometric_mean(each)

@@ -1,0 +1,78 @@
+"""DGL and PyG, where they are installed; else why they are left out."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uneven.graph.edge_list import EdgeList
+
+
+@cache
+def dgl() -> Any:
+    """DGL, without its graphbolt: that is for mini-batches, and its wheel needs an older torch. Else the reason."""
+    stub = ModuleType("dgl.graphbolt")
+    sys.modules.setdefault(stub.__name__, stub)
+    before = os.environ.get("DGLBACKEND")
+    os.environ["DGLBACKEND"] = "pytorch"  # or it would write a file of its own into the user's home
+    try:
+        return importlib.import_module("dgl")
+    except (ImportError, OSError, AttributeError) as error:
+        del sys.modules[stub.__name__]
+        return f"{error}: pip install 'uneven-bench[graph]'"
+    finally:
+        if before is None:
+            del os.environ["DGLBACKEND"]
+        else:
+            os.environ["DGLBACKEND"] = before
+
+
+@cache
+def pyg() -> Any:
+    """PyG, or the reason why not."""
+    try:
+        importlib.import_module("torch_geometric.nn")
+        return importlib.import_module("torch_geometric")
+    except (ImportError, OSError) as error:
+        return f"{error}: pip install 'uneven-bench[graph]'"
+
+
+@cache
+def metis() -> Any:
+    """pymetis, or the reason why not."""
+    try:
+        return importlib.import_module("pymetis")
+    except ImportError as error:
+        return f"{error}: pip install 'uneven-bench[graph]'"
+
+
+def left_out() -> dict[str, str]:
+    """Rival → why it is not compared."""
+    every = {"DGL": dgl(), "PyG": pyg(), "pymetis": metis()}
+    return {name: one for name, one in every.items() if isinstance(one, str)}
+
+
+def dgl_graph(edges: EdgeList) -> Any:
+    """In DGL's fastest form: 32-bit ids, both orders made beforehand."""
+    source, target = torch.from_numpy(edges.source), torch.from_numpy(edges.target)
+    made = dgl().graph((source, target), num_nodes=edges.vertices).int().formats(["csc", "csr"])
+    made.create_formats_()
+    return made
+
+
+def csr(edges: EdgeList) -> Tensor:
+    """A of torch, a row for each target, 32-bit ids: the fastest form that PyG takes."""
+    ones = torch.ones(len(edges))
+    index = torch.from_numpy(edges.target).long(), torch.from_numpy(edges.source).long()
+    both = torch.sparse_coo_tensor(torch.stack(index), ones, (edges.vertices, edges.vertices), check_invariants=True)
+    made = both.coalesce().to_sparse_csr()
+    return torch.sparse_csr_tensor(
+        made.crow_indices().int(), made.col_indices().int(), made.values(), made.shape, check_invariants=True
+    )

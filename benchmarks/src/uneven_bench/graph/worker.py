@@ -1,0 +1,226 @@
+"""One worker of ``uneven bench graph``: trains under every exchange or cut in turn; rank 0 writes what came."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import uneven
+from uneven import graph
+from uneven.graph.store import GraphStore
+from uneven.run.start.connect import connect
+from uneven.world import discover, report_failures
+from uneven_bench.graph.graphs import BenchGraph, bench_graph
+from uneven_bench.lb_bsp.stage import OnStage
+from uneven_bench.lb_bsp.worker import print_into
+
+TASK, RESULTS = "task.json", "results.json"
+
+
+def main(directory: Path) -> None:
+    """Do the task that lies in ``directory``."""
+    report_failures()
+    torch.set_num_threads(1)
+    world = discover()
+    print_into(directory / f"output-{world.rank}.txt")
+    task = json.loads((directory / TASK).read_text())
+    stage = OnStage(directory, world.rank, task["what"])
+    connection = connect(world, timeout_s=300.0)
+    found = {"exact": exact, "exchanges": exchanges, "unequal": unequal}[task["what"]](task, stage, directory)
+    if world.rank == 0:
+        (directory / RESULTS).write_text(json.dumps(found))
+    connection.close()
+    stage.close()
+
+
+class ReleasedSAGE(nn.Module):
+    """DistGNN's layer as its authors have released it: sums come before the product, so raw features travel."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, g: graph.PartedGraph) -> Tensor:
+        """[rows, inputs] → [rows, outputs]."""
+        near, degree = g.sum_and_degree(x)
+        found: Tensor = self.linear((near + x) / (degree + 1.0)[:, None])
+        return found
+
+
+class GraphNet(nn.Module):
+    """Two layers with dropout between them."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.first, self.second, self.dropout = first, second, dropout
+
+    def forward(self, g: graph.PartedGraph, x: Tensor) -> Tensor:
+        """Rows of this worker."""
+        found: Tensor = self.second(g.dropout(F.relu(self.first(x, g)), self.dropout, self.training), g)
+        return found
+
+
+class GraphArm:
+    """A way to train: parts, exchange, layers.
+
+    Args:
+        folder: a cut graph.
+        exchange: as :func:`graph.load` takes it.
+        released: DistGNN's layers instead of ours.
+    """
+
+    def __init__(self, folder: Path, exchange: str, hidden: int, released: bool = False) -> None:
+        self.g = graph.load(folder, exchange=exchange)
+        self.session = uneven.Session(parts=[self.g])
+        self.x = self.g.x
+        self.y, self.mask, self.test = self.g.y.clamp(min=0), self.g.tensor("train_mask"), self.g.tensor("test_mask")
+        torch.manual_seed(0)
+        classes = self.y.max() + 1
+        dist.all_reduce(classes, op=dist.ReduceOp.MAX)
+        layers = ReleasedSAGE if released else lambda i, o: graph.SAGEConv(i, o, aggr="gcn")
+        net = GraphNet(layers(self.x.shape[1], hidden), layers(hidden, int(classes)), 0.5)
+        self.net, self.optimizer = self.session.setup(net, torch.optim.Adam(net.parameters(), lr=0.01))
+
+    def step(self) -> None:
+        """An epoch, which is one step."""
+        with self.session.step(samples=self.g.samples):
+            self.g.loss(F.cross_entropy, self.net(self.g, self.x), self.y, self.mask).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def accuracy(self) -> float:
+        """Over all test vertices."""
+        self.net.eval()
+        with torch.no_grad():
+            found = self.g.accuracy(self.net(self.g, self.x), self.y, self.test)
+        self.net.train()
+        return found
+
+    def close(self) -> None:
+        """The session ends."""
+        self.g.finish()
+        self.session.close()
+
+
+def exact(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, float]:
+    """Largest difference of a gradient to that of one process, by the bits of the numbers."""
+    found = {}
+    whole = bench_graph(task["graph"])
+    for dtype in (torch.float64, torch.float32):
+        gradients = [_gradients(whole, None, dtype), _gradients(whole, directory / "ne", dtype)]
+        worst = max(float((a - b).abs().max()) for a, b in zip(*gradients, strict=True))
+        found[str(dtype).removeprefix("torch.")] = worst
+    return found
+
+
+def _gradients(whole: BenchGraph, parts: Path | None, dtype: torch.dtype) -> list[Tensor]:
+    """What a step of 1 changes: in one process, or by all workers together."""
+    g = graph.load(whole.file, rank=0, size=1) if parts is None else graph.load(parts)
+    torch.manual_seed(0)
+    net: Any = GraphNet(graph.SAGEConv(whole.x.shape[1], 32), graph.SAGEConv(32, whole.classes), 0.3).to(dtype)
+    weights = [one.detach().clone() for one in net.parameters()]
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=1.0)
+    session = None if parts is None else uneven.Session(parts=[g])
+    if session is not None:
+        net, optimizer = session.setup(net, optimizer)
+    x, y, mask = g.tensor("x").to(dtype), g.y.clamp(min=0), g.tensor("train_mask")
+    with nullcontext() if session is None else session.step(samples=g.samples):
+        g.loss(F.cross_entropy, net(g, x), y, mask).backward()
+        optimizer.step()
+    if session is not None:
+        session.close()
+    return [a - b.detach() for a, b in zip(weights, net.parameters(), strict=True)]
+
+
+def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, Any]:
+    """Seconds, bytes and accuracy of every exchange; DistGNN's are its authors' layers on Libra's parts.
+
+    Returns:
+        ``seconds`` (exchange → median of an epoch), ``bytes`` (of all workers in an epoch), ``formula_bytes`` of
+        DistGNN's, ``accuracy``.
+    """
+    ways = {"exact": ("ne", "exact"), "cd-0": ("libra", "cd-0"), "cd-5": ("libra", "cd-r:r=5"), "0c": ("libra", "0c")}
+    arms = {
+        name: GraphArm(directory / cut, how, task["hidden"], released=name != "exact")
+        for name, (cut, how) in ways.items()
+    }
+    stage.have((), tuple(task["mbit_per_s"]))
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    sent = dict.fromkeys(arms, 0.0)
+    settled, epochs = 10, max(task["epochs"], 20)  # after 2 r epochs answers come, too
+    for number in range(epochs):
+        stage.say(task["graph"], number / epochs)
+        for name, arm in arms.items():
+            dist.barrier()
+            before, began_s = arm.g.sent_bytes, time.perf_counter()
+            arm.step()
+            dist.barrier()
+            if number >= settled:
+                seconds[name].append(time.perf_counter() - began_s)
+            if settled <= number < settled + 5:
+                sent[name] += (arm.g.sent_bytes - before) / 5
+    copies = GraphStore(directory / "libra").figures().clone_rows
+    width = arms["cd-0"].x.shape[1] + 1 + task["hidden"] + 1
+    found = {
+        "seconds": {name: statistics.median(each) for name, each in seconds.items()},
+        "bytes": {name: _summed(one) for name, one in sent.items()},
+        "formula_bytes": {"cd-0": 2 * copies * width * 4, "cd-5": 2 * copies * width * 4 / 5, "0c": 0},
+        "accuracy": {name: arm.accuracy() for name, arm in arms.items()},
+    }
+    stage.lift()
+    for arm in arms.values():
+        arm.close()
+    return found
+
+
+def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, Any]:
+    """Seconds of an epoch on unequal workers, on parts that are alike and on parts by what each can do."""
+    arms = {name: GraphArm(directory / name, "exact", task["hidden"]) for name in ("equal", "ne")}
+    stage.have(tuple(task["cores"]), ())
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    worked: list[list[float]] = []
+    for number in range(task["blocks"] + 1):
+        stage.say(task["graph"], number / (task["blocks"] + 1))
+        for name, arm in arms.items():
+            dist.barrier()
+            began_s, cpu_s = time.perf_counter(), time.process_time()
+            for _ in range(task["each"]):
+                arm.step()
+            dist.barrier()
+            if number:
+                taken[name].append((time.perf_counter() - began_s) / task["each"])
+                each = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
+                used = (time.process_time() - cpu_s) / task["each"]
+                dist.all_gather(each, torch.tensor([used], dtype=torch.float64))
+                if name == "ne":
+                    worked.append([one.item() for one in each])
+    stage.lift()
+    medians = {name: statistics.median(each) for name, each in taken.items()}
+    cpu = [statistics.median(each) for each in zip(*worked, strict=True)]
+    limit_s = sum(cpu) / sum(task["cores"])  # everybody at work all the time
+    for arm in arms.values():
+        arm.close()
+    return {
+        "step_s": medians, "worker_cpu_s": cpu, "limit_s": limit_s, "gain": medians["equal"] / medians["ne"],
+        "of_limit": limit_s / medians["ne"],
+    }  # fmt: skip
+
+
+def _summed(value: float) -> float:
+    total = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
