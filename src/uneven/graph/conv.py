@@ -112,9 +112,9 @@ class GCNConv(nn.Module):
         return _plus(self._propagate(self.lin(x), g), self.bias)
 
     def _propagate(self, x: Tensor, g: PartedGraph) -> Tensor:
-        scale = (g.degree - g.loops + 1.0).to(x.dtype).rsqrt()[:, None]
-        scaled = x * scale
-        return (g.sum(scaled) + scaled * (1.0 - g.loops.to(x.dtype))[:, None]) * scale
+        scale = (g.degree - g.loops + 1.0).to(x.dtype).rsqrt()
+        own = scale.square() * (1.0 - g.loops.to(x.dtype))
+        return torch.addcmul(g.scaled_sum(x, scale, scale), x, own[:, None])
 
 
 class GINConv(nn.Module):

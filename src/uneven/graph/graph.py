@@ -40,6 +40,7 @@ class PartedGraph(Part):
     Attributes:
         part: rows, edges and routes.
         degree: float32 [rows]: in-edges of each vertex in the whole graph.
+        inverse_degree: float64 [rows]: 1 / degree, 1 where that is 0.
         loops: float32 [rows]: edges from each vertex to itself.
         samples: what to give to ``session.step(samples=…)``.
     """
@@ -71,6 +72,7 @@ class PartedGraph(Part):
         ids = part.ids[: self.rows]
         self.degree = torch.from_numpy(self.source.vector("in_degree", ids).astype(np.float32))
         self.loops = torch.from_numpy(self.source.vector("loops", ids).astype(np.float32))
+        self.inverse_degree = 1.0 / self.degree.double().clamp(min=1.0)
         self.rooted = torch.arange(self.rows) < part.roots
         self.copies = torch.from_numpy(part.copies[: self.rows].clip(1)).float()
         self.ids = torch.from_numpy(self.source.vector("order", ids).astype(np.int64))
@@ -183,8 +185,18 @@ class PartedGraph(Part):
         found = self.exchange.sum(x)
         return found if isinstance(found, tuple) else (found, self.degree.to(x.dtype))
 
+    def scaled_sum(self, x: Tensor, scale: Tensor | None, weight: Tensor | None = None) -> Tensor:
+        """scale · Σ of weight · x over all in-neighbours; both [rows], of ``x``'s dtype, or None for 1."""
+        if isinstance(self.exchange, ExactExchange):
+            self._check(x)
+            return self.exchange.sum(x, scale, weight)
+        found = self.sum(x if weight is None else x * weight[:, None])
+        return found if scale is None else found * scale[:, None]
+
     def mean(self, x: Tensor) -> Tensor:
         """Mean over all in-neighbours, 0 where there are none."""
+        if isinstance(self.exchange, ExactExchange):
+            return self.scaled_sum(x, self.inverse_degree.to(x.dtype))
         found, degree = self.sum_and_degree(x)
         return found / degree.clamp(min=1.0)[:, None]
 

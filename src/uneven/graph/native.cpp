@@ -12,15 +12,15 @@
 
 namespace {
 
-constexpr int64_t kAhead = 8;   // edges between a prefetch and its use
+constexpr int64_t kAhead = 16;  // edges between a prefetch and its use
 constexpr int kChunks = 64;
 
 #ifdef UNEVEN_X86
 // N vectors of a row in registers while its neighbours are added; the last one is masked.
-template <int N>
+template <int N, bool Weighted>
 __attribute__((target("avx512f"))) void rows512(const int32_t* starts, const int32_t* columns, int64_t begin, int64_t end,
                                                  const float* x, int64_t ldx, float* y, int64_t ldy, const float* scale,
-                                                 int64_t left) {
+                                                 const float* weight, int64_t left) {
   const __mmask16 last = __mmask16((1u << left) - 1);
   const int64_t ones = starts[end];
   for (int64_t v = begin; v < end; ++v) {
@@ -32,8 +32,11 @@ __attribute__((target("avx512f"))) void rows512(const int32_t* starts, const int
         for (int k = 0; k < N; ++k) _mm_prefetch(next + 64 * k, _MM_HINT_T0);
       }
       const float* row = x + int64_t(columns[e]) * ldx;
-      for (int k = 0; k < N - 1; ++k) sum[k] = _mm512_add_ps(sum[k], _mm512_loadu_ps(row + 16 * k));
-      sum[N - 1] = _mm512_add_ps(sum[N - 1], _mm512_maskz_loadu_ps(last, row + 16 * (N - 1)));
+      const __m512 by = _mm512_set1_ps(Weighted ? weight[columns[e]] : 1.0f);
+      for (int k = 0; k < N; ++k) {
+        const __m512 one = k < N - 1 ? _mm512_loadu_ps(row + 16 * k) : _mm512_maskz_loadu_ps(last, row + 16 * k);
+        sum[k] = Weighted ? _mm512_fmadd_ps(by, one, sum[k]) : _mm512_add_ps(sum[k], one);
+      }
     }
     float* out = y + v * ldy;
     if (scale) {
@@ -45,10 +48,10 @@ __attribute__((target("avx512f"))) void rows512(const int32_t* starts, const int
   }
 }
 
-template <int N>
+template <int N, bool Weighted>
 __attribute__((target("avx2"))) void rows256(const int32_t* starts, const int32_t* columns, int64_t begin, int64_t end,
                                               const float* x, int64_t ldx, float* y, int64_t ldy, const float* scale,
-                                              int64_t left) {
+                                              const float* weight, int64_t left) {
   alignas(32) int32_t bits[8];
   for (int k = 0; k < 8; ++k) bits[k] = k < left ? -1 : 0;
   const __m256i last = _mm256_load_si256(reinterpret_cast<const __m256i*>(bits));
@@ -62,8 +65,11 @@ __attribute__((target("avx2"))) void rows256(const int32_t* starts, const int32_
         for (int k = 0; k < N; k += 2) _mm_prefetch(next + 32 * k, _MM_HINT_T0);
       }
       const float* row = x + int64_t(columns[e]) * ldx;
-      for (int k = 0; k < N - 1; ++k) sum[k] = _mm256_add_ps(sum[k], _mm256_loadu_ps(row + 8 * k));
-      sum[N - 1] = _mm256_add_ps(sum[N - 1], _mm256_maskload_ps(row + 8 * (N - 1), last));
+      const __m256 by = _mm256_set1_ps(Weighted ? weight[columns[e]] : 1.0f);
+      for (int k = 0; k < N; ++k) {
+        const __m256 one = k < N - 1 ? _mm256_loadu_ps(row + 8 * k) : _mm256_maskload_ps(row + 8 * k, last);
+        sum[k] = _mm256_add_ps(sum[k], Weighted ? _mm256_mul_ps(by, one) : one);
+      }
     }
     float* out = y + v * ldy;
     if (scale) {
@@ -76,12 +82,14 @@ __attribute__((target("avx2"))) void rows256(const int32_t* starts, const int32_
 }
 
 using Rows = void (*)(const int32_t*, const int32_t*, int64_t, int64_t, const float*, int64_t, float*, int64_t,
-                      const float*, int64_t);
-const Rows kRows512[] = {rows512<1>, rows512<2>,  rows512<3>,  rows512<4>,  rows512<5>,  rows512<6>,
-                            rows512<7>, rows512<8>,  rows512<9>,  rows512<10>, rows512<11>, rows512<12>,
-                            rows512<13>, rows512<14>, rows512<15>, rows512<16>};
-const Rows kRows256[] = {rows256<1>, rows256<2>, rows256<3>, rows256<4>,
-                            rows256<5>, rows256<6>, rows256<7>, rows256<8>};
+                      const float*, const float*, int64_t);
+template <bool W>
+const Rows kRows512[] = {rows512<1, W>,  rows512<2, W>,  rows512<3, W>,  rows512<4, W>,  rows512<5, W>,  rows512<6, W>,
+                         rows512<7, W>,  rows512<8, W>,  rows512<9, W>,  rows512<10, W>, rows512<11, W>, rows512<12, W>,
+                         rows512<13, W>, rows512<14, W>, rows512<15, W>, rows512<16, W>};
+template <bool W>
+const Rows kRows256[] = {rows256<1, W>, rows256<2, W>, rows256<3, W>, rows256<4, W>,
+                         rows256<5, W>, rows256<6, W>, rows256<7, W>, rows256<8, W>};
 #endif
 
 }  // namespace
@@ -98,9 +106,10 @@ int uneven_level() {
   return 0;
 }
 
-// y[v] = scale[v] · Σ x[u] over the row v; bounds are those of kChunks pieces of rows that take about equally long.
+// y[v] = scale[v] · Σ weight[u] · x[u] over the row v; scale and weight may be null, which is 1. bounds are those of
+// kChunks pieces of rows that take about equally long.
 void uneven_sums(int level, const int32_t* starts, const int32_t* columns, const int32_t* bounds, const float* x,
-                 int64_t ldx, float* y, int64_t ldy, int64_t width, const float* scale) {
+                 int64_t ldx, float* y, int64_t ldy, int64_t width, const float* scale, const float* weight) {
 #ifdef UNEVEN_X86
   const int64_t lane = level == 2 ? 16 : 8, most = level == 2 ? 16 : 8;
   const int64_t vectors = (width + lane - 1) / lane, parts = (vectors + most - 1) / most;
@@ -111,8 +120,9 @@ void uneven_sums(int level, const int32_t* starts, const int32_t* columns, const
     const int64_t left = std::min(lane, width - (to - 1) * lane);
     const float* in = x + from * lane;
     float* out = y + from * lane;
-    const Rows rows = level == 2 ? kRows512[n - 1] : kRows256[n - 1];
-    rows(starts, columns, bounds[chunk], bounds[chunk + 1], in, ldx, out, ldy, scale, left);
+    const Rows* all = weight ? (level == 2 ? kRows512<true> : kRows256<true>)
+                             : (level == 2 ? kRows512<false> : kRows256<false>);
+    all[n - 1](starts, columns, bounds[chunk], bounds[chunk + 1], in, ldx, out, ldy, scale, weight, left);
   }
 #endif
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from uneven.graph.cut.base import Ids, Wholes
 from uneven.graph.rows import RowIndex
+from uneven.graph.workspaces import WORKSPACES
 
 LIBRARY = Path(__file__).with_name("_native.so")
 _OPENMP = re.compile(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so[^\s]*)")
@@ -47,22 +48,25 @@ def level() -> int:
     return 0 if found is None else int(found.uneven_level())
 
 
-def sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, at: int | None = None) -> Tensor | None:
-    """Σ of the rows of ``x`` that each row names, times ``scale``; None where it has to be made elsewhere.
+def sums(
+    rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None, at: int | None = None
+) -> Tensor | None:
+    """scale · Σ of weight · x over the rows of ``x`` that each row names; None where it has to be made elsewhere.
 
     Args:
         x: float32 [width, d], contiguous.
-        scale: float32 [rows].
+        scale: float32 [rows]; 1 by default.
+        weight: float32 [width]; 1 by default.
         at: a lower level than this machine's.
     """
     found = library()
     height = level() if at is None else min(at, level())
     if found is None or not height or x.dtype is not torch.float32 or not x.numel() or not x.is_contiguous():
         return None
-    out = torch.empty(rows.rows, x.shape[1])
+    width, out = _wide(x.shape[1]), WORKSPACES.tensor(rows.rows, x.shape[1])
     found.uneven_sums(
-        height, _at(rows.starts), _at(rows.columns), _at(rows.chunks), _at(x), _wide(x.shape[1]),
-        _at(out), _wide(x.shape[1]), _wide(x.shape[1]), None if scale is None else _at(scale),
+        height, _at(rows.starts), _at(rows.columns), _at(rows.chunks), _at(x), width, _at(out), width, width,
+        None if scale is None else _at(scale), None if weight is None else _at(weight),
     )  # fmt: skip
     return out
 

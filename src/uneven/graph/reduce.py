@@ -15,34 +15,36 @@ from uneven.graph import native
 from uneven.graph.rows import Adjacency, RowIndex
 
 
-def row_sums(rows: RowIndex, x: Tensor) -> Tensor:
-    """Σ of the rows of ``x`` [width, d] that each row of ``rows`` names; [rows, d], no gradient."""
+def row_sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+    """scale · Σ of weight · x over the rows of ``x`` [width, d] that each row names; [rows, d], no gradient."""
     if not len(rows.columns):
         return x.new_zeros(rows.rows, x.shape[1])
-    made = native.sums(rows, x)
-    return bag_sums(rows, x) if made is None else made
+    made = native.sums(rows, x, scale, weight)
+    return bag_sums(rows, x, scale, weight) if made is None else made
 
 
-def bag_sums(rows: RowIndex, x: Tensor) -> Tensor:
+def bag_sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
     """The same by torch alone."""
+    x = x if weight is None else x * weight[:, None]
     # FBGEMM's kernel for float32; mode "mean" would leave it, so means are scaled afterwards.
     found: Tensor = torch.embedding_bag(x, rows.columns, rows.starts, mode=0, include_last_offset=True)[0]
-    return found
+    return found if scale is None else found.mul_(scale[:, None])
 
 
 class NeighbourSum(torch.autograd.Function):
-    """Sum over in-neighbours."""
+    """Sum over in-neighbours, with factors of targets and of sources."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, scale: Tensor | None, weight: Tensor | None) -> Tensor:
         """x [sources, d] → [targets, d]."""
-        ctx.adjacency = adjacency
-        return row_sums(adjacency.into, x.contiguous())
+        ctx.adjacency, ctx.factors = adjacency, (scale, weight)
+        return row_sums(adjacency.into, x.contiguous(), scale, weight)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The sum over out-neighbours."""
-        return row_sums(ctx.adjacency.out, gradients[0].contiguous()), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """The sum over out-neighbours, with the factors changed about."""
+        scale, weight = ctx.factors
+        return row_sums(ctx.adjacency.out, gradients[0].contiguous(), weight, scale), None, None, None
 
 
 class NeighbourMax(torch.autograd.Function):
@@ -72,9 +74,9 @@ class NeighbourMax(torch.autograd.Function):
         return found, None
 
 
-def neighbour_sum(x: Tensor, adjacency: Adjacency) -> Tensor:
-    """Sum of ``x`` over in-neighbours, with a gradient."""
-    found: Tensor = NeighbourSum.apply(x, adjacency)
+def neighbour_sum(x: Tensor, adjacency: Adjacency, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+    """scale · Σ of weight · x over in-neighbours, with a gradient for ``x``; scale [targets] and weight [sources]."""
+    found: Tensor = NeighbourSum.apply(x, adjacency, scale, weight)
     return found
 
 

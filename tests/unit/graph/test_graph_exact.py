@@ -57,16 +57,20 @@ def learnt(g: graph.PartedGraph, whole: Net) -> tuple[Any, ...]:
 LAYERS = ["gcn", "gin", "sage mean", "sage sum", "sage gcn", "sage max", "sage min"]
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("method", ["ne", "libra", "random"])
-def test_parts_are_one_process(tmp_path: Path, method: str, symmetric: bool) -> None:
-    edges = some_graph(symmetric=symmetric)
+def write(path: Path, method: str, symmetric: bool, dtype: torch.dtype) -> None:
     tensors = {
-        "x": features(VERTICES, WIDTH),
+        "x": features(VERTICES, WIDTH).to(dtype),
         "y": torch.randint(0, CLASSES, (VERTICES,), generator=torch.Generator().manual_seed(5)),
         "train_mask": torch.arange(VERTICES) % 3 != 0,
     }
-    graph.partition(edges, VERTICES, path=tmp_path / "p", shares=(5, 3, 1, 1), method=method, beta=2.0, tensors=tensors)
+    edges = some_graph(symmetric=symmetric)
+    graph.partition(edges, VERTICES, path=path, shares=(5, 3, 1, 1), method=method, beta=2.0, tensors=tensors)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("method", ["ne", "libra", "random"])
+def test_parts_are_one_process(tmp_path: Path, method: str, symmetric: bool) -> None:
+    write(tmp_path / "p", method, symmetric, torch.float64)
     for place, layer in enumerate(LAYERS):
         work = partial(learnt, whole=net(layer, constant=place % 2 == 0))
         ((output, gradients, _, loss, accuracy),) = on_threads(tmp_path / "p", 1, work)
@@ -79,3 +83,14 @@ def test_parts_are_one_process(tmp_path: Path, method: str, symmetric: bool) -> 
             mean = sum(one[3] * one[2] for one in found) / sum(samples)
             torch.testing.assert_close(mean, loss, rtol=0, atol=1e-10)
             assert all(one[4] == accuracy for one in found)
+
+
+def test_parts_are_one_process_in_float32(tmp_path: Path) -> None:
+    write(tmp_path / "p", "ne", False, torch.float32)
+    for place, layer in enumerate(LAYERS):
+        work = partial(learnt, whole=net(layer, constant=place % 2 == 0).float())
+        ((output, gradients, *_),) = on_threads(tmp_path / "p", 1, work)
+        found = on_threads(tmp_path / "p", 3, work)
+        torch.testing.assert_close(found[0][0], output, rtol=1e-5, atol=1e-5)
+        for mine, whole in zip(weighted([e[1] for e in found], [e[2] for e in found]), gradients, strict=True):
+            torch.testing.assert_close(mine, whole, rtol=1e-5, atol=1e-5, msg=f"{layer}")

@@ -17,7 +17,7 @@ from uneven.graph.cut.expand import expand
 from uneven.graph.cut.greedy import hdrf, libra, stream_order
 from uneven.graph.edges import edges_of
 from uneven.graph.methods import cut
-from uneven.graph.reduce import row_sums
+from uneven.graph.reduce import bag_sums, row_sums
 from uneven.graph.rows import Adjacency
 
 needs_file = pytest.mark.skipif(native.library() is None, reason="built without a compiler: the plain loops are used")
@@ -47,7 +47,7 @@ def test_sums_are_those_of_torch(level: int, width: int) -> None:
         pytest.skip("this processor has no such vectors")
     edges = edges_of(some_graph(symmetric=False), 60)
     rows = Adjacency.of(edges.source, edges.target, 60).into
-    x, scale = features(60, width).float(), torch.rand(60)
+    x, scale, weight = features(60, width).float(), torch.rand(60), torch.rand(60)
     dense = torch.zeros(60, 60).index_put_(
         (torch.tensor(edges.target), torch.tensor(edges.source)), torch.ones(()), True
     )
@@ -56,7 +56,13 @@ def test_sums_are_those_of_torch(level: int, width: int) -> None:
         torch.set_num_threads(some)
         torch.testing.assert_close(native.sums(rows, x, at=level), dense @ x, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(
-            native.sums(rows, x, scale, at=level), dense @ x * scale[:, None], rtol=1e-5, atol=1e-5
+            native.sums(rows, x, scale, weight, at=level),
+            dense @ (x * weight[:, None]) * scale[:, None],
+            rtol=1e-5,
+            atol=1e-5,
+        )
+        torch.testing.assert_close(
+            bag_sums(rows, x, scale, weight), native.sums(rows, x, scale, weight, at=level), rtol=1e-5, atol=1e-5
         )
     torch.set_num_threads(threads)
     assert native.sums(rows, x.double()) is None

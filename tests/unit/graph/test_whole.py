@@ -11,6 +11,7 @@ from threaded_graphs import features, some_graph
 
 from uneven import graph
 from uneven.errors import ConfigError, DataError, TrainingError
+from uneven.graph.workspaces import LEAST, Workspaces
 
 
 def scattered(x: torch.Tensor, edges: torch.Tensor, how: str) -> torch.Tensor:
@@ -76,7 +77,7 @@ def test_constants_are_made_once_and_stay() -> None:
     conv = graph.SAGEConv(4, 8)
     calls = []
     whole = g.exchange.sum
-    g.exchange.sum = lambda one: (calls.append(1), whole(one))[1]  # type: ignore[method-assign]
+    g.exchange.sum = lambda *given: (calls.append(1), whole(*given))[1]  # type: ignore[method-assign]
     first, plain = conv(x, g), conv(x.clone(), g)
     torch.testing.assert_close(first, plain)
     conv(x, g)
@@ -111,3 +112,46 @@ def test_dropout_drops_its_share_and_goes_on() -> None:
 def test_workers_that_leave_or_join_are_refused() -> None:
     with pytest.raises(ConfigError, match="each holds a part of the graph; leave --elastic out"):
         loaded(some_graph()).members_changed((0, 2))
+
+
+def test_factors_are_those_of_a_dense_product() -> None:
+    edges = some_graph(symmetric=False)
+    g = loaded(edges)
+    x, back = features(60, 5).float().requires_grad_(), features(60, 5, 2).float()
+    scale, weight = torch.rand(60), torch.rand(60)
+    dense = torch.zeros(60, 60).index_put_((edges[1], edges[0]), torch.ones(()), True)
+    dense = (scale[:, None] * dense * weight)[g.ids][:, g.ids]
+    found = g.scaled_sum(x, scale[g.ids], weight[g.ids])
+    torch.testing.assert_close(found, dense @ x, rtol=1e-5, atol=1e-5)
+    (gradient,) = torch.autograd.grad((found * back).sum(), x)
+    torch.testing.assert_close(gradient, dense.T @ back, rtol=1e-5, atol=1e-5)
+
+
+def test_memory_of_sums_is_used_again_when_nobody_has_it() -> None:
+    rooms = Workspaces()
+    first = rooms.tensor(LEAST, 1)
+    view, where = first[1:], first.data_ptr()
+    del first
+    second = rooms.tensor(LEAST, 1)  # the view still has the first one's
+    assert second.data_ptr() != where
+    view.fill_(7.0)
+    del view
+    assert rooms.tensor(LEAST, 1).data_ptr() == where
+    assert len(rooms.free[LEAST]) == 1
+    assert rooms.tensor(LEAST - 1, 1).shape == (LEAST - 1, 1)
+    assert list(rooms.free) == [LEAST]
+
+
+def test_features_in_bfloat16_learn_as_in_float32() -> None:
+    g = loaded(some_graph())
+    x, y = features(60, 16).float(), torch.arange(60) % 3
+    outputs, gradients = [], []
+    for dtype in (None, torch.bfloat16):
+        torch.manual_seed(0)
+        conv = graph.SAGEConv(16, 3)
+        outputs.append(conv(g.constant(x.clone(), dtype), g))
+        g.loss(F.cross_entropy, outputs[-1], y).backward()
+        gradients.append(torch.cat([one.grad.flatten() for one in conv.parameters() if one.grad is not None]))
+    assert outputs[1].dtype is torch.float32
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0.03, atol=0.03)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.01)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uneven.errors import TrainingError
 from uneven.graph import native
-from uneven.graph.reduce import NeighbourSum, bag_sums, row_sums
+from uneven.graph.reduce import bag_sums, neighbour_sum, row_sums
 from uneven.graph.rows import Adjacency
 from uneven_bench.graph import rivals
 from uneven_bench.graph.graphs import BenchGraph
@@ -74,6 +74,7 @@ def _means(graph: BenchGraph, x: Tensor) -> Arms:
     x.requires_grad_()
     back = torch.randn_like(x)
     degree = adjacency.into.starts.diff().clamp(min=1).float()[:, None]
+    inverse = 1.0 / degree[:, 0]
 
     def through(mean: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def both() -> Tensor:
@@ -82,7 +83,7 @@ def _means(graph: BenchGraph, x: Tensor) -> Arms:
 
         return both
 
-    arms: Arms = {"ours": through(lambda: NeighbourSum.apply(x, adjacency) / degree)}
+    arms: Arms = {"ours": through(lambda: neighbour_sum(x, adjacency, inverse))}
     arms["bag"] = through(lambda: _BagSum.apply(x, adjacency) / degree)
     if not isinstance(rivals.dgl(), str):
         g, ops = rivals.dgl_graph(edges), rivals.dgl().ops
@@ -95,7 +96,7 @@ def _means(graph: BenchGraph, x: Tensor) -> Arms:
 
 
 class _BagSum(torch.autograd.Function):
-    """As :class:`NeighbourSum` where the compiled file is not there."""
+    """As :func:`neighbour_sum` where the compiled file is not there."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:

@@ -138,12 +138,17 @@ class ExactExchange:
         self.carrier = carrier
         self.rows = carrier.part.roots
 
-    def sum(self, x: Tensor) -> Tensor:
-        """[rows, d] → [rows, d]; every worker calls it at the same place of its script."""
+    def sum(self, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """scale · Σ of weight · x; [rows, d] → [rows, d], factors [rows], which may depend on the vertex alone.
+
+        Every worker calls it at the same place of its script.
+        """
         carrier = self.carrier
         if carrier.line is None:
-            return neighbour_sum(x, carrier.part.adjacency)
-        return _up(neighbour_sum(_down(x, carrier), carrier.part.adjacency), carrier)
+            return neighbour_sum(x, carrier.part.adjacency, scale, weight)
+        x = x if weight is None else x * weight[:, None]
+        found = _up(neighbour_sum(_down(x, carrier), carrier.part.adjacency), carrier)
+        return found if scale is None else found * scale[:, None]
 
     def max(self, x: Tensor) -> Tensor:
         """Likewise; −∞ where a vertex has no in-neighbours."""
