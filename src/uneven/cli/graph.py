@@ -25,7 +25,7 @@ def partition(
     shares: Annotated[
         str | None, typer.Option(metavar="4,2,1", help="What each worker can do, in any unit. [default: alike]")
     ] = None,
-    method: Annotated[str, typer.Option(help="ne, libra, hdrf, dbh, random.")] = "ne",
+    method: Annotated[str, typer.Option(help="ne, libra, hdrf, dbh, random; metis with the extra graph.")] = "ne",
     beta: Annotated[float, typer.Option(help="What the layers of one vertex cost, in edges.")] = 10.0,
     features: Annotated[int | None, typer.Option(help="Keep only so many features, the commonest.")] = None,
     seed: Annotated[int, typer.Option(help="Decides where parts begin, or the order of the stream.")] = 0,

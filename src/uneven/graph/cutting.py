@@ -37,13 +37,13 @@ def partition(
         num_nodes: vertices, those without edges included.
         parts: how many; by default as many as ``shares``.
         shares: what each worker's machine can do, in any unit; alike by default.
-        method: ne, libra, hdrf, dbh or random.
+        method: ne, libra, hdrf, dbh, random, or metis with the extra ``graph``.
         beta: what the layers of one vertex cost, in edges.
         tensors: name → a row for each vertex.
 
     Raises:
         DataError: bad ids or shapes.
-        ConfigError: no such method, or shares that do not fit.
+        ConfigError: no such method, one that is not installed, or shares that do not fit.
     """
     edges = edges_of(graph, num_nodes)
     if parts is None:

@@ -6,7 +6,8 @@ Without a session it is the whole graph, in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class PartedGraph(Part):
         degree: float32 [rows]: in-edges of each vertex in the whole graph.
         inverse_degree: float64 [rows]: 1 / degree, 1 where that is 0.
         loops: float32 [rows]: edges from each vertex to itself.
-        samples: what to give to ``session.step(samples=…)``.
+        samples: what to give to ``session.step(samples=…)``; it stays where parts are handed over.
     """
 
     def __init__(self, source: GraphSource, rank: int, size: int, *, how: ExchangeChoice, seed: int = 0) -> None:
@@ -52,6 +53,7 @@ class PartedGraph(Part):
         self.rank, self.size = rank, size
         self._weight = 1.0
         self._line: Line | None = None
+        self._own_s: Callable[[], float] = lambda: math.nan
         self._calls = 0
         self._masks: dict[int, tuple[Tensor, int, int]] = {}
         self.constants = Constants()
@@ -91,6 +93,7 @@ class PartedGraph(Part):
                 f"graph.load took worker {self.rank} of {self.size} for this one, and the session has rank {run.rank} "
                 f"of {len(run.members)}: load after the launcher's variables are set, or name rank and size"
             )
+        self._own_s = lambda: run.own_time()[0]
         if self.size > 1:
             self._line = run.lines.open("graph")
             self._compare()
@@ -107,6 +110,15 @@ class PartedGraph(Part):
             f"workers can load the same folder, and go on from a checkpoint"
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """How often dropout was called, so that a run that goes on draws other masks, and those of one that had not
+        stopped."""
+        return {"dropout calls": self._calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`, on any number of workers."""
+        self._calls = state["dropout calls"]
+
     def _compare(self) -> None:
         assert self._line is not None
         same = [int(self.source.fingerprint[:15], 16), *self.source.ends(self.size)]
@@ -119,6 +131,35 @@ class PartedGraph(Part):
                 raise ConflictError(
                     f"rank {rank} has loaded another cut than rank {self.rank}: give all workers the same folder"
                 )
+
+    def rebalance(self, least: float = 0.05) -> bool:
+        """Hand whole parts over where that makes steps shorter, by what each worker has needed for its own; with a
+        folder that was cut into more parts than there are workers, several times as many.
+
+        Between two steps; every worker calls it. Where it says True, rows of all tensors are others: ask for them
+        again. Gradients are those of one process, before as after.
+
+        Args:
+            least: the share of a step that must be saved.
+
+        Returns:
+            Whether parts were handed over, the same on all workers. False until the time of steps is known.
+        """
+        from uneven.graph.source import StoredSource
+
+        if self._line is None or not isinstance(self.source, StoredSource):
+            return False
+        own_s = torch.tensor([self._own_s()], dtype=torch.float64)
+        each = [torch.empty_like(own_s) for _ in range(self.size)]
+        self._line.gather(own_s, each).wait()
+        taken_s = [one.item() for one in each]
+        if not all(0.0 < one < math.inf for one in taken_s) or not self.source.faster(self.size, taken_s, least):
+            return False
+        self.finish()
+        self.constants.forget()
+        self._masks.clear()
+        self._take(self.source.part(self.rank, self.size))
+        return True
 
     def before_step(self, step: Step) -> None:
         """See that gradients are weighted as losses are scaled.
@@ -329,6 +370,7 @@ def load(
     exchange: str = "exact",
     backward: str | None = None,
     delays: Mapping[tuple[int, int], int] | None = None,
+    speeds: Sequence[float] | None = None,
     rank: int | None = None,
     size: int | None = None,
     seed: int = 0,
@@ -340,12 +382,13 @@ def load(
         exchange: exact, or DistGNN's: cd-0, cd-r:r=5, 0c.
         backward: exact or identity; by default exact for exact, else identity, as DistGNN has released it.
         delays: under cd-r, (rank, rank) → the r of these two, where it is another: 1 waits for each other.
+        speeds: what each worker does, in any unit, where a folder has more parts than there are workers; alike if None.
         rank, size: this worker and how many there are; by default those of the launcher.
         seed: of dropout, the same on all workers.
 
     Raises:
         DataError: there is no cut graph; or a graph is given whole, and there are several workers.
-        ConfigError: more workers than parts.
+        ConfigError: more workers than parts, or another number of speeds than workers.
     """
     from uneven.graph.source import StoredSource, WholeSource
     from uneven.world import discover
@@ -355,7 +398,7 @@ def load(
         world = discover()
         rank, size = world.rank, world.size
     if isinstance(where, str | Path):
-        return PartedGraph(StoredSource(where), rank, size, how=how, seed=seed)
+        return PartedGraph(StoredSource(where, speeds), rank, size, how=how, seed=seed)
     if size > 1:
         raise DataError(
             f"graph.load was given a whole graph, and there are {size} workers: cut it once with graph.partition(…, "

@@ -13,6 +13,7 @@ from uneven.graph.cut.expand import expand
 from uneven.graph.cut.greedy import check_parts, hdrf, libra, stream_order
 from uneven.graph.cut.hashed import cut_dbh, cut_random
 from uneven.graph.edge_list import EdgeList
+from uneven.graph.metis import cut_metis
 
 Cutter = Callable[[EdgeList, Sequence[float], int, float], EdgeCut]
 
@@ -47,6 +48,7 @@ METHODS: Mapping[str, Cutter] = {
     "libra": cut_libra,
     "hdrf": cut_hdrf,
     "dbh": lambda edges, shares, seed, beta: cut_dbh(edges.source, edges.target, edges.vertices, shares, seed),
+    "metis": cut_metis,
     "random": lambda edges, shares, seed, beta: cut_random(edges.source, edges.target, edges.vertices, shares, seed),
 }
 
@@ -56,7 +58,7 @@ def cut(edges: EdgeList, method: str, shares: Sequence[float], seed: int, beta: 
 
     Args:
         shares: of the cost for each part, which add up to 1.
-        beta: what a vertex costs, in edges; only ne minds it, others give each part its share of the edges.
+        beta: what a vertex costs, in edges; ne and metis mind it, others give each part its share of the edges.
 
     Raises:
         UnknownNameError: no such method.

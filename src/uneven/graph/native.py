@@ -19,6 +19,8 @@ from uneven.graph.rows import RowIndex
 from uneven.graph.workspaces import WORKSPACES
 
 LIBRARY = Path(__file__).with_name("_native.so")
+_WIDE = 128
+"""Columns from which on a factor is looked up for each edge; below, one pass over the sources is sooner done."""
 _OPENMP = re.compile(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so[^\s]*)")
 
 
@@ -63,6 +65,8 @@ def sums(
     height = level() if at is None else min(at, level())
     if found is None or not height or x.dtype is not torch.float32 or not x.numel() or not x.is_contiguous():
         return None
+    if weight is not None and x.shape[1] < _WIDE:
+        x, weight = x * weight[:, None], None
     width, out = _wide(x.shape[1]), WORKSPACES.tensor(rows.rows, x.shape[1])
     found.uneven_sums(
         height, _at(rows.starts), _at(rows.columns), _at(rows.chunks), _at(x), width, _at(out), width, width,

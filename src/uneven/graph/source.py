@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from uneven.graph.cut.base import Ids
 from uneven.graph.edges import edges_of, tensors_of
 from uneven.graph.order import near_first
 from uneven.graph.parted import GraphPart, HaloRoute, part_of
+from uneven.graph.regions import done_in, grouped
 from uneven.graph.rows import Adjacency
 from uneven.graph.store import GraphStore
 
@@ -49,10 +52,18 @@ class GraphSource(ABC):
 
 
 class StoredSource(GraphSource):
-    """A folder, mapped into memory. With fewer workers than parts, each takes several parts that follow each other."""
+    """A folder, mapped into memory. With fewer workers than parts, each takes several parts that follow each other.
 
-    def __init__(self, path: str | Path) -> None:
+    Args:
+        speeds: what each worker does in a second, in any unit; parts are dealt out by it. Alike if None.
+
+    Attributes:
+        speeds: may be changed; the next :meth:`part` is by them.
+    """
+
+    def __init__(self, path: str | Path, speeds: Sequence[float] | None = None) -> None:
         self.store = GraphStore(path)
+        self.speeds = speeds
         self.fingerprint = self.store.facts.fingerprint
         self.vertices = self.store.facts.vertices
 
@@ -68,7 +79,33 @@ class StoredSource(GraphSource):
                 f"{size} workers and {parts} parts in {self.store.path}: a part cannot be split; partition again with "
                 f"parts={size}"
             )
-        return [range(parts * one // size, parts * (one + 1) // size) for one in range(size)]
+        if self.speeds is None:
+            return [range(parts * one // size, parts * (one + 1) // size) for one in range(size)]
+        if len(self.speeds) != size:
+            raise ConfigError(f"speeds = {tuple(self.speeds)}: give one for each of {size} workers")
+        return grouped(self.costs, self.speeds)
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """Of each part: edges + β · roots; above 0."""
+        facts = self.store.facts
+        rooted = np.bincount(self.store.array("roots"), minlength=facts.parts)
+        return tuple(np.maximum(np.diff(np.asarray(facts.bounds)) + facts.beta * rooted, 1e-9).tolist())
+
+    def faster(self, size: int, own_s: Sequence[float], least: float) -> bool:
+        """Deal the parts out by what each worker needed for those that it has; whether that was worth it.
+
+        Args:
+            own_s: of each worker, for what it does by itself in a step, seconds.
+            least: the share of the longest of these that must be saved.
+        """
+        now = self.groups(size)
+        speeds = [sum(self.costs[p] for p in one) / taken_s for one, taken_s in zip(now, own_s, strict=True)]
+        then = grouped(self.costs, speeds)
+        if then == now or done_in(self.costs, speeds, then) > (1.0 - least) * max(own_s):
+            return False
+        self.speeds = speeds
+        return True
 
     def ends(self, size: int) -> tuple[int, ...]:
         """See :class:`GraphSource`."""

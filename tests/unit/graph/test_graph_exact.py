@@ -68,8 +68,10 @@ def write(path: Path, method: str, symmetric: bool, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("method", ["ne", "libra", "random"])
+@pytest.mark.parametrize("method", ["ne", "libra", "random", "metis"])
 def test_parts_are_one_process(tmp_path: Path, method: str, symmetric: bool) -> None:
+    if method == "metis":
+        pytest.importorskip("pymetis")
     write(tmp_path / "p", method, symmetric, torch.float64)
     for place, layer in enumerate(LAYERS):
         work = partial(learnt, whole=net(layer, constant=place % 2 == 0))

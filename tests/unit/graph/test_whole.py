@@ -107,6 +107,10 @@ def test_dropout_drops_its_share_and_goes_on() -> None:
         assert one.mean().item() == pytest.approx(1.0, abs=0.03)
     assert ((first == 0) == (second == 0)).float().mean().item() == pytest.approx(0.58, abs=0.02)
     assert g.dropout(x, 0.3, training=False) is x
+    resumed = loaded(some_graph())
+    resumed.load_state_dict(g.state_dict())
+    assert torch.equal(resumed.dropout(x, 0.3), g.dropout(x, 0.3))
+    assert not torch.equal(loaded(some_graph()).dropout(x, 0.3), g.dropout(x, 0.3))
 
 
 def test_workers_that_leave_or_join_are_refused() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,14 @@ def features(vertices: int, width: int, seed: int = 1) -> Tensor:
     return torch.randn(vertices, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def on_threads(path: Path, size: int, work: Callable[[graph.PartedGraph], Any], **more: Any) -> list[Any]:
-    """What ``work`` returns on each of ``size`` workers, whose samples count as in a session."""
+def on_threads(
+    path: Path, size: int, work: Callable[[graph.PartedGraph], Any], own_s: Sequence[float] = (), **more: Any
+) -> list[Any]:
+    """What ``work`` returns on each of ``size`` workers, whose samples count as in a session.
+
+    Args:
+        own_s: what each says that it has needed for its own part of a step.
+    """
     every = [graph.load(path, rank=rank, size=size, **more) for rank in range(size)]
     shares = tuple(one.samples for one in every)
     lines = ThreadLines.of(size)
@@ -43,6 +50,7 @@ def on_threads(path: Path, size: int, work: Callable[[graph.PartedGraph], Any], 
                 model=nn.Identity(),
                 optimizers=(),
                 log=lambda *_: None,
+                own_time=lambda: (own_s[rank] if own_s else math.nan, math.nan, math.nan),
             )
         )
         every[rank].before_step(Step(0, 0, 0, rank, tuple(range(size)), shares, StepPlan()))

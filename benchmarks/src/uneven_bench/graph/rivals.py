@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,9 @@ def dgl() -> Any:
     before = os.environ.get("DGLBACKEND")
     os.environ["DGLBACKEND"] = "pytorch"  # or it would write a file of its own into the user's home
     try:
-        return importlib.import_module("dgl")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of torch, about what DGL uses
+            return importlib.import_module("dgl")
     except (ImportError, OSError, AttributeError) as error:
         del sys.modules[stub.__name__]
         return f"{error}: pip install 'uneven-bench[graph]'"
@@ -38,7 +41,9 @@ def dgl() -> Any:
 def pyg() -> Any:
     """PyG, or the reason why not."""
     try:
-        importlib.import_module("torch_geometric.nn")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            importlib.import_module("torch_geometric.nn")
         return importlib.import_module("torch_geometric")
     except (ImportError, OSError) as error:
         return f"{error}: pip install 'uneven-bench[graph]'"

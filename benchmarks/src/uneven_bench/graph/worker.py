@@ -82,14 +82,22 @@ class GraphArm:
     def __init__(self, folder: Path, exchange: str, hidden: int, released: bool = False) -> None:
         self.g = graph.load(folder, exchange=exchange)
         self.session = uneven.Session(parts=[self.g])
-        self.x = self.g.x
-        self.y, self.mask, self.test = self.g.y.clamp(min=0), self.g.tensor("train_mask"), self.g.tensor("test_mask")
+        self._rows()
         torch.manual_seed(0)
         classes = self.y.max() + 1
         dist.all_reduce(classes, op=dist.ReduceOp.MAX)
         layers = ReleasedSAGE if released else lambda i, o: graph.SAGEConv(i, o, aggr="gcn")
         net = GraphNet(layers(self.x.shape[1], hidden), layers(hidden, int(classes)), 0.5)
         self.net, self.optimizer = self.session.setup(net, torch.optim.Adam(net.parameters(), lr=0.01))
+
+    def _rows(self) -> None:
+        self.x = self.g.x
+        self.y, self.mask, self.test = self.g.y.clamp(min=0), self.g.tensor("train_mask"), self.g.tensor("test_mask")
+
+    def rebalance(self) -> None:
+        """Hand parts over, where there are more than workers."""
+        if self.g.rebalance():
+            self._rows()
 
     def step(self) -> None:
         """An epoch, which is one step."""
@@ -184,20 +192,24 @@ def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str
 
 
 def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, Any]:
-    """Seconds of an epoch on unequal workers, on parts that are alike and on parts by what each can do."""
-    arms = {name: GraphArm(directory / name, "exact", task["hidden"]) for name in ("equal", "ne")}
+    """Seconds of an epoch on unequal workers: on parts that are alike, on parts by what each can do, and on many parts
+    that are handed over by measured time."""
+    arms = {name: GraphArm(directory / name, "exact", task["hidden"]) for name in ("equal", "ne", "regions")}
     stage.have(tuple(task["cores"]), ())
     taken: dict[str, list[float]] = {name: [] for name in arms}
     worked: list[list[float]] = []
-    for number in range(task["blocks"] + 1):
-        stage.say(task["graph"], number / (task["blocks"] + 1))
+    settle = 3
+    for number in range(-settle, task["blocks"]):
+        stage.say(task["graph"], (number + settle) / (task["blocks"] + settle))
         for name, arm in arms.items():
             dist.barrier()
             began_s, cpu_s = time.perf_counter(), time.process_time()
             for _ in range(task["each"]):
                 arm.step()
             dist.barrier()
-            if number:
+            if number < 0:
+                arm.rebalance()
+            else:
                 taken[name].append((time.perf_counter() - began_s) / task["each"])
                 each = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
                 used = (time.process_time() - cpu_s) / task["each"]
@@ -211,6 +223,7 @@ def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, 
     for arm in arms.values():
         arm.close()
     return {
+        "handed_over_gain": medians["equal"] / medians["regions"],
         "step_s": medians, "worker_cpu_s": cpu, "limit_s": limit_s, "gain": medians["equal"] / medians["ne"],
         "of_limit": limit_s / medians["ne"],
     }  # fmt: skip

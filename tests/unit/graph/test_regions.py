@@ -1,0 +1,93 @@
+"""Parts are dealt out by speed, and handed over when speeds change: gradients stay those of one process."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threaded_graphs import features, on_threads, some_graph, weighted
+from torch import nn
+
+from uneven import graph
+from uneven.errors import ConfigError
+from uneven.graph.regions import done_in, grouped
+
+PARTS = 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=3, max_size=8), st.lists(st.integers(1, 9), min_size=1, max_size=3))
+def test_no_other_grouping_is_done_sooner(costs: list[int], speeds: list[int]) -> None:
+    found = grouped(costs, speeds)
+    assert [p for one in found for p in one] == list(range(len(costs)))
+    assert all(found)
+    cuts = combinations(range(1, len(costs)), len(speeds) - 1)
+    every = [[range(*both) for both in pairwise((0, *inner, len(costs)))] for inner in cuts]
+    best = min(done_in(costs, speeds, one) for one in every)
+    assert done_in(costs, speeds, found) == pytest.approx(best, rel=1e-9)
+
+
+def test_what_cannot_be_dealt_out_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="3 workers and 2 parts"):
+        grouped([1.0, 1.0], [1.0, 1.0, 1.0])
+    with pytest.raises(ConfigError, match="each must be a number above 0"):
+        grouped([1.0, 1.0], [1.0, 0.0])
+    graph.partition(some_graph(), 60, path=tmp_path / "p", parts=4)
+    with pytest.raises(ConfigError, match="give one for each of 2 workers"):
+        graph.load(tmp_path / "p", speeds=(1.0, 2.0, 3.0), rank=0, size=2)
+    fast, slow = (graph.load(tmp_path / "p", speeds=(3.0, 1.0), rank=rank, size=2) for rank in (0, 1))
+    assert fast.edges >= 2 * slow.edges
+
+
+def learnt(g: graph.PartedGraph, handed_over: bool) -> tuple[Any, ...]:
+    first, second = graph.SAGEConv(7, 5).double(), graph.SAGEConv(5, 3).double()
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for one in (*first.parameters(), *second.parameters()):
+            one.copy_(torch.randn(one.shape, generator=draw, dtype=torch.float64))
+
+    def step() -> torch.Tensor:
+        output = second(g.dropout(F.relu(first(g.constant(g.tensor("x")), g)), 0.3), g)
+        g.loss(F.cross_entropy, output, g.y, g.tensor("mask")).backward()
+        return output
+
+    step()  # what is kept of this one is not used for the next
+    before, moved = g.edges, g.rebalance()
+    assert moved is handed_over
+    again = g.rebalance(0.9)
+    nn.ModuleList([first, second]).zero_grad()
+    output = step()
+    gradients = [one.grad for one in (*first.parameters(), *second.parameters())]
+    return g.gather(output), gradients, g.samples, before, g.edges, again
+
+
+def write(path: Path) -> None:
+    tensors = {"x": features(60, 7), "y": torch.arange(60) % 3, "mask": torch.arange(60) % 4 != 0}
+    graph.partition(some_graph(), 60, path=path, parts=PARTS, tensors=tensors)
+
+
+def test_parts_are_handed_over_to_who_is_fast(tmp_path: Path) -> None:
+    write(tmp_path / "p")
+    ((output, gradients, *_),) = on_threads(tmp_path / "p", 1, partial(learnt, handed_over=False))
+    found = on_threads(tmp_path / "p", 3, partial(learnt, handed_over=True), own_s=(0.1, 0.4, 0.2))
+    torch.testing.assert_close(found[0][0], output, rtol=0, atol=1e-10)
+    for mine, whole in zip(weighted([e[1] for e in found], [e[2] for e in found]), gradients, strict=True):
+        torch.testing.assert_close(mine, whole, rtol=0, atol=1e-10)
+    assert found[0][4] > found[0][3]
+    assert found[1][4] < found[1][3]
+    assert sum(one[4] for one in found) == sum(one[3] for one in found)
+    assert not any(one[5] for one in found)
+
+
+def test_nothing_is_handed_over_where_all_are_alike_or_nobody_knows(tmp_path: Path) -> None:
+    write(tmp_path / "p")
+    for own_s in ((0.2, 0.2, 0.2), ()):
+        found = on_threads(tmp_path / "p", 3, partial(learnt, handed_over=False), own_s=own_s)
+        assert all(one[3] == one[4] for one in found)
