@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -321,7 +322,10 @@ def fleet(quick: Quick = False, json: Json = False, data: Data = "digits") -> No
 def search(
     quick: Quick = False,
     json: Json = False,
-    data: Data = "digits",
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="digits or fashion-mnist. [default: the latter where UNEVEN_DATA names it]"),
+    ] = None,
     case: Annotated[
         str | None, typer.Option("--case", metavar="NAME", help="overhead, decisions, real or unequal alone.")
     ] = None,
@@ -337,8 +341,9 @@ def search(
 
     if case not in (None, "overhead", "decisions", "real", "unequal"):
         raise UnknownNameError("case", case, ("overhead", "decisions", "real", "unequal"))
-    _find(data)
-    show(lambda told: run(quick, data, told, case), tables, json)
+    found = data or ("fashion-mnist" if os.environ.get("UNEVEN_DATA") else "digits")
+    _find(found)
+    show(lambda told: run(quick, found, told, case), tables, json)
 
 
 @app.command("search-kill")

@@ -11,6 +11,7 @@ event that matters is noted, so that a search which was killed comes back by tel
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -246,7 +247,7 @@ class SearchCore:
         self._running -= one.status is TrialStatus.RUNNING
         self._queues.out(one.number)
         self._stopping.pop(one.number, None)
-        one.status, one.why = status, ruling.why
+        one.status, one.why = status, sys.intern(ruling.why)  # many end for the same reason: it is kept once
         failed = status is TrialStatus.ERROR or one.score != one.score
         self._searcher.tell(one.number, None if failed else one.score)
         if told:

@@ -315,6 +315,7 @@ class Pool:
                 f"trial {trial} has ended and never reported {self.core.terms.metric!r}, the search's metric: call "
                 f"trial.report({self.core.terms.metric}=…), or name another metric"
             )
+        self.curves.pop(trial, None)
         self.core.ended(trial)
 
     def _left(self, slot: Slot) -> int | None:

@@ -1,17 +1,22 @@
 """Spaces, searchers, the core, placing and planning; no process, no clock."""
 
 import math
+import sys
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
 from uneven.fleet.planning.rates import Rates
+from uneven.search.asked import SearchOptions, SearchPlan
 from uneven.search.core import Happened, SearchCore
+from uneven.search.data import TrialData
 from uneven.search.paces import Paces
 from uneven.search.placing import Placer, Placing
 from uneven.search.planning import Plan, flotilla, flotilla_of_all, one_each
-from uneven.search.records import SearchTerms, TrialStatus
+from uneven.search.records import SearchTerms, TrialRecord, TrialStatus
 from uneven.search.rulings import Move
 from uneven.search.schedulers import schedulers
 from uneven.search.searchers import NoneNow, searchers
@@ -227,6 +232,36 @@ def test_settings_that_are_asked_for_while_training() -> None:
     assert search.define(0, "momentum", uniform(0, 1).to_plain()) == value == search.trials[0].params["momentum"]
     with pytest.raises(ConfigError, match="two places say"):
         search.define(0, "momentum", uniform(3, 4).to_plain())
+
+
+def test_each_option_is_of_one_part_of_a_search() -> None:
+    parts = [one.name for kind in (SearchTerms, TrialData, SearchPlan) for one in fields(kind)]
+    assert sorted(parts) == sorted([*SearchOptions.__annotations__, "metric"])
+
+
+def of_a_trial_bytes(scheduler: str) -> float:
+    """What a core keeps of each more trial that has come to its end."""
+    search = core(scheduler, trials=3000)
+    tracemalloc.start()
+    try:
+        kept = []
+        for one in iter(search.start, None):
+            for t in (1, 2, 3):
+                if search.reported(one.number, t, t + one.number % 7 + 0.5).move is not Move.CONTINUE:
+                    break
+            else:
+                search.ended(one.number)
+            kept.append(tracemalloc.get_traced_memory()[0])
+        return (kept[-1] - kept[999]) / 2000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("scheduler", ["fifo", "asha:max_t=9,reduction_factor=3"])
+def test_of_a_trial_that_has_ended_its_row_is_kept_and_little_else(scheduler: str) -> None:
+    params_bytes = sys.getsizeof({"rate": 0.1, "width": 32, "fixed": "yes"}) + sys.getsizeof(0.1)
+    record_bytes = sys.getsizeof(TrialRecord(0, {})) + 4 * sys.getsizeof(0.1)
+    assert of_a_trial_bytes(scheduler) < 1.4 * (params_bytes + record_bytes)
 
 
 # -------------------------------------------------------------------- devices

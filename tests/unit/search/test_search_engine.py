@@ -280,6 +280,7 @@ def _count(directory: Path, event: str, trial: int) -> int:
         (int, {}, ConfigError, "derive it from search.Trainable"),
         (functions.trivial, {"placing": "best"}, ConfigError, "placing"),
         (functions.trivial, {"timeout_s": 0}, ConfigError, "timeout_s"),
+        (functions.trivial, {"trails": 3}, UnknownNameError, "trials"),
         (functions.trivial, {"engine": "slurm"}, UnknownNameError, "engine"),
         (functions.trivial, {"scheduler": "asha:max_t=1,grace_period=2"}, ConfigError, "grace_period"),
         (functions.trivial, {"searcher": "optuna:tpo"}, UnknownNameError, "tpe"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import tempfile
 import time
@@ -30,7 +31,8 @@ def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> 
     """Measure.
 
     Returns:
-        ``overhead_ms`` (of a trivial trial, a warm search), ``overhead_ray_ms``, ``overhead_optuna_ms``,
+        ``overhead_ms`` (of a trivial trial, a warm search), ``memory_per_trial_bytes`` (by which the most memory of
+        the searching process grows with each trial), ``overhead_ray_ms``, ``overhead_optuna_ms``,
         ``overhead_vs_ray``, ``core_10000_s``, ``stopping_asha_agrees``, ``quality``, ``real`` (case → method →
         figures), ``targets`` (of each round: the lowest of the methods' best accuracies), ``time_to_target_vs_ray``,
         ``end_vs_ray``, ``preprocess_saving`` (processor time apart over shared) and ``trials_at_once``,
@@ -67,7 +69,11 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
         return time.perf_counter() - began_s
 
     found: dict[str, list[float]] = {"ours": [], "ray": [], "optuna": []}
-    our_s(4, "warm")
+    few, many = (500, 2_500) if quick else (2_000, 12_000)
+    our_s(few, "few")
+    before_bytes = _most_bytes()
+    our_s(many, "many")
+    per_trial_bytes = (_most_bytes() - before_bytes) / (many - few)
     for number in range(rounds):
         progress("overhead", "ours", 0.0)
         found["ours"].append(our_s(ours, f"trivial {number}") / ours * 1e3)
@@ -78,13 +84,21 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
             with rivals.ray():
                 rivals.ray_trivial(2)
                 found["ray"].append(rivals.ray_trivial(ray) / ray * 1e3)
-    result: dict[str, Any] = {"overhead_ms": statistics.median(found["ours"]), "overhead_rounds_ms": found}
+    result: dict[str, Any] = {
+        "overhead_ms": statistics.median(found["ours"]), "overhead_rounds_ms": found,
+        "memory_per_trial_bytes": per_trial_bytes,
+    }  # fmt: skip
     for name in ("ray", "optuna"):
         if found[name]:
             result[f"overhead_{name}_ms"] = statistics.median(found[name])
             pairs = zip(found[name], found["ours"], strict=True)
             result[f"overhead_vs_{name}"] = statistics.median(theirs / mine for theirs, mine in pairs)
     return result
+
+
+def _most_bytes() -> int:
+    """The most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _train(params: dict[str, Any], number: int, seed: int, reader: Any, report: Callable[[float], None]) -> None:

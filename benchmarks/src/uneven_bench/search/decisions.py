@@ -7,15 +7,17 @@ The table has final accuracies alone, so what is reported on the way is ours: a 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import os
+import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,15 +30,20 @@ from uneven.search.schedulers import Scheduler, StoppingAsha, schedulers
 from uneven.search.searchers import RandomSearch
 from uneven.search.simulate import simulate
 from uneven.search.space import Params, Space, integer, uniform
+from uneven_bench.search.ray_controller import RayController, RayTrial
 
 MAX_T = 27
 TRIALS = 64
+EVERY = 3
+"""Epochs between two judgements of a population."""
+
 OURS = {
     "fifo": "fifo",
     "asha": f"asha:max_t={MAX_T},reduction_factor=3",
     "asha-promote": f"asha-promote:max_t={MAX_T},reduction_factor=3",
     "hyperband": f"hyperband:max_t={MAX_T}",
     "median": "median",
+    "pbt": f"pbt:perturbation_interval={EVERY},max_t={MAX_T}",
 }
 SLOTS = 4
 
@@ -56,18 +63,25 @@ def table() -> list[float]:
 
 
 class Cells:
-    """What a cell reports, see the module."""
+    """What a cell reports, see the module; and the best that was reported.
 
-    def __init__(self) -> None:
-        self.final = table()
+    Attributes:
+        best: the best accuracy that was reported, and the final one of that cell.
+    """
 
-    def __call__(self, trial: TrialRecord, t: float) -> float:
-        """The accuracy after ``t`` epochs."""
-        cell = int(trial.params["cell"] or 0)
+    def __init__(self, final: Sequence[float]) -> None:
+        self.final = final
+        self.best = -math.inf, math.nan
+
+    def reported(self, params: Mapping[str, Any], t: float) -> float:
+        """The accuracy after ``t`` epochs; it is noted."""
+        cell = min(int(params["cell"] or 0), len(self.final) - 1)
         draw = Random(cell)
         tau = draw.uniform(2, 12)
         noise = Random(cell * 1000 + int(t)).gauss(0, 0.5)
-        return self.final[cell] * (1 - math.exp(-t / tau)) + noise
+        accuracy = self.final[cell] * (1 - math.exp(-t / tau)) + noise
+        self.best = max(self.best, (accuracy, self.final[cell]))
+        return accuracy
 
 
 class OfRay(Scheduler):
@@ -79,7 +93,7 @@ class OfRay(Scheduler):
 
     def added(self, trial: int, params: Params) -> None:
         """See the base."""
-        self._trials[trial] = _RayTrial(trial)
+        self._trials[trial] = RayTrial(trial, {})
         self._inner.on_trial_add(self, self._trials[trial])
 
     def get_live_trials(self) -> list[Any]:
@@ -93,70 +107,106 @@ class OfRay(Scheduler):
         return Ruling(Move.STOP, "Ray says so") if said == "STOP" else GO_ON
 
 
-class _RayTrial:
-    def __init__(self, number: int) -> None:
-        self.trial_id = str(number)
+Played = tuple[float, float]
+"""Final accuracy of the cell with the best report, and epochs of all trials together."""
+
+Player = Callable[[Sequence[float], int], Played]
+"""Final accuracies and a seed → what comes of a search."""
 
 
-def rivals() -> dict[str, dict[str, Callable[[], Scheduler]]]:
+def ours(make: Callable[[], Scheduler], final: Sequence[float], seed: int) -> Played:
+    """A search in virtual time."""
+    cells, scheduler = Cells(final), make()
+    terms = SearchTerms(metric="accuracy", trials=TRIALS, seed=seed, max_t=None if scheduler.max_t else MAX_T)
+    core = SearchCore(terms, _space(final), scheduler, RandomSearch())
+    played = simulate(
+        core, lambda trial, t: cells.reported(trial.params, t), speeds=(1.0,) * SLOTS, placer=Placer(Placing.FIRST_COME)
+    )
+    return cells.best[1], played.units
+
+
+def rays(make: Callable[[], Any], final: Sequence[float], seed: int, *, stops: bool = True) -> Played:
+    """The same with a scheduler of Ray Tune's, on the same cells in the same order.
+
+    Args:
+        stops: whether a trial ends after ``MAX_T`` epochs also where the scheduler does not say so.
+    """
+    cells, searcher = Cells(final), RandomSearch()
+    searcher.begin(_space(final), seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    controller = RayController(make(), [cast("dict[str, Any]", searcher.suggest(number)) for number in range(TRIALS)])
+    units = controller.play(cells.reported, SLOTS, MAX_T if stops else None)
+    return cells.best[1], units
+
+
+def _space(final: Sequence[float]) -> Space:
+    return Space({"cell": integer(0, len(final) - 1)})
+
+
+def rivals() -> dict[str, dict[str, Player]]:
     """Ours → who else has a rule of that name, where it is installed."""
-    found: dict[str, dict[str, Callable[[], Scheduler]]] = {name: {} for name in OURS}
+    found: dict[str, dict[str, Player]] = {name: {} for name in OURS}
     if importlib.util.find_spec("ray") is not None:
-        from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule
-
-        found["asha"]["ray"] = lambda: OfRay(
-            AsyncHyperBandScheduler(metric="score", mode="max", max_t=MAX_T, reduction_factor=3)
-        )
-        found["median"]["ray"] = lambda: OfRay(
-            MedianStoppingRule(time_attr="training_iteration", metric="score", mode="max", grace_period=1)
-        )
+        for name, (make, stops) in _of_ray().items():
+            found[name]["ray"] = partial(rays, make, stops=stops)
     if importlib.util.find_spec("optuna") is not None:
-        import optuna
-
-        from uneven.search.with_optuna import OptunaPruner
-
-        found["asha"]["optuna"] = lambda: OptunaPruner(
-            optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-        )
-        found["hyperband"]["optuna"] = lambda: OptunaPruner(
-            optuna.pruners.HyperbandPruner(min_resource=1, max_resource=MAX_T, reduction_factor=3)
-        )
-        found["median"]["optuna"] = lambda: OptunaPruner(optuna.pruners.MedianPruner(n_startup_trials=5))
+        for name, prunes in _of_optuna().items():
+            found[name]["optuna"] = partial(ours, prunes)
     return found
 
 
-def _play(make: Callable[[], Scheduler], cells: Cells, seed: int) -> tuple[float, float]:
-    """Final accuracy of the cell with the best score in the end, and epochs of all trials together."""
-    scheduler = make()
-    terms = SearchTerms(metric="accuracy", trials=TRIALS, seed=seed, max_t=None if scheduler.max_t else MAX_T)
-    core = SearchCore(terms, Space({"cell": integer(0, len(cells.final) - 1)}), scheduler, RandomSearch())
-    played = simulate(core, cells, speeds=(1.0,) * SLOTS, placer=Placer(Placing.FIRST_COME))
-    assert core.best is not None
-    return cells.final[int(core.best.params["cell"] or 0)], played.units
+def _of_ray() -> dict[str, tuple[Callable[[], Any], bool]]:
+    """Name → Ray's scheduler, and whether a trial needs to be told when it ends."""
+    from ray import tune
+    from ray.tune import schedulers as of_ray
+
+    logging.getLogger("ray.tune.schedulers").setLevel(logging.ERROR)  # of a population it says every move
+    told: dict[str, Any] = {"metric": "score", "mode": "max"}
+    population = told | {"time_attr": "training_iteration", "perturbation_interval": EVERY, "log_config": False}
+    cells = {"cell": tune.randint(0, len(table()))}
+    return {
+        "asha": (partial(of_ray.AsyncHyperBandScheduler, **told, max_t=MAX_T, reduction_factor=3), True),
+        "hyperband": (partial(of_ray.HyperBandScheduler, **told, max_t=MAX_T, reduction_factor=3), False),
+        "median": (partial(of_ray.MedianStoppingRule, **told, time_attr="training_iteration", grace_period=1), True),
+        "pbt": (partial(of_ray.PopulationBasedTraining, **population, hyperparam_mutations=cells), True),
+    }
+
+
+def _of_optuna() -> dict[str, Callable[[], Scheduler]]:
+    from optuna import pruners
+
+    from uneven.search.with_optuna import OptunaPruner
+
+    return {
+        "asha": lambda: OptunaPruner(pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)),
+        "hyperband": lambda: OptunaPruner(
+            pruners.HyperbandPruner(min_resource=1, max_resource=MAX_T, reduction_factor=3)
+        ),
+        "median": lambda: OptunaPruner(pruners.MedianPruner(n_startup_trials=5)),
+    }
 
 
 def quality(seeds: int, told: Callable[[str], None]) -> dict[str, Any]:
     """Scheduler → ours and rivals: median, lowest and highest accuracy over the seeds, and the median of the epochs."""
-    cells, others = Cells(), rivals()
+    final, others = table(), rivals()
     found: dict[str, Any] = {}
     for name, spec in OURS.items():
         told(name)
-        makers: Mapping[str, Callable[[], Scheduler]] = {
-            "ours": partial(schedulers.resolve, spec), **others[name],
-        }  # fmt: skip
-        rows = {who: [_play(make, cells, seed) for seed in range(seeds)] for who, make in makers.items()}
+        players: dict[str, Player] = {"ours": partial(ours, partial(schedulers.resolve, spec)), **others[name]}
+        rows = {who: [play(final, seed) for seed in range(seeds)] for who, play in players.items()}
         found[name] = {who: _summed(row, rows["ours"]) for who, row in rows.items()}
     return found
 
 
-def _summed(row: list[tuple[float, float]], ours: list[tuple[float, float]]) -> dict[str, float]:
+def _summed(row: list[Played], own: list[Played]) -> dict[str, float]:
     accuracies = [accuracy for accuracy, _ in row]
     return {
         "accuracy": statistics.median(accuracies),
         "lowest": min(accuracies),
         "highest": max(accuracies),
         "epochs": statistics.median(epochs for _, epochs in row),
-        "ours_better": statistics.fmean(mine[0] - other[0] for mine, other in zip(ours, row, strict=True)),
+        "ours_better": statistics.fmean(mine[0] - other[0] for mine, other in zip(own, row, strict=True)),
     }
 
 

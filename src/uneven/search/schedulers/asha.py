@@ -102,15 +102,15 @@ class StoppingAsha(Scheduler):
 
     def added(self, trial: int, params: Params) -> None:
         """It is dealt to a bracket, in proportion to e to the power of the bracket's rungs."""
-        if trial not in self._of:
+        if len(self.brackets) > 1 and trial not in self._of:
             weights = [math.exp(len(rungs) - len(self.brackets[0])) for rungs in self.brackets]
-            self._of[trial] = self._random.choices(range(len(weights)), weights)[0] if len(weights) > 1 else 0
+            self._of[trial] = self._random.choices(range(len(weights)), weights)[0]
 
     def on_result(self, progress: Progress) -> Ruling:
         """See the class."""
         if self.max_t is not None and progress.t >= self.max_t:
             return Ruling(Move.STOP, f"trained to max_t={self.max_t:g}")
-        for rung in self.brackets[self._of[progress.trial]]:
+        for rung in self.brackets[self._of.get(progress.trial, 0)]:
             if progress.t < rung.milestone or progress.trial in rung.recorded:
                 continue
             cutoff = rung.cutoff(self._factor)

@@ -1,0 +1,145 @@
+"""What a search may be asked for, and who of its parts needs which of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.jobs.devices import Devices
+from uneven.registry import describe
+from uneven.search.placing import Placer, placing_named
+from uneven.search.schedulers import Scheduler
+from uneven.search.searchers import Searcher
+
+
+class SearchOptions(TypedDict, total=False):
+    """Keywords of :func:`uneven.search.run`, which may all be left out.
+
+    Attributes:
+        mode: "max", the default, or "min".
+        trials: how many are tried; one by default.
+        scheduler: which of them go on: a name with options, such as "asha:max_t=27,reduction_factor=3"; by default all.
+        searcher: which settings are tried: "random", the default, "grid", "optuna:tpe".
+        max_t: a trial is done after so much training.
+        time_attr: the reported number that says how much a trial has been trained; by default its reports are counted.
+        target: the search is over when a trial reaches this metric.
+        max_failures: a trial that crashes is tried so many times again, from its last state; by default never.
+        nonfinite: "stop", the default: a metric that is no finite number ends the trial; "keep" lets the scheduler
+            decide.
+        seed: decides all that is random in the search, and each trial's own seed.
+        data: what trials read with ``trial.epochs``: anything with ``__len__`` and ``__getitem__``. Each sample is
+            prepared once per epoch, for all trials; what a trial sees in its epoch e depends on e alone.
+        transform: called with what ``data[i]`` gives.
+        validate, validate_transform: the same for ``trial.validation``.
+        chunk: samples that are prepared in one go, 128 by default.
+        data_bytes: memory for prepared samples; by default 512 MiB, or a tenth of what is free.
+        share: False lets each trial prepare its own, the same ones.
+        preprocessors: processes that prepare; by default as many as there are cores, at most.
+        devices: "auto", the default, for every GPU, or a CPU slot for each core; a number of CPU slots; or names.
+        placing: "planned", the default, see :mod:`uneven.search.placing`, or "first-come"; or "flotillas", where
+            devices that no trial waits for help those who train.
+        engine: "local", the default, or "ray" for the devices of a Ray cluster.
+        warm_start: directories of earlier searches for the same metric; a searcher that learns, such as "optuna:tpe",
+            is told the results of their trials that lie in this space.
+        directory: where events and states lie; by default ``runs/`` and the function's name.
+        timeout_s: a trial that reports nothing for so long hangs, and has failed; by default it is waited for.
+        progress: show on the terminal what goes on, the default.
+    """
+
+    mode: str
+    trials: int
+    scheduler: str | Scheduler
+    searcher: str | Searcher
+    max_t: float | None
+    time_attr: str
+    target: float | None
+    max_failures: int
+    nonfinite: str
+    seed: int
+    data: Any
+    transform: Callable[[Any], Any] | None
+    validate: Any
+    validate_transform: Callable[[Any], Any] | None
+    chunk: int
+    data_bytes: int | None
+    share: bool
+    preprocessors: int | None
+    devices: Devices
+    placing: str
+    engine: str
+    warm_start: str | Path | Sequence[str | Path]
+    directory: str | Path | None
+    timeout_s: float
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """How a search goes about it, and where; see :class:`SearchOptions`.
+
+    Raises:
+        ConfigError: a value that makes no sense.
+    """
+
+    scheduler: str | Scheduler = "fifo"
+    searcher: str | Searcher = "random"
+    devices: Devices = "auto"
+    placing: str = "planned"
+    engine: str = "local"
+    warm_start: str | Path | Sequence[str | Path] = ()
+    directory: str | Path | None = None
+    timeout_s: float = math.inf
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        placing_named(self.placing)
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s={self.timeout_s:g}: give more than 0; float('inf') waits for ever")
+
+    @property
+    def placer(self) -> Placer:
+        """A new one."""
+        return Placer(placing_named(self.placing))
+
+    @property
+    def earlier(self) -> list[Path]:
+        """The directories that the search begins with."""
+        given = [self.warm_start] if isinstance(self.warm_start, str | Path) else self.warm_start
+        return [Path(one).absolute() for one in given]
+
+    def where(self, name: str) -> Path:
+        """The directory of a search for a function of this name."""
+        return (Path("runs") / name if self.directory is None else Path(self.directory)).absolute()
+
+    def kept(self) -> dict[str, Any]:
+        """What must be the same when the search goes on."""
+        found: dict[str, Any] = {"scheduler": _said(self.scheduler), "searcher": _said(self.searcher)}
+        return found | ({"warm_start": [str(one) for one in self.earlier]} if self.earlier else {})
+
+
+Part = TypeVar("Part")
+
+
+def part_of(kind: Callable[..., Part], asked: Mapping[str, Any]) -> Part:
+    """The part of a search that ``kind`` makes of what of ``asked`` it takes."""
+    return kind(**{name: asked[name] for name in signature(kind).parameters if name in asked})
+
+
+def check_names(asked: Mapping[str, Any]) -> None:
+    """Refuse what nobody needs.
+
+    Raises:
+        UnknownNameError: a keyword that does not exist, offering the nearest one.
+    """
+    for name in asked:
+        if name not in SearchOptions.__annotations__:
+            raise UnknownNameError("argument of search.run", name, SearchOptions.__annotations__)
+
+
+def _said(plugin: object) -> str:
+    return plugin if isinstance(plugin, str) else describe(plugin)
