@@ -174,8 +174,10 @@ class Pool:
         """Where it trains next, as the placer says."""
         running = self.slots.running
         here = running.pop(trial, ())
-        others = {*running, *(one.number for one in (*waiting, *self.held))} - {trial}
-        share = 1 if self.core.starts_more else self.placer.share(trial, others, len(self.place.devices))
+        share = 1
+        if self.placer.shares_out and not self.core.starts_more:
+            others = {*running, *(one.number for one in (*waiting, *self.held))} - {trial}
+            share = self.placer.share(trial, others, len(self.place.devices))
         return self.placer.devices_for(trial, free, self._busy_s(running), here, share)
 
     def _unsettled(self, one: TrialRecord) -> bool:

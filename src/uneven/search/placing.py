@@ -72,6 +72,11 @@ class Placer:
         """Whether it matters how long devices are busy."""
         return self.kind is not Placing.FIRST_COME
 
+    @property
+    def shares_out(self) -> bool:
+        """Whether a trial may have several devices."""
+        return self.kind is Placing.FLOTILLAS
+
     def share(self, trial: int, others: Collection[int], devices: int) -> int:
         """How many devices a trial should have; one while more trials wait than there are devices.
 
@@ -81,7 +86,7 @@ class Placer:
             others: who else runs, or could be started now.
             devices: how many there are.
         """
-        if self.kind is not Placing.FLOTILLAS or trial in self.alone or len(others) + 1 >= devices:
+        if not self.shares_out or trial in self.alone or len(others) + 1 >= devices:
             return 1
         each = sorted(range(devices), key=lambda device: self.paces.unit_s(trial, device))
         rates = {str(one): self._per_s(one, each) for one in (trial, *others)}

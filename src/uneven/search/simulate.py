@@ -177,8 +177,10 @@ class VirtualPool:
             self.held.append(trial)
 
     def _devices_for(self, trial: int, here: tuple[int, ...] = ()) -> tuple[int, ...]:
-        others = {number for _, _, number, _ in self.queue} | {one.number for one in self.held}
-        share = 1 if self.core.starts_more else self.placer.share(trial, others - {trial}, len(self.speeds))
+        share = 1
+        if self.placer.shares_out and not self.core.starts_more:
+            others = {number for _, _, number, _ in self.queue} | {one.number for one in self.held}
+            share = self.placer.share(trial, others - {trial}, len(self.speeds))
         free = [device for device in self.free if device not in here]
         return self.placer.devices_for(trial, free, self._busy(), here, share)
 

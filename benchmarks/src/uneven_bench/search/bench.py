@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -17,6 +18,13 @@ from rich.table import Table
 from uneven import search
 from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.preprocess import Source
+from uneven.search.core import SearchCore
+from uneven.search.placing import Placer, placing_named
+from uneven.search.records import SearchTerms
+from uneven.search.schedulers import schedulers
+from uneven.search.searchers import searchers
+from uneven.search.simulate import simulate
+from uneven.search.space import Space
 from uneven_bench.fleet.cases import CASES
 from uneven_bench.search import decisions, rivals, trainings
 
@@ -31,13 +39,13 @@ def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> 
     """Measure.
 
     Returns:
-        ``overhead_ms`` (of a trivial trial, a warm search), ``memory_per_trial_bytes`` (by which the most memory of
-        the searching process grows with each trial), ``overhead_ray_ms``, ``overhead_optuna_ms``,
-        ``overhead_vs_ray``, ``core_10000_s``, ``stopping_asha_agrees``, ``quality``, ``real`` (case → method →
-        figures), ``targets`` (of each round: the lowest of the methods' best accuracies), ``time_to_target_vs_ray``,
-        ``end_vs_ray``, ``preprocess_saving`` (processor time apart over shared) and ``trials_at_once``,
-        ``sharing_wall`` (the same of the whole time), ``unequal_s`` and ``unequal_gain``. Rivals that are not
-        installed are left out.
+        ``overhead_ms`` (of a trivial trial, a warm search), ``memory_per_trial_bytes`` (by which the memory of
+        the searching process grows with each trial, its result held), ``overhead_ray_ms``, ``overhead_optuna_ms``,
+        ``overhead_syne_tune_ms``, ``overhead_vs_ray``, ``core_10000_s``, ``stopping_asha_agrees``, ``quality``,
+        ``real`` (case → method → figures), ``targets`` (of each round: the lowest of the methods' best accuracies),
+        ``time_to_target_vs_ray``, ``end_vs_ray``, ``preprocess_saving`` (processor time apart over shared) and
+        ``trials_at_once``, ``sharing_wall`` (the same of the whole time), ``unequal_s``, ``unequal_gain`` and
+        ``unequal_gain_virtual`` (the median of 20 in virtual time). Rivals that are not installed are left out.
     """
     rounds = 1 if quick else 3
     found: dict[str, Any] = {"rounds": rounds}
@@ -52,7 +60,7 @@ def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> 
         if only in (None, "real"):
             found |= _real(where, rounds, quick, data, progress)
         if only in (None, "unequal"):
-            found |= _unequal(where, rounds, quick, progress)
+            found |= _unequal(where, quick, progress)
     return found
 
 
@@ -60,25 +68,32 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
     ours, ray, optuna = 500, 6 if quick else 20, 500
     space = {"x": search.uniform(0, 1)}
 
-    def our_s(trials: int, name: str) -> float:
-        began_s = time.perf_counter()
-        search.run(
+    def trivial(trials: int, name: str) -> search.SearchResult:
+        return search.run(
             trainings.trivial, space, metric="score", trials=trials, devices=rivals.SLOTS, progress=False,
             directory=where / name,
         )  # fmt: skip
+
+    def our_s(trials: int, name: str) -> float:
+        began_s = time.perf_counter()
+        trivial(trials, name)
         return time.perf_counter() - began_s
 
-    found: dict[str, list[float]] = {"ours": [], "ray": [], "optuna": []}
+    found: dict[str, list[float]] = {"ours": [], "ray": [], "optuna": [], "syne_tune": []}
     few, many = (500, 2_500) if quick else (2_000, 12_000)
-    our_s(few, "few")
-    before_bytes = _most_bytes()
-    our_s(many, "many")
-    per_trial_bytes = (_most_bytes() - before_bytes) / (many - few)
+    held = [trivial(few, "few")]
+    before_bytes = psutil.Process().memory_info().rss
+    held.append(trivial(many, "many"))
+    per_trial_bytes = (psutil.Process().memory_info().rss - before_bytes) / len(held[-1].rows)
+    held.clear()
     for number in range(rounds):
         progress("overhead", "ours", 0.0)
         found["ours"].append(our_s(ours, f"trivial {number}") / ours * 1e3)
         if rivals.installed("optuna"):
             found["optuna"].append(rivals.optuna_trivial(optuna) / optuna * 1e3)
+        if rivals.installed("syne_tune"):
+            progress("overhead", "syne tune", 0.0)
+            found["syne_tune"].append(rivals.syne_trivial(ray) / ray * 1e3)
         if rivals.installed("ray"):
             progress("overhead", "ray", 0.0)
             with rivals.ray():
@@ -88,17 +103,12 @@ def _overhead(where: Path, rounds: int, quick: bool, progress: Progress) -> dict
         "overhead_ms": statistics.median(found["ours"]), "overhead_rounds_ms": found,
         "memory_per_trial_bytes": per_trial_bytes,
     }  # fmt: skip
-    for name in ("ray", "optuna"):
+    for name in ("ray", "optuna", "syne_tune"):
         if found[name]:
             result[f"overhead_{name}_ms"] = statistics.median(found[name])
             pairs = zip(found[name], found["ours"], strict=True)
             result[f"overhead_vs_{name}"] = statistics.median(theirs / mine for theirs, mine in pairs)
     return result
-
-
-def _most_bytes() -> int:
-    """The most memory that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _train(params: dict[str, Any], number: int, seed: int, reader: Any, report: Callable[[float], None]) -> None:
@@ -109,44 +119,75 @@ def _train(params: dict[str, Any], number: int, seed: int, reader: Any, report: 
         report(trainings.accuracy(model, reader.validation(number, 256)))
 
 
+@dataclass(frozen=True, slots=True)
+class RealSearch:
+    """A search of real trainings, the same for every method.
+
+    Attributes:
+        directory: for what is written.
+    """
+
+    train: Any
+    validate: Any
+    space: dict[str, Any]
+    trials: int
+    directory: Path
+
+    def ours(self, case: str, seed: int, *, share: bool) -> search.SearchResult:
+        """Here."""
+        return search.run(
+            trainings.pictures, self.space, metric="accuracy", trials=self.trials, scheduler=SCHEDULER, seed=seed,
+            data=self.train, validate=self.validate, transform=CASES[case], share=share, devices=rivals.SLOTS,
+            directory=self.directory / f"{case} {share} {seed}", progress=False,
+        )  # fmt: skip
+
+    def rays(self, case: str, seed: int, settings: list[dict[str, Any]]) -> rivals.PlayedSearch:
+        """In Ray Tune; the cluster runs already."""
+        source = Source(self.train, self.validate, CASES[case], None)
+        stream = Stream(len(self.train), len(self.validate), 128, seed)
+        return rivals.ray_pictures(settings, source, stream, MAX_T, _train)
+
+
 def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     """In each round a case's target is the lowest of the methods' best accuracies: all of them have reached it."""
     samples, trials = (400, 6) if quick else (1000, 9)
     train, validate = trainings.sets(data, samples)
     side = train[0][0].shape[-1]
     space: dict[str, Any] = {"lr": search.log(1e-4, 1e-1), "width": search.choice(4, 8, 12), "side": side}
+    one = RealSearch(train, validate, space, trials, where)
     cases: dict[str, dict[str, list[dict[str, float]]]] = {case: {} for case in CASES}
     targets: dict[str, list[float]] = {case: [] for case in CASES}
     for number in range(rounds):
-        for case, transform in CASES.items():
-            played: dict[str, rivals.PlayedSearch] = {}
-            for method in ("shared", "apart"):
-                progress("real", f"{case}, {method}", 0.0)
-                directory = where / f"{case} {method} {number}"
-                began_s = time.time()
-                result = search.run(
-                    trainings.pictures, space, metric="accuracy", trials=trials, scheduler=SCHEDULER, seed=number,
-                    data=train, validate=validate, transform=transform, share=method == "shared",
-                    devices=rivals.SLOTS, directory=directory, progress=False,
-                )  # fmt: skip
-                played[method] = _played(result, began_s)
-            if rivals.installed("ray"):
-                progress("real", f"{case}, ray", 0.0)
-                settings = [dict(row.params) for row in sorted(result.rows, key=lambda row: row.number)]
-                source = Source(train, validate, transform, None)
-                stream = Stream(len(train), len(validate), 128, number)
-                with rivals.ray():
-                    rivals.ray_trivial(2)
-                    played["ray"] = rivals.ray_pictures(settings, source, stream, MAX_T, _train)
-            targets[case].append(min(one.best for one in played.values()))
-            for method, one in played.items():
-                cases[case].setdefault(method, []).append(one.figures(targets[case][-1]))
+        for case, played in _round(one, number, progress).items():
+            targets[case].append(min(each.best for each in played.values()))
+            for method, each in played.items():
+                cases[case].setdefault(method, []).append(each.figures(targets[case][-1]))
     return {
-        "real": cases, "targets": targets, "trials_at_once": rivals.SLOTS, "trials": trials,
+        "real": cases, "targets": targets, "trials_at_once": rivals.SLOTS, "trials": trials, "data": data,
         "preprocess_saving": _ratios(cases, "apart", "prepared_s"),
         "time_to_target_vs_ray": _ratios(cases, "ray", "target_s"), "end_vs_ray": _ratios(cases, "ray", "end_s"),
         "sharing_wall": _ratios(cases, "apart", "end_s"),
     }  # fmt: skip
+
+
+def _round(one: RealSearch, seed: int, progress: Progress) -> dict[str, dict[str, rivals.PlayedSearch]]:
+    """Case → method → what came of it; Ray's cluster is started once, after ours."""
+    played: dict[str, dict[str, rivals.PlayedSearch]] = {case: {} for case in CASES}
+    settings: dict[str, list[dict[str, Any]]] = {}
+    for case in CASES:
+        for method in ("shared", "apart"):
+            progress("real", f"{case}, {method}", 0.0)
+            began_s = time.time()
+            result = one.ours(case, seed, share=method == "shared")
+            played[case][method] = _played(result, began_s)
+            settings[case] = [dict(row.params) for row in sorted(result.rows, key=lambda row: row.number)]
+    if rivals.installed("ray"):
+        with rivals.ray():
+            rivals.ray_trivial(2)
+            for case in CASES:
+                progress("real", f"{case}, ray", 0.0)
+                played[case]["ray"] = one.rays(case, seed, settings[case])
+    return played
 
 
 def _ratios(cases: dict[str, dict[str, list[dict[str, float]]]], method: str, key: str) -> dict[str, float]:
@@ -166,11 +207,11 @@ def _played(result: search.SearchResult, began_s: float) -> rivals.PlayedSearch:
     return rivals.PlayedSearch(reports, events[-1]["at_s"] - began_s, prepared_s)
 
 
-def _unequal(where: Path, rounds: int, quick: bool, progress: Progress) -> dict[str, Any]:
+def _unequal(where: Path, quick: bool, progress: Progress) -> dict[str, Any]:
     trials = 8
     space = {"x": search.uniform(0, 1), "cost": search.uniform(0.5, 2.0)}
     took: dict[str, list[float]] = {placing: [] for placing in PLACINGS}
-    for number in range(rounds):
+    for number in range(1 if quick else 5):
         for placing in PLACINGS:
             progress("unequal", placing, 0.0)
             result = search.run(
@@ -180,14 +221,30 @@ def _unequal(where: Path, rounds: int, quick: bool, progress: Progress) -> dict[
             events = result.events()
             took[placing].append(events[-1]["at_s"] - events[0]["at_s"])
     gains = [first / planned for first, planned in zip(took["first-come"], took["planned"], strict=True)]
-    return {"unequal_s": took, "unequal_gain": statistics.median(gains)}
+    return {
+        "unequal_s": took, "unequal_gain": statistics.median(gains),
+        "unequal_gain_virtual": statistics.median(_virtual_gain(Space(space), trials, seed) for seed in range(20)),
+    }  # fmt: skip
+
+
+def _virtual_gain(space: Space, trials: int, seed: int) -> float:
+    """The same searches in virtual time, where starting a process and keeping a state take none."""
+    ends_s = {}
+    for placing in PLACINGS:
+        terms = SearchTerms(metric="score", trials=trials, max_t=9, seed=seed)
+        core = SearchCore(terms, space, schedulers.resolve("fifo"), searchers.resolve("random"))
+        ends_s[placing] = simulate(
+            core, lambda trial, t: t, speeds=trainings.SHARES, costs=lambda trial: float(trial.params["cost"] or 1),
+            placer=Placer(placing_named(placing)),
+        ).end_s  # fmt: skip
+    return ends_s["first-come"] / ends_s["planned"]
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """What was measured, for a terminal."""
     said = Table("", "figure", title="A search", box=SIMPLE_HEAD)
-    for key in ("overhead_ms", "overhead_ray_ms", "overhead_optuna_ms", "overhead_vs_ray", "core_10000_s",
-                "unequal_gain"):  # fmt: skip
+    for key in ("overhead_ms", "overhead_ray_ms", "overhead_optuna_ms", "overhead_syne_tune_ms", "overhead_vs_ray",
+                "memory_per_trial_bytes", "core_10000_s", "unequal_gain"):  # fmt: skip
         if key in found:
             said.add_row(key.replace("_", " "), f"{found[key]:,.2f}")
     if found.get("stopping_asha_agrees"):

@@ -1,4 +1,4 @@
-"""The same trials in Ray Tune and in Optuna with a pool of processes."""
+"""The same trials in Ray Tune, in Optuna with a pool of processes, and in Syne Tune."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import contextlib
 import importlib.util
 import logging
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from uneven.fleet.stream.order import Stream
@@ -151,4 +153,26 @@ def optuna_trivial(trials: int) -> float:
             done, _ = wait(open_, return_when=FIRST_COMPLETED)
             for one in done:
                 study.tell(open_.pop(one), one.result())
+        return time.perf_counter() - began_s
+
+
+def syne_trivial(trials: int) -> float:
+    """Seconds of a search of trivial trials in Syne Tune, on its backend for this machine; it looks every 0.1 s."""
+    from syne_tune import StoppingCriterion, Tuner
+    from syne_tune.backend import LocalBackend
+    from syne_tune.config_space import uniform
+    from syne_tune.optimizer.baselines import RandomSearch
+
+    logging.getLogger("syne_tune").setLevel(logging.ERROR)
+    script = Path(__file__).with_name("syne_trial.py")
+    with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder, contextlib.redirect_stdout(sys.stderr):
+        os.environ["SYNETUNE_FOLDER"] = folder  # else it writes into the home directory
+        tuner = Tuner(
+            trial_backend=LocalBackend(str(script)),
+            scheduler=RandomSearch({"x": uniform(0, 1)}, metrics=["score"], do_minimize=False, random_seed=0),
+            stop_criterion=StoppingCriterion(max_num_trials_completed=trials), n_workers=SLOTS, sleep_time=0.1,
+            save_tuner=False, tuner_name="trivial", callbacks=[],
+        )  # fmt: skip
+        began_s = time.perf_counter()
+        tuner.run()
         return time.perf_counter() - began_s
