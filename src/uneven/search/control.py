@@ -75,11 +75,15 @@ def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | No
         raise ConfigError(f"no search runs in {directory}: start it again with its own command, then say it")
     note = directory / FOLDER / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.note"
     answer = note.with_suffix(".answer")
+    until_s = time.monotonic() + within_s
+    while not note.parent.is_dir() and time.monotonic() < until_s:  # it begins, and does not listen yet
+        time.sleep(_ASK_EVERY_S)
     try:
         _put(note, {"verb": verb, "trial": trial, "changes": dict(changes or {})})
     except PermissionError as error:
         raise ConfigError(f"only the user who runs the search in {directory} may act on it") from error
-    until_s = time.monotonic() + within_s
+    except FileNotFoundError as error:
+        raise ConfigError(f"the search in {directory} has not begun to listen within {within_s:g} s") from error
     while not answer.exists():
         if time.monotonic() > until_s:
             note.unlink(missing_ok=True)

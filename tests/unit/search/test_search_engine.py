@@ -21,8 +21,9 @@ import search_functions as functions
 from uneven import search
 from uneven.cli import main
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnevenError, UnknownNameError
+from uneven.fleet.engine.state import locked
 from uneven.search import search_file
-from uneven.search.control import tell
+from uneven.search.control import SearchControl, tell
 from uneven.search.events import EVENTS, read_events
 from uneven.search.page import stretches
 from uneven.testing.scripts import Script
@@ -265,6 +266,17 @@ def test_a_person_stops_resumes_and_clones_at_another_terminal(tmp_path: Path) -
         assert "only the user" in refused[4]
     with pytest.raises(ConfigError, match="no search runs in"):
         tell(tmp_path, "stop", 0)
+
+
+def test_a_search_that_begins_is_waited_for(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        with pytest.raises(ConfigError, match="begun to listen"):
+            tell(tmp_path, "stop", 0, within_s=0.1)
+        later = threading.Timer(0.2, lambda: SearchControl(tmp_path, lambda note: "heard"))
+        later.start()
+        with pytest.raises(ConfigError, match="has not answered"):
+            tell(tmp_path, "stop", 0, within_s=0.6)
+        later.join()
 
 
 def _count(directory: Path, event: str, trial: int) -> int:
