@@ -33,6 +33,9 @@ from uneven.search.worker import seed_of, work
 
 LOOK_S = 0.25
 
+MOST_WITHOUT_METRIC = 10
+"""A trial that has reported so often, and never the metric, never will."""
+
 MOST_QUICK_DEATHS = 3
 """So many processes in a row may end before they have said anything; then none will."""
 
@@ -85,6 +88,7 @@ class Pool:
     stopped: bool = False
     data: SharedData | None = None
     own_cpu_s: float = 0.0
+    _missed: dict[int, int] = field(default_factory=dict)
     slots: DeviceSlots = field(init=False)
     _meetings: Meetings = field(init=False)
     _quick: int = 0
@@ -256,6 +260,10 @@ class Pool:
         here = self.slots.devices_of(trial)
         self.own_cpu_s += told.get("prepared_s", 0.0)
         self.placer.paces.measured(trial, here, t - max(0.0, self._t_before(trial)), told["seconds"])
+        if metric is None and one.best != one.best:
+            self._missed[trial] = self._missed.get(trial, 0) + 1
+            if self._missed[trial] == MOST_WITHOUT_METRIC or self.core.left(trial, t) == 0:
+                self._never_reported(trial, metrics)
         fresh = metric is not None and t > one.t
         ruling = self.core.reported(trial, t, metric, self._noted(here, metrics, told))
         if fresh and metric is not None:
@@ -313,12 +321,16 @@ class Pool:
     def _ended(self, trial: int) -> None:
         one = self.core.trials[trial]
         if one.t == 0.0 and one.best != one.best:
-            self.failure = TrainingError(
-                f"trial {trial} has ended and never reported {self.core.terms.metric!r}, the search's metric: call "
-                f"trial.report({self.core.terms.metric}=…), or name another metric"
-            )
+            self._never_reported(trial, {})
         self.curves.pop(trial, None)
         self.core.ended(trial)
+
+    def _never_reported(self, trial: int, others: Collection[str]) -> None:
+        said = f", but {', '.join(others)}" if others else ""
+        self.failure = TrainingError(
+            f"trial {trial} never reported {self.core.terms.metric!r}, the search's metric{said}: call "
+            f"trial.report({self.core.terms.metric}=…), or name another metric"
+        )
 
     def _left(self, slot: Slot) -> int | None:
         if self.data is not None:

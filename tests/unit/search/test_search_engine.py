@@ -287,6 +287,8 @@ def _count(directory: Path, event: str, trial: int) -> int:
     ("train", "given", "kind", "said"),
     [
         (functions.reports_something_else, {}, TrainingError, "never reported 'score'"),
+        (functions.waits, {"metric": "loss"}, TrainingError, "never reported 'loss', the search's metric, but score"),
+        (functions.waits, {"metric": "loss", "max_t": 2}, TrainingError, "trial 0 never reported"),
         (lambda trial: None, {}, ConfigError, "cannot be sent"),
         (3, {}, ConfigError, "give a function"),
         (int, {}, ConfigError, "derive it from search.Trainable"),
