@@ -323,8 +323,7 @@ def search(
     quick: Quick = False,
     json: Json = False,
     data: Annotated[
-        str | None,
-        typer.Option("--data", help="digits or fashion-mnist. [default: the latter where UNEVEN_DATA names it]"),
+        str | None, typer.Option("--data", help="digits or fashion-mnist, the latter by default with UNEVEN_DATA.")
     ] = None,
     case: Annotated[
         str | None, typer.Option("--case", metavar="NAME", help="overhead, decisions, real or unequal alone.")
@@ -341,9 +340,9 @@ def search(
 
     if case not in (None, "overhead", "decisions", "real", "unequal"):
         raise UnknownNameError("case", case, ("overhead", "decisions", "real", "unequal"))
-    found = data or ("fashion-mnist" if os.environ.get("UNEVEN_DATA") else "digits")
-    _find(found)
-    show(lambda told: run(quick, found, told, case), tables, json)
+    data = data or ("fashion-mnist" if os.environ.get("UNEVEN_DATA") else "digits")
+    _find(data)
+    show(lambda told: run(quick, data, told, case), tables, json)
 
 
 @app.command("search-kill")

@@ -11,7 +11,6 @@ event that matters is noted, so that a search which was killed comes back by tel
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +59,7 @@ class SearchCore:
         self._exhausted = False
         self._stopping: dict[int, str] = {}
         self._running = 0
+        self._whys: dict[str, str] = {}  # many end for the same reason: it is kept once
         scheduler.begin(space, terms.seed)
         searcher.begin(space, terms.seed)
 
@@ -247,7 +247,7 @@ class SearchCore:
         self._running -= one.status is TrialStatus.RUNNING
         self._queues.out(one.number)
         self._stopping.pop(one.number, None)
-        one.status, one.why = status, sys.intern(ruling.why)  # many end for the same reason: it is kept once
+        one.status, one.why = status, self._whys.setdefault(ruling.why, ruling.why)
         failed = status is TrialStatus.ERROR or one.score != one.score
         self._searcher.tell(one.number, None if failed else one.score)
         if told:
