@@ -164,8 +164,12 @@ def syne_trivial(trials: int) -> float:
     from syne_tune.optimizer.baselines import RandomSearch
 
     logging.getLogger("syne_tune").setLevel(logging.ERROR)
-    script = Path(__file__).with_name("syne_trial.py")
-    with tempfile.TemporaryDirectory(prefix="uneven-search-") as folder, contextlib.redirect_stdout(sys.stderr):
+    script = Path(__file__).resolve().with_name("syne_trial.py")
+    with (
+        tempfile.TemporaryDirectory(prefix="uneven-search-") as folder,
+        contextlib.chdir(folder),  # it leaves a file where it is started
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         os.environ["SYNETUNE_FOLDER"] = folder  # else it writes into the home directory
         tuner = Tuner(
             trial_backend=LocalBackend(str(script)),
