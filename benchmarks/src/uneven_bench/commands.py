@@ -322,12 +322,8 @@ def fleet(quick: Quick = False, json: Json = False, data: Data = "digits") -> No
 def search(
     quick: Quick = False,
     json: Json = False,
-    data: Annotated[
-        str | None, typer.Option("--data", help="digits or fashion-mnist, the latter by default with UNEVEN_DATA.")
-    ] = None,
-    case: Annotated[
-        str | None, typer.Option("--case", metavar="NAME", help="overhead, decisions, real or unequal alone.")
-    ] = None,
+    data: Data = "fashion-mnist" if "UNEVEN_DATA" in os.environ else "digits",
+    case: Annotated[str | None, typer.Option("--case", help="overhead, decisions, real or unequal alone.")] = None,
 ) -> None:
     """A search of settings against Ray Tune and Optuna.
 
@@ -340,7 +336,6 @@ def search(
 
     if case not in (None, "overhead", "decisions", "real", "unequal"):
         raise UnknownNameError("case", case, ("overhead", "decisions", "real", "unequal"))
-    data = data or ("fashion-mnist" if os.environ.get("UNEVEN_DATA") else "digits")
     _find(data)
     show(lambda told: run(quick, data, told, case), tables, json)
 
