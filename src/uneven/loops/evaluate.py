@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ from uneven.errors import ConfigError, DataError
 
 Found = float | Tensor | Mapping[str, float | Tensor]
 """What is counted over a batch."""
+
+Kinds = dict[str, tuple[list[int], bool]]
+"""Names of totals: their shapes, and whether they are whole numbers."""
 
 _AHEAD = 2
 """A batch is at most this part of what a worker would still get if all went on as fast."""
@@ -91,23 +94,45 @@ class EvaluatedTotals:
         """Names, shapes and kinds, for a worker that has had no batch."""
         return json.dumps({name: (one.shape, self.whole[name]) for name, one in self.sums.items()})
 
-    def over_all(self, texts: list[str], add_up: Callable[[Tensor], None]) -> Any:
+    def flat(self, kinds: Kinds) -> Tensor:
+        """One axis, the same on every worker, and one number more, as some have no totals."""
+        empty = {name: torch.zeros(shape, dtype=torch.float64) for name, (shape, _) in kinds.items()}
+        whole = [self.sums.get(name, zeros).reshape(-1) for name, zeros in empty.items()]
+        return torch.cat([torch.zeros(1, dtype=torch.float64), *whole])
+
+    @classmethod
+    def of(cls, flat: Tensor, kinds: Kinds) -> EvaluatedTotals:
+        """Inverse of :meth:`flat`."""
+        pieces = flat[1:].split([math.prod(shape) for shape, _ in kinds.values()])
+        found = cls()
+        found.sums = {
+            name: piece.reshape(shape) for piece, (name, (shape, _)) in zip(pieces, kinds.items(), strict=True)
+        }
+        found.whole = {name: exact for name, (_, exact) in kinds.items()}
+        return found
+
+    def add_all(self, other: EvaluatedTotals) -> None:
+        """Those of another part of the data set."""
+        self.whole |= other.whole
+        for name, one in other.sums.items():
+            self.sums[name] = self.sums[name] + one if name in self.sums else one
+
+    def as_given(self) -> Any:
+        """As the function returned them."""
+        found = {name: _as_given(one, self.whole[name]) for name, one in self.sums.items()}
+        return found[_SINGLE] if [*found] == [_SINGLE] else found
+
+    def over_all(self, texts: list[str], add_up: Callable[[Tensor], Any]) -> Any:
         """Everybody's totals, as the function returned them.
 
         Args:
             texts: everybody's :meth:`describe`.
             add_up: replaces a tensor by its sum over all workers.
         """
-        kinds: dict[str, Any] = next((found for text in texts if (found := json.loads(text))), {})
-        flat = [self.sums.get(name, torch.zeros(shape, dtype=torch.float64)) for name, (shape, _) in kinds.items()]
-        whole = torch.cat([one.reshape(-1) for one in flat]) if flat else torch.zeros(0, dtype=torch.float64)
-        add_up(whole)
-        pieces = whole.split([one.numel() for one in flat])
-        found = {
-            name: _as_given(piece.reshape(shape), exact)
-            for piece, (name, (shape, exact)) in zip(pieces, kinds.items(), strict=True)
-        }
-        return found[_SINGLE] if [*found] == [_SINGLE] else found
+        kinds: Kinds = next((found for text in texts if (found := json.loads(text))), {})
+        flat = self.flat(kinds)
+        add_up(flat)
+        return EvaluatedTotals.of(flat, kinds).as_given()
 
 
 def _as_given(total: Tensor, whole: bool) -> float | int | Tensor:
@@ -133,7 +158,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             layer.training = training
 
 
-def batches_of(dataset: Any, positions: TakenPositions, options: dict[str, Any]) -> DataLoader[Any]:
+def batches_of(dataset: Any, positions: Iterable[list[int]], options: dict[str, Any]) -> DataLoader[Any]:
     """This worker's batches.
 
     Raises:

@@ -14,6 +14,7 @@ from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.errors import ConfigError
 from uneven.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
+from uneven.loops.mended import MendedEvaluation
 from uneven.loops.passes import in_passes
 from uneven.loops.together import PieceTaker
 from uneven.registry import describe
@@ -160,8 +161,9 @@ class OverAll:
             found = session.evaluate(count, held_out)         # on every worker
             print(found["loss"] / found["samples"])
 
-        Each sample is used once. The model is the one of :meth:`evaluated`, in evaluation mode, without gradients.
-        All workers call it at the same place, inside of a loop or outside; its time belongs to no iteration.
+        Each sample counts once, also where a worker of an elastic run is lost in it. The model is the one of
+        :meth:`evaluated`, in evaluation mode, without gradients. All workers call it at the same place, inside of a
+        loop or outside; its time belongs to no iteration.
 
         Args:
             fn: a batch → a number, a tensor, or a dictionary of them: sums over the batch.
@@ -174,32 +176,32 @@ class OverAll:
             others are taken in float64, in an order that depends on who was free.
 
         Raises:
-            ConfigError: before ``setup``; where workers do not meet (``asp``, elastic runs); no batch size is known;
-                each worker holds a part of the model.
+            ConfigError: before ``setup``; where workers do not meet (``asp``), or before a worker that joins an elastic
+                run is in it; no batch size is known; each worker holds a part of the model.
             DataError: the data set has no index, or ``fn`` returned something else.
             PeerError: somebody did not come.
         """
         length, size = check_evaluated(dataset), self._batch_size(batch_size)
         self._loop.gradients.check_apart("session.evaluate")
         self._open()
-        if self._loop.context.elastic is not None:
-            raise ConfigError(
-                "session.evaluate in an elastic run: what a worker had counted that is lost in it would be missing; "
-                "evaluate on session.rank 0, inside of session.evaluated(), or leave --elastic out"
-            )
-        run, rank = self._loop.parts.run, self._loop.context.rank
+        run, context, meter = self._loop.parts.run, self._loop.context, self._loop.reports.books.meter
         assert run is not None
-        shares = self._loop.current_shares()
-        part = shares[rank] / sum(shares) if shares else 1.0 / len(run.members)
-        self._evaluations += 1
-        key, store = f"evaluate/{self._evaluations}", self._counters()
-        positions = TakenPositions(lambda n: store.add(key, n) - n, length, max(1, round(size * part)), part)
-        totals, meter = EvaluatedTotals(), self._loop.reports.books.meter
+        shares, members = self._loop.current_shares(), context.members
+        part = shares[context.place] / sum(shares) if len(shares) == len(members) else 1.0 / len(members)
+        most = max(1, round(size * part))
+        if context.elastic is not None:
+            context.elastic.check_in("session.evaluate")
         with meter.aside(), self._loop.evaluated(), evaluating(run.model):
-            for batch in batches_of(dataset, positions, dataloader):
+            if context.elastic is not None:
+                mended = MendedEvaluation(context.elastic.recovery, length, most, part, self._sum)
+                return mended.over_all(lambda positions: batches_of(dataset, positions, dataloader), fn)
+            self._evaluations += 1
+            key, store, totals = f"evaluate/{self._evaluations}", self._counters(), EvaluatedTotals()
+            for batch in batches_of(
+                dataset, TakenPositions(lambda n: store.add(key, n) - n, length, most, part), dataloader
+            ):
                 totals.add(fn(batch))
-            texts = self._loop.context.connection.transport.gather_text(totals.describe())
-            return totals.over_all([*texts], self._sum)
+            return totals.over_all([*context.connection.transport.gather_text(totals.describe())], self._sum)
 
     def _counters(self) -> SessionStore:
         """Where the counters of all workers lie."""
@@ -257,8 +259,8 @@ class OverAll:
             self._line = run.lines.open("session")
         return self._line
 
-    def _sum(self, flat: Tensor) -> None:
+    def _sum(self, flat: Tensor) -> tuple[int, ...]:
         line = self._open()
         if self._counted is not None:  # one exchange after the other, where they may have to be made again
             self._counted.settle()
-        line.sum(flat).wait()
+        return line.sum(flat).wait()

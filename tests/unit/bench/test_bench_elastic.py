@@ -192,7 +192,7 @@ def merging() -> tuple[list[WorkerLog], list[MergeLog]]:
 def test_the_samples_of_a_merge_are_those_of_who_is_in_it() -> None:
     wrote, books = merging()
     found = merges.merged(wrote, books)
-    assert [step.ids for step in merges.history(found)] == [
+    assert [step.ids for step in merges.history(found, merges.in_the_end(found, books, (10, 12)))] == [
         (0, 1, 2, 3, 4, 5, 6), (4, 5, 0, 7, 8, 9, 10, 11), (6, 7, 8, 9, 10, 11, 2, 3)
     ]  # fmt: skip
     assert merges.held(books, (10, 12)) == {one.number: [one] for one in books[0].merges}
@@ -209,6 +209,32 @@ def test_who_dies_right_after_a_merge_does_not_say_who_was_in_it() -> None:
     other = replace(books[2], merges=(alone,))
     held = merges.held([books[0], dead, other], (10, 12))
     assert len(held[2]) == 2, "two that went on from it"
+
+
+def test_what_a_group_was_lost_with_is_in_no_model() -> None:
+    """0 and 1 meet, and 2 and 3. Both of these die: what is left of theirs is what 0 and 1 had of them before."""
+    wrote = [log(10 + one, [LoggedStep(0.1, 0, 0, (one,)), LoggedStep(0.2, 1, 0, (4 + one,))],
+                 digest="x" * (one < 2)) for one in range(4)]  # fmt: skip
+    first, second = ((0, 2), (1, 3)), ((0, 1), (2, 3))
+    books = []
+    for one in range(4):
+        group = [next(those for those in groups if one in those) for groups in (first, second)]
+        mine = [LoggedMerge(0, 1, (0, 1, 2, 3), str(group[0]), first, group[0]),
+                LoggedMerge(1, 2, (0, 1, 2, 3), str(group[1]), second, group[1])]  # fmt: skip
+        lines = [merges.first_line(10 + one, one, 0, -1), *map(merges.merge_line, mine)]
+        books.append(book := merges.read([f"{line}\n" for line in lines]))
+        assert book.merges == tuple(mine)
+    assert all(len(those) == 1 for those in merges.held(books, (10, 11, 12, 13)).values())
+    found = merges.merged(wrote, books)
+    assert merges.in_the_end(found, books, (10, 11)) == {(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1)}
+    assert [step.ids for step in merges.history(found, {(2, 0), (1, 1)})] == [(2,), (5,)]
+    both = replay_merges(SMALL, "shuffle:ma:every=1", wrote, books, found)
+    assert error(both[10], both[11]) == 0.0
+    wrong = [replace(one, merges=(replace(one.merges[0], groups=second), one.merges[1])) for one in books]
+    other = replay_merges(SMALL, "shuffle:ma:every=1", wrote, wrong, merges.merged(wrote, wrong))
+    assert error(both[10], other[10]) > 1e-6
+    odd = [replace(books[0], merges=(replace(books[0].merges[0], digest="?"), books[0].merges[1])), *books[1:]]
+    assert len(merges.held(odd, (10, 11, 12, 13))[0]) == 2, "two of one group hold different things"
 
 
 def test_a_replay_of_merges_finds_a_replica_that_was_not_in_one() -> None:

@@ -47,10 +47,15 @@ class MergeBook:
         self._enter(at)
 
     def _ends(self, contributors: tuple[int, ...]) -> Any:
-        number = self._recovery.exchanges
+        number, at = self._recovery.exchanges, self._recovery.at
+        assert at is not None
+        groups = () if at.groups is None else at.groups(self._recovery.by, contributors)
+        group = next((one for one in groups if self._session.worker in one), contributors)
         pieces = self._complete(contributors)
         self.digest = hashlib.sha256(pieces[0].sum.numpy().tobytes()).hexdigest()
-        self._log.write(merges.merge_line(LoggedMerge(number, self._worker.step, contributors, self.digest)) + "\n")
+        if at.settles >= 0:  # else a mean that is shown, and that nobody goes on from
+            merge = LoggedMerge(number, self._worker.step, contributors, self.digest, groups, group)
+            self._log.write(merges.merge_line(merge) + "\n")
         if self._under_way is not None:
             self._under_way.__exit__(None, None, None)
             self._under_way = None

@@ -107,7 +107,7 @@ RANDOM_FAULTS = 250
 """Of one seed: they take some eight minutes."""
 
 POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean", "bmuf:every={},momentum=0.5",
-            "diloco:every={}")  # fmt: skip
+            "diloco:every={}", "shuffle:ma:every={}")  # fmt: skip
 """Of which each random case plays all, in an order and with a number of steps that are drawn."""
 
 _EVERY = (2, 8)

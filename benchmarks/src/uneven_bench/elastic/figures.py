@@ -64,6 +64,7 @@ def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: st
     ended = [log.pid for log in played.logs if log.digest]
     merged = merges.merged(played.logs, books)
     apart = [number for number, those in merges.held(books, ended).items() if len(those) > 1]
+    kept = merges.history(merged, merges.in_the_end(merged, books, ended))
     steps = logs.history(played.logs)
     hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
     moments = judge.progress(played.logs, hurt)
@@ -73,7 +74,7 @@ def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: st
         replayed = max(error(torch.load(folder / f"weights-{pid}.pt"), wanted[pid]) for pid in ended)
     return JudgedRun(
         played=played,
-        ledger=judge.ledger(merges.history(merged), workload.samples, workload.global_batch),
+        ledger=judge.ledger(kept, workload.samples, workload.global_batch),
         pauses_s=tuple(judge.pause_s(moments, event.at_s, event.until_s) for event in played.events),
         step_s=judge.step_s(moments),
         steps=len(steps),

@@ -8,7 +8,7 @@ the run believes. That the belief is right, the replay says: it comes to other p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
@@ -23,12 +23,21 @@ class LoggedMerge:
         upto: how many steps the parameters had taken.
         workers: whose replicas are in it.
         digest: of what came of it.
+        groups: of these workers, each of which has merged among itself; none where all have.
+        group: of these, that of who wrote it down.
     """
 
     number: int
     upto: int
     workers: tuple[int, ...]
     digest: str
+    groups: tuple[tuple[int, ...], ...] = ()
+    group: tuple[int, ...] = ()
+
+    def agrees(self, other: LoggedMerge) -> bool:
+        """Whether two workers hold the same of it; what came of it is the same within a group."""
+        same = (self.upto, self.workers, self.groups) == (other.upto, other.workers, other.groups)
+        return same and (self.digest == other.digest or self.group != other.group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +63,7 @@ def first_line(pid: int, worker: int, since: int, donor: int) -> str:
 
 def merge_line(merge: LoggedMerge) -> str:
     """A merge."""
-    return json.dumps([merge.number, merge.upto, merge.workers, merge.digest])
+    return json.dumps([merge.number, merge.upto, merge.workers, merge.digest, merge.groups, merge.group])
 
 
 def read(lines: Iterable[str]) -> MergeLog | None:
@@ -63,7 +72,10 @@ def read(lines: Iterable[str]) -> MergeLog | None:
     if not whole:
         return None
     (pid, worker, since, donor), *rest = whole
-    merges = (LoggedMerge(number, upto, tuple(workers), digest) for number, upto, workers, digest in rest)
+    merges = (
+        LoggedMerge(number, upto, tuple(workers), digest, tuple(map(tuple, groups)), tuple(group))
+        for number, upto, workers, digest, groups, group in rest
+    )
     return MergeLog(pid=pid, worker=worker, since=since, donor=donor, merges=tuple(merges))
 
 
@@ -79,7 +91,7 @@ def held(books: Sequence[MergeLog], ended: Iterable[int]) -> dict[int, list[Logg
     for book in books:
         for merge in book.merges if book.pid in through else book.merges[:-1]:
             those = found.setdefault(merge.number, [])
-            if merge not in those:
+            if not any(map(merge.agrees, those)):
                 those.append(merge)
     return dict(sorted(found.items()))
 
@@ -109,12 +121,41 @@ def merged(logs: Sequence[WorkerLog], books: Sequence[MergeLog]) -> list[MergedS
     return found
 
 
-def history(all_merged: Sequence[MergedSteps]) -> list[LoggedStep]:
-    """The merges as steps of the run: which samples each holds, one for each epoch."""
+def in_the_end(
+    all_merged: Sequence[MergedSteps], books: Sequence[MergeLog], ended: Iterable[int]
+) -> set[tuple[int, int]]:
+    """Worker and number of each step that is in the replica of any worker which came to its end.
+
+    Where workers merge in groups, what one has learnt may be lost with the last that holds it.
+
+    Args:
+        ended: processes that came to their end.
+    """
+    holds: dict[int, frozenset[tuple[int, int]]] = {}
+    for one in all_merged:
+        for book in sorted(books, key=lambda book: book.worker):
+            if book.donor >= 0 and book.since == one.merge.number:
+                holds[book.worker] = holds.get(book.donor, frozenset())
+        for group in one.merge.groups or (one.merge.workers,):
+            own = {(worker, step.number) for worker in group for step in one.steps[worker]}
+            together = frozenset(own).union(*(holds.get(worker, ()) for worker in group))
+            holds.update(dict.fromkeys(group, together))
+    through = set(ended)
+    return set().union(*(holds.get(book.worker, ()) for book in books if book.pid in through))
+
+
+def history(all_merged: Sequence[MergedSteps], kept: Collection[tuple[int, int]]) -> list[LoggedStep]:
+    """The merges as steps of the run: which samples each holds, one for each epoch.
+
+    Args:
+        kept: worker and number of the steps that count.
+    """
     found: list[LoggedStep] = []
     for one in all_merged:
         epochs: dict[int, LoggedStep] = {}
-        for step in (step for steps in one.steps.values() for step in steps):
+        for worker, step in ((worker, step) for worker, steps in one.steps.items() for step in steps):
+            if (worker, step.number) not in kept:
+                continue
             known = epochs.get(step.epoch, LoggedStep(0.0, one.merge.number, step.epoch, ()))
             epochs[step.epoch] = replace(known, at_s=max(known.at_s, step.at_s), ids=(*known.ids, *step.ids))
         found += epochs.values()

@@ -84,15 +84,11 @@ def replay_merges(
     kept: Any = merge.begin(next(iter(workers.values())).read())
     for one in merged:
         _join(workers, books, one.merge.number)
-        total, weights_ = torch.zeros_like(next(iter(workers.values())).read()), 0.0
         for worker, steps in one.steps.items():
             for step in steps:
                 workers[worker].step(step.ids)
-            weight = max(merge.weight(workers[worker].samples), _LEAST)
-            total, weights_ = total + weight * workers[worker].read(), weights_ + weight
-        kept, outcome = merge.combine(kept, total / weights_, weights_)
-        for worker in one.steps:
-            workers[worker].write(outcome)
+        for group in one.merge.groups or (one.merge.workers,):
+            kept = _merge_group(merge, kept, [workers[worker] for worker in group])
     last = merged[-1].merge if merged else None
     _join(workers, books, 0 if last is None else last.number + 1)
     found = {}
@@ -104,6 +100,17 @@ def replay_merges(
                 own.step(step.ids)
         found[log.pid] = list(weights(own.model))
     return found
+
+
+def _merge_group(merge: Merge, kept: Any, those: Sequence[ReplayedWorker]) -> Any:
+    total, weights_ = torch.zeros_like(those[0].read()), 0.0
+    for one in those:
+        weight = max(merge.weight(one.samples), _LEAST)
+        total, weights_ = total + weight * one.read(), weights_ + weight
+    kept, outcome = merge.combine(kept, total / weights_, weights_)
+    for one in those:
+        one.write(outcome)
+    return kept
 
 
 def _join(workers: dict[int, ReplayedWorker], books: Sequence[MergeLog], number: int) -> None:

@@ -19,7 +19,7 @@ from uneven.core.membership import Generation, Members, told
 from uneven.core.records import MembershipRecord
 from uneven.data.order import Portion
 from uneven.data.returned import Returned
-from uneven.errors import PeerError, TrainingError
+from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.journal import LEFT
 from uneven.run.elastic import parcel
 from uneven.run.elastic.carrier import ElasticCarrier
@@ -328,6 +328,17 @@ class Elastic:
                 new = None
             except Broken:
                 continue
+
+    def check_in(self, what: str) -> None:
+        """
+        Raises:
+            ConfigError: this worker joins later, and the others have not let it in yet.
+        """
+        if not self._in:
+            raise ConfigError(
+                f"{what} on worker {self.membership.worker}, which joins the run and is not in it yet: ask for "
+                f"loader.epoch before, and call it where the others do, in the loop or at the end of an epoch"
+            )
 
     def _waits(self, waited_s: float) -> None:
         if 1.0 <= waited_s < 2.0:

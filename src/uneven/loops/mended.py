@@ -1,0 +1,126 @@
+"""A shared evaluation in an elastic run: what a worker had counted that is lost in it is counted again by the others.
+
+Every worker takes its batches from a counter in the store and writes down there what it has taken. When the counter is
+at its end, all add up. Whose totals are in the sum is the same for all, so all know alike which samples nobody has
+counted: these are handed out in another round, until none are left.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from uneven.core.membership import Members
+from uneven.data.returned import Run, runs
+from uneven.errors import PeerError
+from uneven.loops.evaluate import EvaluatedTotals, Found, Kinds, TakenPositions
+from uneven.run.elastic.recovery import Recovery
+
+Batches = Callable[[Iterable[list[int]]], Iterable[Any]]
+
+_LOOK_EVERY_S = 0.002
+
+
+class MendedEvaluation:
+    """One evaluation, as one worker takes part in it; all begin it at the same exchange.
+
+    Args:
+        recovery: who takes part, and how many exchanges they have made, which is the same on all.
+        length: samples of the data set.
+        most: in a batch of this worker.
+        part: of all work that this worker does, as far as is known: 0 … 1.
+        add_up: replaces a tensor by its sum over the members; whose tensors are in it.
+    """
+
+    def __init__(
+        self, recovery: Recovery, length: int, most: int, part: float, add_up: Callable[[Tensor], Members]
+    ) -> None:
+        self._membership, self._key = recovery.membership, f"evaluate/{recovery.exchanges}"
+        self._left: list[Run] = [(0, length)]
+        self._most, self._part = most, part
+        self._add_up = add_up
+        self._round = 0
+
+    def over_all(self, batches: Batches, fn: Callable[[Any], Found]) -> Any:
+        """Everybody's totals, as ``fn`` returns them.
+
+        Args:
+            batches: lists of positions → the batches.
+
+        Raises:
+            PeerError: too few are left; or one that is alive does not come within the time-out.
+        """
+        whole = EvaluatedTotals()
+        while self._left:
+            self._round += 1
+            whole.add_all(self._one_round(batches, fn))
+        return whole.as_given()
+
+    def _one_round(self, batches: Batches, fn: Callable[[Any], Found]) -> EvaluatedTotals:
+        board, key = self._membership.board, f"{self._key}/{self._round}"
+        length = sum(last - first for first, last in self._left)
+        taken: list[int] = []
+
+        def positions() -> Iterator[list[int]]:
+            for own in TakenPositions(lambda n: board.count(key, n) - n, length, self._most, self._part):
+                taken.extend(own)
+                yield positions_in(self._left, own)
+
+        totals = EvaluatedTotals()
+        for batch in batches(positions()):
+            totals.add(fn(batch))
+        if totals.sums:
+            board.write_once(f"{key}/kinds", totals.describe())
+        board.write(f"{key}/{self._membership.worker}", json.dumps(runs(taken)))
+        kinds = self._kinds(key)
+        flat = totals.flat(kinds)
+        contributors = self._add_up(flat)
+        counted = [run for one in contributors for run in json.loads(board.look(f"{key}/{one}") or "[]")]
+        self._left = without(self._left, counted)
+        return EvaluatedTotals.of(flat, kinds)
+
+    def _kinds(self, key: str) -> Kinds:
+        """Of the totals, as soon as somebody has any; none where nobody that is left has."""
+        board, timeout_s = self._membership.board, self._membership.timeout_s
+        until_s = time.monotonic() + timeout_s
+        while True:
+            open_ = [one for one in self._membership.members if board.look(f"{key}/{one}") is None]
+            open_ = sorted({*open_} - {*board.dead(open_)})
+            kinds = board.look(f"{key}/kinds")  # looked at last: who is gone by now has written its own before
+            if kinds is not None or not open_:
+                found: Kinds = json.loads(kinds or "{}")
+                return found
+            if time.monotonic() > until_s:
+                board.miss(open_, "the evaluation")
+                raise PeerError(
+                    f"session.evaluate: worker {', '.join(map(str, open_))} did not come to the end of it within "
+                    f"{timeout_s:g} s; one that is only slow needs a larger timeout_s"
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+
+def positions_in(left: list[Run], places: Sequence[int]) -> list[int]:
+    """The positions at these places of what is left, one run after the other."""
+    found, before, wanted = [], 0, list(places)
+    for first, last in left:
+        while wanted and wanted[0] < before + last - first:
+            found.append(first + wanted.pop(0) - before)
+        before += last - first
+    return found
+
+
+def without(left: list[Run], counted: Iterable[Sequence[int]]) -> list[Run]:
+    """What remains of ``left`` when these runs of its places are taken out."""
+    length = sum(last - first for first, last in left)
+    gaps, place = [], 0
+    for first, last in sorted(map(tuple, counted)):
+        if first > place:
+            gaps.append((place, first))
+        place = max(place, last)
+    if place < length:
+        gaps.append((place, length))
+    return [run for first, last in gaps for run in runs(positions_in(left, range(first, last)))]
