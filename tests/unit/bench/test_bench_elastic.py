@@ -242,6 +242,8 @@ def test_a_replay_of_merges_finds_a_replica_that_was_not_in_one() -> None:
     found = replay_merges(SMALL, "ma:every=2", wrote, books, merges.merged(wrote, books))
     assert set(found) == {10, 12}
     assert error(found[10], found[12]) > 1e-6, "2 has taken one more step"
+    other = replay_merges(SMALL, "ma:every=2", wrote, books, merges.merged(wrote, books), backwards=True)
+    assert error(found[10], other[10]) < 1e-12
     wrong = [replace(one, merges=tuple(replace(it, workers=(0,)) if it.number == 1 else it for it in one.merges))
              for one in books]  # fmt: skip
     assert error(found[10], replay_merges(SMALL, "ma:every=2", wrote, wrong, merges.merged(wrote, wrong))[10]) > 1e-6

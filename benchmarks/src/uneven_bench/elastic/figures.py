@@ -28,6 +28,8 @@ class JudgedRun:
         wrong: what must not be, in words.
         replay_error: see :func:`uneven_bench.elastic.replay.error`; None where nothing was replayed.
         sync: the policy, where it is ours.
+        replay_rounding: how far two replays are apart that add the replicas of each merge up in opposite orders, by the
+            same measure: what rounding alone becomes. None where no merges were replayed.
     """
 
     played: Played
@@ -38,6 +40,7 @@ class JudgedRun:
     wrong: tuple[str, ...]
     replay_error: float | None
     sync: str = "bsp"
+    replay_rounding: float | None = None
 
 
 def of(played: Played, workload: CountedWorkload, folder: Path, sync: str = "bsp") -> JudgedRun:
@@ -68,10 +71,12 @@ def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: st
     steps = logs.history(played.logs)
     hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
     moments = judge.progress(played.logs, hurt)
-    replayed = None
+    replayed = rounding = None
     if workload.double and played.over and ended:
         wanted = replay_merges(workload, sync, played.logs, books, merged)
         replayed = max(error(torch.load(folder / f"weights-{pid}.pt"), wanted[pid]) for pid in ended)
+        other = replay_merges(workload, sync, played.logs, books, merged, backwards=True)
+        rounding = max(error(other[pid], wanted[pid]) for pid in ended)
     return JudgedRun(
         played=played,
         ledger=judge.ledger(kept, workload.samples, workload.global_batch),
@@ -81,6 +86,7 @@ def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: st
         wrong=tuple(f"{sync}: {one}" for one in _wrong(played, steps, apart, "merges")),
         replay_error=replayed,
         sync=sync,
+        replay_rounding=rounding,
     )
 
 
@@ -141,7 +147,7 @@ def told(runs: Sequence[JudgedRun]) -> dict[str, Any]:
 def _policy(run: JudgedRun) -> dict[str, Any]:
     hurt = sum(bool(event.victims) for event in run.played.events)
     told = {"sync": run.sync, "faults": hurt, "lost": run.ledger.lost, "twice": run.ledger.twice}
-    return told | {"replay_error": run.replay_error}
+    return told | {"replay_error": run.replay_error, "replay_rounding": run.replay_rounding}
 
 
 def _event(event: FaultEvent, pause_s: float) -> dict[str, Any]:

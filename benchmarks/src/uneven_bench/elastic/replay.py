@@ -76,9 +76,14 @@ class ReplayedWorker:
 
 def replay_merges(
     workload: CountedWorkload, sync: str, logs: Sequence[WorkerLog], books: Sequence[MergeLog],
-    merged: Sequence[MergedSteps],
+    merged: Sequence[MergedSteps], *, backwards: bool = False,
 ) -> dict[int, list[torch.Tensor]]:  # fmt: skip
-    """Process → its parameters in the end, of those that came to it: the same steps and merges in one process."""
+    """Process → its parameters in the end, of those that came to it: the same steps and merges in one process.
+
+    Args:
+        backwards: whether the replicas of a merge are added up from the last worker to the first, which is the same but
+            for rounding.
+    """
     merge = _merge(sync)
     workers = {book.worker: ReplayedWorker(workload) for book in books if book.donor < 0}
     kept: Any = merge.begin(next(iter(workers.values())).read())
@@ -88,7 +93,8 @@ def replay_merges(
             for step in steps:
                 workers[worker].step(step.ids)
         for group in one.merge.groups or (one.merge.workers,):
-            kept = _merge_group(merge, kept, [workers[worker] for worker in group])
+            those = [workers[worker] for worker in group]
+            kept = _merge_group(merge, kept, those[::-1] if backwards else those)
     last = merged[-1].merge if merged else None
     _join(workers, books, 0 if last is None else last.number + 1)
     found = {}
