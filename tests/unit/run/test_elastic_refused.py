@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from uneven.balance import balancers
 from uneven.config import RunConfig
 from uneven.errors import ConfigError
 from uneven.run.checks import refuse_elastic
+from uneven.run.elastic.carrier import refuse_model
 from uneven.sync import policies
 from uneven.world import Elastic
 
@@ -65,3 +67,17 @@ def test_other_reasons() -> None:
         refuse("bsp", threads=2)
     with pytest.raises(ConfigError, match="more than 64 workers"):
         refuse("bsp", run=Elastic(least=1, most=65, silence_s=10.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), "SyncBatchNorm, which torch has for accelerators only"),
+        (nn.Embedding(3, 2, sparse=True), "sparse gradients"),
+        (nn.Linear(2, 2).half(), "parameters of type torch.float16"),
+        (nn.Linear(2, 2, device="meta"), "a model on an accelerator"),
+    ],
+)
+def test_models_that_are_not_carried(model: nn.Module, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        refuse_model(model, [*model.parameters()])

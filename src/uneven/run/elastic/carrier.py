@@ -60,7 +60,7 @@ class ElasticCarrier(GradientCarrier):
             ConfigError: the model cannot be carried while members come and go.
         """
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        _refuse(model, self._parameters)
+        refuse_model(model, self._parameters)
         self._bucket_cap_mb, self._unused = bucket_cap_mb, find_unused_parameters
         self._wrap(model, find_unused_parameters, bucket_cap_mb, alone())
         self._statistics = BatchStatistics.of(model)
@@ -169,7 +169,7 @@ def _one() -> float:
     return 1.0
 
 
-def _refuse(model: nn.Module, parameters: list[nn.Parameter]) -> None:
+def refuse_model(model: nn.Module, parameters: list[nn.Parameter]) -> None:
     """What is not carried while members come and go.
 
     Raises:
