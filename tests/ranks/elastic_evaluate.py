@@ -41,6 +41,7 @@ def main(folder: Path) -> None:
         optimizer.zero_grad()
         if number == 3:
             break
+    (folder / f"{session.worker}.mean").write_text(str(net[1].running_mean.tolist()))
     recovery = session._loop.context.elastic.recovery
     batches = 0
 

@@ -24,6 +24,7 @@ def test_what_a_lost_worker_had_counted_is_counted_again(tmp_path: Path) -> None
     ) as it:
         said = it.communicate(100)[1]
     assert it.returncode == 0, said
+    assert len({(tmp_path / f"{one}.mean").read_text() for one in range(3)}) == 1, "batch norm's, in training"
     found: dict[str, Any] = json.loads((tmp_path / "0.json").read_text())
     assert found["workers"] == 1
     assert found["seen"] == [[1], [1]]

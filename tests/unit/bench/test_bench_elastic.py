@@ -281,7 +281,8 @@ def test_a_seed_makes_the_faults_and_turns_share_them_out() -> None:
     }  # fmt: skip
     assert {one.victims for one in whole.faults} == {1, 2}
     syncs = cases.case(cases.RANDOM, 5, False).syncs
-    assert sorted(one.partition(":")[0] for one in syncs) == ["blocks", "bmuf", "bsp", "diloco", "local", "ma"]
+    names = "blocks bmuf bsp diloco local ma shuffle"
+    assert sorted(one.partition(":")[0] for one in syncs) == names.split()
     assert sum(len(part) for _, part in cases.turns(cases.case(cases.RANDOM, 5, False))) == cases.RANDOM_FAULTS
     assert [cases.steps_apart(one) for one in ("bsp", "blocks:every=5,merge=mean")] == [1, 5]
     played = cases.turns(whole)

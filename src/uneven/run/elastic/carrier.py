@@ -93,6 +93,9 @@ class ElasticCarrier(GradientCarrier):
             torch.autograd.Variable._execution_engine.queue_callback(self._land)
         return lane.result
 
+    def _share(self, statistics: BatchStatistics, weight: float) -> None:
+        """They come behind the gradients, so that they are exchanged anew with these."""
+
     def _count(self, turn: Turn, exchanged: bool) -> None:
         super()._count(turn, exchanged)
         if turn.exchanging and all(one.iteration != turn.iteration for one in self._passes):

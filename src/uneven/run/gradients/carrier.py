@@ -261,11 +261,15 @@ class GradientCarrier:
         exchanged = self._ddp.require_backward_grad_sync
         self._prepared |= exchanged
         if self._statistics is not None and exchanged and model.training:
-            self.traffic.sent_bytes += self._statistics.start(self.turn.weight)
+            self._share(self._statistics, self.turn.weight)
         if not on_entering(output, partial(self._entered, self.turn, exchanged)):
             # What the loss is made of is out of sight, so this pass's own backward pass is taken to come next.
             self._count(self.turn, exchanged)
         return output
+
+    def _share(self, statistics: BatchStatistics, weight: float) -> None:
+        """Begin to average batch norm's statistics, weighted so."""
+        self.traffic.sent_bytes += statistics.start(weight)
 
     def _entered(self, turn: Turn, exchanged: bool, gradient: torch.Tensor) -> None:
         """A backward pass has come to an output of the model, and has not added to any gradient yet."""
@@ -321,7 +325,7 @@ class GradientCarrier:
         self._ddp.reducer.prepare_for_backward([nothing] if self._ddp.find_unused_parameters else [])
         self._prepared = True
         if self._statistics is not None and self._ddp.module.training:
-            self.traffic.sent_bytes += self._statistics.start(weight)
+            self._share(self._statistics, weight)
         nothing.backward()
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
