@@ -224,7 +224,9 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             microbatch: most samples in one pass of :meth:`passes`, a number or "auto": what fits, as :meth:`profile`
                 measures it. Shares may be larger then.
             together: let :meth:`passes` finish each iteration together, for load that changes faster than forecasts.
-            dataloader: anything else that torch's ``DataLoader`` takes: ``num_workers``, ``collate_fn``, ``sampler``, …
+            dataloader: anything else that torch's ``DataLoader`` takes: ``num_workers``, ``collate_fn``, ``sampler``,
+                …; and with tables of :mod:`uneven.embedding`, ``ids``, a function of a batch, and ``ahead``, for how
+                many batches their rows are asked for before.
 
         Raises:
             DataError: the data set has neither length nor stream interface, or a keyword does not fit.

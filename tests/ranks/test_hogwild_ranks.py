@@ -80,5 +80,13 @@ def test_threads_of_several_workers_meet_as_planned(me: RankContext) -> None:
     assert sum(one.gap for one in beside.exchanges) == beside.agreement.clock, "every step is in one exchange"
     beside.session.close()
 
+    central = Run("shadow:easgd", threads=2)  # through the parameter server, ShadowSync's own case
+    assert sorted(all_of(central.epochs(3))) == sorted([*range(N)] * 3)
+    shown = central.shown()
+    assert (everybodys(shown) == shown).all()
+    assert {one.threads for one in central.exchanges} <= {2}
+    assert sum(one.gap for one in central.exchanges) == central.agreement.clock, "every step is in one exchange"
+    central.session.close()
+
     with pytest.raises(ConfigError, match=r"^sync = 'bsp' with threads = 2: .* use sync = 'local:every=8' or"):
         uneven.Session(sync="bsp", threads=2)

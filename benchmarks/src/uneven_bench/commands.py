@@ -13,6 +13,7 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.far_sites.command import far_sites
 from uneven_bench.graph.command import graph
 from uneven_bench.preconditioners.command import preconditioners
+from uneven_bench.recommendation.command import recommendation
 
 EXAMPLES = """\
 \b
@@ -446,4 +447,5 @@ def elastic(
 
 app.command("far-sites")(far_sites)
 app.command("preconditioners")(preconditioners)
+app.command("recommendation")(recommendation)
 app.command("graph")(graph)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -39,14 +39,25 @@ class IndexedSource(BatchSource):
         orders: those that ``sampler`` draws from.
         alike: what tells the costs of the samples from others.
         options: keywords for torch's ``DataLoader``.
+        ahead: batches that are read before they are handed out, beside those of reader processes.
+        read: called with each batch when it has been read.
     """
 
     def __init__(
-        self, dataset: Any, *, orders: EpochOrders, sampler: Sampler, alike: str, options: Mapping[str, Any]
+        self,
+        dataset: Any,
+        *,
+        orders: EpochOrders,
+        sampler: Sampler,
+        alike: str,
+        options: Mapping[str, Any],
+        ahead: int = 0,
+        read: Callable[[Any], object] = lambda batch: None,
     ) -> None:
         self._orders, self._sampler = orders, sampler
+        self._ahead, self._read = ahead, read
         self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
-        self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0)
+        self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0) + ahead
         self.reads_along = self._torch.num_workers == 0
         self.length, self.kind = orders.length, orders.kind
         self.batches = orders.batches
@@ -69,7 +80,7 @@ class IndexedSource(BatchSource):
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
         """Parts and this rank's batches, from ``cursor`` to the end of the epoch."""
         self._sampler.start(cursor)
-        for batch in self._torch:
+        for batch in _read_ahead(self._torch, self._ahead, self._read):
             yield self._sampler.drawn.popleft(), batch
 
     @property
@@ -105,6 +116,18 @@ class IndexedSource(BatchSource):
     def close(self) -> None:
         """Let torch's loader go, and its reader processes with it."""
         del self._torch
+
+
+def _read_ahead(batches: Iterable[Any], ahead: int, read: Callable[[Any], object]) -> Iterator[Any]:
+    """The batches, each when so many more have been read, or there are none."""
+    held: deque[Any] = deque()
+    for batch in batches:
+        if ahead:
+            read(batch)
+        held.append(batch)
+        if len(held) > ahead:
+            yield held.popleft()
+    yield from held
 
 
 class PlannedSampler:

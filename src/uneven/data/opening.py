@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch.utils.data import DataLoader
 
 from uneven.data.costs import SampleCosts
-from uneven.data.indexed import IndexedSource, PlannedSampler
+from uneven.data.indexed import IndexedSource, PlannedSampler, Sampler
 from uneven.data.order import Changing, EpochPlan, Portion, SplitSource, never
 from uneven.data.paced import PacedSampler, Positions
 from uneven.data.sampled import EpochOrders, SampledOrders, check_samplers
@@ -39,6 +39,8 @@ class LoaderOptions:
         batch_sampler: draws lists of at most ``batch_size`` indices; each is a global batch.
         cost: of each sample, an array, or a function of its index: batches are divided by it; see :mod:`.costs`.
         padded: a part costs its number of samples times the greatest cost among them, not the sum.
+        ahead: batches that are read before they are handed out, so that what they need can be asked for in time.
+        ids: what is to be asked for, of a batch.
         dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
             ``pin_memory``, ``prefetch_factor``, …), except ``in_order``.
 
@@ -58,6 +60,8 @@ class LoaderOptions:
     batch_sampler: Any = None
     cost: Any = None
     padded: bool = False
+    ahead: int = 0
+    ids: Callable[[Any], object] | None = None
     dataloader: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -77,6 +81,13 @@ class LoaderOptions:
                 raise UnknownNameError("keyword for the loader:", name, _PASSED)
         if self.lower < 1:
             raise DataError(f"lower = {self.lower}: a batch holds at least 1 sample")
+        if type(self.ahead) is not int or self.ahead < 0 or (self.ahead and self.ids is None):
+            raise DataError(
+                f"ahead = {self.ahead!r}: give a number of batches, 0 or more, and ids=, a function of a batch: what "
+                f"is to be asked for when it has been read"
+            )
+        if self.ahead and is_stream(self.dataset):
+            raise DataError(f"ahead = {self.ahead} of a stream: its batches are cut when they are handed out; use 0")
         if self.cost is None and self.padded:
             raise DataError("padded=True says how costs add up: give cost=, what each sample costs")
 
@@ -157,14 +168,21 @@ def _indexed(asked: LoaderOptions, division: Division, unused: Callable[[], Sequ
             usable=usable, lower=asked.lower, counter=division.counter, workers=division.workers,
             now=time.perf_counter, unused=unused,
         )  # fmt: skip
-        return IndexedSource(asked.dataset, orders=orders, sampler=paced, alike="", options=asked.dataloader)
+        return _read(asked, orders, paced, "")
     costs = None
     if asked.cost is not None:
         values = [asked.cost(index) for index in range(size)] if callable(asked.cost) else asked.cost
         costs = SampleCosts(values, size, padded=asked.padded)
     planned = PlannedSampler(plan=division.plan(asked), rank=division.rank, orders=orders, costs=costs)
     alike = "" if costs is None else costs.digest
-    return IndexedSource(asked.dataset, orders=orders, sampler=planned, alike=alike, options=asked.dataloader)
+    return _read(asked, orders, planned, alike)
+
+
+def _read(asked: LoaderOptions, orders: EpochOrders, sampler: Sampler, alike: str) -> IndexedSource:
+    return IndexedSource(
+        asked.dataset, orders=orders, sampler=sampler, alike=alike, options=asked.dataloader, ahead=asked.ahead,
+        read=asked.ids or (lambda batch: None),
+    )  # fmt: skip
 
 
 def _orders(asked: LoaderOptions, seed: int, size: int) -> EpochOrders:

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from uneven.embedding.client import AskedRows, TableStats
 from uneven.embedding.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
 from uneven.embedding.door import TableDoor
+from uneven.embedding.part import TablesPart
 from uneven.embedding.transfer import read_tables, write_table
 from uneven.errors import ConfigError
 
@@ -73,6 +74,7 @@ class EmbeddingBagCollection(nn.Module):
             raise ConfigError(f"wire={wire!r}: it is one of {', '.join(_WIDTHS)}")
         spec = TableSpec(tables_of(tables), optimizer or RowwiseAdagrad(), seed)
         self.door = TableDoor(spec, shards=shards, halves=wire == "bfloat16")
+        self.uneven_part = TablesPart(self.door)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -142,7 +144,7 @@ class EmbeddingBagCollection(nn.Module):
         """A copy has the same tables: threads train on them, and an evaluation reads them."""
         copied = type(self).__new__(type(self))
         nn.Module.__init__(copied)
-        copied.door = self.door
+        copied.door, copied.uneven_part = self.door, self.uneven_part
         copied.training = self.training
         memo[id(self)] = copied
         return copied

@@ -144,12 +144,16 @@ class TableClient:
         """How often a shard was found to have been started again."""
         return sum(link.restarts for link in self._links.values())
 
-    def close(self) -> None:
-        """End; the others no longer wait for this worker. Twice is fine."""
+    def leave(self) -> None:
+        """The others no longer wait for this worker, until it asks for something again."""
         with self._changed:
             for shard, link in self._links.items():
                 if link.life:
                     self.line.post(shard, [link.leave()])
+
+    def close(self) -> None:
+        """End. Twice is fine."""
+        self.leave()
         self.line.close()
 
     # ---------------------------------------------------------------- for the line

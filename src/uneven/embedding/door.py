@@ -95,6 +95,11 @@ class TableDoor:
         assert self.client is not None
         return self._shards
 
+    def leave(self) -> None:
+        """Nobody shall wait for this worker, until it asks for something again."""
+        if self._client is not None:
+            self._client.leave()
+
     def close(self) -> None:
         """End the conversation, and the shards that are here. The next question opens it again."""
         with self._opening:

@@ -139,10 +139,7 @@ def _bytes(table: Table, rows: int) -> int:
 
 def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_bytes: int | None) -> list[RowRange]:
     """The ranges of a table: one for each shard, by speed, where it is more than a shard's part of the cost or room."""
-    fair = max(speeds) / sum(speeds)
-    pieces = 1
-    if part > fair * 1.5 and len(speeds) > 1:  # cut in vain, a bag costs an answer from each
-        pieces = len(speeds)
+    pieces = len(speeds) if part * len(speeds) > 1.5 else 1  # cut in vain, a bag costs an answer from each
     if most_bytes is not None and _bytes(table, table.rows) > most_bytes:
         pieces = max(pieces, -(-_bytes(table, table.rows) // max(1, most_bytes // 2)))
     pieces = min(max(pieces, -(-table.rows // MOST_ROWS)), table.rows)

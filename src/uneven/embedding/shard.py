@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,14 @@ class KnownTrainer:
 
     Attributes:
         here: has been heard lately; None before it has greeted.
+        left: has said that nobody shall wait for it, and asked for nothing since.
         sequence: of its last update in the rows.
         met: flushes of all that it has come to.
         parked: its flush, which waits for the others.
     """
 
     here: bool | None = None
+    left: bool = False
     sequence: int = 0
     met: int = 0
     heard_s: float = 0.0
@@ -114,10 +116,11 @@ class TableShard:
             return [self._to(m, Say.WHO)]
         if m.table != self.holding.spec.fingerprint:
             raise Refused(Refusal.TABLE)
-        if m.kind is Say.LEAVE:
-            self._lose(trainer)
-            return self._wake()
         trainer.here = True
+        if m.kind is Say.LEAVE:
+            trainer.left = True
+            return self._wake()
+        trainer.left &= m.kind is Say.PING
         if m.kind is Say.LOOKUP:
             return [self._pooled(m, self.holding, trainer)]
         if m.kind in CHANGING:
@@ -159,7 +162,7 @@ class TableShard:
             return []
         if m.sequence > trainer.sequence + 1:
             self.counts["gaps"] += 1
-            return [self._to(m, Say.PONG, sequence=trainer.sequence)]
+            return [replace(self._to(m, Say.PONG, sequence=trainer.sequence), number=m.number + 1)]  # this one as well
         trainer.sequence = m.sequence  # whatever comes of it: it is not to be sent again
         given = [self._given(one, holding) for one in m.bags]
         optimizer = holding.spec.tables.optimizer
@@ -202,7 +205,7 @@ class TableShard:
 
     def _wake(self) -> list[TableMessage]:
         """Flushes that have all who are here, or whoever may still come."""
-        least = min((one.met for one in self._crew.values() if one.here is not False), default=0)
+        least = min((one.met for one in self._crew.values() if one.here is not False and not one.left), default=0)
         out = []
         for trainer in self._crew.values():
             if trainer.parked is not None and trainer.parked.meeting <= least:

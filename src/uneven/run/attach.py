@@ -120,6 +120,7 @@ def attach(
         ConflictError: another rank has another model.
     """
     refuse_shared(model)
+    parts.adopt(model, context.config.threads)
     device, sharded = check_model(model), is_sharded(model)
     said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
     compare(context.connection.transport, said, "session.setup")

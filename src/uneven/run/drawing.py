@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from uneven.balance import Balancer, Even
@@ -87,7 +88,14 @@ def make_loader(
     loop: StepLoop, members: LoopOfMembers, asked: LoaderOptions, begin: Callable[[Portion], None]
 ) -> BalancedLoader:
     """The loader of a session."""
-    context = loop.context
+    context, ids, parts = loop.context, asked.ids, loop.parts
+    if asked.ahead and ids is not None:
+        if not parts.reads:
+            raise ConfigError(
+                f"session.loader(ahead={asked.ahead}): nothing is asked for ahead; it is for models with tables of "
+                f"uneven.embedding, given to session.setup before"
+            )
+        asked = replace(asked, ids=lambda batch: parts.batch_read(ids(batch)))
     division = Division(
         rank=context.rank, workers=len(context.members), seed=context.config.seed,
         split_for=loop.reports.shares, settled=loop.reports.settled,

@@ -10,7 +10,8 @@ A step is a fixed row of moments. A part says what it wants in those that it ove
     next(loader)                    after_step(step)        the step is over
 
 Parts are asked in the order in which the session was given them, before each other in all moments alike. One that
-raises ends the run, and the error says which part it was.
+raises ends the run, and the error says which part it was. A module of the model may bring a part along, as its
+attribute ``uneven_part``: ``session.setup`` takes it up, behind those that the session was given.
 """
 
 from __future__ import annotations
@@ -124,6 +125,13 @@ class Part:
     def after_step(self, step: Step) -> None:
         """The step is over: the next batch was asked for, or the epoch has ended. Not called where the loop was left
         in the midst of a step by an error."""
+
+    def batch_read(self, ids: Any) -> None:
+        """A batch has been read that is handed out after others, where ``session.loader(ids=…, ahead=…)`` reads ahead.
+
+        Args:
+            ids: what the loader's ``ids`` makes of it.
+        """
 
     def evaluated(self) -> AbstractContextManager[None]:
         """Entered and left with ``session.evaluated()``, on all workers."""

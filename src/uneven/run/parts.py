@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from uneven.core.turn import Turn
 from uneven.errors import CheckpointError, ConfigError, TrainingError
@@ -33,6 +34,24 @@ class Parts:
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
+        self._steps: deque[Step] = deque(maxlen=_HELD)
+        self.run: Run | None = None
+        self._loaded: dict[str, Any] = {}
+        self._take(parts)
+
+    def adopt(self, model: nn.Module, threads: int) -> None:
+        """Take up the parts that modules of the model bring along, as their attribute ``uneven_part``.
+
+        Raises:
+            ConfigError: two have one name; or several threads train, and one wants the moments of a step.
+        """
+        found = (getattr(module, "uneven_part", None) for module in model.modules())
+        brought = {id(one): one for one in found if isinstance(one, Part) and one not in self._parts}
+        if threads > 1 and (one := next((one for one in brought.values() if _wants_any(one)), None)):
+            raise ConfigError(f"part {one.name!r} with threads = {threads}: there is no one step that it could be of")
+        self._take((*self._parts, *brought.values()))
+
+    def _take(self, parts: Sequence[Part]) -> None:
         for one in parts:
             if not isinstance(one, Part):
                 raise ConfigError(f"parts={parts!r}: {one!r} is no uneven.Part; derive its class from that")
@@ -43,10 +62,8 @@ class Parts:
             raise ConfigError(f"parts={parts!r}: {dotted[0]!r} is no name for a part: empty, or with a dot")
         self._parts = tuple(parts)
         self._before, self._ready, self._after = ([one for one in parts if _wants(one, moment)] for moment in _MOMENTS)
+        self._reading = [one for one in parts if _wants(one, "batch_read")]
         self.wanted = any((self._before, self._ready, self._after))
-        self._steps: deque[Step] = deque(maxlen=_HELD)
-        self.run: Run | None = None
-        self._loaded: dict[str, Any] = {}
 
     def attach(self, run: Run) -> None:
         """Attach all; a state that was loaded before is taken up now.
@@ -107,6 +124,15 @@ class Parts:
         if turn is None or turn.iteration == step.iteration:
             return step
         return next((one for one in self._steps if one.iteration == turn.iteration), step)
+
+    @property
+    def reads(self) -> bool:
+        """Whether any part wants to know of batches that are read ahead."""
+        return bool(self._reading)
+
+    def batch_read(self, ids: Any) -> None:
+        """A batch has been read ahead."""
+        self._each(self._reading, "batch_read", ids)
 
     def after(self) -> None:
         """The newest step is over."""
@@ -189,6 +215,10 @@ def _no_text(state: Any) -> Any:
         return None
     wrong = next((key for key in state if not isinstance(key, str)), None)
     return _no_text(list(state.values())) if wrong is None else wrong
+
+
+def _wants_any(part: Part) -> bool:
+    return any(_wants(part, moment) for moment in _MOMENTS)
 
 
 def _wants(part: Part, moment: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.balance import Balancer, balancers
-from uneven.core.actions import Payload, Via
+from uneven.core.actions import Moment, Payload, Via
 from uneven.registry import describe
 from uneven.sync.base import Facts, SyncPolicy, policies
 from uneven.sync.outlook import first_plans
@@ -29,10 +29,11 @@ def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, w
     exchanges = [one for plan in first_plans(agreeing, tuple(range(workers)), {}) for one in plan.exchanges]
     facts = agreeing.facts
     said = f"sync = {describe(policy)} with threads = {threads}"
-    if any(one.via is Via.SERVER for one in exchanges):
+    beside = all(one.moment is Moment.BACKGROUND and one.payload is Payload.PARAMETERS for one in exchanges)
+    if any(one.via is Via.SERVER for one in exchanges) and not beside:
         return (
-            f"{said}: threads go with exchanges among the workers, and this one goes through a parameter server; use "
-            f"sync = {_among_workers(facts)!r}, or threads = 1"
+            f"{said}: each of its steps goes through a parameter server, and the threads of a worker do not step "
+            f"together; use sync = 'shadow:easgd', which goes there in the background, or threads = 1"
         )
     if workers == 1:
         return None
@@ -53,10 +54,3 @@ def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, w
 def _of_parameters(facts: Facts | None) -> str:
     """The nearest policy that averages parameters only."""
     return f"local:every={facts.every}" if facts is not None and facts.every > 1 else "local:every=8"
-
-
-def _among_workers(facts: Facts | None) -> str:
-    """The nearest policy without a parameter server."""
-    if facts is None or Payload.PARAMETERS not in facts.payloads:
-        return "shadow:ma"
-    return f"shadow:easgd:together=true,every={facts.every}"

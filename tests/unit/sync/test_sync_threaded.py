@@ -25,9 +25,10 @@ def test_averages_of_parameters_go_with_threads() -> None:
         ("bsp", "even", "local:every=8"),
         ("hierarchical:every=5", "even", "local:every=5"),
         ("local:every=3,warmup=9", "even", "local:every=3"),
-        ("asp", "even", "shadow:ma"),
-        ("backup", "even", "shadow:ma"),
-        ("easgd:every=6", "even", "shadow:easgd:together=true,every=6"),
+        ("asp", "even", "shadow:easgd"),
+        ("shadow:asp", "even", "shadow:easgd"),
+        ("backup", "even", "shadow:easgd"),
+        ("easgd:every=6", "even", "shadow:easgd"),
         ("ma", "lb-bsp", "even"),
     ],
 )

@@ -64,6 +64,7 @@ class Served:
 
     Attributes:
         followed: see ``Agreement``.
+        threads: of this worker, which take its steps side by side.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Served:
         self._background: tuple[Exchange, ...] = ()  # and in the background
         self._moves = self._quorum = False  # whether the plan pushes movements, and waits for the first so many
         self.followed = False
+        self.threads = 1
         self._owed = False  # what the plan says of the last step
         self._in_hand = False  # a batch
         self._following = False  # the replica is the copy, as of the last pull
@@ -114,15 +116,15 @@ class Served:
         self._lost: set[int] = set()
 
     # ---------------------------------------------------------------- around a step
-    def plan(self) -> StepPlan:
-        """What the policy wants around the step that is about to begin.
+    def plan(self, ahead: int = 0) -> StepPlan:
+        """What the policy wants around the step that is about to begin, or one that comes so many after it.
 
         Raises:
             ConfigError: something that is not carried.
         """
-        plan = self._plans.at(self.clock)
+        plan = self._plans.at(self.clock + ahead)
         if plan is not self._plan and (why := refused(plan, copy=True)):
-            raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
+            raise ConfigError(f"step {self.clock + ahead} of {self._policy!r} cannot be carried: {why}")
         return plan
 
     def _due(self) -> int:
@@ -182,13 +184,7 @@ class Served:
             False: nobody has waited for everybody.
         """
         self._in_hand = False
-        self.clock += 1
-        self._gap += 1
-        self._samples += part.batch(self._rank)
-        self._iteration = part.iteration
-        if self._landed or self._refused:
-            self._write_down()
-        self._shadow.stepped()
+        self._count(part)
         if leaving:
             self._shadow.paused()
             self._owed, self._following = True, False
@@ -200,6 +196,35 @@ class Served:
         if not more:
             self._through(part.epoch + 1)
         return False
+
+    def _count(self, part: Portion) -> None:
+        self.clock += 1
+        self._gap += 1
+        self._samples += part.batch(self._rank)
+        self._iteration = part.iteration
+        if self._landed or self._refused:
+            self._write_down()
+        self._shadow.stepped()
+
+    def open(self) -> None:
+        """One of several threads is about to take a batch. Nobody waits for anybody here: all is in the background.
+
+        Raises:
+            TrainingError: an exchange beside the training has failed.
+        """
+        self.copy.begin(self._loaded, self.clock)
+        self._shadow.resumed()
+
+    def over(self, part: Portion) -> None:
+        """A step is over, which others of this worker may have run beside."""
+        plan = self.plan()
+        if plan is not self._plan:
+            self._take(plan)
+        if self._epoch != part.epoch:
+            self._epoch = part.epoch
+            self._through(part.epoch)
+        self._count(part)
+        self._carry(0)
 
     def paused(self) -> None:
         """What comes until the next step is none."""
@@ -236,6 +261,7 @@ class Served:
             gap=self._gap,
             weight=1.0,
             dropped=self._dropped,
+            threads=self.threads,
         )
         self._gap = self._samples = self._dropped = 0
         return order

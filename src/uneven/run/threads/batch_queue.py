@@ -19,6 +19,7 @@ from typing import Any
 from uneven.core.actions import Moment
 from uneven.data.order import Portion
 from uneven.errors import TrainingError
+from uneven.run.parameter_server.served import Served
 from uneven.run.parameters.agree import Agreement
 
 
@@ -40,7 +41,7 @@ class BatchQueue:
         pauses: how often a thread has had the replica to itself.
     """
 
-    def __init__(self, pairs: Iterator[tuple[Portion, Any]], rank: int, agreement: Agreement | None) -> None:
+    def __init__(self, pairs: Iterator[tuple[Portion, Any]], rank: int, agreement: Agreement | Served | None) -> None:
         self._pairs = pairs
         self._rank = rank
         self._agreement = agreement

@@ -23,6 +23,7 @@ from uneven.data.order import Portion
 from uneven.run.loop import StepLoop
 from uneven.run.measure.clock import ThreadClock
 from uneven.run.measure.meter import Meter, MeterReading
+from uneven.run.parameter_server.served import Served
 from uneven.run.parameters.agree import Agreement
 from uneven.run.reports.books import step_record
 from uneven.run.scribe import Scribe
@@ -87,7 +88,7 @@ class Hogwild:
         self._loader = loader
         self._threads = threads
         self._pairs = loader.pairs()
-        agreement = loop.model.agreement if isinstance(loop.model.agreement, Agreement) else None
+        agreement = loop.model.agreement if isinstance(loop.model.agreement, Agreement | Served) else None
         self._queue = BatchQueue(self._pairs, scribe.rank, agreement)
         self._shared = [SharedOptimizer(one) for one in optimizers]
         self._seats = [_Seat(0, model, optimizers, Meter(ThreadClock()))]

@@ -1,0 +1,68 @@
+"""The tables' part in a session: what is asked for ahead, what must have arrived before a model is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+from uneven.embedding.door import TableDoor
+from uneven.run.part import Part, Run
+
+
+class TablesPart(Part):
+    """Brought along by an ``EmbeddingBagCollection``; see :class:`uneven.Part`."""
+
+    def __init__(self, door: TableDoor) -> None:
+        self._door = door
+        self._run: Run | None = None
+
+    @property
+    def name(self) -> str:
+        """By its tables."""
+        return f"tables-{self._door.spec.fingerprint:08x}"
+
+    def attach(self, run: Run) -> None:
+        """Meet the shards: what cannot be is said before the training begins."""
+        self._run = run
+        self._door.scale = partial(_counts, run)
+        _ = self._door.client
+
+    def batch_read(self, ids: Any) -> None:
+        """Ask for its rows."""
+        self._door.ahead(ids)
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """All that any worker has given is in the rows before a model is evaluated."""
+        return self._flushed()
+
+    @contextmanager
+    def _flushed(self) -> Iterator[None]:
+        self._door.client.flush()
+        if self._run is not None and self._run.rank == 0:
+            self._tell(self._run)
+        yield
+
+    def _tell(self, run: Run) -> None:
+        stats = self._door.client.stats()
+        half, most, counts = stats.stale(0.5), stats.stale(0.95), stats.counts
+        run.tell(
+            "tables",
+            f"{counts['applied']:,} updates, {counts['lookups']:,} lookups of {counts['rows']:,} rows; "
+            f"{half:g} updates between a lookup and its gradient in the median, {most:g} in 95 of 100, "
+            f"{max(stats.staleness, default=0)} at most; {counts['nonfinite']} refused for a NaN or an infinity, "
+            f"{stats.lost} lost",
+        )
+        if stats.staleness:
+            run.log("table staleness", half)
+
+    def close(self) -> None:
+        """The others no longer wait for this worker."""
+        self._door.leave()
+
+
+def _counts(run: Run) -> float:
+    """What this worker's gradient counts: x_i / X where all average theirs, else all of it."""
+    turn = run.turn()
+    return turn.in_gradient if turn is not None and turn.exchanging else 1.0

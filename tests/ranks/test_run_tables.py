@@ -1,0 +1,51 @@
+"""``uneven run --tables``: tables in processes of their own, for trainers of several threads, with S-EASGD."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from uneven.errors import ConfigError
+from uneven.journal import read
+from uneven.testing.scripts import run_script
+
+SCRIPT = Path(__file__).with_name("tables_script.py")
+
+
+@pytest.mark.slow(25)
+def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> None:
+    run = ["-m", "uneven", "run", "--nproc", "2", "--tables", "2", "--servers", "1", "--run-dir", tmp_path / "run"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = run_script([*run, SCRIPT], cwd=tmp_path, env=env, merged=True, timeout_s=120)
+    assert done.returncode == 0, done.stdout
+    found = re.findall(r"rank (\d) right (\S+) sum (\S+) applied (\d+) lookups (\d+)", done.stdout)
+    assert sorted(one[0] for one in found) == ["0", "1"]
+    assert float(found[0][1]) > 0.9  # half of them were, before it learnt
+    assert found[0][2] == found[1][2], "both see the same tables when both have flushed"
+    assert {int(one[3]) for one in found} == {192}  # 1,536 samples twice in batches of 32, each to two shards
+    (event,) = [one for one in read(tmp_path / "run").records() if getattr(one, "event", "") == "tables"]
+    assert "192 updates" in event.message
+
+
+def test_several_workers_without_servers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from uneven.embedding import EmbeddingBagCollection, Table
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="2 workers and no table servers"):
+        EmbeddingBagCollection([Table("a", 3, 4)]).export()
+
+
+@pytest.mark.parametrize("tables", ["-1", "1001"])
+def test_numbers_of_servers_that_cannot_be(tables: str, tmp_path: Path) -> None:
+    from uneven.cli import main
+
+    script = tmp_path / "nothing.py"
+    script.touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--nproc", "1", "--tables", tables, "--run-dir", str(tmp_path / "run"), str(script)])
+    assert ended.value.code == 2
+    assert not (tmp_path / "run").exists()

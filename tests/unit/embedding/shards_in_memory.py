@@ -1,0 +1,87 @@
+"""Shards of tables without sockets: every message is encoded, may be lost, and is answered at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from uneven.embedding.client import TableClient
+from uneven.embedding.config import RowwiseAdagrad, Table, TableSpec
+from uneven.embedding.holding import specs
+from uneven.embedding.kernels import TorchKernels
+from uneven.embedding.place import place
+from uneven.embedding.route import FeatureIds, Router
+from uneven.embedding.shard import TableShard
+from uneven.embedding.wire import TableMessage, encode
+from uneven.server.known import Patience
+
+TABLES = TableSpec((Table("a", 50, 4), Table("b", 90, 4)), RowwiseAdagrad(lr=0.1), 0)
+PATIENCE = Patience(join_s=5.0, silence_s=5.0)
+
+
+class MemoryShards:
+    """Some shards, and a clock that stands unless it is moved."""
+
+    def __init__(self, count: int, members: int = 1) -> None:
+        self.members = members
+        self.now_s = 0.0
+        self.shards = [self._new(number + 1) for number in range(count)]
+        self.specs = specs(TABLES, place(TABLES.tables, count))
+        self.router = Router(TABLES, self.specs)
+        self.ears: dict[int, TableClient] = {}
+        self.loses: Callable[[TableMessage], bool] = lambda message: False
+
+    def _new(self, life: int) -> TableShard:
+        return TableShard(life, self.members, TorchKernels(), PATIENCE)
+
+    def restart(self, shard: int) -> None:
+        """Kill a shard; the next one knows nothing."""
+        self.shards[shard] = self._new(self.shards[shard].life + 100)
+
+    def client(self, rank: int = 0) -> TableClient:
+        made = TableClient(rank, self.specs, MemoryLine(self, rank), TorchKernels(), timeout_s=0.01)
+        self.beat(rank)
+        return made
+
+    def beat(self, rank: int = 0) -> None:
+        for shard in range(len(self.shards)):
+            self.ears[rank].beat(shard)
+
+    def hand(self, shard: int, message: TableMessage) -> None:
+        if not self.loses(message):
+            self.answer(self.shards[shard].take(encode(message), self.now_s)[1], shard)
+
+    def tick(self) -> None:
+        for shard, one in enumerate(self.shards):
+            self.answer(one.tick(self.now_s), shard)
+
+    def answer(self, messages: Sequence[TableMessage], shard: int) -> None:
+        for message in messages:
+            if message.rank in self.ears and not self.loses(message):
+                self.ears[message.rank].received(shard, message)
+
+    def features(self, ids: Sequence[int]) -> list[FeatureIds]:
+        """One id for each of the two features, the same."""
+        import numpy as np
+
+        return [FeatureIds(np.array(ids, np.int64)) for _ in TABLES.tables]
+
+
+class MemoryLine:
+    """A worker's line to them."""
+
+    def __init__(self, to: MemoryShards, rank: int) -> None:
+        self.shards, self._to, self._rank = len(to.shards), to, rank
+
+    def open(self, ear: Any) -> None:
+        self._to.ears[self._rank] = ear
+
+    def post(self, shard: int, messages: Sequence[Any]) -> None:
+        for message in messages:
+            self._to.hand(shard, message)
+
+    def where(self, shard: int) -> str:
+        return f"memory {shard}"
+
+    def close(self) -> None:
+        self._to.ears.pop(self._rank, None)
