@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 
+from uneven.embedding import EmbeddingBagCollection, Table
+from uneven.embedding.host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.journal import read
+from uneven.server.process import ShardKeeper
 from uneven.testing.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("tables_script.py")
@@ -30,9 +35,37 @@ def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> 
     assert "192 updates" in event.message
 
 
-def test_several_workers_without_servers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uneven.embedding import EmbeddingBagCollection, Table
+def test_a_killed_server_goes_on_from_what_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
+    ids = torch.arange(40).view(20, 2)
+    with ShardKeeper(tmp_path / TABLES, 1, 1, program=PROGRAM) as servers:
+        tables = EmbeddingBagCollection([Table("a", 100, 4), Table("b", 100, 4)], save_every_s=0.05)
 
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                tables(ids).values().square().sum().backward()
+            tables.flush()
+
+        train(10)
+        while not tables.stats().counts["saved"]:
+            train(1)
+        os.kill(servers.pids()[0], signal.SIGKILL)
+        train(10)
+        stats = tables.stats()
+        assert (stats.restarts, stats.counts["restored"]) == (1, 1)
+        train(5)
+        assert tables.stats().lost == stats.lost, "it was told once"
+        before = tables.export()
+        tables.save(tmp_path / "saved")
+        tables.close()
+    monkeypatch.delenv("UNEVEN_RUN")
+    again = EmbeddingBagCollection([Table("a", 100, 4), Table("b", 100, 4)], seed=9)
+    again.restore(tmp_path / "saved")
+    assert all(torch.equal(weight, before[key]) for key, weight in again.export().items())
+    again.close()
+
+
+def test_several_workers_without_servers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="2 workers and no table servers"):

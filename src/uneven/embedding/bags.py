@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -14,6 +15,7 @@ from uneven.embedding.config import RowOptimizer, RowwiseAdagrad, Table, TableSp
 from uneven.embedding.door import TableDoor
 from uneven.embedding.part import TablesPart
 from uneven.embedding.transfer import read_tables, write_table
+from uneven.embedding.wire import Say
 from uneven.errors import ConfigError
 
 _WIDTHS = ("float32", "bfloat16")
@@ -55,6 +57,7 @@ class EmbeddingBagCollection(nn.Module):
         seed: the rows begin from it, alike on however many shards.
         shards: threads that hold them where this process is alone; ``uneven run --tables K`` starts servers.
         wire: "float32", or "bfloat16" for half the bytes between machines.
+        save_every_s: how often each server saves its rows, from which it goes on if it dies; None for never.
 
     Raises:
         ConfigError: a value is wrong.
@@ -68,11 +71,12 @@ class EmbeddingBagCollection(nn.Module):
         seed: int = 0,
         shards: int = 1,
         wire: str = "float32",
+        save_every_s: float | None = None,
     ) -> None:
         super().__init__()
         if wire not in _WIDTHS:
             raise ConfigError(f"wire={wire!r}: it is one of {', '.join(_WIDTHS)}")
-        spec = TableSpec(tables_of(tables), optimizer or RowwiseAdagrad(), seed)
+        spec = TableSpec(tables_of(tables), optimizer or RowwiseAdagrad(), seed, save_every_s)
         self.door = TableDoor(spec, shards=shards, halves=wire == "bfloat16")
         self.uneven_part = TablesPart(self.door)
 
@@ -131,6 +135,25 @@ class EmbeddingBagCollection(nn.Module):
                 found = "nothing" if weight is None else tuple(weight.shape)
                 raise ConfigError(f"table {one.name!r} has the shape ({one.rows}, {one.dim}); the state has {found}")
             write_table(self.door, number, weight)
+
+    def save(self, folder: str | Path) -> None:
+        """Let each server write its rows and Adagrad's sums into a folder on its machine, while others train on.
+
+        Rows are of different moments then, each whole; inside of ``session.evaluated()`` of all workers, of one. One
+        worker calls it.
+
+        Raises:
+            CheckpointError: one cannot.
+        """
+        self.door.client.do(Say.SAVE, str(Path(folder).absolute()))
+
+    def restore(self, folder: str | Path) -> None:
+        """Inverse of :meth:`save`, on any number of servers. One worker calls it, before others train.
+
+        Raises:
+            CheckpointError: rows are missing there, or have another shape.
+        """
+        self.door.client.do(Say.LOAD, str(Path(folder).absolute()))
 
     def stats(self) -> TableStats:
         """What has happened on the shards."""

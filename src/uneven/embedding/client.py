@@ -18,7 +18,7 @@ from uneven.embedding.link import TableLink
 from uneven.embedding.route import Routed
 from uneven.embedding.rows import Bags, Floats, Kernels
 from uneven.embedding.wire import Say, TableMessage
-from uneven.errors import ConfigError, PeerError
+from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.server.line import ShardLine
 
 
@@ -110,13 +110,13 @@ class TableClient:
         """Let all shards save or load.
 
         Raises:
-            ConfigError: one cannot, with its reason.
+            CheckpointError: one cannot, with its reason.
         """
         with self._changed:
             numbers = {shard: self._request(shard, kind, text=text) for shard in self._links}
         for shard, answer in self.outcome(numbers, f"{kind.name.lower()} {text}").items():
             if answer.text:
-                raise ConfigError(f"shard {shard} of the tables cannot {kind.name.lower()} {text}: {answer.text}")
+                raise CheckpointError(f"shard {shard} of the tables cannot {kind.name.lower()} {text}: {answer.text}")
 
     def stats(self) -> TableStats:
         """What has happened on the shards so far.

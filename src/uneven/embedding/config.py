@@ -102,17 +102,23 @@ class Table:
 class TableSpec:
     """All tables of a model and what is common to them; what a shard is told.
 
+    Attributes:
+        save_every_s: how often a shard saves its rows, to start again from; None for never.
+
     Raises:
-        ConfigError: no table, or a name or a feature that two have.
+        ConfigError: no table, or a name or a feature that two have; or a time that cannot be.
     """
 
     tables: tuple[Table, ...]
     optimizer: RowOptimizer
     seed: int = 0
+    save_every_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.tables:
             raise ConfigError("an EmbeddingBagCollection needs a Table, and got none")
+        if self.save_every_s is not None:
+            _positive("EmbeddingBagCollection", save_every_s=self.save_every_s)
         for what, found in (("table", [one.name for one in self.tables]), ("feature", list(self.features))):
             if twice := sorted({one for one in found if found.count(one) > 1}):
                 raise ConfigError(f"two tables have the {what} {twice[0]!r}; each has names of its own")
@@ -126,7 +132,7 @@ class TableSpec:
     def text(self) -> str:
         """It, as JSON."""
         kind = next(name for name, one in _OPTIMIZERS.items() if isinstance(self.optimizer, one))
-        plain = {"tables": [asdict(one) for one in self.tables], "seed": self.seed}
+        plain = {"tables": [asdict(one) for one in self.tables], "seed": self.seed, "save_every_s": self.save_every_s}
         return json.dumps({**plain, "optimizer": [kind, asdict(self.optimizer)]}, sort_keys=True)
 
     @property
@@ -145,7 +151,7 @@ class TableSpec:
             plain = json.loads(text)
             kind, values = plain["optimizer"]
             tables = tuple(Table(**{**one, "features": tuple(one["features"])}) for one in plain["tables"])
-            return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]))
+            return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]), plain["save_every_s"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # what JSON of another shape leads to
             raise ConfigError(f"no description of tables: {error!r}") from error
 

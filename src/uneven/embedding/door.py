@@ -43,7 +43,7 @@ class TableDoor:
     def __init__(self, spec: TableSpec, *, shards: int = 1, halves: bool = False) -> None:
         self.spec = spec
         self.timeout_s = 300.0
-        self.scale: Callable[[], float] = lambda: 1.0
+        self.scale: Callable[[], float] = everything
         self._alone, self._halves = shards, halves
         self._opening = threading.Lock()
         self._client: TableClient | None = None
@@ -135,6 +135,11 @@ class TableDoor:
         for number in range(self._alone):
             stack.callback(TableHost(folder.path, number, 1).close)
         return folder.path, self._alone
+
+
+def everything() -> float:
+    """What a gradient counts outside of a session: all of it."""
+    return 1.0
 
 
 def _same(one: list[FeatureIds], other: list[FeatureIds]) -> bool:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from uneven.embedding.files import TableFiles
 from uneven.embedding.kernels import kernels
 from uneven.embedding.shard import TableShard
 from uneven.embedding.wire import encode
@@ -33,18 +34,19 @@ class TableHost(ShardThread):
     """
 
     def __init__(self, directory: Path, number: int, members: int, *, patience: Patience | None = None) -> None:
-        self.shard = _shard(members, patience or Patience())
+        self.shard = _shard(directory, number, members, patience or Patience())
         super().__init__(ShardSockets(directory, number, LOOPBACK, self.shard, encode), f"uneven-tables-{number}")
 
 
 def serve(directory: Path, number: int, members: int, bind: str, patience: Patience, ended: Callable[[], bool]) -> None:
     """Be a shard until ``ended`` says so."""
-    sockets = ShardSockets(directory, number, bind, _shard(members, patience), encode)
+    sockets = ShardSockets(directory, number, bind, _shard(directory, number, members, patience), encode)
     try:
         sockets.serve(ended)
     finally:
         sockets.close()
 
 
-def _shard(members: int, patience: Patience) -> TableShard:
-    return TableShard(secrets.randbits(63) | 1, members, kernels(), patience)
+def _shard(directory: Path, number: int, members: int, patience: Patience) -> TableShard:
+    files = TableFiles(directory / "saved", number)
+    return TableShard(secrets.randbits(63) | 1, members, kernels(), files, patience)

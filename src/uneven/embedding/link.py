@@ -49,7 +49,7 @@ class TableLink:
     waiting: dict[int, TableMessage] = field(default_factory=dict)
     _numbers: int = 0
     _sequence: int = 0
-    _known: bool = False
+    _last: int = 0  # life that has welcomed this worker last
     _applied: int = 0
 
     def request(
@@ -108,9 +108,10 @@ class TableLink:
         return [], [(m.number, m)]
 
     def _welcomed(self, m: TableMessage) -> list[TableMessage]:
-        again, self.life, self.version = self._known, m.life, m.version
-        self._known = True
-        if again:
+        again, before = self._last > 0, self._last
+        self._last = self.life = m.life
+        self.version = m.version
+        if again and m.life != before:  # not an answer to one more greeting
             self.restarts += 1
             self.lost += max(0, self._applied - m.sequence)
         if not again or m.sequence < self._applied:  # count on from what it holds; what is kept here follows on that

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from uneven.embedding.door import TableDoor
+from uneven.embedding.door import TableDoor, everything
 from uneven.run.part import Part, Run
 
 
@@ -59,6 +59,7 @@ class TablesPart(Part):
 
     def close(self) -> None:
         """The others no longer wait for this worker."""
+        self._run, self._door.scale = None, everything
         self._door.leave()
 
 

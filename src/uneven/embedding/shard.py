@@ -9,21 +9,43 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from uneven.embedding.holding import Holding, ShardSpec
 from uneven.embedding.rows import Bags, Kernels, finite
 from uneven.embedding.wire import CHANGING, Say, TableMessage, decode
-from uneven.errors import ConfigError
+from uneven.errors import CheckpointError, ConfigError
 from uneven.server.known import Patience
 from uneven.server.wire import Refusal, Refused
 
 MOST_STALE = 4096
 """Staler lookups are counted as so stale."""
+
+
+class SavedNumbers(NamedTuple):
+    """What a shard saves beside its rows.
+
+    Attributes:
+        version: updates of all workers that are in the rows at least.
+        sequences: of each worker's last one.
+    """
+
+    version: int
+    sequences: dict[int, int]
+
+
+class RowFiles(Protocol):
+    """Where rows are saved; see :mod:`uneven.embedding.files`."""
+
+    def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Iterator[None]: ...
+
+    def restore(self, holding: Holding) -> SavedNumbers | None: ...
+
+    def load(self, folder: str, holding: Holding) -> None: ...
 
 
 @dataclass(slots=True)
@@ -63,12 +85,16 @@ class TableShard:
     life: int
     members: int
     kernels: Kernels
+    files: RowFiles
     patience: Patience = field(default_factory=Patience)
     counts: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
     version: int = 0
     holding: Holding | None = None
     _began_s: float | None = None
+    _saved_s: float = 0.0
+    _saving: Iterator[None] | None = None
+    _asked: TableMessage | None = None  # for what is being saved; None for the shard itself
     _crew: dict[int, KnownTrainer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,8 +102,8 @@ class TableShard:
 
     @property
     def busy(self) -> bool:
-        """Whether there is work that no message asks for."""
-        return False
+        """Whether it is saving."""
+        return self._saving is not None
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[TableMessage]]:
         """Answer one message: the worker that sent it (None if it was none), and messages to workers."""
@@ -107,7 +133,7 @@ class TableShard:
             silent = trainer.here and now_s - trainer.heard_s > self.patience.silence_s
             if silent or (late and trainer.here is None):
                 self._lose(trainer)
-        return self._wake()
+        return self._wake() + self._save(now_s)
 
     def _answer(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> list[TableMessage]:
         if m.kind is Say.OPEN:
@@ -128,6 +154,10 @@ class TableShard:
         if m.kind is Say.FLUSH:
             trainer.met, trainer.parked = max(trainer.met, m.meeting), m
             return self._wake()
+        if m.kind is Say.SAVE:
+            return self._begin_saving(m, self.holding)
+        if m.kind is Say.LOAD:
+            return [self._to(m, Say.DONE, text=self._load(m.text, self.holding))]
         if m.kind is Say.STATS:
             return [self._to(m, Say.TOLD, text=self._stats())]
         return [self._to(m, Say.PONG, sequence=trainer.sequence)]
@@ -138,11 +168,63 @@ class TableShard:
                 self.holding = Holding.of(ShardSpec.read(m.text))
             except (ConfigError, MemoryError):
                 raise Refused(Refusal.SPEC) from None
-            self._began_s = now_s
+            self._began_s = self._saved_s = now_s
+            self._go_on(self.holding)
         if m.table != self.holding.spec.fingerprint:
             raise Refused(Refusal.TABLE)
         trainer.here = True
         return self._to(m, Say.WELCOME, sequence=trainer.sequence)
+
+    def _go_on(self, holding: Holding) -> None:
+        """An earlier life may have written down what it held."""
+        try:
+            saved = self.files.restore(holding)
+        except CheckpointError:
+            self.counts["unreadable"] += 1
+            return
+        if saved is not None:
+            self.version = saved.version
+            self.counts["restored"] = 1
+            for rank, sequence in saved.sequences.items():
+                if rank in self._crew:
+                    self._crew[rank].sequence = sequence
+
+    def _begin_saving(self, m: TableMessage | None, holding: Holding) -> list[TableMessage]:
+        if self._saving is not None:
+            return [] if m is None else [self._to(m, Say.DONE, text="it is saving already; ask again later")]
+        numbers = SavedNumbers(self.version, {rank: one.sequence for rank, one in self._crew.items()})
+        self._saving, self._asked = self.files.saving(None if m is None else m.text, holding, numbers), m
+        return []
+
+    def _save(self, now_s: float) -> list[TableMessage]:
+        """The next block, so that nobody waits for longer than that; and whether it is time again."""
+        if self.holding is None:
+            return []
+        every_s = self.holding.spec.tables.save_every_s
+        if self._saving is None and every_s is not None and now_s - self._saved_s >= every_s:
+            self._saved_s = now_s
+            self._begin_saving(None, self.holding)
+        if self._saving is None:
+            return []
+        failed = ""
+        try:
+            next(self._saving)
+            return []
+        except StopIteration:
+            self.counts["saved"] += 1
+        except OSError as error:
+            failed = str(error)
+            self.counts["not saved"] += 1
+        asked, self._saving, self._asked = self._asked, None, None
+        return [] if asked is None else [self._to(asked, Say.DONE, text=failed)]
+
+    def _load(self, folder: str, holding: Holding) -> str:
+        """Why rows cannot be had from there; "" where they have been."""
+        try:
+            self.files.load(folder, holding)
+        except CheckpointError as error:
+            return str(error)
+        return ""
 
     def _pooled(self, m: TableMessage, holding: Holding, trainer: KnownTrainer) -> TableMessage:
         answers = []

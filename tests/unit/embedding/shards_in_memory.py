@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from uneven.embedding.client import TableClient
 from uneven.embedding.config import RowwiseAdagrad, Table, TableSpec
+from uneven.embedding.files import TableFiles
 from uneven.embedding.holding import specs
 from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.place import place
@@ -15,28 +19,30 @@ from uneven.embedding.shard import TableShard
 from uneven.embedding.wire import TableMessage, encode
 from uneven.server.known import Patience
 
-TABLES = TableSpec((Table("a", 50, 4), Table("b", 90, 4)), RowwiseAdagrad(lr=0.1), 0)
+_TWO = (Table("a", 50, 4), Table("b", 90, 4))
+TABLES = TableSpec(_TWO, RowwiseAdagrad(lr=0.1), 0, save_every_s=100.0)
 PATIENCE = Patience(join_s=5.0, silence_s=5.0)
 
 
 class MemoryShards:
     """Some shards, and a clock that stands unless it is moved."""
 
-    def __init__(self, count: int, members: int = 1) -> None:
+    def __init__(self, count: int, members: int = 1, folder: Path | None = None) -> None:
         self.members = members
+        self._folder = folder
         self.now_s = 0.0
-        self.shards = [self._new(number + 1) for number in range(count)]
+        self.shards = [self._new(number, number + 1) for number in range(count)]
         self.specs = specs(TABLES, place(TABLES.tables, count))
         self.router = Router(TABLES, self.specs)
         self.ears: dict[int, TableClient] = {}
         self.loses: Callable[[TableMessage], bool] = lambda message: False
 
-    def _new(self, life: int) -> TableShard:
-        return TableShard(life, self.members, TorchKernels(), PATIENCE)
+    def _new(self, number: int, life: int) -> TableShard:
+        return TableShard(life, self.members, TorchKernels(), TableFiles(self._folder, number), PATIENCE)
 
     def restart(self, shard: int) -> None:
-        """Kill a shard; the next one knows nothing."""
-        self.shards[shard] = self._new(self.shards[shard].life + 100)
+        """Kill a shard; the next one knows what it has saved in the folder."""
+        self.shards[shard] = self._new(shard, self.shards[shard].life + 100)
 
     def client(self, rank: int = 0) -> TableClient:
         made = TableClient(rank, self.specs, MemoryLine(self, rank), TorchKernels(), timeout_s=0.01)
@@ -62,8 +68,6 @@ class MemoryShards:
 
     def features(self, ids: Sequence[int]) -> list[FeatureIds]:
         """One id for each of the two features, the same."""
-        import numpy as np
-
         return [FeatureIds(np.array(ids, np.int64)) for _ in TABLES.tables]
 
 

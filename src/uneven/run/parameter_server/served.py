@@ -36,7 +36,7 @@ from uneven.run.own_pace.shared import OwnPace
 from uneven.run.parameter_server.copy import SharedCopy, Values
 from uneven.run.parameter_server.home import Home
 from uneven.run.parameters.exchanges import Order
-from uneven.run.parameters.plans import Plans
+from uneven.run.parameters.plans import Plans, at_moment
 from uneven.run.parameters.replica import Replica
 from uneven.run.parameters.saved import same_policy, taken
 from uneven.run.parameters.shadow import ShadowThread
@@ -163,8 +163,8 @@ class Served:
     def _take(self, plan: StepPlan) -> None:
         """Take a plan apart, which seldom is another than that of the step before."""
         self._plan = plan
-        self._in_step = (*_of(plan, Moment.BACKWARD), *_of(plan, Moment.STEP))
-        self._background = _of(plan, Moment.BACKGROUND)
+        self._in_step = (*at_moment(plan, Moment.BACKWARD), *at_moment(plan, Moment.STEP))
+        self._background = at_moment(plan, Moment.BACKGROUND)
         self._moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
         self._quorum = any(one.quorum is not None for one in plan.exchanges)
 
@@ -207,11 +207,7 @@ class Served:
         self._shadow.stepped()
 
     def open(self) -> None:
-        """One of several threads is about to take a batch. Nobody waits for anybody here: all is in the background.
-
-        Raises:
-            TrainingError: an exchange beside the training has failed.
-        """
+        """One of several threads is about to take a batch. Nobody waits for anybody here: all is in the background."""
         self.copy.begin(self._loaded, self.clock)
         self._shadow.resumed()
 
@@ -321,6 +317,7 @@ class Served:
             sent_bytes=own.nbytes,
             distance=order.exchange.merge.distance(apart),
             dropped=order.dropped,
+            threads=order.threads,
         )
 
     def _write_down(self) -> None:
@@ -450,7 +447,3 @@ class Served:
         finally:
             self._shadow.close()
             self._home.close(self._own_pace.shutdown, self._timeout_s, failed=failed)
-
-
-def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
-    return tuple(one for one in plan.exchanges if one.moment is moment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import Moment, Payload, StepPlan
+from uneven.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.core.membership import Meeting
 from uneven.core.views import SyncView
 from uneven.sync import SyncPolicy
@@ -96,3 +96,8 @@ class GroupPlans(Plans):
             return tuple(found)
 
         return meeting
+
+
+def at_moment(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
+    """The exchanges of a plan that belong there."""
+    return tuple(one for one in plan.exchanges if one.moment is moment)

@@ -1,0 +1,131 @@
+"""One worker of the bench: trains until all have been warm for so long, and writes down when each batch was over."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import uneven
+from uneven_bench.recommendation.model import DLRM, FlatTables, Log, ModuleTables, served
+
+_WARM = 20
+"""Batches."""
+
+
+class Marks:
+    """When this worker's batches were over, until all workers have been warm for so many seconds."""
+
+    def __init__(self, folder: Path, rank: int, size: int, window_s: float) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._size = size
+        self._window_s = window_s
+        self._began_s: float | None = None
+        self._marks: list[tuple[float, float]] = []
+
+    def over(self) -> bool:
+        """A batch is over; whether the window is."""
+        self._marks.append((time.time(), time.process_time()))
+        if len(self._marks) == _WARM:
+            (self._folder / f"warm-{self._rank}").touch()
+        if self._began_s is None:
+            if len(self._marks) >= _WARM and len(list(self._folder.glob("warm-*"))) == self._size:
+                self._began_s = time.time()
+            return False
+        return time.time() - self._began_s > self._window_s
+
+    def write(self) -> None:
+        """For the bench."""
+        text = json.dumps({"began_s": self._began_s, "marks": self._marks})
+        (self._folder / f"marks-{self._rank}.json").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("way", choices=["served", "flat", "modules", "ddp"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--window-s", type=float, default=4.0)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if asked.way == "served":
+        _served(asked)
+    else:
+        _plain(asked)
+
+
+def _served(asked: argparse.Namespace) -> None:
+    model = DLRM(served())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session = uneven.Session(sync="shadow:easgd", balance="even")
+    session.setup(model, optimizer)
+    size = session.world.size
+    loader = session.loader(
+        Log(1 << 22), asked.batch * size, shuffle=False, collate_fn=_same, ids=lambda batch: batch[0], ahead=1
+    )
+    marks = Marks(asked.folder, session.rank, size, asked.window_s)
+    _train(model, [optimizer], loader, marks)
+    session.close()
+
+
+def _plain(asked: argparse.Namespace) -> None:
+    if asked.way == "ddp":
+        dist.init_process_group("gloo")
+    rank, size = (dist.get_rank(), dist.get_world_size()) if asked.way == "ddp" else (0, 1)
+    tables = FlatTables() if asked.way == "flat" else ModuleTables()
+    bare = DLRM(tables)
+    dense = [*bare.bottom.parameters(), *bare.top.parameters()]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(dense, lr=0.01)]
+    if sparse := list(tables.parameters()):
+        optimizers.append(torch.optim.Adagrad(sparse, lr=0.05))
+    model = DistributedDataParallel(bare) if asked.way == "ddp" else bare
+    _train(model, optimizers, _batches(Log(), asked.batch, rank, size), Marks(asked.folder, rank, size, asked.window_s))
+
+
+def _batches(log: Log, batch: int, rank: int, size: int) -> Iterator[Any]:
+    start = rank * batch
+    while True:
+        yield log.__getitems__(list(range(start, start + batch)))
+        start += batch * size
+
+
+def _train(model: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Any, marks: Marks) -> None:
+    for number, (ids, numbers, clicked) in enumerate(batches):
+        F.binary_cross_entropy_with_logits(model(ids, numbers), clicked).backward()
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+        if _all(marks.over(), number):
+            break
+    marks.write()
+
+
+def _all(over: bool, number: int) -> bool:
+    """Under DDP all end in the same step: they vote in every fourth."""
+    if not dist.is_initialized() or uneven.world.discover().run_directory is not None:
+        return over
+    if number % 4:
+        return False
+    votes = torch.tensor(float(over))
+    dist.all_reduce(votes)
+    return votes.item() > 0
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+if __name__ == "__main__":
+    main()

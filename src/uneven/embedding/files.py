@@ -1,0 +1,142 @@
+"""Rows in files: each shard writes its own, block by block from the live array; any number of shards read them.
+
+::
+
+    FOLDER/TABLE-START-STOP.rows.npy    float32, shape (stop − start, dim)
+    FOLDER/TABLE-START-STOP.sums.npy    Adagrad's, shape (stop − start,)
+    FOLDER/shard-N.json                 written last: the tables, the ranges, and which updates are in them at least
+
+Rows of a shard that goes on stepping while it writes are of different moments, each of them whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uneven.embedding.holding import HeldRange, Holding
+from uneven.embedding.shard import SavedNumbers
+from uneven.errors import CheckpointError
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """Where the files of one shard are.
+
+    Args:
+        own: folder in which it keeps what it starts again from; None for nowhere.
+        number: of the shard.
+    """
+
+    own: Path | None
+    number: int
+
+    def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Iterator[None]:
+        """Write everything; one block at each step.
+
+        Args:
+            folder: where; None is the shard's own place.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        where = self._older() if folder is None else Path(folder)
+        where.mkdir(parents=True, exist_ok=True)
+        mark = where / f"shard-{self.number}.json"
+        mark.unlink(missing_ok=True)
+        ranges = []
+        for held in holding:
+            ranges.append([held.table, held.start, held.start + len(held.rows)])
+            for name, array in (("rows", held.rows), ("sums", held.sums)):
+                yield from _written(where / f"{_stem(held)}.{name}.npy", array)
+        said = {"tables": holding.spec.text, "ranges": ranges, **numbers._asdict()}
+        part = mark.with_suffix(".part")
+        part.write_text(json.dumps(said), encoding="utf-8")
+        part.replace(mark)
+
+    def restore(self, holding: Holding) -> SavedNumbers | None:
+        """Take up what the shard has last written to its own place for the same rows; None where there is nothing.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        found = [one for one in self._places() if _said(one, self.number).get("tables") == holding.spec.text]
+        if not found:
+            return None
+        newest = max(found, key=lambda one: int(_said(one, self.number)["version"]))
+        self.load(str(newest), holding)
+        said = _said(newest, self.number)
+        return SavedNumbers(said["version"], {int(rank): many for rank, many in said["sequences"].items()})
+
+    def load(self, folder: str, holding: Holding) -> None:
+        """Take rows from files, whichever shards have written them.
+
+        Raises:
+            CheckpointError: some are missing, or of another shape.
+        """
+        ranges = [
+            (table, start, stop)
+            for mark in sorted(Path(folder).glob("shard-*.json"))
+            for table, start, stop in json.loads(mark.read_text(encoding="utf-8"))["ranges"]
+        ]
+        for held in holding:
+            missing = len(held.rows)
+            for table, start, stop in ranges:
+                low, high = max(start, held.start), min(stop, held.start + len(held.rows))
+                if table == held.table and low < high:
+                    _read(Path(folder) / f"{table}-{start}-{stop}", held, start, low, high)
+                    missing -= high - low
+            if missing:
+                raise CheckpointError(f"{folder} lacks {missing:,} rows of table {held.table!r}")
+
+    def _places(self) -> list[Path]:
+        return [] if self.own is None else [self.own / name for name in ("a", "b")]
+
+    def _older(self) -> Path:
+        """Of the two own places the one to write to: the newer one stays whole."""
+        assert self.own is not None
+        return min(self._places(), key=lambda one: int(_said(one, self.number).get("version", -1)))
+
+
+def _stem(held: HeldRange) -> str:
+    return f"{held.table}-{held.start}-{held.start + len(held.rows)}"
+
+
+def _said(folder: Path, number: int) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / f"shard-{number}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # nothing was ever written there, or only half of it
+        return {}
+    return found
+
+
+def _written(path: Path, array: np.ndarray) -> Iterator[None]:
+    with path.open("wb") as file:
+        header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        each = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
+        for start in range(0, len(array), each):
+            file.write(array[start : start + each].data)
+            yield
+
+
+def _read(stem: Path, held: HeldRange, start: int, low: int, high: int) -> None:
+    for name, into in (("rows", held.rows), ("sums", held.sums)):
+        path = stem.with_name(f"{stem.name}.{name}.npy")
+        try:
+            saved = np.load(path, mmap_mode="r") if len(into) else into
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+        if len(into) and len(saved) == 0:
+            continue  # written under another optimizer: sums begin anew
+        if saved.shape[1:] != into.shape[1:]:
+            raise CheckpointError(f"{path} has rows of shape {saved.shape[1:]}, the table of {into.shape[1:]}")
+        if len(into):
+            into[low - held.start : high - held.start] = saved[low - start : high - start]

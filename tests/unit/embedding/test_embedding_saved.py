@@ -1,0 +1,118 @@
+"""Tables saved by some shards are those of any other number; a shard that dies goes on from what it saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from shards_in_memory import MemoryShards
+from test_embedding_shard import tables, train
+
+from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven.errors import CheckpointError, ConfigError
+
+TABLES = [Table("a", 300, 8, ["left", "right"]), Table("b", 7000, 8), Table("c", 40, 4)]
+
+
+def trained(shards: int, steps: int, first: int = 0, made: Any = None) -> EmbeddingBagCollection:
+    found = made or EmbeddingBagCollection(TABLES, optimizer=RowwiseAdagrad(lr=0.1), shards=shards)
+    for step in range(first, first + steps):
+        ids = torch.randint(0, 40, (16, 4), generator=torch.Generator().manual_seed(step))
+        found(ids).values().square().sum().backward()
+    found.flush()
+    return found
+
+
+def test_another_number_of_shards_goes_on_just_as_one_would_have(tmp_path: Path) -> None:
+    whole, half = trained(1, 12), trained(3, 6)
+    half.save(tmp_path / "saved")
+    half.close()
+    rest = EmbeddingBagCollection(TABLES, optimizer=RowwiseAdagrad(lr=0.1), shards=2)
+    rest.restore(tmp_path / "saved")
+    trained(2, 6, 6, rest)
+    for key, weight in whole.export().items():
+        assert torch.allclose(weight, rest.export()[key], atol=1e-6)
+    files = sorted(path.name for path in (tmp_path / "saved").iterdir() if path.suffix == ".json")
+    assert files == ["shard-0.json", "shard-1.json", "shard-2.json"]
+    other = EmbeddingBagCollection([*TABLES, Table("d", 9, 8)])
+    with pytest.raises(CheckpointError, match="lacks 9 rows of table 'd'"):
+        other.restore(tmp_path / "saved")
+    wider = EmbeddingBagCollection([Table("c", 40, 16)])
+    with pytest.raises(CheckpointError, match=r"rows of shape \(4,\), the table of \(16,\)"):
+        wider.restore(tmp_path / "saved")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"cannot save .*file"):
+        whole.save(tmp_path / "file")
+    for one in (whole, rest, other, wider):
+        one.close()
+    with pytest.raises(ConfigError, match="save_every_s=0"):
+        EmbeddingBagCollection(TABLES, save_every_s=0)
+
+
+def saved(shards: MemoryShards) -> None:
+    """It is time to save, and all do."""
+    shards.now_s += 100.0
+    shards.beat()
+    for _ in range(50):
+        shards.tick()
+    assert not any(one.busy for one in shards.shards)
+
+
+def test_a_shard_that_dies_goes_on_from_what_it_saved_and_the_lost_are_counted(tmp_path: Path) -> None:
+    shards = MemoryShards(2, folder=tmp_path)
+    client = shards.client()
+    train(shards, client, 8)
+    saved(shards)
+    then = tables(shards)
+    train(shards, client, 5, first=8)
+    shards.restart(1)
+    train(shards, client, 3, first=13)
+    assert (client.restarts, client.lost) == (1, 5)
+    assert [one.counts["restored"] for one in shards.shards] == [0, 1]
+    assert shards.shards[0].version == 16
+    assert shards.shards[1].version == 11, "eight that were saved, and three"
+    again = MemoryShards(2)
+    other = again.client()
+    train(again, other, 8)
+    assert all(np.array_equal(one, two) for one, two in zip(tables(again), then, strict=True))
+    train(again, other, 5, first=8)
+    train(again, other, 3, first=13)
+    same = [np.array_equal(one, two) for one, two in zip(tables(again), tables(shards), strict=True)]
+    assert same == [True, False], "the shard that lived has them all"
+
+
+def test_of_two_saves_one_stays_whole(tmp_path: Path) -> None:
+    shards = MemoryShards(1, folder=tmp_path)
+    client = shards.client()
+    for first in (0, 4):
+        train(shards, client, 4, first=first)
+        saved(shards)
+    before = tables(shards)
+    train(shards, client, 4, first=8)
+    shards.now_s += 100.0
+    shards.tick()  # has begun with the older one, and is killed
+    assert shards.shards[0].busy
+    shards.restart(0)
+    shards.beat()
+    shards.beat()
+    assert shards.shards[0].version == 8
+    assert all(np.array_equal(one, two) for one, two in zip(before, tables(shards), strict=True))
+    assert client.lost == 4
+
+
+def test_updates_that_are_under_way_when_a_shard_dies_are_not_lost() -> None:
+    shards = MemoryShards(1)
+    client = shards.client()
+    asked = client.ask(shards.router.route(shards.features([1]), 1))
+    asked.values()
+    shards.loses = lambda message: True
+    client.give(asked, np.ones((1, 8), np.float32))
+    shards.restart(0)
+    shards.loses = lambda message: False
+    for _ in range(4):
+        shards.beat()
+    assert shards.shards[0].counts["applied"] == 1
+    assert client.lost == 0
