@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.far_sites.command import far_sites
 from uneven_bench.graph.command import graph
+from uneven_bench.heap.command import heap
 from uneven_bench.preconditioners.command import preconditioners
 from uneven_bench.recommendation.command import recommendation
 
@@ -238,19 +239,6 @@ def threads(quick: Quick = False, json: Json = False, data: Data = "digits") -> 
     show(lambda told: run(quick, data, told), tables, json)
 
 
-@app.command("heap")
-def heap(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
-    """What it brings to keep the memory that a step frees.
-
-    For the next step. Two minutes, --quick one.
-    """
-    from uneven_bench.heap.bench import run, tables
-    from uneven_bench.show import show
-
-    _find(data)
-    show(lambda told: run(quick, data, told), tables, json)
-
-
 @app.command("worlds")
 def worlds(
     quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None,
@@ -446,6 +434,7 @@ def elastic(
 
 
 app.command("far-sites")(far_sites)
+app.command("heap")(heap)
 app.command("preconditioners")(preconditioners)
 app.command("recommendation")(recommendation)
 app.command("graph")(graph)
