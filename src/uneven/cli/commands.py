@@ -35,6 +35,7 @@ COMMANDS: dict[str, CliCommand] = {
         CliCommand("fleet", "uneven.cli.fleet:command", "Train many models at once on shared data."),
         CliCommand("search", "uneven.cli.search:command", "Find out which settings are worth training."),
         CliCommand("graph", "uneven.cli.graph:app", "Cut a graph for training on several workers."),
+        CliCommand("focus", "uneven.cli.focus:app", "Find things in recorded video."),
         CliCommand("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
         CliCommand("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
         CliCommand("demo", "uneven.cli.demo:demo", "See it work on four unequal workers, against DDP."),

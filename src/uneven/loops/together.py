@@ -95,7 +95,9 @@ class PieceTaker:
         self, loop: StepLoop, loader: BalancedLoader, model: nn.Module, line: Line, store: SessionStore
     ) -> None:
         _check(loop, model)
-        self._loop, self._loader, self._model = loop, loader, model
+        self._loop = loop
+        self._loader = loader
+        self._model = model
         self._line, self._store = line, store
         self._place = line.members.index(line.rank)
         self._rule = FinishTogether(len(line.members), loader.batch_size, loader.lower)

@@ -23,6 +23,7 @@ p.note { color: #666; margin: 0 0 8px; max-width: 80ch; }
 .cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
 .card { padding: 10px 16px; min-width: 130px; }
 .card b { display: block; font-size: 22px; font-weight: 600; } .card span { color: #666; font-size: 13px; }
+.pictures { display: flex; flex-wrap: wrap; gap: 4px; }
 .scroll { overflow: auto; max-height: 480px; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #eee; }
@@ -101,6 +102,11 @@ class Page:
             height = figure["layout"]["height"]
             box = f'<div class="figure" style="height:{height}px"></div>'
             self._section(title, note, box, text)
+
+    def pictures(self, title: str, sources: Sequence[str]) -> None:
+        """Small pictures side by side; each is a ``data:`` address, so that the page needs no network."""
+        shown = "".join(f'<img src="{escape(source)}" height="72" alt="">' for source in sources)
+        self._section(title, "", f'<div class="pictures">{shown}</div>')
 
     def _section(self, title: str, note: str, body: str, figure: str = "") -> None:
         about = f'<p class="note">{escape(note)}</p>' if note else ""

@@ -47,7 +47,10 @@ class TimedNet:
     """A net with its optimizer and what it learns from; called, it takes a step."""
 
     def __init__(self, net: Net, x: Tensor, y: Tensor, mask: Tensor) -> None:
-        self.net, self.x, self.y, self.mask = net, x, y, mask
+        self.net = net
+        self.x = x
+        self.y = y
+        self.mask = mask
         self.optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 
     def __call__(self) -> float:

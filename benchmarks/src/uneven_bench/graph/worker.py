@@ -62,7 +62,9 @@ class GraphNet(nn.Module):
 
     def __init__(self, first: nn.Module, second: nn.Module, dropout: float) -> None:
         super().__init__()
-        self.first, self.second, self.dropout = first, second, dropout
+        self.first = first
+        self.second = second
+        self.dropout = dropout
 
     def forward(self, g: graph.PartedGraph, x: Tensor) -> Tensor:
         """Rows of this worker."""

@@ -1,0 +1,229 @@
+"""``uneven focus``: find things in recorded video."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from uneven.core.text import printable
+from uneven.errors import ConfigError, access
+from uneven.tables import located
+
+if TYPE_CHECKING:
+    from uneven.focus.begin import Update
+    from uneven.focus.query import VideoIndex
+    from uneven.focus.truth import Truth
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Find things in recorded video: cheap at ingest, exact at query."
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="The folder that ingest has written.")]
+TruthName = Annotated[
+    str, typer.Option("--truth", metavar="MODULE:NAME", help="The expensive network, or a function that makes it.")
+]
+Side = Annotated[int, typer.Option("--side", help="Size of the squares that it gets, in pixels.")]
+
+
+@app.command("ingest")
+def ingest(
+    videos: Annotated[list[str], typer.Argument(metavar="VIDEO…", help="Files, or addresses such as rtsp://…")],
+    truth: TruthName,
+    into: Annotated[Path, typer.Option(help="The folder of the index.")] = Path("index"),
+    recall: Annotated[float, typer.Option(help="Share of the frames with a class that a query returns.")] = 0.99,
+    precision: Annotated[float, typer.Option(help="Share of the returned frames that show it.")] = 0.99,
+    policy: Annotated[str, typer.Option(help="balance, opt-ingest or opt-query.")] = "balance",
+    per_s: Annotated[float, typer.Option("--per-s", help="Frames looked at, of each second.")] = 1.0,
+    sample_s: Annotated[float, typer.Option("--sample-s", help="Video looked at to choose the settings, in s.")] = 1800,
+    same: Annotated[
+        float | None, typer.Option(help="Objects that change less from frame to frame, of 255, are looked at once.")
+    ] = None,
+    starts: Annotated[str | None, typer.Option(metavar="HH:MM", help="Time of day at which the videos begin.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="The files still grow.")] = False,
+    side: Side = 64,
+) -> None:
+    """Take videos in, so that they can be asked for what they show.
+
+    A sample is labelled by the expensive network; cheap ones are trained on it; the cheapest setting that reaches the
+    targets takes the video in. Stopped at any moment, the same command goes on.
+
+    \b
+    Examples:
+      uneven focus ingest cam1.mp4 cam2.mp4 --truth mymodels:detector --into monday
+      uneven focus ingest rtsp://10.0.0.7/cam1 --truth mymodels:detector --sample-s 600
+    """
+    from uneven import focus
+
+    made = _truth(truth, side)
+    sources = [focus.Video(video, follow=follow) for video in videos]
+    wanted = focus.Wanted(recall=recall, precision=precision, policy=_policy(policy), sample_s=sample_s)
+    options = focus.IngestOptions(per_s=per_s, same=same)
+    try:
+        index = focus.ingest(sources, made, into=into, starts=starts, wanted=wanted, options=options, show=_show())
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; the same command goes on with what is kept in {into}", err=True)
+        raise typer.Exit(130) from None
+    print(printable(_summary(index)))
+
+
+@app.command("query")
+def query(
+    index: Folder,
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="What to look for.")],
+    truth: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="The network that was the truth.")] = None,
+    between: Annotated[str | None, typer.Option(metavar="08:00-09:00", help="Only then; or seconds, 10-20.")] = None,
+    stream: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
+    side: Side = 64,
+) -> None:
+    """Say where a class is, as soon as each place is known.
+
+    \b
+    Examples:
+      uneven focus query monday car --truth mymodels:detector --between 08:00-09:00
+      uneven focus query monday car        what earlier queries have settled
+    """
+    from uneven import focus
+
+    opened = focus.open(index, None if truth is None else _truth(truth, side))
+    print("stream\tframe\ttime_s\tbox\tconfidence")
+    count = 0
+    for hit in opened.query(name, _between(between), stream):
+        box = ",".join(map(str, hit.box))
+        print(printable(f"{hit.stream}\t{hit.frame}\t{hit.time_s:.2f}\t{box}\t{hit.confidence:.3f}"), flush=True)
+        count += 1
+    cost = opened.cost
+    typer.echo(
+        f"{count} objects; {cost.candidates} clusters could hold it: {cost.checked} checked by the truth network, "
+        f"{cost.known} known, {cost.sure} sure", err=True,
+    )  # fmt: skip
+
+
+@app.command("tune")
+def tune(
+    index: Folder,
+    video: Annotated[str, typer.Argument(metavar="VIDEO", help="Fresh video of a stream of the index.")],
+    truth: TruthName,
+    sample_s: Annotated[float, typer.Option("--sample-s", help="Video looked at, in s.")] = 1800,
+    check: Annotated[bool, typer.Option("--check", help="Only say whether the targets still hold.")] = False,
+    side: Side = 64,
+) -> None:
+    """Check a stream's settings on fresh video, and choose them anew where a target is missed; nothing is rebuilt."""
+    from uneven import focus
+
+    opened = focus.open(index, _truth(truth, side))
+    source = focus.Video(video)
+    found = focus.drifted(opened, source, sample_s)
+    print(printable(str(found)))
+    if found.missed and not check:
+        chosen = focus.retune(opened, source, sample_s)
+        print(printable(f"from now on: {chosen.point.setting.network}, K={chosen.point.setting.k}"))
+
+
+@app.command("watch")
+def watch(
+    index: Folder,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time between two looks.")] = 1.0,
+) -> None:
+    """Look at streams that are taken in: backlog, objects per second, clusters, cost so far. Ctrl-C ends the view."""
+    from rich.live import Live
+
+    from uneven import focus
+    from uneven.focus.watch import over, table
+
+    opened = focus.open(index)
+    with Live(table(opened), refresh_per_second=10) as live:
+        try:
+            while not over(opened):
+                time.sleep(every)  # nothing tells when an index has grown
+                live.update(table(opened))
+        except KeyboardInterrupt:
+            pass
+
+
+@app.command("report")
+def report(
+    index: Folder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("focus.html"),
+    stream: Annotated[str | None, typer.Option(help="Which one. [default: the first]", show_default=False)] = None,
+    name: Annotated[list[str] | None, typer.Option("--class", help="Show only this class.", show_default=False)] = None,
+) -> None:
+    """Write what was chosen among what, what each step cost, and pictures of what was found."""
+    from uneven import focus
+    from uneven.focus.report import page
+
+    opened = focus.open(index)
+    with access(f"write the report {output}"):
+        output.write_text(page(opened, stream or next(iter(opened.streams)), name or ()), encoding="utf-8")
+    print(output)
+
+
+def _truth(name: str, side: int) -> Truth:
+    from uneven.fleet.ensemble_file import named
+    from uneven.focus.truth import Truth
+
+    sys.path.insert(0, str(Path.cwd()))
+    with located("--truth"):
+        made: Any = named(name)
+    if isinstance(made, Truth):
+        return made
+    return Truth(made if hasattr(made, "classes") else made(), side=side)
+
+
+def _policy(name: str) -> Any:
+    from uneven.focus.begin import policy_named
+
+    return policy_named(name)
+
+
+def _between(text: str | None) -> tuple[float | str, float | str] | None:
+    if text is None:
+        return None
+    low, dash, high = text.partition("-")
+    if not (low and dash and high):
+        raise ConfigError(f"--between {text}: give FROM-UNTIL, such as 08:00-09:00, or 10-20 for seconds")
+    return _moment(low), _moment(high)
+
+
+def _moment(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _show() -> Callable[[Update], None]:
+    """A line for each step, and one for each stream every few seconds."""
+    last_s: dict[str, float] = {}
+
+    def show(update: Update) -> None:
+        if update.tuned is not None:
+            point = update.tuned.point
+            typer.echo(
+                f"{update.stream}: {point.setting.network}, K={point.setting.k}; {1 / point.ingest:.0f} x less work "
+                f"than the truth network at ingest, {1 / max(point.query, 1e-9):.0f} x at query", err=True,
+            )  # fmt: skip
+        elif update.counts is None:
+            typer.echo(f"{update.stream}: choosing the settings", err=True)
+        elif update.counts.done or time.monotonic() - last_s.get(update.stream, -10.0) > 5.0:
+            last_s[update.stream] = time.monotonic()
+            counts = update.counts
+            dropped = f", {counts.dropped} frames dropped" if counts.dropped else ""
+            typer.echo(
+                f"{update.stream}: {counts.time_s:.0f} s of video, {counts.objects} objects in "
+                f"{counts.clusters} clusters{dropped}", err=True,
+            )  # fmt: skip
+
+    return show
+
+
+def _summary(index: VideoIndex) -> str:
+    lines = []
+    for name, store in index.streams.items():
+        counts, _ = store.progress()
+        lines.append(f"{name}: {counts['frames']} frames, {counts['objects']} objects, {counts['clusters']} clusters")
+    return "\n".join([*lines, f"ask it: uneven focus query {index.folder} CLASS --truth MODULE:NAME"])

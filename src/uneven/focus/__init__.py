@@ -1,0 +1,93 @@
+"""Find things in recorded video: cheap at ingest, exact at query (Focus, OSDI 2018).
+
+::
+
+    from uneven import focus
+
+    index = focus.ingest("cam1.mp4", truth=my_expensive_network, recall=0.99, precision=0.99, policy="balance")
+    for hit in index.query("car", between=("08:00", "09:00")):
+        print(hit.time_s, hit.box, hit.confidence)
+
+::
+
+    video.py ─► moving.py ─► networks.py ─► clusters.py ─► store.py        taking.py drives them, in threads (stages.py)
+    frames      boxes        a cheap one     incremental    SQLite, crops
+    begin.py    chooses the settings (tune.py: sample, train, sweep.py: choose), then a process a stream (supervise.py)
+    query.py    classes → clusters → truth network on centroids → frames
+
+A name is imported when it is first touched. The extra ``focus`` brings what reads videos.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from uneven.focus.begin import Update, ingest, open, retune
+    from uneven.focus.cameras import place
+    from uneven.focus.clusters import Clusters
+    from uneven.focus.drift import Drift, drifted
+    from uneven.focus.moving import Moving, MovingOptions
+    from uneven.focus.networks import LadderRung
+    from uneven.focus.query import Hit, VideoIndex
+    from uneven.focus.sprites import Sprites
+    from uneven.focus.sweep import Policy, SweepGrid
+    from uneven.focus.taking import IngestOptions
+    from uneven.focus.truth import Truth
+    from uneven.focus.tune import Wanted
+    from uneven.focus.video import Frame, Video, VideoSource
+
+__all__ = [
+    "Clusters",
+    "Drift",
+    "Frame",
+    "Hit",
+    "IngestOptions",
+    "LadderRung",
+    "Moving",
+    "MovingOptions",
+    "Policy",
+    "Sprites",
+    "SweepGrid",
+    "Truth",
+    "Update",
+    "Video",
+    "VideoIndex",
+    "VideoSource",
+    "Wanted",
+    "drifted",
+    "ingest",
+    "open",
+    "place",
+    "retune",
+]  # fmt: skip
+
+_HOMES = {
+    "begin": ("Update", "ingest", "open", "retune"),
+    "cameras": ("place",),
+    "clusters": ("Clusters",),
+    "drift": ("Drift", "drifted"),
+    "taking": ("IngestOptions",),
+    "moving": ("Moving", "MovingOptions"),
+    "networks": ("LadderRung",),
+    "query": ("Hit", "VideoIndex"),
+    "sprites": ("Sprites",),
+    "sweep": ("SweepGrid", "Policy"),
+    "truth": ("Truth",),
+    "tune": ("Wanted",),
+    "video": ("Frame", "VideoSource", "Video"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'uneven.focus' has no attribute {name!r}", name=name)
+    value = getattr(importlib.import_module(f"uneven.focus.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,169 @@
+"""``focus.ingest``: choose the settings of each stream, then take it in, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import ConfigError
+from uneven.focus.query import VideoIndex, check_truth
+from uneven.focus.store import FileHold, StreamStore
+from uneven.focus.supervise import supervise
+from uneven.focus.sweep import Policy
+from uneven.focus.taking import Counts, IngestOptions
+from uneven.focus.truth import Truth
+from uneven.focus.tune import Tuned, Wanted, sampled, tune
+from uneven.focus.video import Video, VideoSource
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What may be shown while streams are taken in.
+
+    Attributes:
+        step: "sample", "tune" or "ingest".
+        counts: of the stream, in the last step.
+    """
+
+    stream: str
+    step: str
+    counts: Counts | None = None
+    tuned: Tuned | None = None
+
+
+Show = Callable[[Update], None]
+
+
+def ingest(
+    videos: str | Path | VideoSource | Sequence[str | Path | VideoSource],
+    truth: Truth | Callable[..., Any],
+    *,
+    into: str | Path = "index",
+    recall: float = 0.99,
+    precision: float = 0.99,
+    policy: str | Policy = Policy.BALANCE,
+    starts: str | None = None,
+    wanted: Wanted | None = None,
+    options: IngestOptions | None = None,
+    show: Show = lambda update: None,
+) -> VideoIndex:
+    """Take videos in, each in a process of its own, so that they can be asked for what they show.
+
+    Stop it at any moment, by Ctrl-C or ``kill -9``: the same call goes on where it was written last, at most a
+    second of work before. A video that has grown since is taken in from where it ended.
+
+    Args:
+        videos: files, addresses, or objects with ``frames``; one or several.
+        truth: the expensive network: a :class:`Truth`, or a callable with an attribute ``classes``.
+        into: the folder of the index; a folder in it for each stream.
+        recall, precision: targets, in frames, for every class that counts; see :class:`Wanted` for more.
+        policy: "balance", "opt-ingest" or "opt-query".
+        starts: time of day at which the videos begin, for queries by the clock.
+
+    Raises:
+        ConfigError: settings that cannot be used, targets that cannot be reached, another ingest into the same stream.
+        DataError: a video that cannot be read, a disk that is full; what was written before is kept.
+        TrainingError: a process was killed again and again.
+    """
+    judge = truth if isinstance(truth, Truth) else Truth(truth)
+    wishes = wanted or Wanted(recall=recall, precision=precision, policy=policy_named(policy))
+    sources = {source.name: source for source in map(_source, _several(videos))}
+    if len(sources) < len(_several(videos)):
+        raise ConfigError("two of the videos have the same name: give one of them another")
+    with contextlib.ExitStack() as owned:
+        folders = {name: Path(into) / name.replace("/", "_") for name in sources}
+        for folder in folders.values():
+            owned.enter_context(contextlib.closing(FileHold(folder / "owner")))
+        for name, source in sources.items():
+            _prepare(source, folders[name], judge, wishes, options or IngestOptions(), starts, show)
+        supervise(
+            sources, folders, options or IngestOptions(), lambda name, counts: show(Update(name, "ingest", counts))
+        )
+    return VideoIndex(Path(into), judge)
+
+
+def open(into: str | Path, truth: Truth | Callable[..., Any] | None = None) -> VideoIndex:
+    """An index that was written before.
+
+    Args:
+        truth: the network that was the truth then; without it only what earlier queries have settled is found.
+
+    Raises:
+        CheckpointError: there is none, or the network names other classes.
+    """
+    return VideoIndex(Path(into), truth if truth is None or isinstance(truth, Truth) else Truth(truth))
+
+
+def retune(
+    index: VideoIndex, source: VideoSource, sample_s: float = 1800.0, options: IngestOptions | None = None
+) -> Tuned:
+    """Choose a stream's settings anew, on fresh frames; from now on it is taken in by them, and nothing is rebuilt.
+
+    Raises:
+        ConfigError: the index was opened without the truth network, the stream is being taken in, or no setting reaches
+            the targets.
+    """
+    store = index.streams[source.name]
+    if index.truth is None:
+        raise ConfigError("the settings are chosen by the truth network: open the index with it")
+    wanted = Wanted(recall=store.fact("recall"), precision=store.fact("precision"),
+                    policy=Policy(store.fact("policy")), sample_s=sample_s)  # fmt: skip
+    with contextlib.closing(FileHold(store.folder / "owner")):
+        chosen = _tuned(source, store.side, index.truth, wanted, options or IngestOptions())
+        store.add_network(chosen.setting(), chosen.weights())
+    return chosen
+
+
+def _prepare(
+    source: VideoSource,
+    folder: Path,
+    truth: Truth,
+    wanted: Wanted,
+    options: IngestOptions,
+    starts: str | None,
+    show: Show,
+) -> None:
+    """Choose the settings, unless they have been."""
+    if (folder / "index.db").exists():
+        store = StreamStore(folder)
+        check_truth(store, truth)
+        store.close()
+        return
+    show(Update(source.name, "tune"))
+    chosen = _tuned(source, truth.side, truth, wanted, options)
+    store = StreamStore.create(
+        folder, name=source.name, side=truth.side, classes=list(truth.classes), truth=truth.identity, starts=starts,
+        per_s=options.per_s, recall=wanted.recall, precision=wanted.precision, policy=wanted.policy.value,
+        price=dict(chosen.price), truth_work=truth.work(),
+    )  # fmt: skip
+    store.add_network(chosen.setting(), chosen.weights())
+    store.close()
+    show(Update(source.name, "tune", tuned=chosen))
+
+
+def _tuned(source: VideoSource, side: int, truth: Truth, wanted: Wanted, options: IngestOptions) -> Tuned:
+    learn, check = sampled(source, options.per_s, wanted, side, options.detector)
+    return tune(learn, check, truth, wanted)
+
+
+def policy_named(policy: str | Policy) -> Policy:
+    """A policy by its name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return Policy(policy)
+    except ValueError:
+        raise ConfigError(f"policy {policy!r}: give {', '.join(one.value for one in Policy)}") from None
+
+
+def _several(videos: Any) -> list[Any]:
+    return list(videos) if isinstance(videos, (list, tuple)) else [videos]
+
+
+def _source(video: str | Path | VideoSource) -> VideoSource:
+    return Video(video) if isinstance(video, (str, Path)) else video

@@ -1,0 +1,70 @@
+"""Do the settings of a stream still reach the targets? Asked of fresh video, which the settings were not chosen on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.focus.moving import Moving
+from uneven.focus.networks import look
+from uneven.focus.objects import Objects, found
+from uneven.focus.query import VideoIndex
+from uneven.focus.sweep import ClassResult, Grouped, LabelledObjects
+from uneven.focus.taking import IngestOptions
+from uneven.focus.tune import restored, until
+from uneven.focus.video import VideoSource
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What queries would reach on fresh video.
+
+    Attributes:
+        results: by the name of the class, of those that make up 95 % of its objects.
+        recall, precision: the targets.
+    """
+
+    results: dict[str, ClassResult]
+    recall: float
+    precision: float
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Classes that miss a target."""
+        return tuple(name for name, one in self.results.items() if not one.meets(self.recall, self.precision))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{name}: recall {one.recall.value:.1%} (at least {one.recall.least:.1%}), "
+            f"precision {one.precision.value:.1%} (at least {one.precision.least:.1%})"
+            f"{'  MISSED' if name in self.missed else ''}"
+            for name, one in self.results.items()
+        ]
+        return "\n".join([*lines, f"targets: recall {self.recall:.1%}, precision {self.precision:.1%}"])
+
+
+def drifted(
+    index: VideoIndex, source: VideoSource, sample_s: float = 600.0, options: IngestOptions | None = None
+) -> Drift:
+    """Look at the beginning of fresh video with the truth network, and with the stream's newest settings.
+
+    Raises:
+        UnknownNameError: the index has no stream of that name.
+        ConfigError: the index was opened without the truth network, or nothing moves in the video.
+    """
+    if source.name not in index.streams:
+        raise UnknownNameError("stream", source.name, index.streams)
+    if index.truth is None:
+        raise ConfigError("fresh video is judged by the truth network: open the index with it")
+    asked = options or IngestOptions()
+    store = index.streams[source.name]
+    number, setting = list(store.networks().items())[-1]
+    frames = until(source.frames(asked.per_s), int(sample_s * asked.per_s))
+    objects = Objects.join(list(found(frames, asked.detector or Moving(), store.side)), store.side)
+    if not len(objects):
+        raise ConfigError(f"nothing moves in the first {sample_s:g} s of {source.name}")
+    seen = LabelledObjects(objects.frame, index.truth.label(objects.crops)[0], len(index.classes))
+    looked = look(*restored(setting, store.weights(number)), objects.crops)
+    grouped = Grouped(seen, replace(looked, name=setting["network"]), setting["threshold"])
+    results = {index.classes[label]: grouped.ask(label, setting["k"], setting["skip"]) for label in seen.dominant()}
+    return Drift(results, store.fact("recall"), store.fact("precision"))

@@ -1,0 +1,41 @@
+"""Times of a query: seconds since a stream began, or the time of day. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from uneven.errors import ConfigError
+
+Moment = float | str
+"""Seconds since the stream began, or "HH:MM" or "HH:MM:SS"."""
+
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d+)?))?")
+
+
+def seconds(between: tuple[Moment, Moment] | None, starts: str | None) -> tuple[float, float]:
+    """From and until, in s since the stream began.
+
+    Args:
+        between: None is the whole stream.
+        starts: the time of day at which the stream began; without it a time of day counts from its beginning.
+
+    Raises:
+        ConfigError: something is no time, or the end is not after the beginning.
+    """
+    if between is None:
+        return -math.inf, math.inf
+    origin = 0.0 if starts is None else _clock(starts)
+    low, high = (_clock(one) - origin if isinstance(one, str) else float(one) for one in between)
+    if isinstance(between[1], str) and isinstance(between[0], str) and high <= low:
+        high += 86400.0  # over midnight
+    if not low < high:
+        raise ConfigError(f"between {between[0]} and {between[1]}: the end is not after the beginning")
+    return low, high
+
+
+def _clock(text: str) -> float:
+    found = _CLOCK.fullmatch(text.strip())
+    if found is None or int(found[1]) > 24 or int(found[2]) > 59:
+        raise ConfigError(f"{text!r} is no time: give HH:MM, HH:MM:SS, or a number of seconds since the stream began")
+    return int(found[1]) * 3600.0 + int(found[2]) * 60.0 + float(found[3] or 0)

@@ -1,0 +1,144 @@
+"""What moves before a fixed camera: a running background, and boxes around what differs from it.
+
+The paper subtracts the average of each hour's frames. Here the average runs with every frame, so a stream needs no hour
+to begin, and it learns slowly where something moves, so that what stands for a while is still seen (our choice).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from scipy import ndimage
+
+from uneven.errors import DataError
+
+Boxes = npt.NDArray[np.int32]
+"""[n, 4]: left, top, right, bottom; the last two are the first beyond the object."""
+
+
+class Detector(Protocol):
+    """Finds the objects of a frame; one of your own serves cameras that move."""
+
+    def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
+        """The boxes of a frame, uint8 [height, width, 3]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MovingOptions:
+    """How a background is kept and differed from ([default]s of ours).
+
+    Attributes:
+        width: frames are made so narrow first.
+        learns: share of a new frame in the background.
+        learns_under: the same where something moves.
+        differs: by how much brightness differs, of 255.
+        least: of the frame's area, share that an object has.
+        joins: gaps of so many narrow pixels do not part an object.
+    """
+
+    width: int = 320
+    learns: float = 0.05
+    learns_under: float = 0.005
+    differs: float = 18.0
+    least: float = 0.0008
+    joins: int = 2
+
+
+class Moving:
+    """A :class:`Detector` that keeps the background; its frames come in order."""
+
+    def __init__(self, options: MovingOptions = MovingOptions()) -> None:
+        self._options = options
+        self._background: npt.NDArray[np.float32] | None = None
+
+    def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
+        """Boxes in the frame's own pixels, from the top down.
+
+        Raises:
+            DataError: the frame has another size than those before.
+        """
+        step = max(1, round(pixels.shape[1] / self._options.width))
+        grey = _narrow(pixels, step)
+        if self._background is None:
+            self._background = grey
+        if grey.shape != self._background.shape:
+            raise DataError(f"a frame of {pixels.shape[1]} x {pixels.shape[0]} follows smaller or larger ones")
+        moves = np.abs(grey - self._background) > self._options.differs
+        moves = ndimage.binary_opening(moves, structure=np.ones((2, 2), bool))
+        self._learn(grey, moves)
+        return self._boxes(moves, step, pixels.shape[:2])
+
+    def begin(self, frames: list[npt.NDArray[np.uint8]]) -> None:
+        """Take the median of frames as the background, so that nothing in the first one is part of it."""
+        step = max(1, round(frames[0].shape[1] / self._options.width))
+        self._background = np.median(np.stack([_narrow(one, step) for one in frames]), axis=0).astype(np.float32)
+
+    def state(self) -> npt.NDArray[np.float32] | None:
+        """The background."""
+        return self._background
+
+    def load(self, state: npt.NDArray[np.float32] | None) -> None:
+        """Go on with a background."""
+        self._background = state
+
+    def _learn(self, grey: npt.NDArray[np.float32], moves: npt.NDArray[np.bool_]) -> None:
+        assert self._background is not None
+        rate = np.where(moves, np.float32(self._options.learns_under), np.float32(self._options.learns))
+        self._background = self._background + rate * (grey - self._background)  # not in place: states are kept
+
+    def _boxes(self, moves: npt.NDArray[np.bool_], step: int, size: tuple[int, ...]) -> Boxes:
+        joined = ndimage.binary_dilation(moves, iterations=self._options.joins) if self._options.joins else moves
+        labels, count = ndimage.label(joined, structure=np.ones((3, 3), int))
+        if count == 0:
+            return np.zeros((0, 4), np.int32)
+        areas = ndimage.sum_labels(moves, labels, index=np.arange(1, count + 1))
+        large = areas >= self._options.least * moves.size
+        found = [where for where, keep in zip(ndimage.find_objects(labels), large, strict=True) if keep]
+        boxes = [(x.start, y.start, x.stop, y.stop) for y, x in found]
+        shrunk = np.array(boxes, np.int32).reshape(-1, 4) + np.array([1, 1, -1, -1], np.int32) * self._options.joins
+        return np.clip(shrunk * step, 0, [size[1], size[0], size[1], size[0]]).astype(np.int32)
+
+
+def _narrow(pixels: npt.NDArray[np.uint8], step: int) -> npt.NDArray[np.float32]:
+    """Brightness, each ``step`` x ``step`` pixels by their mean."""
+    height, width = pixels.shape[0] // step * step, pixels.shape[1] // step * step
+    green = pixels[:height, :width, 1]  # most of brightness, and a third of the work
+    return green.reshape(height // step, step, width // step, step).mean(axis=(1, 3), dtype=np.float32)
+
+
+def cut_out(pixels: npt.NDArray[np.uint8], boxes: Boxes, side: int, margin: float = 0.1) -> npt.NDArray[np.uint8]:
+    """The objects of a frame, each in a square around its box.
+
+    Args:
+        boxes: int32 [n, 4].
+        margin: of the box's longer side, shown around it.
+
+    Returns:
+        uint8 [n, side, side, 3].
+    """
+    result = np.zeros((len(boxes), side, side, 3), np.uint8)
+    frame = torch.from_numpy(pixels)
+    for place, (left, top, right, bottom) in enumerate(boxes.tolist()):
+        half = max(right - left, bottom - top) * (0.5 + margin)
+        x, y = (left + right) / 2, (top + bottom) / 2
+        columns = slice(max(0, round(x - half)), min(pixels.shape[1], round(x + half) + 1))
+        rows = slice(max(0, round(y - half)), min(pixels.shape[0], round(y + half) + 1))
+        part = frame[rows, columns].permute(2, 0, 1)[None]
+        scaled = F.interpolate(part, (side, side), mode="bilinear", antialias=True)
+        result[place] = scaled[0].permute(1, 2, 0).numpy()
+    return result
+
+
+def overlaps(boxes: Boxes, before: Boxes) -> npt.NDArray[np.float64]:
+    """Intersection over union of each box with each of another frame, [n, m]."""
+    low = np.maximum(boxes[:, None, :2], before[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], before[None, :, 2:])
+    shared = np.clip(high - low, 0, None).prod(axis=2)
+    areas = [(one[:, 2:] - one[:, :2]).prod(axis=1) for one in (boxes, before)]
+    return shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1)

@@ -1,0 +1,199 @@
+"""Cheap networks: a ladder of ever smaller ones, each for few classes and OTHER."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from uneven import fleet
+from uneven.errors import ConfigError
+from uneven.focus.sweep import Looked
+from uneven.focus.truth import Crops, as_input, work
+
+_LAYERS = ((16, 1), (16, 1), (32, 2), (32, 1), (48, 2), (48, 1), (64, 2), (64, 1))
+"""Channels and stride of the full network's convolutions; those removed are the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class LadderRung:
+    """One step of the ladder.
+
+    Attributes:
+        removed: how many of the eight convolutions are left out.
+        side: the size of its input, in pixels; a crop is made so small first.
+    """
+
+    removed: int
+    side: int
+
+
+LADDER = (LadderRung(0, 32), LadderRung(2, 24), LadderRung(4, 16), LadderRung(6, 16))
+"""What is tried ([default] of ours; the paper removes layers one by one and shrinks the input)."""
+
+NAMED = (2, 5, 1000)
+"""L_s that are tried: the most frequent classes that have an output of their own; the last means all."""
+
+
+class Cheap(nn.Module):
+    """Convolutions, a mean over the picture, one linear layer. Its feature is what the last one reads.
+
+    Args:
+        outputs: named classes, and one for OTHER.
+    """
+
+    def __init__(self, rung: LadderRung, outputs: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for width, stride in _LAYERS[: len(_LAYERS) - rung.removed]:
+            layers += [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, outputs)
+        self.side = rung.side
+
+    def feature(self, crops: torch.Tensor) -> torch.Tensor:
+        """[n, 3, any, any] → [n, dim]."""
+        small = F.interpolate(crops, (self.side, self.side), mode="bilinear", antialias=True)
+        return self.body(small).mean((2, 3))
+
+    def forward(self, crops: torch.Tensor) -> torch.Tensor:
+        """[n, 3, any, any] → logits [n, outputs]."""
+        return self.head(self.feature(crops))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A rung for certain classes.
+
+    Attributes:
+        named: classes with an output of their own, most frequent first.
+        classes: how many the truth network has.
+    """
+
+    rung: LadderRung
+    named: tuple[int, ...]
+    classes: int
+
+    @property
+    def name(self) -> str:
+        """For people, and for the fleet."""
+        return f"{len(_LAYERS) - self.rung.removed} layers, {self.rung.side} px, {len(self.named)} classes"
+
+    def outputs(self) -> npt.NDArray[np.int64]:
+        """Class of the truth network → output, [classes]."""
+        result = np.full(self.classes, len(self.named))
+        result[list(self.named)] = np.arange(len(self.named))
+        return result
+
+    def build(self) -> Cheap:
+        """Untrained."""
+        return Cheap(self.rung, len(self.named) + 1)
+
+
+class BalancedLoss:
+    """Cross-entropy on a candidate's outputs in which every output counts alike, OTHER too."""
+
+    def __init__(self, outputs: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
+        self._outputs = torch.from_numpy(outputs)
+        counts = np.bincount(outputs[labels], minlength=int(outputs.max()) + 1)
+        present = max(1, int((counts > 0).sum()))
+        weights = np.where(counts > 0, len(labels) / (np.maximum(counts, 1) * present), 0.0)
+        self._weights = torch.tensor(weights, dtype=torch.float32)
+
+    def __call__(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        """Mean over the batch; ``label`` is the truth network's."""
+        weights = self._weights
+        if len(weights) < logits.shape[1]:  # all classes are named: OTHER never occurs
+            weights = F.pad(weights, (0, logits.shape[1] - len(weights)))
+        losses = F.cross_entropy(logits, self._outputs[label], weight=weights, reduction="sum")
+        return losses / len(label)
+
+
+def candidates(
+    labels: npt.NDArray[np.int64], classes: int, ladder: Sequence[LadderRung] = LADDER, named: Sequence[int] = NAMED
+) -> tuple[Candidate, ...]:
+    """Every rung with every L_s that differs.
+
+    Args:
+        labels: of the sampled objects, int64 [n].
+        classes: how many the truth network has.
+
+    Raises:
+        ConfigError: there are no objects to learn from, or nothing to try.
+    """
+    if len(labels) == 0:
+        raise ConfigError("nothing moves in the sampled frames: give a longer part of the video, or a detector")
+    if not ladder or not named or min(named) < 1:
+        raise ConfigError(f"ladder={ladder}, named={named}: give at least one network and one number of classes")
+    counts = np.bincount(labels, minlength=classes)
+    order = [int(one) for one in np.argsort(-counts, kind="stable") if counts[one]]
+    sets = dict.fromkeys(tuple(order[:most]) for most in named)
+    return tuple(Candidate(rung, one, classes) for rung in ladder for one in sets)
+
+
+class Labelled:
+    """Crops and what the truth network said of them, as a fleet reads data."""
+
+    def __init__(self, crops: Crops, labels: npt.NDArray[np.int64]) -> None:
+        self._crops, self._labels = crops, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return as_input(self._crops[index : index + 1])[0], int(self._labels[index])
+
+
+def flipped(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
+    """Half of the crops mirrored, all a little brighter or darker."""
+    crop, label = sample
+    if torch.rand(()) < 0.5:
+        crop = crop.flip(-1)
+    return (crop * (0.8 + 0.4 * torch.rand(()))).clamp(0, 1), label
+
+
+def member(candidate: Candidate, loss: BalancedLoss) -> fleet.Member:
+    """A candidate as a fleet trains it."""
+    model = candidate.build()
+    return fleet.Member(model, torch.optim.AdamW(model.parameters(), lr=3e-3), batch_size=64, loss=loss)
+
+
+def ensemble(
+    wanted: Sequence[Candidate], crops: Crops, labels: npt.NDArray[np.int64], epochs: int, seed: int = 0
+) -> fleet.Ensemble:
+    """All candidates on the same data: each crop is prepared once for all of them."""
+    return fleet.Ensemble(
+        members={one.name: partial(member, one, BalancedLoss(one.outputs(), labels)) for one in wanted},
+        dataset=Labelled(crops, labels), transform=flipped, max_epochs=epochs, seed=seed,
+    )  # fmt: skip
+
+
+def look(candidate: Candidate, model: Cheap, crops: Crops, batch: int = 256) -> Looked:
+    """What a trained candidate says of crops."""
+    confidence, feature = run(model, crops, batch)
+    return Looked(candidate.name, candidate.named, confidence, feature, cost(model, crops.shape[1]))
+
+
+def run(model: Cheap, crops: Crops, batch: int = 256) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Confidences float32 [n, outputs] and features float32 [n, dim]."""
+    outputs, dim = model.head.out_features, model.head.in_features
+    confidences, features = [np.zeros((0, outputs), np.float32)], [np.zeros((0, dim), np.float32)]
+    with torch.inference_mode():
+        for at in range(0, len(crops), batch):
+            feature = model.feature(as_input(crops[at : at + batch]))
+            features.append(feature.numpy())
+            confidences.append(model.head(feature).softmax(1).numpy())
+    return np.concatenate(confidences), np.concatenate(features)
+
+
+def cost(model: Cheap, side: int) -> float:
+    """Floating-point operations for one crop."""
+    return work(model, torch.zeros(1, 3, side, side))

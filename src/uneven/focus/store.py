@@ -1,0 +1,347 @@
+"""One stream's index on disk: classes → clusters → objects → frames, and the crop of each centroid.
+
+::
+
+    STREAM/index.db     SQLite, in write-ahead mode: a reader never waits, a killed writer leaves what it had committed
+    STREAM/crops.bin    the crop of centroid i at place i; what lies beyond the last one committed is written over
+    STREAM/writer       held by the one process that takes the stream in; STREAM/owner by the one that started it
+
+What ingest needs to go on is committed together with what it has found, so it begins again right after it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.errors import CheckpointError, ConfigError, DataError
+from uneven.focus.truth import Crops
+
+OTHER = -1
+"""Class of the output that stands for all classes without one of their own."""
+
+PLACES = 8
+"""Likeliest outputs that are kept of each centroid; up to here K may be chosen anew."""
+
+HELD_ON_S = 10.0
+"""A process whose parent was killed ends within less; whoever goes on waits for it."""
+
+_SCHEMA = 1
+_TABLES = """
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE networks (id INTEGER PRIMARY KEY, setting TEXT NOT NULL, weights BLOB NOT NULL);
+CREATE TABLE clusters (id INTEGER PRIMARY KEY, network INTEGER NOT NULL, sealed INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE entries (class INTEGER, cluster INTEGER, place INTEGER NOT NULL, confidence REAL NOT NULL,
+                      PRIMARY KEY (class, cluster)) WITHOUT ROWID;
+CREATE TABLE objects (cluster INTEGER, frame INTEGER, place INTEGER, time_s REAL, box TEXT,
+                      PRIMARY KEY (cluster, frame, place)) WITHOUT ROWID;
+CREATE TABLE verdicts (cluster INTEGER PRIMARY KEY, label INTEGER NOT NULL, score REAL NOT NULL);
+CREATE TABLE progress (one INTEGER PRIMARY KEY CHECK (one = 0), counts TEXT NOT NULL, state BLOB NOT NULL);
+"""
+
+_FIND = """
+SELECT clusters.id, clusters.network, entries.place, entries.confidence, verdicts.label, verdicts.score
+FROM entries JOIN clusters ON clusters.id = entries.cluster LEFT JOIN verdicts ON verdicts.cluster = clusters.id
+WHERE entries.class = ? AND clusters.network = ? AND entries.place < ?
+AND EXISTS (SELECT 1 FROM objects WHERE objects.cluster = clusters.id AND time_s >= ? AND time_s < ?)
+ORDER BY clusters.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRow:
+    """One cluster that may hold what was asked for.
+
+    Attributes:
+        place: how many outputs of the cheap network are likelier for its centroid.
+        confidence: of the output asked for.
+        verdict: what the truth network has said of the centroid, if it was asked: class and score.
+    """
+
+    id: int
+    network: int
+    place: int
+    confidence: float
+    verdict: tuple[int, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectAt:
+    """An object of a cluster: where it is."""
+
+    frame: int
+    time_s: float
+    box: tuple[int, int, int, int]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What ingest has found since it last wrote.
+
+    Attributes:
+        begun: cluster (one more than the last), network, centroid's crop, and its outputs as pairs of class and
+            confidence, the likeliest first.
+        members: cluster, frame, place in the frame, time in s, box.
+    """
+
+    begun: list[tuple[int, int, npt.NDArray[np.uint8], list[tuple[int, float]]]]
+    members: list[tuple[int, int, int, float, Sequence[int]]]
+    sealed: list[int]
+
+
+class StreamStore:
+    """A stream's index. Several may read it and write verdicts while one takes the stream in.
+
+    Args:
+        folder: made by :meth:`create`.
+
+    Raises:
+        CheckpointError: there is none, or one of another version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / "index.db").exists():
+            raise CheckpointError(
+                f"{folder} holds no index; `uneven focus ingest VIDEO --into {folder.parent}` makes one"
+            )
+        self._db = sqlite3.connect(folder / "index.db", timeout=30, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        if (found := self.fact("schema")) != _SCHEMA:
+            raise CheckpointError(f"{folder} has schema {found}, this version reads {_SCHEMA}")
+        self.side = int(self.fact("side"))
+        self._size = self.side**2 * 3
+
+    @classmethod
+    def create(cls, folder: Path, **facts: Any) -> StreamStore:
+        """An empty index, whole or not there.
+
+        Args:
+            facts: plain data; ``side``, the size of crops in pixels, among them.
+
+        Raises:
+            DataError: it cannot be written there.
+        """
+        with told_of_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            part = folder / "index.part"
+            part.unlink(missing_ok=True)
+            with sqlite3.connect(part) as db:
+                db.executescript(_TABLES)
+                rows = [(key, json.dumps(value)) for key, value in {"schema": _SCHEMA, **facts}.items()]
+                db.executemany("INSERT INTO facts VALUES (?, ?)", rows)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.close()
+            part.replace(folder / "index.db")
+        return cls(folder)
+
+    def fact(self, key: str) -> Any:
+        """What was noted under a name; None if nothing was."""
+        row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def note(self, key: str, value: Any) -> None:
+        """Note plain data under a name."""
+        with told_of_disk(self.folder):
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+
+    def add_network(self, setting: dict[str, Any], weights: bytes) -> int:
+        """A network by which clusters are made from now on; its number."""
+        with told_of_disk(self.folder):
+            row = self._db.execute(
+                "INSERT INTO networks (setting, weights) VALUES (?, ?)", (json.dumps(setting), weights)
+            )
+        return int(row.lastrowid or 0)
+
+    def networks(self) -> dict[int, dict[str, Any]]:
+        """All networks, oldest first, with their settings."""
+        return {
+            int(row[0]): json.loads(row[1]) for row in self._db.execute("SELECT id, setting FROM networks ORDER BY id")
+        }
+
+    def weights(self, network: int) -> bytes:
+        """Of a network."""
+        return bytes(self._db.execute("SELECT weights FROM networks WHERE id = ?", (network,)).fetchone()[0])
+
+    def progress(self) -> tuple[dict[str, float], dict[str, npt.NDArray[np.generic]]]:
+        """Counts so far, and the state from which ingest goes on; both empty at the beginning."""
+        row = self._db.execute("SELECT counts, state FROM progress").fetchone()
+        if row is None:
+            return {}, {}
+        with np.load(io.BytesIO(row[1]), allow_pickle=False) as arrays:
+            return json.loads(row[0]), dict(arrays)
+
+    def clusters(self) -> int:
+        """How many there are; they are numbered from 0 on."""
+        return int(self._db.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM clusters").fetchone()[0])
+
+    def find(self, label: int, network: int, k: int, between_s: tuple[float, float]) -> list[ClusterRow]:
+        """Clusters of a network with an object in that time and a class among the centroid's K likeliest."""
+        rows = self._db.execute(_FIND, (label, network, k, *between_s))
+        return [ClusterRow(row[0], row[1], row[2], row[3], _verdict(row[4], row[5])) for row in rows]
+
+    def members(self, cluster: int, between_s: tuple[float, float]) -> Iterator[ObjectAt]:
+        """Its objects in that time, in order."""
+        rows = self._db.execute(
+            "SELECT frame, time_s, box FROM objects WHERE cluster = ? AND time_s >= ? AND time_s < ? "
+            "ORDER BY frame, place",
+            (cluster, *between_s),
+        )
+        for frame, time_s, box in rows.fetchall():
+            yield ObjectAt(int(frame), float(time_s), tuple(json.loads(box)))
+
+    def crops(self, clusters: Sequence[int]) -> Crops:
+        """Centroids, uint8 [n, side, side, 3].
+
+        Raises:
+            CheckpointError: the file of crops is shorter than the index says.
+        """
+        if not clusters:
+            return np.zeros((0, self.side, self.side, 3), np.uint8)
+        try:
+            crops = np.memmap(self.folder / "crops.bin", np.uint8, "r")
+            whole = crops[: len(crops) // self._size * self._size].reshape(-1, self.side, self.side, 3)
+            return whole[np.asarray(clusters)]
+        except (OSError, ValueError, IndexError) as error:
+            raise CheckpointError(f"{self.folder / 'crops.bin'} does not hold what the index names: {error}") from error
+
+    def keep_verdicts(self, clusters: Sequence[int], labels: Iterable[int], scores: Iterable[float]) -> None:
+        """What the truth network has said of centroids; it is not asked again."""
+        rows = [(one, int(label), float(score)) for one, label, score in zip(clusters, labels, scores, strict=True)]
+        with told_of_disk(self.folder), self.transaction():
+            self._db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)", rows)
+
+    def judged(self, label: int) -> list[int]:
+        """Clusters that the truth network has found to be of a class."""
+        rows = self._db.execute("SELECT cluster FROM verdicts WHERE label = ? ORDER BY score DESC", (label,))
+        return [int(row[0]) for row in rows]
+
+    def judgements(self) -> int:
+        """Centroids that the truth network has judged in queries."""
+        return int(self._db.execute("SELECT COUNT(*) FROM verdicts").fetchone()[0])
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._db.close()
+
+
+def _verdict(label: int | None, score: float | None) -> tuple[int, float] | None:
+    return None if label is None or score is None else (label, score)
+
+
+class StreamWriter:
+    """The one that takes a stream in.
+
+    Raises:
+        ConfigError: another process does.
+    """
+
+    def __init__(self, store: StreamStore) -> None:
+        self.store = store
+        self._lock = FileHold(store.folder / "writer", within_s=HELD_ON_S)
+        self._crops: BinaryIO = (store.folder / "crops.bin").open(
+            "r+b" if (store.folder / "crops.bin").exists() else "w+b"
+        )
+        self._next = store.clusters()
+
+    def write(self, batch: Gathered, counts: dict[str, float], state: dict[str, npt.NDArray[np.generic]]) -> None:
+        """Keep what was found, and from where to go on: both or neither.
+
+        Raises:
+            DataError: the disk is full, or cannot be written; what was written before is kept.
+        """
+        with told_of_disk(self.store.folder):
+            self._crops.seek(self._next * self.store.side**2 * 3)
+            for _, _, crop, _ in batch.begun:
+                self._crops.write(crop.tobytes())
+            self._crops.flush()
+            os.fsync(self._crops.fileno())
+            with self.store.transaction() as db:
+                self._insert(db, batch)
+                file = io.BytesIO()
+                np.savez(file, allow_pickle=False, **state)
+                db.execute("INSERT OR REPLACE INTO progress VALUES (0, ?, ?)", (json.dumps(counts), file.getvalue()))
+        self._next += len(batch.begun)
+
+    def _insert(self, db: sqlite3.Connection, batch: Gathered) -> None:
+        db.executemany("INSERT INTO clusters (id, network) VALUES (?, ?)", [one[:2] for one in batch.begun])
+        db.executemany(
+            "INSERT INTO entries VALUES (?, ?, ?, ?)",
+            [
+                (label, one[0], place, sure)
+                for one in batch.begun
+                for place, (label, sure) in enumerate(one[3][:PLACES])
+            ],
+        )
+        members = [(*one[:4], json.dumps([int(edge) for edge in one[4]])) for one in batch.members]
+        db.executemany("INSERT INTO objects VALUES (?, ?, ?, ?, ?)", members)
+        db.executemany("UPDATE clusters SET sealed = 1 WHERE id = ?", [(one,) for one in batch.sealed])
+
+    def close(self) -> None:
+        """Let others write."""
+        self._crops.close()
+        self._lock.close()
+
+
+class FileHold:
+    """A file that one process holds; the system lets go of it when that ends, however it does.
+
+    Args:
+        within_s: how long to wait for another one.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+
+    def __init__(self, path: Path, within_s: float = 0.0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+")
+        until_s = time.monotonic() + within_s
+        while not self._locked():
+            if time.monotonic() >= until_s:
+                self._file.close()
+                raise ConfigError(f"{path.parent} is being written by another ingest: wait for it, or stop it")
+            time.sleep(0.05)  # flock knows no time-out
+
+    def _locked(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go."""
+        self._file.close()
+
+
+@contextmanager
+def told_of_disk(folder: Path) -> Iterator[None]:
+    """A disk that is full or gone ends with a message that says so."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        raise DataError(f"cannot write the index {folder}: {error}; what was committed before is kept") from error

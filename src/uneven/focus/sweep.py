@@ -1,0 +1,283 @@
+"""Which settings reach the targets, and which of those is taken. Pure.
+
+A setting is a network, K, T and Skip_th. Recall and precision count frames, against what the truth network says of each
+object (section 5 of the paper, *parameter selection*)::
+
+    candidates(X) = clusters whose centroid has X among its K likeliest classes (OTHER, for a class without a name)
+    accepted(X)   = candidates whose centroid is X by the truth network, or is so with more confidence than Skip_th
+    recall        = share of the frames with X that are returned      precision = share of the returned ones with X
+    ingest        = work of the cheap network, as a share of the truth network on all objects
+    query         = centroids to check, mean over classes, as a share of all objects
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import beta
+
+from uneven.errors import ConfigError
+from uneven.focus.clusters import Clusters
+
+OFF = 1.0
+"""Skip_th that no confidence exceeds: every candidate is checked."""
+
+COVERED = 0.95
+"""Classes that make up this share of the objects count; the rest is mostly the truth network's errors (the paper)."""
+
+
+class Policy(enum.Enum):
+    """Which of the settings that no other beats in both costs."""
+
+    BALANCE = "balance"
+    OPT_INGEST = "opt-ingest"
+    OPT_QUERY = "opt-query"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledObjects:
+    """The objects of a stretch of video, in order.
+
+    Attributes:
+        frame: where each object is, int64 [n]; never falls.
+        label: what the truth network says of it, int64 [n].
+        classes: how many classes the truth network has.
+    """
+
+    frame: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int64]
+    classes: int
+
+    def dominant(self) -> tuple[int, ...]:
+        """The most frequent classes that together make up :data:`COVERED` of the objects."""
+        counts = np.bincount(self.label, minlength=self.classes)
+        order = np.argsort(-counts, kind="stable")
+        before = np.cumsum(counts[order]) - counts[order]
+        return tuple(int(one) for one, passed in zip(order, before, strict=True)
+                     if counts[one] and passed < COVERED * len(self.label))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a cheap network says of the same objects.
+
+    Attributes:
+        named: the class of each of its outputs but the last, which is OTHER.
+        confidence: float32 [n, len(named) + 1].
+        feature: float32 [n, dim], of its last layer but one.
+        work: of one object, in the unit of the truth network's.
+    """
+
+    name: str
+    named: tuple[int, ...]
+    confidence: npt.NDArray[np.float32]
+    feature: npt.NDArray[np.float32]
+    work: float
+
+    def output(self, label: int) -> int:
+        """Which output stands for a class."""
+        return self.named.index(label) if label in self.named else len(self.named)
+
+
+@dataclass(frozen=True, slots=True)
+class FocusSetting:
+    """What ingest and query go by."""
+
+    network: str
+    k: int
+    threshold: float
+    skip: float = OFF
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share that was counted.
+
+    Attributes:
+        value: hits of so many trials; 1 of none.
+        least: it is at least this, with 95 % confidence (Clopper and Pearson), were the trials independent. Frames are
+            not, so trials are appearances: runs of frames without a gap.
+    """
+
+    value: float
+    least: float
+
+    @classmethod
+    def of(cls, hits: float, trials: float, independent: int) -> Share:
+        """``hits`` of ``trials``, in which only ``independent`` are so."""
+        if trials == 0:
+            return cls(1.0, 0.0)
+        value = hits / trials
+        good = value * independent
+        return cls(value, float(beta.ppf(0.05, good, independent - good + 1)) if good > 0 else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassResult:
+    """How a query for one class ends."""
+
+    label: int
+    recall: Share
+    precision: Share
+    checked: int
+    """Centroids that the truth network looks at."""
+
+    def meets(self, recall: float, precision: float) -> bool:
+        """Whether it reaches both targets."""
+        return self.recall.value >= recall and self.precision.value >= precision
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A setting, what it costs and how its queries end."""
+
+    setting: FocusSetting
+    ingest: float
+    query: float
+    results: tuple[ClassResult, ...]
+
+    def meets(self, recall: float, precision: float) -> bool:
+        """Whether every class reaches both targets."""
+        return all(result.meets(recall, precision) for result in self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepGrid:
+    """What is tried ([default]s of ours; the paper names no values).
+
+    Attributes:
+        quantiles: of the distance from an object to the nearest one before it; each is a T, and T = 0 is tried always.
+        skips: Skip_th.
+        most_k: greatest K below "all outputs", which is tried always.
+    """
+
+    quantiles: tuple[float, ...] = (0.1, 0.25, 0.5, 0.7, 0.85)
+    skips: tuple[float, ...] = (0.8, 0.9, 0.95, 0.99, OFF)
+    most_k: int = 6
+
+
+class Grouped:
+    """Objects in clusters: what every K, Skip_th and class needs of one T."""
+
+    def __init__(self, seen: LabelledObjects, looked: Looked, threshold: float) -> None:
+        grown = Clusters(threshold, looked.feature.shape[1]).add(looked.feature)
+        self.seen = seen
+        self.looked = looked
+        self.threshold = threshold
+        self.cluster = grown.cluster
+        self.centroid = np.flatnonzero(grown.began)  # of cluster i, the object
+        order = np.argsort(-looked.confidence[self.centroid], axis=1, kind="stable")
+        self.place = np.argsort(order, axis=1, kind="stable")  # [clusters, outputs]: how many outputs are likelier
+        self.verdict = seen.label[self.centroid]
+
+    def ask(self, label: int, k: int, skip: float) -> ClassResult:
+        """One class, on these clusters."""
+        output = self.looked.output(label)
+        candidate = self.place[:, output] < k
+        sure = candidate & (self.looked.confidence[self.centroid, output] > skip)
+        sure &= output < len(self.looked.named)  # OTHER says nothing about one class
+        accepted = sure | (candidate & (self.verdict == label))
+        return judged(self.seen, label, accepted[self.cluster], int((candidate & ~sure).sum()))
+
+
+def judged(seen: LabelledObjects, label: int, returned: npt.NDArray[np.bool_], checked: int) -> ClassResult:
+    """Recall and precision, in frames, of the objects returned for a class.
+
+    Args:
+        returned: bool [n], whether an object's frame is returned on its account.
+    """
+    truth = np.unique(seen.frame[seen.label == label])
+    got = np.unique(seen.frame[returned])
+    both = len(np.intersect1d(truth, got, assume_unique=True))
+    return ClassResult(
+        label, Share.of(both, len(truth), appearances(truth)), Share.of(both, len(got), appearances(got)), checked
+    )
+
+
+def appearances(frames: npt.NDArray[np.int64]) -> int:
+    """Runs of successive frames, in frames that rise."""
+    return 0 if len(frames) == 0 else 1 + int((np.diff(frames) > 1).sum())
+
+
+def thresholds(
+    feature: npt.NDArray[np.float32], grid: SweepGrid, window: int = 200, most: int = 2000
+) -> tuple[float, ...]:
+    """T = 0, and quantiles of the distance to the nearest of the ``window`` objects before."""
+    picked = np.unique(np.linspace(1, len(feature) - 1, min(most, max(len(feature) - 1, 0))).astype(np.int64))
+    nearest = [float(np.sqrt(((feature[max(0, at - window) : at] - feature[at]) ** 2).sum(1).min())) for at in picked]
+    if not nearest:
+        return (0.0,)
+    return tuple(sorted({0.0, *(float(one) for one in np.quantile(nearest, grid.quantiles))}))
+
+
+def sweep(
+    seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, grid: SweepGrid = SweepGrid()
+) -> Iterator[Tried]:
+    """Every setting of the grid, each with its costs and results.
+
+    Args:
+        seen: objects of a part of the video on which no network was trained.
+        truth_work: of the truth network for one object.
+
+    Raises:
+        ConfigError: there are no objects.
+    """
+    if len(seen.label) == 0:
+        raise ConfigError("nothing moves in the frames sampled to choose the settings: give a longer part of the video")
+    labels = seen.dominant()
+    for looked in networks:
+        outputs = len(looked.named) + 1
+        for threshold in thresholds(looked.feature, grid):
+            grouped = Grouped(seen, looked, threshold)
+            for k in sorted({*range(1, min(grid.most_k, outputs) + 1), outputs}):
+                for skip in grid.skips:
+                    results = tuple(grouped.ask(label, k, skip) for label in labels)
+                    query = sum(result.checked for result in results) / len(results) / len(seen.label)
+                    setting = FocusSetting(looked.name, k, threshold, skip)
+                    yield Tried(setting, looked.work / truth_work, query, results)
+
+
+def pareto(points: Sequence[Tried]) -> tuple[Tried, ...]:
+    """Those that no other beats in both costs, by rising cost of ingest; of equal ones, that which risks least."""
+
+    def order(one: Tried) -> tuple[float, ...]:
+        return one.ingest, one.query, -one.setting.skip, one.setting.threshold, -one.setting.k
+
+    best: list[Tried] = []
+    for point in sorted(points, key=order):
+        if not best or point.query < best[-1].query:
+            best.append(point)
+    return tuple(best)
+
+
+def choose(points: Sequence[Tried], recall: float, precision: float, policy: Policy) -> Tried:
+    """The setting that a policy takes.
+
+    Raises:
+        ConfigError: no setting reaches the targets; the message says what can be reached.
+    """
+    viable = [point for point in points if point.meets(recall, precision)]
+    if not viable:
+        raise ConfigError(_out_of_reach(points, recall, precision))
+    front = pareto(viable)
+    if policy is Policy.OPT_INGEST:
+        return front[0]
+    if policy is Policy.OPT_QUERY:
+        return front[-1]
+    return min(front, key=lambda point: point.ingest + point.query)
+
+
+def _out_of_reach(points: Sequence[Tried], recall: float, precision: float) -> str:
+    def least(point: Tried) -> tuple[float, float]:
+        return (min(one.recall.value for one in point.results), min(one.precision.value for one in point.results))
+
+    nearest = max(points, key=lambda point: sum(map(min, least(point), (recall, precision))))
+    reached = least(nearest)
+    return (
+        f"no setting reaches recall {recall:.1%} and precision {precision:.1%} for every class; the nearest reaches "
+        f"{reached[0]:.1%} and {reached[1]:.1%}: lower the targets, or widen the grid of K, T and networks"
+    )

@@ -1,0 +1,268 @@
+"""Taking a stream in: decode, find objects, look at them with the cheap network, cluster, write.
+
+Decoding, finding and looking run in a thread each, with a bounded queue before the next; clustering and writing in the
+one that called. A file waits for whoever falls behind; of a live stream, frames that find no room are
+dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.focus.clusters import Clusters
+from uneven.focus.moving import Detector, Moving
+from uneven.focus.networks import run
+from uneven.focus.objects import Objects, found, unchanged
+from uneven.focus.stages import Ahead, StageCounts
+from uneven.focus.store import OTHER, Gathered, StreamStore, StreamWriter
+from uneven.focus.tune import restored
+from uneven.focus.video import VideoSource
+
+STAGES = ("decode", "find", "look", "cluster")
+
+_CHUNK = 32
+"""Frames that are looked at together. A chunk begins at a multiple, so that after a kill the same ones are together."""
+
+_ROOM = 64
+_WRITE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestOptions:
+    """How a stream is taken in.
+
+    Attributes:
+        per_s: frames that are looked at, of each second (the paper's: 1).
+        detector: finds the objects; by default what moves before a fixed camera.
+        same: an object whose pixels differ by at most so much of 255 from the frame before joins its cluster without
+            being looked at; None looks at every one.
+        most_active: clusters that may still grow.
+    """
+
+    per_s: float = 1.0
+    detector: Detector | None = None
+    same: float | None = None
+    most_active: int = 100
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has been taken in so far, as the index keeps it."""
+
+    frames: int = 0
+    objects: int = 0
+    looked: int = 0
+    clusters: int = 0
+    dropped: int = 0
+    backlog: int = 0
+    next_frame: int = 0
+    time_s: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    wall_s: float = 0.0
+    done: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """For the index."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A chunk of frames' objects, with what the network says of them; rows that repeat another one are zero."""
+
+    objects: Objects
+    repeats: npt.NDArray[np.int64]
+    """Of each object, the row that it repeats and that was looked at, or -1."""
+    confidence: npt.NDArray[np.float32]
+    feature: npt.NDArray[np.float32]
+
+
+class Ingest:
+    """One stream on its way into one index.
+
+    Args:
+        store: whose newest network decides.
+        tell: called after each writing.
+
+    Raises:
+        ConfigError: another process takes this stream in, or no network was chosen.
+        DataError: the video cannot be read, or the index not be written; what was written before is kept.
+    """
+
+    def __init__(
+        self, store: StreamStore, source: VideoSource, options: IngestOptions = IngestOptions(),
+        tell: Callable[[Counts], None] = lambda counts: None,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._source = source
+        self._options = options
+        self._tell = tell
+        networks = store.networks()
+        self._network = max(networks)
+        self._setting = networks[self._network]
+        self._candidate, self._model = restored(self._setting, store.weights(self._network))
+        self._detector = options.detector or Moving()
+        self._stages = {name: StageCounts() for name in STAGES[:3]}
+        self._cluster_s = 0.0
+        self.counts = Counts()
+        self._clusters = self._new_clusters()
+        self._restore()
+        self._before_s = self.counts.seconds
+
+    def run(self) -> Counts:
+        """To the end of the stream."""
+        writer = StreamWriter(self._store)
+        try:
+            self._take_in(writer)
+        finally:
+            writer.close()
+        return self.counts
+
+    def _take_in(self, writer: StreamWriter) -> None:
+        began_s, before_s = time.perf_counter(), self.counts.wall_s
+        written_s, batch = began_s, Gathered([], [], [])
+        background: npt.NDArray[np.float32] | None = None
+        for chunk in self._chunks():
+            started_s = time.perf_counter()
+            self._cluster(chunk, batch)
+            background = chunk.objects.background
+            now_s = time.perf_counter()
+            self._cluster_s += now_s - started_s
+            self.counts.wall_s = before_s + now_s - began_s
+            if now_s - written_s >= _WRITE_EVERY_S:
+                self._write(writer, batch, background)
+                written_s, batch = now_s, Gathered([], [], [])
+        self.counts.done = True
+        self._write(writer, batch, background)
+
+    def _chunks(self) -> Iterator[_Looked]:
+        frames = Ahead(self._source.frames(self._options.per_s, self.counts.next_frame), self._stages["decode"], _ROOM,
+                       drops=self._source.live)  # fmt: skip
+        objects = Ahead(found(frames, self._detector, self._store.side), self._stages["find"], _ROOM)
+        looked = Ahead(self._look(objects), self._stages["look"], 4)
+        return iter(looked)
+
+    def _look(self, objects: Iterable[Objects]) -> Iterator[_Looked]:
+        """Chunk by chunk; a live stream's chunks are what is there."""
+        for chunk in _together(objects, 1 if self._source.live else _CHUNK):
+            repeats = np.full(sum(map(len, chunk)), -1)
+            if self._options.same is not None:
+                repeats = _repeats(chunk, self._options.same)
+            whole = Objects.join(chunk, self._store.side)
+            fresh = np.flatnonzero(repeats < 0)
+            confidence, feature = run(self._model, whole.crops[fresh])
+            yield _Looked(whole, repeats, _spread(confidence, fresh, len(whole)), _spread(feature, fresh, len(whole)))
+
+    def _cluster(self, chunk: _Looked, batch: Gathered) -> None:
+        objects, counts = chunk.objects, self.counts
+        cluster = np.full(len(objects), -1)
+        place = _places(objects.frame)
+        for at in range(len(objects)):
+            again = chunk.repeats[at]
+            if again >= 0 and self._clusters.join(int(cluster[again])):
+                cluster[at] = cluster[again]
+            else:
+                # What repeats a sealed cluster's member is looked at like any other.
+                row = at if again < 0 else int(again)
+                cluster[at] = self._add(chunk, row, at, batch)
+            batch.members.append(
+                (int(cluster[at]), int(objects.frame[at]), int(place[at]), float(objects.time_s[at]), objects.boxes[at])
+            )
+        counts.objects += len(objects)
+        counts.looked += int((chunk.repeats < 0).sum())
+        counts.frames += objects.frames
+        counts.next_frame, counts.time_s = objects.last[0] + 1, objects.last[1]
+        counts.clusters = self._clusters.next
+
+    def _add(self, chunk: _Looked, row: int, at: int, batch: Gathered) -> int:
+        grown = self._clusters.add(chunk.feature[row : row + 1])
+        cluster = int(grown.cluster[0])
+        if grown.began[0]:
+            order = np.argsort(-chunk.confidence[row], kind="stable")
+            entries = [(self._label(int(one)), float(chunk.confidence[row, one])) for one in order]
+            batch.begun.append((cluster, self._network, chunk.objects.crops[at], entries))
+        batch.sealed += grown.sealed
+        return cluster
+
+    def _label(self, output: int) -> int:
+        named = self._candidate.named
+        return named[output] if output < len(named) else OTHER
+
+    def _write(self, writer: StreamWriter, batch: Gathered, background: npt.NDArray[np.float32] | None) -> None:
+        decode, find, look = (self._stages[name] for name in STAGES[:3])
+        spent_s = (decode.made_s, find.made_s - decode.awaited_s, look.made_s - find.awaited_s, self._cluster_s)
+        self.counts.seconds = {name: self._before_s[name] + now_s for name, now_s in zip(STAGES, spent_s, strict=True)}
+        self.counts.dropped += self._stages["decode"].dropped
+        self._stages["decode"].dropped = 0
+        self.counts.backlog = sum(stage.backlog for stage in self._stages.values())
+        state: dict[str, npt.NDArray[np.generic]] = {
+            f"clusters.{key}": value for key, value in self._clusters.state().items()
+        }
+        state["network"] = np.array(self._network)
+        if background is not None:
+            state["background"] = background
+        writer.write(batch, self.counts.plain(), state)
+        self._tell(self.counts)
+
+    def _restore(self) -> None:
+        counts, state = self._store.progress()
+        for name, value in counts.items():
+            setattr(self.counts, name, value)
+        self.counts.done = False
+        if not state:
+            return
+        if int(state["network"]) == self._network:  # clusters of another network have other features
+            self._clusters.load({key.removeprefix("clusters."): value for key, value in state.items() if "." in key})
+        if isinstance(self._detector, Moving) and "background" in state:
+            self._detector.load(state["background"].astype(np.float32))
+
+    def _new_clusters(self) -> Clusters:
+        return Clusters(
+            self._setting["threshold"], self._model.head.in_features, self._options.most_active, self._store.clusters()
+        )
+
+
+def _together(objects: Iterable[Objects], size: int) -> Iterator[list[Objects]]:
+    """Frames of one chunk."""
+    chunk: list[Objects] = []
+    for one in objects:
+        chunk.append(one)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _repeats(chunk: list[Objects], most: float) -> npt.NDArray[np.int64]:
+    """Of each object of a chunk, the first of the row of unchanged ones that it ends, or -1."""
+    result: list[npt.NDArray[np.int64]] = [np.full(len(chunk[0]), -1)]
+    rows = np.arange(len(chunk[0]))  # in the whole chunk, of the objects of the frame before: who was looked at
+    begin = len(chunk[0])
+    for before, now in pairwise(chunk):
+        same = unchanged(now, before, most)
+        origin = np.where(same >= 0, rows[same] if len(rows) else -1, -1)
+        result.append(origin)
+        rows = np.where(origin >= 0, origin, begin + np.arange(len(now)))
+        begin += len(now)
+    return np.concatenate(result)
+
+
+def _places(frame: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many objects of the same frame come before each one, in frames that rise."""
+    first = np.searchsorted(frame, frame)
+    return np.arange(len(frame)) - first
+
+
+def _spread(rows: npt.NDArray[np.float32], at: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float32]:
+    """The rows at their places among ``count``; zero elsewhere."""
+    result = np.zeros((count, rows.shape[1]), np.float32)
+    result[at] = rows[: len(at)]
+    return result

@@ -1,0 +1,150 @@
+"""Choosing the settings of a stream: sample, ask the truth network, train the candidates, sweep, choose."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uneven import fleet
+from uneven.errors import ConfigError
+from uneven.focus.moving import Detector, Moving
+from uneven.focus.networks import LADDER, NAMED, Candidate, Cheap, LadderRung, candidates, ensemble, look
+from uneven.focus.objects import Objects, found
+from uneven.focus.sweep import LabelledObjects, Policy, SweepGrid, Tried, choose, sweep
+from uneven.focus.truth import Truth
+from uneven.focus.video import Frame, VideoSource
+from uneven.jobs.devices import Devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What queries must reach, and what may be tried for it.
+
+    Attributes:
+        recall, precision: in frames, of every class among those that make up 95 % of the objects.
+        policy: which of the settings that no other beats in both costs.
+        sample_s: how much video is looked at to choose, in all; a half to train, a half to check.
+        epochs: passes over the sampled objects in training.
+        devices: where the candidates are trained, as ``fleet.train`` takes them.
+    """
+
+    recall: float = 0.99
+    precision: float = 0.99
+    policy: Policy = Policy.BALANCE
+    sample_s: float = 1800.0
+    epochs: int = 12
+    ladder: Sequence[LadderRung] = LADDER
+    named: Sequence[int] = NAMED
+    grid: SweepGrid = field(default_factory=SweepGrid)
+    devices: Devices = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what, target in (("recall", self.recall), ("precision", self.precision)):
+            if not 0 < target <= 1:
+                raise ConfigError(f"{what}={target}: give a share above 0 and at most 1, such as 0.99")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was chosen, and what choosing cost.
+
+    Attributes:
+        candidate, model: the network, trained.
+        point: its setting, its costs, and the results that it had on the part that checks.
+        points: all that were tried.
+        targets: recall and precision that were asked for.
+        price: step → what it cost, in seconds; ``truth_calls`` in objects.
+    """
+
+    candidate: Candidate
+    model: Cheap
+    point: Tried
+    points: tuple[Tried, ...]
+    targets: tuple[float, float]
+    price: Mapping[str, float]
+
+    def setting(self) -> dict[str, Any]:
+        """Plain data, as the index keeps it."""
+        return {
+            **asdict(self.point.setting), "named": list(self.candidate.named), "classes": self.candidate.classes,
+            "removed": self.candidate.rung.removed, "side": self.candidate.rung.side,
+            "ingest": self.point.ingest, "query": self.point.query,
+            "results": [asdict(result) for result in self.point.results],
+            "tried": [[point.ingest, point.query] for point in self.points if point.meets(*self.targets)],
+        }  # fmt: skip
+
+    def weights(self) -> bytes:
+        """Of the network, as ``torch.save`` writes them."""
+        file = io.BytesIO()
+        torch.save(self.model.state_dict(), file)
+        return file.getvalue()
+
+
+def restored(setting: Mapping[str, Any], weights: bytes) -> tuple[Candidate, Cheap]:
+    """The network that :class:`Tuned` wrote."""
+    candidate = Candidate(LadderRung(setting["removed"], setting["side"]), tuple(setting["named"]), setting["classes"])
+    model = candidate.build()
+    model.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
+    return candidate, model.eval()
+
+
+def sampled(
+    source: VideoSource, per_s: float, wanted: Wanted, side: int, detector: Detector | None
+) -> tuple[Objects, Objects]:
+    """Objects to train on, and objects to check with: the first and the second half of the sample.
+
+    The sample is the beginning of the stream; whatever moves through it at once is in one half alone.
+    """
+    length_s = source.length_s()
+    sample_s = wanted.sample_s if length_s is None else min(wanted.sample_s, length_s)
+    half = max(1, int(sample_s * per_s / 2))
+    finder = detector or Moving()
+    learn = Objects.join(list(found(until(source.frames(per_s), half), finder, side)), side)
+    check = Objects.join(list(found(until(source.frames(per_s, half), 2 * half), finder, side)), side)
+    return learn, check
+
+
+def until(frames: Iterable[Frame], end: int) -> Iterator[Frame]:
+    """The frames before number ``end``."""
+    return takewhile(lambda frame: frame.number < end, frames)
+
+
+def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()) -> Tuned:
+    """Train the candidates on one part, choose by another.
+
+    Raises:
+        ConfigError: nothing moves there, or no setting reaches the targets; the message says what can be reached.
+    """
+    began_s, calls = time.perf_counter(), truth.calls
+    labels, _ = truth.label(learn.crops)
+    seen = LabelledObjects(check.frame, truth.label(check.crops)[0], len(truth.classes))
+    labelled_s = time.perf_counter()
+    tried = candidates(labels, len(truth.classes), wanted.ladder, wanted.named)
+    with tempfile.TemporaryDirectory(prefix="uneven-focus-") as folder:
+        made = ensemble(tried, learn.crops, labels, wanted.epochs, wanted.seed)
+        result = fleet.train(made, devices=wanted.devices, directory=Path(folder), progress=False)
+        models = {one.name: result.model(one.name) for one in tried}
+    trained_s = time.perf_counter()
+    looked = [look(one, _cheap(models[one.name]), check.crops) for one in tried]
+    points = tuple(sweep(seen, looked, truth.work(), wanted.grid))
+    point = choose(points, wanted.recall, wanted.precision, wanted.policy)
+    chosen = next(one for one in tried if one.name == point.setting.network)
+    price = {
+        "truth_calls": float(truth.calls - calls), "label_s": labelled_s - began_s, "train_s": trained_s - labelled_s,
+        "sweep_s": time.perf_counter() - trained_s,
+    }  # fmt: skip
+    return Tuned(chosen, _cheap(models[chosen.name]), point, points, (wanted.recall, wanted.precision), price)
+
+
+def _cheap(model: torch.nn.Module) -> Cheap:
+    assert isinstance(model, Cheap)
+    return model.eval()

@@ -1,0 +1,46 @@
+"""Streams that are taken in, as a table in the terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from uneven.core.text import printable
+from uneven.focus.query import VideoIndex
+
+_COLUMNS = (
+    "stream",
+    "of the video",
+    "frames",
+    "objects/s",
+    "clusters",
+    "backlog",
+    "dropped",
+    "× real time",
+    "work",
+    "",
+)
+
+
+def table(index: VideoIndex) -> Table:
+    """A row for each stream; *work* is that of the cheap network, as a share of the truth network's on every object."""
+    shown = Table()
+    for name in _COLUMNS:
+        shown.add_column(name, justify="left" if name in ("stream", "") else "right")
+    for name, store in index.streams.items():
+        counts, _ = store.progress()
+        if not counts:
+            shown.add_row(printable(name), *[""] * (len(_COLUMNS) - 2), "begins")
+            continue
+        wall_s = max(counts["wall_s"], 1e-9)
+        setting = list(store.networks().values())[-1]
+        share = setting["ingest"] * counts["looked"] / max(1, counts["objects"])
+        cells = (f"{counts['time_s']:.0f} s", f"{counts['frames']}", f"{counts['objects'] / wall_s:.0f}",
+                 f"{counts['clusters']}", f"{counts['backlog']}", f"{counts['dropped']}",
+                 f"{counts['time_s'] / wall_s:.0f}", f"{share:.2%}", "done" if counts["done"] else "")  # fmt: skip
+        shown.add_row(printable(name), *cells)
+    return shown
+
+
+def over(index: VideoIndex) -> bool:
+    """Whether every stream has come to its end."""
+    return all(store.progress()[0].get("done", False) for store in index.streams.values())
