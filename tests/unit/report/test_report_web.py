@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,14 +141,16 @@ def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not any(map(png.shutil.which, png.BROWSERS)), reason="no browser")
-def test_a_browser_draws_it(server: WebServer, tmp_path: Path) -> None:
-    command = [
-        *(png.browser(), "--headless", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"),
-        *(["--no-sandbox"] if os.geteuid() == 0 else []),
-        *("--dump-dom", server.address),
-    ]
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+def test_a_browser_draws_it(server: WebServer) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path is too long for the name of chromium's socket
+        command = [
+            *(png.browser(), "--headless", "--disable-gpu", f"--user-data-dir={folder}/profile"),
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            *("--dump-dom", server.address),
+        ]
+        env = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    assert done.stdout, done.stderr
     text = html_text.unescape(done.stdout)
     assert "Where each worker's time goes" in text
     assert text.count('class="plot-container') >= 5, "Plotly has drawn"

@@ -112,7 +112,7 @@ POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean"
 
 _EVERY = (2, 8)
 
-SPOT_S, SPOT_QUICK_S = 150.0, 10.0
+SPOT_S, SPOT_QUICK_S = 150.0, 8.0
 CHANGES, CHANGES_QUICK = 20, 2
 
 
