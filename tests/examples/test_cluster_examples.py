@@ -26,7 +26,7 @@ PAGES = ROOT / "docs" / "how-to"
 WORKER = """
 import os
 names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "UNEVEN_RUN")
-print("worker", *(os.environ[name] for name in names), flush=True)
+os.write(1, ("worker " + " ".join(os.environ[name] for name in names) + "\\n").encode())  # in one go
 """
 
 SCONTROL = """#!/bin/sh

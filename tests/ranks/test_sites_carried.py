@@ -123,3 +123,4 @@ def test_who_takes_part_with_another_step_is_told(me: RankContext) -> None:
         run.agreement.clock += 1
     with pytest.raises(TrainingError, match="sends entries of step"):
         run.epoch(2)
+    run.session.close()  # now, on both: whenever the garbage is collected, each would wait for the other

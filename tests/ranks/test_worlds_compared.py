@@ -10,7 +10,7 @@ from emulation import needs_root
 from uneven import journal
 from uneven.cluster.spec import ClusterSpec, Node, Workload
 from uneven.core.records import RunRecord, StepRecord
-from uneven_bench.worlds.bench import Effort, compare, measured
+from uneven_bench.worlds.bench import Effort, WorldTraining, compare, measured
 from uneven_bench.worlds.cases import GLOBAL_BATCH, WorldCase
 from uneven_bench.worlds.compare import BALANCERS, summarize
 
@@ -22,9 +22,11 @@ TINY = ClusterSpec(
     workload=Workload(global_batch=GLOBAL_BATCH, gradient_bytes=1_000_000),
 )
 
+TRAINING = WorldTraining("digits", 64)
+
 
 def test_costs_come_from_an_emulated_run(tmp_path: Path) -> None:
-    workload = measured(TINY, "static:shares=3/1", tmp_path, "digits", iterations=8)
+    workload = measured(TINY, "static:shares=3/1", tmp_path, TRAINING, iterations=8)
     assert workload.per_sample_core_s > 0
     assert workload.exchange_core_s > 0
     assert workload.gradient_bytes == TINY.workload.gradient_bytes  # what was known is kept
@@ -33,7 +35,7 @@ def test_costs_come_from_an_emulated_run(tmp_path: Path) -> None:
 def test_a_description_is_emulated_and_simulated_and_compared(tmp_path: Path) -> None:
     told: list[tuple[str, str, float]] = []
     effort = Effort(settled=8, iterations=40, repeats=1)  # the others are looked at after a second
-    compared, races = compare({"tiny": WorldCase(TINY)}, tmp_path, "digits", effort, lambda *what: told.append(what))
+    compared, races = compare({"tiny": WorldCase(TINY)}, tmp_path, TRAINING, effort, lambda *what: told.append(what))
     assert [what for _, what, _ in told] == ["tiny, even", "tiny, lb-bsp"]
     assert tuple(compared["tiny"]) == BALANCERS
     for balance, one in compared["tiny"].items():
