@@ -112,6 +112,7 @@ def test_what_cannot_be_evaluated_is_refused(me: RankContext) -> None:
     sizes = iter([torch.zeros(2), torch.zeros(3)])
     with pytest.raises(DataError, match=r"of shape \(3,\) after a total of shape \(2,\)"):
         session.evaluate(lambda batch: next(sizes), DATA, batch_size=4)
+    barrier()  # the line that evaluations share may still be being opened on the other rank
     session.close()
 
 
