@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -324,11 +325,16 @@ def test_adaptive_damping_learns_where_a_fixed_one_sticks() -> None:
     assert last("adaptive:start=0.01") < 0.75 * stuck
 
 
+ONE_DRAWS = threading.Lock()
+"""All threads draw from the same random numbers."""
+
+
 def changing(part: Callable[[], Part], lines: Lines) -> PartWorker:
     """A worker in a run whose members may change."""
     lines.changing = True
-    torch.manual_seed(1)
-    model = net()
+    with ONE_DRAWS:
+        torch.manual_seed(1)
+        model = net()
     return PartWorker(
         lines, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 * (part is not SOAP)), part()
     )
