@@ -19,7 +19,7 @@ Told = Callable[[str, str, float], None]
 """What a bench tells of its progress: the phase, what it is doing, and how much of the phase is done, 0 … 1."""
 
 _WIDTH = 112
-"""Of what is printed to no terminal; the widest table takes 104."""
+"""Columns of what is printed to no terminal; the widest table takes 104."""
 
 
 def show(run: Callable[[Told], Result], tables: Callable[[Result], list[Table]], as_json: bool) -> None:

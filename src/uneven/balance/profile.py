@@ -21,7 +21,7 @@ MARGIN = 0.9
 """Part of the largest batch that did not fail, or of the memory that is left, that is counted on. [default] too."""
 
 _PASSES = 32
-"""Of so many passes each is reckoned with; beyond them time goes on as before."""
+"""Up to so many passes each one is reckoned with; beyond them time goes on as before."""
 
 _SPREAD = 0.03  # relative noise of a median that the fit reckons with
 

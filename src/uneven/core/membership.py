@@ -22,7 +22,7 @@ from uneven.core.plain import Count, Range, read
 
 Members = tuple[int, ...]
 Meeting = Callable[[int, Members], tuple[Members, ...]]
-"""Of a generation's number and its members: the groups in which these meet, each of them in one."""
+"""From a generation's number and its members: the groups in which these meet, each of them in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ class Held:
         return [step for step in steps if not step.holders]
 
     def samples(self, worker: int) -> float:
-        """Of the steps that it holds, each shared out among all that hold it."""
+        """Samples of the steps that this worker holds, each shared out among all that hold it."""
         there = (step for step in self._steps if worker in step.holders)
         return sum(step.part.batch(step.worker) / len(step.holders) for step in there)
 

@@ -33,7 +33,7 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Of a stream of which each rank has a shard of its own.
+    """A stream of which each rank has a shard of its own.
 
     Attributes:
         lengths: samples in the shard of each rank.

@@ -28,7 +28,7 @@ class PooledFeatures:
         self._columns, self._values = columns, values
 
     def values(self) -> Tensor:
-        """Of all features side by side; shape (batch, sum of their dims)."""
+        """The pooled rows of all features side by side; shape (batch, sum of their dims)."""
         return self._values
 
     def keys(self) -> list[str]:
@@ -36,11 +36,11 @@ class PooledFeatures:
         return list(self._columns)
 
     def __getitem__(self, feature: str) -> Tensor:
-        """Of one; shape (batch, dim)."""
+        """The pooled rows of one feature; shape (batch, dim)."""
         return self._values[:, self._columns[feature]]
 
     def to_dict(self) -> dict[str, Tensor]:
-        """Of each."""
+        """The pooled rows of each feature, by its name."""
         return {name: self[name] for name in self._columns}
 
 

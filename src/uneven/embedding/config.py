@@ -15,7 +15,7 @@ from typing import Any
 from uneven.errors import ConfigError
 
 MOST_ROWS = 2**31 - 1
-"""Of one shard: ids travel in 32 bits."""
+"""The most rows of one shard: ids travel in 32 bits."""
 MOST_DIM = 1 << 14
 _POOLINGS = ("sum", "mean")
 
@@ -125,7 +125,7 @@ class TableSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Of all tables, in their order."""
+        """The features of all tables, in their order."""
         return tuple(feature for one in self.tables for feature in one.features)
 
     @property

@@ -87,7 +87,7 @@ class TableDoor:
 
     @property
     def columns(self) -> dict[str, slice]:
-        """Of each feature in a batch's numbers."""
+        """Where each feature stands in a batch's numbers."""
         return self._router.columns
 
     def shards(self) -> tuple[ShardSpec, ...]:

@@ -100,7 +100,7 @@ class TableFiles:
         return [] if self.own is None else [self.own / name for name in ("a", "b")]
 
     def _older(self) -> Path:
-        """Of the two own places the one to write to: the newer one stays whole."""
+        """Which of the two own places to write to: the newer one stays whole."""
         assert self.own is not None
         return min(self._places(), key=lambda one: int(_said(one, self.number).get("version", -1)))
 

@@ -57,7 +57,7 @@ class RowGroup:
 
     @property
     def rows(self) -> int:
-        """Of the array."""
+        """How many rows the array has."""
         return self.bases[-1] + self.ranges[-1].rows
 
 

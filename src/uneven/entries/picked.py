@@ -71,7 +71,7 @@ class Picked:
 
     @property
     def part(self) -> float:
-        """Of the vector's entries, 0 … 1."""
+        """The share of the vector's entries that was picked, 0 … 1."""
         return len(self.values) / max(1, self.size)
 
     def add_to(self, vector: Array, scale: float = 1.0) -> None:

@@ -19,7 +19,7 @@ _BEGINS_WITH = 25
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Of successive frames, in order.
+    """The objects of successive frames, in order.
 
     Attributes:
         frame: number of each object's frame, int64 [n].

@@ -172,7 +172,7 @@ class StreamStore:
         }
 
     def weights(self, network: int) -> bytes:
-        """Of a network."""
+        """A network's weights, as ``torch.save`` writes them."""
         return bytes(self._db.execute("SELECT weights FROM networks WHERE id = ?", (network,)).fetchone()[0])
 
     def progress(self) -> tuple[dict[str, float], dict[str, npt.NDArray[np.generic]]]:

@@ -79,7 +79,7 @@ class _Looked:
 
     objects: Objects
     repeats: npt.NDArray[np.int64]
-    """Of each object, the row that it repeats and that was looked at, or -1."""
+    """For each object, the row that it repeats and that was looked at, or -1."""
     confidence: npt.NDArray[np.float32]
     feature: npt.NDArray[np.float32]
 
@@ -242,7 +242,7 @@ def _together(objects: Iterable[Objects], size: int) -> Iterator[list[Objects]]:
 
 
 def _repeats(chunk: list[Objects], most: float) -> npt.NDArray[np.int64]:
-    """Of each object of a chunk, the first of the row of unchanged ones that it ends, or -1."""
+    """For each object of a chunk, the first of the row of unchanged ones that it ends, or -1."""
     result: list[npt.NDArray[np.int64]] = [np.full(len(chunk[0]), -1)]
     rows = np.arange(len(chunk[0]))  # in the whole chunk, of the objects of the frame before: who was looked at
     begin = len(chunk[0])

@@ -83,7 +83,7 @@ class Tuned:
         }  # fmt: skip
 
     def weights(self) -> bytes:
-        """Of the network, as ``torch.save`` writes them."""
+        """The network's weights, as ``torch.save`` writes them."""
         file = io.BytesIO()
         torch.save(self.model.state_dict(), file)
         return file.getvalue()

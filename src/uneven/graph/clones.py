@@ -30,7 +30,7 @@ class Holders:
 
     @classmethod
     def of(cls, source: Ids, target: Ids, bounds: Sequence[int], vertices: int) -> Holders:
-        """Of edges in the order of the parts."""
+        """Who holds which vertex, from edges in the order of the parts."""
         parts = len(bounds) - 1
         found = cls(np.zeros((parts, vertices), np.bool_), np.zeros((parts, vertices), np.bool_))
         for p, (begin, end) in enumerate(pairwise(bounds)):

@@ -179,12 +179,12 @@ class PartedGraph(Part):
 
     @property
     def rows(self) -> int:
-        """Of all tensors here."""
+        """How many rows all tensors here have."""
         return self.exchange.rows
 
     @property
     def edges(self) -> int:
-        """Of this worker's part."""
+        """How many edges this worker's part has."""
         return self.part.edges
 
     def tensor(self, name: str) -> Tensor:

@@ -45,7 +45,7 @@ def _share_threads() -> None:
 
 @cache
 def level() -> int:
-    """Of vectors: 2 for AVX-512, 1 for AVX2, 0 if the sums are made by torch."""
+    """Which vectors the kernel uses: 2 for AVX-512, 1 for AVX2, 0 if the sums are made by torch."""
     found = library()
     return 0 if found is None else int(found.uneven_level())
 

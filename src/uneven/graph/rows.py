@@ -78,7 +78,7 @@ class Adjacency:
 
     @classmethod
     def of(cls, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32], vertices: int) -> Adjacency:
-        """Of the edges among ``vertices`` vertices."""
+        """The adjacency that these edges make among ``vertices`` vertices."""
         into = RowIndex.of(target, source, vertices, vertices)
         out = RowIndex.of(source, target, vertices, vertices)
         alike = torch.equal(into.starts, out.starts) and torch.equal(into.columns, out.columns)

@@ -44,7 +44,7 @@ class GraphSource(ABC):
 
     @abstractmethod
     def vector(self, name: str, ids: Ids) -> npt.NDArray[Any]:
-        """Of vertices: order (their ids in the graph), in_degree or loops."""
+        """One number for each of these vertices: order (its id in the graph), in_degree or loops."""
 
     @abstractmethod
     def rows(self, name: str, ids: Ids) -> Tensor:
@@ -87,7 +87,7 @@ class StoredSource(GraphSource):
 
     @cached_property
     def costs(self) -> tuple[float, ...]:
-        """Of each part: edges + β · roots; above 0."""
+        """What each part costs: edges + β · roots; above 0."""
         facts = self.store.facts
         rooted = np.bincount(self.store.array("roots"), minlength=facts.parts)
         return tuple(np.maximum(np.diff(np.asarray(facts.bounds)) + facts.beta * rooted, 1e-9).tolist())

@@ -85,7 +85,7 @@ class GraphStore:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors with a row for each vertex."""
+        """Names of the tensors with a row for each vertex."""
         return tuple(sorted(one.stem for one in (self.path / "tensors").glob("*.npy")))
 
     def rows(self, name: str, ids: Ids) -> torch.Tensor:

@@ -145,7 +145,7 @@ class Totals:
         )
 
     def _limit_s(self, workers: Sequence[WorkerSummary], members: tuple[int, ...]) -> float:
-        """Of these members; all workers if empty."""
+        """The least time in which these members could do an iteration together; all workers if empty."""
         there = [one for one in workers if not members or one.rank in members]
         speeds = [worker.speed_per_s for worker in there if math.isfinite(worker.speed_per_s)]
         return ratio(_median(self._batches), sum(speeds))

@@ -134,7 +134,7 @@ class FinishTogether:
         return self._firsts
 
     def _begun(self, worker: int, planned: int) -> int:
-        """Of what is planned for a worker, what it begins with: all of it where the error is not worth a launch."""
+        """How much of what is planned for a worker it begins with: all of it where the error is not worth a launch."""
         late_s = self.error * planned / self._speeds_per_s[worker]
         part = math.exp(-_BEGUN * self.error) if late_s > _DEAR * self.launch_s[worker] else 1.0
         return max(self._lower, round(part * planned))

@@ -84,7 +84,7 @@ class MendedEvaluation:
         return EvaluatedTotals.of(flat, kinds)
 
     def _kinds(self, key: str) -> Kinds:
-        """Of the totals, as soon as somebody has any; none where nobody that is left has."""
+        """The totals' kinds, as soon as somebody has any; none where nobody that is left has."""
         board, timeout_s = self._membership.board, self._membership.timeout_s
         until_s = time.monotonic() + timeout_s
         while True:

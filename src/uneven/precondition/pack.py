@@ -46,7 +46,7 @@ class Layout:
         return self.bounds[-1][1]
 
     def bound(self, rank: int) -> tuple[int, int]:
-        """Of all that belongs to one rank."""
+        """Where all that belongs to one rank begins and ends."""
         return self.bounds[self.ranks.index(rank)]
 
 

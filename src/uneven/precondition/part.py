@@ -205,7 +205,7 @@ class Preconditioner(Part):
         return dict(zip((one.item.name for one in self.works), self.placement.owners, strict=True))
 
     def _own_time(self) -> tuple[float, float, float]:
-        """Of a worker whose own work is a processor's."""
+        """The run's own times, if this worker computes on a processor; else NaN."""
         return self.run.own_time() if self._clock_s is time.process_time else (math.nan, math.nan, math.nan)
 
     def _place(self, table: AgreedSpeeds | None = None) -> Placement:

@@ -60,7 +60,7 @@ class RankGrid(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Of each item: who refreshes each of its squares, and the column that preconditions it."""
+    """For each item: who refreshes each of its squares, and the column that preconditions it."""
 
     owners: tuple[tuple[int, ...], ...]
     columns: tuple[tuple[int, ...], ...]
@@ -75,7 +75,7 @@ class Placement(NamedTuple):
 
 
 def refresh_cost(side: int) -> float:
-    """Of one eigendecomposition: 9 n³. Measured: 6.6 n³ multiplications' time at n = 576, more below."""
+    """Operations of one eigendecomposition: 9 n³. Measured: 6.6 n³ multiplications' time at n = 576, more below."""
     return 9.0 * float(side) ** 3
 
 

@@ -81,5 +81,5 @@ class Refresh:
 
 
 def idle_cores() -> float:
-    """Of this machine, since this was last asked."""
+    """How many cores of this machine were idle since this was last asked."""
     return (psutil.cpu_count() or 1) * (1.0 - psutil.cpu_percent() / 100.0)

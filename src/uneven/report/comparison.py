@@ -104,7 +104,7 @@ def summary_table(runs: Mapping[str, RunData]) -> PageTable:
 
 
 def _each(values: Sequence[float]) -> str:
-    """Of every worker, in percent."""
+    """One value for each worker, in percent."""
     shown = [f"{100 * value:.0f}" for value in values]
     if len(shown) > _EACH_UP_TO:
         return f"{min(values) * 100:.0f} to {max(values) * 100:.0f}"

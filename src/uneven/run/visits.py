@@ -80,7 +80,7 @@ class Visits(Part):
             )
 
     def _scores(self, place: int) -> tuple[float, float]:
-        """Of the model that lives here, and of the one that visits."""
+        """Scores of the model that lives here, and of the one that visits."""
         own, model = self._flat.read(), self._run.model
         guest = torch.empty_like(own)
         home = self._score(model)

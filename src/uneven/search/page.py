@@ -17,7 +17,7 @@ from uneven.search.result import TrialRow
 
 _MOST_CURVES = 100
 _MOST_NAMED = 12
-"""Of more curves, the one under the pointer says which it is."""
+"""With more curves than this, only the one under the pointer says which it is."""
 
 _FEWEST_FOR_IMPORTANCE = 8
 _WIDE = 30

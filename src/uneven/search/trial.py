@@ -27,7 +27,7 @@ _UNDIVIDED = (
 )
 
 SAVE_SHARE = 0.05
-"""Of a trial's time, so much may go into keeping states; its best one is kept in any case."""
+"""The share of a trial's time that may go into keeping states; its best one is kept in any case."""
 
 
 @dataclass(frozen=True, slots=True)

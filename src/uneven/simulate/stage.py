@@ -17,7 +17,7 @@ from uneven.simulate.routes import Topology
 from uneven.simulate.worker import Machine, Worker
 
 _NUMBER_BYTES = 4
-"""Of a gradient's number, where entries are counted."""
+"""What one number of a gradient takes, where entries are counted."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -88,7 +88,7 @@ class Label(Partition):
 
 @dataclass(frozen=True, slots=True)
 class Dirichlet(Partition):
-    """Of each label, parts drawn from a Dirichlet distribution; the smaller ``alpha``, the more skewed.
+    """The parts of each label are drawn from a Dirichlet distribution; the smaller ``alpha``, the more skewed.
 
     Raises:
         ConfigError: alpha is not above 0.

@@ -32,7 +32,7 @@ PassLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Of the model's logits."""
+    """The cross-entropy of the model's logits for ``x``."""
     return F.cross_entropy(model(x), y)
 
 

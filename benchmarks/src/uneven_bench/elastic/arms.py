@@ -25,10 +25,10 @@ from uneven_bench.elastic.workload import CountedWorkload
 from uneven_bench.marked import MARK
 
 TIMEOUT_S = 5.0
-"""Of gloo under torchft, as in its own example of DDP."""
+"""The time-out of gloo under torchft, as in its own example of DDP."""
 
 TORCHRUN_TIMEOUT_S = 30.0
-"""Of gloo under torchrun."""
+"""The time-out of gloo under torchrun."""
 
 HERE = "127.0.0.1"
 _STARTS_WITHIN_S = 60.0
@@ -286,7 +286,7 @@ def missing(name: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what is compared."""
+    """Versions of what is compared."""
     names = ("torch", "torchft") if not missing(TORCHFT) else ("torch",)
     return {name: version(name) for name in names}
 

@@ -104,11 +104,11 @@ QUICK = ("faults", "stop", "replay", OVERHEAD, *SPOT)
 """What ``--quick`` plays."""
 
 RANDOM_FAULTS = 250
-"""Of one seed: they take some eight minutes."""
+"""Faults of one seed: they take some eight minutes."""
 
 POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean", "bmuf:every={},momentum=0.5",
             "diloco:every={}", "shuffle:ma:every={}")  # fmt: skip
-"""Of which each random case plays all, in an order and with a number of steps that are drawn."""
+"""Policies that each random case plays, in an order and with a number of steps that are drawn."""
 
 _EVERY = (2, 8)
 

@@ -135,7 +135,7 @@ def _merge(sync: str) -> Merge:
 
 _CLOCKS = 64
 _LEAST = 2.0**-40
-"""Of a replica that has taken no samples, in a mean by samples."""
+"""The weight of a replica that has taken no samples, in a mean by samples."""
 
 
 def error(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

@@ -44,7 +44,7 @@ class CountedWorkload:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of parameters and inputs."""
+        """The dtype of parameters and inputs."""
         return torch.float64 if self.double else torch.float32
 
     @property

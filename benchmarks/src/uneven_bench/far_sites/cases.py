@@ -31,7 +31,7 @@ QUICK_POLICIES = (BSP, "gaia 10%", "local 4", "sparse-local 4, 10%")
 
 SITES = ("us-east", "eu-west", "asia-east")
 BATCH = 192
-"""Of three sites together."""
+"""Samples of a step, of three sites together."""
 
 
 def world(name: str, lines: Mapping[tuple[str, str], tuple[float, float]]) -> ClusterSpec:

@@ -31,5 +31,5 @@ def milliseconds(repeats: int) -> list[float]:
 
 
 def median(repeats: int) -> float:
-    """Of them."""
+    """Median milliseconds of ``repeats`` filterings."""
     return statistics.median(milliseconds(repeats))

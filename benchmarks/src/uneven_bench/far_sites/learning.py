@@ -91,7 +91,7 @@ def play(case: LearningCase, told: Told) -> dict[str, Any]:
 
 
 def summarize(curves: Mapping[str, Sequence[Sequence[LossPoint]]], steps: int, every: int) -> dict[str, Any]:
-    """Of one world: medians over the seeds, each seed compared with BSP of that seed."""
+    """Figures of one world: medians over the seeds, each seed compared with BSP of that seed."""
     half = max(0, round(TARGET * steps / every) - 1)
     targets = [points[half].loss for points in curves[BSP]]
     ends = [point for each in curves.values() for points in each for point in points[-1:]]

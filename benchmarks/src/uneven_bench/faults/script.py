@@ -131,7 +131,7 @@ class Remembering(nn.Module):
 
 
 def batches(loader: Any, ahead: bool) -> Iterator[Any]:
-    """Of an epoch; with ``ahead``, each is handed out once the next one is there."""
+    """Batches of an epoch; with ``ahead``, each is handed out once the next one is there."""
     if not ahead:
         yield from loader
         return

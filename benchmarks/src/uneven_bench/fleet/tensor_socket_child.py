@@ -30,7 +30,7 @@ TOGETHER = 8
 """Loader batches that TensorSocket sends at a time, by default."""
 
 def loader_batches(samples: int, batch: int) -> tuple[int, int]:
-    """Of an epoch: batches that reach the members, which hold all samples, and those that the loader needs for it.
+    """Batches of an epoch that reach the members, which hold all samples, and those that the loader needs for it.
 
     A group of eight goes out only when the loader has more to come after it.
     """

@@ -46,7 +46,7 @@ DRAWN = 12, 8, 3
 """Members, devices and seed of the ensemble whose plans are drawn."""
 SHOWN = ("baseline", "homogeneous", "fleet-l", "fleet-g", "refill", "densest")
 ERRORS = 0.0, 0.1, 0.3
-"""Of a wrong profile: each member's rates are off by one factor, log-normal with this deviation."""
+"""The error of a wrong profile: each member's rates are off by one factor, log-normal with this deviation."""
 RELATIVE = 0.2
 """δ of ours, a share of the reference."""
 

@@ -28,7 +28,7 @@ EPOCHS = 10, 25
 PROFILED = 9
 """M_t of these members: ⌈176 / 21⌉, where there are so many devices."""
 CHECKPOINT_S = 34.0
-"""Of one round; reckoned from the paper's table of overheads, not stated there."""
+"""The overhead of one round; reckoned from the paper's table of overheads, not stated there."""
 LONGEST_S = 22_700.0
 """The longest training on one device; reckoned from the paper's speed-ups and times, not stated there."""
 

@@ -68,7 +68,7 @@ def bench_graph(name: str) -> BenchGraph:
 
 
 def path_of(name: str) -> Path:
-    """Of its file."""
+    """Where a graph's file is."""
     return Path(os.environ.get("UNEVEN_DATA", "."), "graphs", f"{FILES[name][0]}.npz")
 
 

@@ -68,7 +68,7 @@ class TimedNet:
 
 
 def trainings(one: BenchGraph, kind: str, plain_pyg: bool = False) -> dict[str, TimedNet]:
-    """Of each library, from weights of its own.
+    """One training for each library, from weights of its own.
 
     Args:
         kind: sage or gcn.

@@ -108,7 +108,7 @@ class LbBspCase:
         return LIMIT if LIMIT in self.arms else "ddp"
 
     def shares_at(self, number: int) -> tuple[float, ...]:
-        """Of a round; before the first one, its. Empty where nobody is slowed down."""
+        """Shares of a round; before the first round, those of the first. Empty where nobody is slowed down."""
         return self.shares[min(max(number, 0), len(self.shares) - 1)] if self.shares else ()
 
     def mbit_at(self, number: int) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 from uneven_bench.lb_bsp.cases import RIVALS, LbBspCase
 
 TARGET = 0.98
-"""Of DDP's best accuracy: what counts as trained."""
+"""The share of DDP's best accuracy that counts as trained."""
 
 Walls = dict[str, dict[int, float]]
 """Arm → round → seconds for X samples."""
@@ -27,7 +27,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of at least one value."""
         if len(values) < 2:
             return cls(values[0], values[0], values[0])
         low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -40,7 +40,7 @@ class Spread:
 
 
 def walls(result: Mapping[str, Any]) -> Walls:
-    """Of every arm, by rank 0's clock, started and stopped at a barrier; who takes more than X is paid for it."""
+    """Seconds per sample of every arm, by rank 0's clock between barriers; who takes more than X is paid for it."""
     return {
         name: {int(number): block["wall_s"] / block["samples"] for number, block in ranks[0].items()}
         for name, ranks in result["blocks"].items()
@@ -48,7 +48,7 @@ def walls(result: Mapping[str, Any]) -> Walls:
 
 
 def ratios(above: Mapping[int, float], below: Mapping[int, float]) -> list[float]:
-    """Of the rounds in which both took part: what changes on the machine changes for both."""
+    """Ratios of the rounds in which both took part: what changes on the machine changes for both."""
     return [above[number] / below[number] for number in above if number in below]
 
 

@@ -23,7 +23,7 @@ _LIMIT_S = 600.0
 
 Progress = Callable[[str, str, float], None]
 Rounds = list[dict[str, list[dict[str, float]]]]
-"""Of each round, by arm: what each worker wrote."""
+"""What each worker wrote: by round, then by arm."""
 
 
 def run(quick: bool, progress: Progress, only: str | None = None) -> dict[str, Any]:

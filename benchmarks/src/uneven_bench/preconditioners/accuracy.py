@@ -215,7 +215,7 @@ def to_target(
 
 
 def blow_ups(data: str, said: Callable[[str, float], None], most: int = 24) -> dict[str, Any]:
-    """Of ``most`` settings, how many blow up or stick with a fixed λ, and with one that adapts from the same start."""
+    """How many of ``most`` settings blow up or stick with a fixed λ, and with one that adapts from the same start."""
     grid = [
         (name, lr, damping, clip)
         for name in ("regression", "autoencoder", "cnn")

@@ -105,7 +105,7 @@ def _steps(
 
 
 def _ratios(seconds: dict[str, dict[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Of our steps to kfac-pytorch's with the same share, to its default, and to SGD's: share → periods."""
+    """Ratios of our steps to kfac-pytorch's with the same share, to its default, and to SGD's: share → periods."""
     found: dict[str, dict[str, dict[str, float]]] = {"step_vs_kfac_pytorch": {}, "step_vs_sgd": {}}
     for name in seconds:
         who, _, share = name.partition(" ")

@@ -16,10 +16,10 @@ BASE_PER_S = (120.0, 100.0, 80.0, 60.0)
 """Samples per second of the made-up workers, undisturbed."""
 
 NOISE = 0.03
-"""Of a made-up iteration's speed, relative standard deviation."""
+"""Noise of a made-up iteration's speed, as relative standard deviation."""
 
 READING_NOISE = 0.02
-"""Of a reading of the processor's use, 0 … 1."""
+"""Noise of a reading of the processor's use, 0 … 1."""
 
 SPIKE = 0.2
 """A lone spike is an iteration at this part of the usual speed."""

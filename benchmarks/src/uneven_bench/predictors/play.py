@@ -83,7 +83,7 @@ def spike_followed(spec: str, iterations: int = SPIKED_ITERATIONS) -> float:
 
 
 def step_delays(spec: str, told: Floats | None = None, case: PredictorCase | None = None) -> list[int]:
-    """Of every scored step of :func:`~uneven_bench.predictors.cases.announced`, iterations until nine tenths of it
+    """For every scored step of :func:`~uneven_bench.predictors.cases.announced`, iterations until nine tenths of it
     are predicted: 0 if before its first iteration, at most the length of the new level."""
     case = case or announced()
     told = play(case, _maker(spec))[0] if told is None else told

@@ -114,7 +114,7 @@ def _google(traces: Path) -> dict[str, PredictorCase]:
 
 
 def _google_use(traces: Path) -> tuple[Floats, Floats]:
-    """Of processor and memory."""
+    """Use of processor and of memory."""
     with _open(traces / "google2011_vm_cpu_mem.npz") as file:
         use, memory = file["cpu_percent"].astype(float) / 100.0, file["mem_percent"].astype(float) / 100.0
     rows = _lively(use)

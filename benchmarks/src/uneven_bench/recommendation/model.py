@@ -21,7 +21,7 @@ _RATE = RowwiseAdagrad(lr=0.05)
 
 
 def rows() -> list[int]:
-    """Of each table: 1,000 to 200,000."""
+    """Rows of each table: 1,000 to 200,000."""
     return [int(many) for many in np.logspace(3, 5.3, FIELDS)]
 
 

@@ -25,7 +25,7 @@ BUDGET = 0.005
 
 @dataclass(frozen=True, slots=True)
 class RivalOutcome:
-    """Of the iterations that count.
+    """What the iterations that count have taken.
 
     Attributes:
         iteration_s: mean.
@@ -66,7 +66,7 @@ class SettledTotals:
             self._samples.append(samples)
 
     def outcome(self, best: str = "") -> RivalOutcome:
-        """Of what was added."""
+        """Figures of what was added."""
         count, took_s = len(self._took_s), math.fsum(self._took_s)
         total_s = took_s * self._workers
         lost_s = math.fsum(self._lost_s)

@@ -30,7 +30,7 @@ WATCHED = 0.9
 """Part of the time in which they are taken."""
 
 PARTS = 10
-"""Of that time, in which what is used is told."""
+"""Parts of that time; use is reported for each."""
 
 WHAT = ("memory_bytes", "descriptors", "threads")
 

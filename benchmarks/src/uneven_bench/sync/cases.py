@@ -102,7 +102,7 @@ def seeded(name: str, seed: int) -> str:
 
 
 def seed_of(name: str) -> int:
-    """Of an arm, by its name."""
+    """The seed of an arm, from its name."""
     return int(name.partition("@")[2] or 0)
 
 

@@ -44,7 +44,7 @@ class ExchangeTimes:
 
     @property
     def median_s(self) -> float:
-        """Of the repeats."""
+        """The median of the repeats."""
         return statistics.median(self.seconds)
 
 

@@ -118,12 +118,12 @@ def summarize(case: SyncCase, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rates(arm: Mapping[str, Any]) -> list[float]:
-    """Of the rounds that count."""
+    """Rates of the rounds that count."""
     return [rate(ranks, own_pace=arm["own_pace"]) for ranks in arm["blocks"][1 : arm["limited"]]]
 
 
 def _whole_rate(arm: Mapping[str, Any]) -> float:
-    """Of all rounds that count together: an exchange that is rarer than a round is in it too."""
+    """The rate over all rounds that count together: an exchange that is rarer than a round is in it too."""
     counted = arm["blocks"][1 : arm["limited"]]
     ranks = [
         {key: sum(ranks[rank][key] for ranks in counted) for key in ("samples", "seconds")}

@@ -247,7 +247,7 @@ class _SyncRun:
         dist.barrier()
 
     def _loss(self, name: str) -> float:
-        """Of the model that counts, on held-out images; the same on all ranks."""
+        """The loss of the model that counts, on held-out images; the same on all ranks."""
         arm, found = self._arms[name], math.nan
         with arm.counted():
             if self._rank == 0:

@@ -177,7 +177,7 @@ def _pair(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effor
 
 
 def _race(spec: ClusterSpec, first: list[Record], pairs: Mapping[str, list[Pair]], effort: Effort) -> Race:
-    """Of the newest pairs; the simulated balancers get the same processors, those of the first one's emulated run."""
+    """A race of the newest pairs; simulated balancers get the processors of the first one's emulated run."""
     one, other = (pairs[balance][-1] for balance in BALANCERS)
     there_s = iteration_s(_simulate(spec, BALANCERS[1], first, effort), effort.settled)
     return Race(one.simulated_s / there_s, one.emulated_s / other.emulated_s)

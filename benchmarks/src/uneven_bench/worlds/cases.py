@@ -16,7 +16,7 @@ CHANGE_AT = 6
 
 _STEP_S = 300.0
 _PERIOD_S = 0.01
-"""Of the emulator's quotas."""
+"""The period of the emulator's quotas."""
 
 _LOADS = (
     (15.7, 8.6, 15.8, 9.9, 15.9, 8.4, 7.4, 21.5, 7.4, 9.4, 21.1, 8.5),

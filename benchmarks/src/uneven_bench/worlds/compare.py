@@ -22,7 +22,7 @@ CLOSE = 0.1
 
 
 TOLD = 3
-"""Of so many races, all must have the same winner, or there is none."""
+"""So many races must all have the same winner, or there is none."""
 
 
 class Pair(NamedTuple):

@@ -50,8 +50,8 @@ from uneven.jobs.processes import usable_cores
 _IMPORTED = (*IMPORTED, "uneven.fleet.member.host", "uneven.fleet.stream.preprocess")
 
 LONG_EPOCH_S = 5.0
-"""Of shorter epochs, so few seconds are saved by a second slot that profiling members on it, two seconds each, is not
-worth it."""
+"""With shorter epochs than this, a second slot saves so few seconds that profiling members on it, two seconds each,
+is not worth it."""
 
 
 def run(

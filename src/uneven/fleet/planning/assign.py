@@ -12,7 +12,7 @@ MOST_ORDERS = 1024
 """Orders of the remaining members that are tried; the paper's cap."""
 
 _PERMUTED = 7
-"""Of many members, the first 1024 orders change the places of the last seven alone: 6! < 1024 < 7!."""
+"""With more members than this, the first 1024 orders change the places of the last seven alone: 6! < 1024 < 7!."""
 
 _DIGITS = 9
 """Costs that agree so far are equal; the earlier order wins."""

@@ -58,7 +58,7 @@ class CutFigures:
 
 
 def figures(held: npt.NDArray[np.bool_], bounds: Sequence[int], shares: Sequence[float]) -> CutFigures:
-    """Of a cut.
+    """How good a cut is.
 
     Args:
         held: bool [parts, vertices], which part has an edge of which vertex.

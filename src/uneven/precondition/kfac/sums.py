@@ -39,7 +39,7 @@ class Sums(Protocol):
 
 
 class RowSums:
-    """Of vectors: the lower triangle of Σ v vᵀ in strips that are multiplied in place, and Σ v beside it.
+    """Sums over vectors: the lower triangle of Σ v vᵀ in strips that are multiplied in place, and Σ v beside it.
 
     Args:
         wide: length of a vector.
@@ -80,7 +80,7 @@ class RowSums:
 
 
 class PatchSums:
-    """Of the patches of a convolution, by im2col.
+    """Sums over the patches of a convolution, by im2col.
 
     Args:
         channels, kernel, stride, padding: of the convolution; the last three as (down, right).
@@ -103,7 +103,7 @@ class PatchSums:
 
 
 class PixelSums:
-    """Of pixels: 1 × 1 convolutions, and output gradients.
+    """Sums over pixels: 1 × 1 convolutions, and output gradients.
 
     Args:
         channels: length of a pixel.
@@ -137,7 +137,7 @@ class PixelSums:
 
 
 class AutoSums:
-    """Of the patches of a 3 × 3 convolution of stride 1 and padding 1, from autocorrelations; exact.
+    """Sums over the patches of a 3 × 3 convolution of stride 1 and padding 1, from autocorrelations; exact.
 
     The product of two pixels of a patch, x[c, p + d] x[c', p + d'], depends on p and on d' − d. So its sum over p is an
     autocorrelation of the image with itself at the distance d' − d, less the products in which p lies outside: a border

@@ -32,7 +32,7 @@ class AdamRates:
 
     @property
     def correction(self) -> float:
-        """Of the bias that both averages have for beginning at 0."""
+        """What undoes the bias that both averages have for beginning at 0."""
         return math.sqrt(1.0 - self.second**self.taken) / (1.0 - self.first**self.taken)
 
 

@@ -249,11 +249,11 @@ def peers_of(rank: int, parties: Sequence[Party]) -> Party:
 
 
 def apart(saved: dict[str, Saved]) -> tuple[dict[str, Saved], dict[str, Saved]]:
-    """Of what was saved: what belongs to exchanges of entries, and the rest."""
+    """Split what was saved into what belongs to exchanges of entries, and the rest."""
     own = {name: one for name, one in saved.items() if name.startswith(OWN)}
     return own, {name: one for name, one in saved.items() if name not in own}
 
 
 def most_bytes(size: int) -> int:
-    """Of a message for a vector of this length."""
+    """The most bytes of a message for a vector of this length."""
     return HEADER_BYTES + 8 * size

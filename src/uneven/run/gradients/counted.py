@@ -176,7 +176,7 @@ class PassCounts:
 
     @property
     def turn(self) -> Turn | None:
-        """Of the newest forward pass."""
+        """The turn of the newest forward pass."""
         turn = self._hands.turn
         if turn is None or self._block is None:
             return turn

@@ -25,7 +25,7 @@ class RandomSearch(Searcher):
 
     @property
     def combinations(self) -> int:
-        """Of the values of all grids."""
+        """How many combinations the values of all grids make."""
         return math.prod(len(one.values) for one in self._grids.values())
 
     def suggest(self, trial: int) -> Params | NoneNow:

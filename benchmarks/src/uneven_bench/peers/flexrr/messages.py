@@ -9,7 +9,7 @@ from uneven.errors import ConfigError
 
 
 class FlexRRKind(IntEnum):
-    """Of a message. One word on each: what the receiver may conclude."""
+    """The kind of a message. One word on each: what the receiver may conclude."""
 
     PROGRESS = 1  # the sender is nearly through and could help: ``first`` of ``count`` pieces done
     OFFER = 2  # these pieces of the sender's, from the end of its queue, may be done by the receiver
