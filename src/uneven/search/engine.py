@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from uneven.search import checkpoints
 from uneven.search.control import SearchControl
 from uneven.search.core import SearchCore
 from uneven.search.data import SharedData
+from uneven.search.dispatch import Dispatch
 from uneven.search.placing import Placer
 from uneven.search.records import TrialRecord, TrialStatus
 from uneven.search.rulings import Move, Ruling
@@ -70,7 +71,6 @@ class Pool:
         timeout_s: a trial that reports nothing for so long hangs, and its process is killed.
 
     Attributes:
-        held: trials that run by the core's word and wait for a device.
         data: that all trials read.
         own_cpu_s: processor time of trials that prepare their own samples.
     """
@@ -82,7 +82,6 @@ class Pool:
     placer: Placer
     show: Callable[[SearchSnapshot], None] = lambda moment: None
     timeout_s: float = math.inf
-    held: list[TrialRecord] = field(default_factory=list)
     curves: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     failure: TrainingError | None = None
     stopped: bool = False
@@ -90,12 +89,14 @@ class Pool:
     own_cpu_s: float = 0.0
     _missed: dict[int, int] = field(default_factory=dict)
     slots: DeviceSlots = field(init=False)
+    _dispatch: Dispatch = field(init=False)
     _meetings: Meetings = field(init=False)
     _quick: int = 0
     _began_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.slots, self._meetings = DeviceSlots(len(self.place.devices)), Meetings(self.place.address)
+        self.slots, self._meetings = DeviceSlots(), Meetings(self.place.address)
+        self._dispatch = Dispatch(self.core, self.placer, len(self.place.devices))
 
     def run(self) -> None:
         """Until nobody runs and nobody will be started.
@@ -148,7 +149,7 @@ class Pool:
 
     def _over(self) -> bool:
         idle = all(slot.trial is None for slot in self.slots.all)
-        return (idle and not self.held and self.core.over) or self.core.target_by is not None
+        return (idle and not self._dispatch.held and self.core.over) or self.core.target_by is not None
 
     # ---------------------------------------------------------------- who runs where
     def tell(self, device: int, message: Any) -> None:
@@ -159,43 +160,18 @@ class Pool:
 
     def _fill(self) -> None:
         """Give free devices to trials that may run."""
-        free = dict.fromkeys(self.slots.free)
-        waiting, self.held = self.held, []
-        while free:
-            one = waiting.pop(0) if waiting else self.core.start()
-            if one is None:
-                break
-            devices = () if self._unsettled(one) else self._devices_for(one.number, free, waiting)
-            if not devices:
-                self.held.append(one)
-                continue
-            for device in devices:
-                del free[device]
+        for one, devices in self._dispatch.starts(self.slots.running, self._left_s, self._unsettled):
             self._begin(one, devices)
-        self.held += waiting
-
-    def _devices_for(self, trial: int, free: Collection[int], waiting: Sequence[TrialRecord]) -> tuple[int, ...]:
-        """Where it trains next, as the placer says."""
-        running = self.slots.running
-        here = running.pop(trial, ())
-        share = 1
-        if self.placer.shares_out and not self.core.starts_more:
-            others = {*running, *(one.number for one in (*waiting, *self.held))} - {trial}
-            share = self.placer.share(trial, others, len(self.place.devices))
-        return self.placer.devices_for(trial, free, self._busy_s(running), here, share)
 
     def _unsettled(self, one: TrialRecord) -> bool:
         """Whether its state, or the one that it is to be made of, is still being kept."""
         return self.slots.leaving(one.number, one.source[0] if one.source is not None else None)
 
-    def _busy_s(self, running: Mapping[int, tuple[int, ...]]) -> dict[int, float]:
-        """Device → seconds until its trial is done, as far as one can tell."""
-        if not self.placer.looks:
-            return {}
-        return {
-            device: self.core.left(trial, self.core.trials[trial].t) * self.placer.paces.unit_s(trial, *devices)
-            for trial, devices in running.items() for device in devices
-        }  # fmt: skip
+    def _left_s(self, trial: int) -> float:
+        if self.slots.leaving(trial):
+            return 0.0
+        devices = self.slots.devices_of(trial)
+        return self.core.left(trial, self.core.trials[trial].t) * self.placer.paces.unit_s(trial, *devices)
 
     def _begin(self, one: TrialRecord, devices: tuple[int, ...]) -> None:
         terms, load = self.core.terms, self._state_of(one)
@@ -271,9 +247,9 @@ class Pool:
             del self.curves[trial][:-100]
         self._settled(one, ruling)
         move = Move.STOP if ruling.clone is not None else ruling.move
-        if move is Move.CONTINUE and self._moves(one, here):
+        if move is Move.CONTINUE and self._moves(trial):
             move = Move.PAUSE
-            self.held.append(one)
+            self._dispatch.held.append(one)
         for member in self.slots.team(trial):
             member.leaving = move is not Move.CONTINUE
             member.process.send(("ruling", move.value, ruling.save))
@@ -292,11 +268,11 @@ class Pool:
             more["metrics"] = {name: value for name, value in metrics.items() if name != self.core.terms.metric}
         return more
 
-    def _moves(self, one: TrialRecord, here: tuple[int, ...]) -> bool:
-        """Whether it goes on elsewhere, or on another number of devices; who waits goes before who would be faster."""
-        if len(here) == 1 and (self.held or self.core.starts_more):
-            return False
-        return set(self._devices_for(one.number, self.slots.free, ())) != set(here)
+    def _moves(self, trial: int) -> bool:
+        """Whether it goes on elsewhere, or on another number of devices."""
+        running = self.slots.running
+        there = self._dispatch.goes_on(trial, running, self._left_s)
+        return set(there) != set(running[trial])
 
     def _t_before(self, trial: int) -> float:
         curve = self.curves.get(trial)
@@ -367,7 +343,7 @@ class Pool:
         if self.core.trials[trial].status is TrialStatus.RUNNING:
             self.core.failed(trial, text.strip(), lost=again_alone)
             self.placer.alone |= {trial} if again_alone else set()
-        self.held = [one for one in self.held if one.number != trial]
+        self._dispatch.held = [one for one in self._dispatch.held if one.number != trial]
 
     def _died(self, process: Linked) -> None:
         slot = self.slots.of(process)

@@ -68,11 +68,6 @@ class Placer:
     alone: set[int] = field(default_factory=set)
 
     @property
-    def looks(self) -> bool:
-        """Whether it matters how long devices are busy."""
-        return self.kind is not Placing.FIRST_COME
-
-    @property
     def shares_out(self) -> bool:
         """Whether a trial may have several devices."""
         return self.kind is Placing.FLOTILLAS
@@ -99,11 +94,11 @@ class Placer:
     def devices_for(
         self, trial: int, free: Collection[int], busy: Mapping[int, float], here: tuple[int, ...] = (), share: int = 1
     ) -> tuple[int, ...]:
-        """The devices on which a trial goes on; none: it should wait for a faster one.
+        """The devices on which a trial goes on; one that is busy: it waits for that.
 
         Args:
             free: devices that nobody uses.
-            busy: the others → seconds until they are free, as far as one can tell.
+            busy: those it may wait for → seconds until they are free, as far as one can tell.
             here: where it runs; elsewhere it has to load its checkpoint.
             share: how many it should have.
         """
@@ -124,11 +119,10 @@ class Placer:
         best, best_s = here, self._unit_s(trial, here) / (1 + LEAST_GAIN)
         if len(here) > 1:  # the others of its devices are for somebody else
             best, best_s = (), math.inf
-        for device in sorted({*free, *here}):
-            if self.paces.unit_s(trial, device) < best_s:
-                best, best_s = (device,), self.paces.unit_s(trial, device)
-        sooner = any(wait_s + self.paces.unit_s(trial, device) < best_s for device, wait_s in busy.items())
-        return () if sooner else best
+        for device, wait_s in sorted({**busy, **dict.fromkeys((*free, *here), 0.0)}.items()):
+            if wait_s + self.paces.unit_s(trial, device) < best_s:
+                best, best_s = (device,), wait_s + self.paces.unit_s(trial, device)
+        return best
 
     def _unit_s(self, trial: int, devices: tuple[int, ...]) -> float:
         return self.paces.unit_s(trial, *devices) if devices else math.inf

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError
 from uneven.search.core import SearchCore
+from uneven.search.dispatch import Dispatch
 from uneven.search.placing import Placer
 from uneven.search.records import TrialRecord
 from uneven.search.rulings import Move, Ruling
@@ -91,7 +92,7 @@ def simulate(
     """
     if not speeds or not all(speed > 0 for speed in speeds):
         raise ConfigError(f"speeds={list(speeds)}: give at least one device, and each a speed above zero")
-    pool = VirtualPool(core, tuple(speeds), costs, placer or Placer(), step, helps)
+    pool = VirtualPool(core, tuple(speeds), costs, Dispatch(core, placer or Placer(), len(speeds)), step, helps)
     pool.fill()
     while pool.queue and pool.played.units < most_units:
         trial, devices, t, seconds = pool.next()
@@ -112,37 +113,27 @@ class VirtualPool:
 
     Attributes:
         queue: of trials that run: when it reports next, its devices, its number, its t then.
-        held: trials that run by the core's word and wait for a device.
     """
 
     core: SearchCore
     speeds: tuple[float, ...]
     costs: Costs
-    placer: Placer
+    dispatch: Dispatch
     step: float
     helps: Helps
     now_s: float = 0.0
     queue: list[tuple[float, tuple[int, ...], int, float]] = field(default_factory=list)
-    held: list[TrialRecord] = field(default_factory=list)
     played: SimulatedSearch = field(default_factory=SimulatedSearch)
     _since_s: dict[int, float] = field(default_factory=dict)
 
     @property
-    def free(self) -> list[int]:
-        """Devices without a trial."""
-        taken = {device for _, devices, _, _ in self.queue for device in devices}
-        return [device for device in range(len(self.speeds)) if device not in taken]
+    def running(self) -> dict[int, tuple[int, ...]]:
+        """Trial → its devices."""
+        return {number: devices for _, devices, number, _ in self.queue}
 
     def fill(self) -> None:
         """Give free devices to trials that may run."""
-        while self.free:
-            trial = self.held.pop() if self.held else self.core.start()
-            if trial is None:
-                return
-            devices = self._devices_for(trial.number)
-            if not devices:
-                self.held.append(trial)
-                return
+        for trial, devices in self.dispatch.starts(self.running, self._left_s, lambda trial: False):
             self._go(trial, devices)
 
     def next(self) -> tuple[TrialRecord, tuple[int, ...], float, float]:
@@ -150,7 +141,7 @@ class VirtualPool:
         self.now_s, devices, number, t = heapq.heappop(self.queue)
         trial = self.core.trials[number]
         took_s = self.step * self._unit_s(trial, devices)
-        self.placer.paces.measured(number, devices, self.step, took_s)
+        self.dispatch.placer.paces.measured(number, devices, self.step, took_s)
         self.played.units += self.step
         self.played.end_s = self.now_s
         return trial, devices, t, took_s
@@ -167,22 +158,13 @@ class VirtualPool:
             if goes_on:
                 self.core.ended(trial.number)
             return
-        stays = len(devices) == 1 and (self.held or self.core.starts_more)
-        there = devices if stays else self._devices_for(trial.number, devices)
-        if set(there) != set(devices):
-            self._leave(trial.number, devices)
-        if there:
-            self._go(trial, there)
-        else:
-            self.held.append(trial)
-
-    def _devices_for(self, trial: int, here: tuple[int, ...] = ()) -> tuple[int, ...]:
-        share = 1
-        if self.placer.shares_out and not self.core.starts_more:
-            others = {number for _, _, number, _ in self.queue} | {one.number for one in self.held}
-            share = self.placer.share(trial, others - {trial}, len(self.speeds))
-        free = [device for device in self.free if device not in here]
-        return self.placer.devices_for(trial, free, self._busy(), here, share)
+        running = {**self.running, trial.number: devices}
+        there = self.dispatch.goes_on(trial.number, running, self._left_s)
+        if set(there) == set(devices):
+            self._go(trial, devices)
+            return
+        self._leave(trial.number, devices)
+        self.dispatch.held.append(trial)
 
     def _go(self, trial: TrialRecord, devices: tuple[int, ...]) -> None:
         for device in devices:
@@ -198,12 +180,6 @@ class VirtualPool:
         together = math.fsum(self.speeds[device] for device in devices)
         return self.costs(trial) / (together * (self.helps(len(devices)) if len(devices) > 1 else 1.0))
 
-    def _busy(self) -> dict[int, float]:
-        """Device → seconds until its trial is done, as far as one can tell."""
-        if not self.placer.looks:
-            return {}
-        paces = self.placer.paces
-        return {
-            device: at_s - self.now_s + self.core.left(number, t) * paces.unit_s(number, *devices)
-            for at_s, devices, number, t in self.queue for device in devices
-        }  # fmt: skip
+    def _left_s(self, trial: int) -> float:
+        ((at_s, devices, t),) = ((at_s, devices, t) for at_s, devices, number, t in self.queue if number == trial)
+        return at_s - self.now_s + self.core.left(trial, t) * self.dispatch.placer.paces.unit_s(trial, *devices)

@@ -39,13 +39,8 @@ class Slot:
 
 @dataclass(slots=True)
 class DeviceSlots:
-    """All that have a process.
+    """All that have a process."""
 
-    Attributes:
-        devices: how many there are.
-    """
-
-    devices: int
     all: list[Slot] = field(default_factory=list)
 
     def of(self, process: Linked) -> Slot | None:
@@ -63,12 +58,6 @@ class DeviceSlots:
     def devices_of(self, trial: int) -> tuple[int, ...]:
         """Their devices."""
         return tuple(one.device for one in self.team(trial))
-
-    @property
-    def free(self) -> list[int]:
-        """Devices without a trial."""
-        taken = {one.device for one in self.all if one.trial is not None}
-        return [device for device in range(self.devices) if device not in taken]
 
     @property
     def running(self) -> dict[int, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from uneven.fleet.planning.rates import Rates
 from uneven.search.asked import SearchOptions, SearchPlan
 from uneven.search.core import Happened, SearchCore
 from uneven.search.data import TrialData
+from uneven.search.dispatch import Dispatch
 from uneven.search.paces import Paces
 from uneven.search.placing import Placer, Placing
 from uneven.search.planning import Plan, flotilla, flotilla_of_all, one_each
@@ -312,16 +313,33 @@ def test_the_next_trial_gets_the_fastest_device_and_a_slow_one_is_left_idle_for_
         for trial in range(9):
             placer.paces.measured(trial, (device,), 1, seconds)
     assert placer.devices_for(10, (1, 0), {}) == (0,)
-    assert placer.devices_for(10, (2,), {0: 0.5, 1: 0.1}) == ()
+    assert placer.devices_for(10, (2,), {0: 0.5, 1: 0.1}) == (0,)
     assert placer.devices_for(10, (2,), {0: math.inf}) == (2,)
     assert placer.moves == 0
     assert placer.devices_for(3, (1,), {}, here=(2,)) == (1,)
-    assert placer.devices_for(3, (), {1: 1.0}, here=(2,)) == ()
+    assert placer.devices_for(3, (), {1: 1.0}, here=(2,)) == (1,)
     assert placer.moves == 2
     assert placer.devices_for(3, (1,), {}, here=(0,)) == (0,)
     first = Placer(Placing.FIRST_COME, placer.paces)
     assert first.devices_for(10, (2, 1), {}) == (1,)
     assert first.devices_for(3, (1,), {}, here=(2,)) == (2,)
+
+
+def test_for_each_busy_device_one_trial_waits_and_the_next_one_does_not() -> None:
+    placer = Placer()
+    for device in range(3):
+        for trial in range(9):
+            placer.paces.measured(trial, (device,), 1, 1.0 + device)
+    searching = core(trials=30)
+    dispatch = Dispatch(searching, placer, 3)
+    done = [searching.start(), searching.start()]
+    assert all(done)
+    begun = list(dispatch.starts({0: (0,), 1: (1,)}, lambda trial: 0.0, lambda one: False))
+    assert [(one.number, devices) for one, devices in begun] == [(4, (2,))]
+    assert [one.number for one in dispatch.held] == [2, 3]
+    assert len(searching.trials) == 5  # nobody else was suggested
+    begun = list(dispatch.starts({4: (2,)}, lambda trial: 0.0, lambda one: False))
+    assert [(one.number, devices) for one, devices in begun] == [(2, (0,)), (3, (1,))]
 
 
 def test_placing_ends_a_search_on_unequal_devices_sooner() -> None:
