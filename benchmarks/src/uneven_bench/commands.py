@@ -312,19 +312,19 @@ def search(
     quick: Quick = False,
     json: Json = False,
     data: Data = "fashion-mnist" if "UNEVEN_DATA" in os.environ else "digits",
-    case: Annotated[str | None, typer.Option("--case", help="overhead, decisions, real or unequal alone.")] = None,
+    case: Annotated[str | None, typer.Option("--case", help="overhead, decisions, real, unequal or teams.")] = None,
 ) -> None:
     """A search of settings against Ray Tune and Optuna.
 
     The overhead of a trivial trial, decisions on a table of real accuracies, a real search with shared data and
-    without, and devices with shares of .6, .4, .2 and .1. The table needs UNEVEN_DATA. Ten minutes, --quick one and a
-    half.
+    without, devices with shares of .6, .4, .2 and .1, and such devices that help each other. The table needs
+    UNEVEN_DATA. Ten minutes, --quick one and a half.
     """
-    from uneven_bench.search.bench import run, tables
+    from uneven_bench.search.bench import CASES, run, tables
     from uneven_bench.show import show
 
-    if case not in (None, "overhead", "decisions", "real", "unequal"):
-        raise UnknownNameError("case", case, ("overhead", "decisions", "real", "unequal"))
+    if case not in (None, *CASES):
+        raise UnknownNameError("case", case, CASES)
     _find(data)
     show(lambda told: run(quick, data, told, case), tables, json)
 

@@ -25,7 +25,7 @@ from uneven.search.schedulers import schedulers
 from uneven.search.searchers import searchers
 from uneven.search.simulate import simulate
 from uneven.search.space import Space
-from uneven_bench.fleet.cases import CASES
+from uneven_bench.fleet.cases import CASES as PREPARATIONS
 from uneven_bench.search import decisions, rivals, trainings
 
 Progress = Callable[[str, str, float], None]
@@ -33,6 +33,7 @@ Progress = Callable[[str, str, float], None]
 MAX_T = 9
 SCHEDULER = f"asha:max_t={MAX_T},reduction_factor=3"
 PLACINGS = ("first-come", "planned")
+CASES = ("overhead", "decisions", "real", "unequal", "teams")
 
 
 def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> dict[str, Any]:
@@ -45,7 +46,8 @@ def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> 
         ``real`` (case → method → figures), ``targets`` (of each round: the lowest of the methods' best accuracies),
         ``time_to_target_vs_ray``, ``end_vs_ray``, ``preprocess_saving`` (processor time apart over shared) and
         ``trials_at_once``, ``sharing_wall`` (the same of the whole time), ``unequal_s``, ``unequal_gain`` and
-        ``unequal_gain_virtual`` (the median of 20 in virtual time). Rivals that are not installed are left out.
+        ``unequal_gain_virtual`` (the median of 20 in virtual time); ``team_s`` and ``team_gain``, of searches whose
+        last trials are helped by the slots that nobody waits for. Rivals that are not installed are left out.
     """
     rounds = 1 if quick else 3
     found: dict[str, Any] = {"rounds": rounds}
@@ -61,6 +63,8 @@ def run(quick: bool, data: str, progress: Progress, only: str | None = None) -> 
             found |= _real(where, rounds, quick, data, progress)
         if only in (None, "unequal"):
             found |= _unequal(where, quick, progress)
+        if only in (None, "teams"):
+            found |= _teams(where, rounds, progress)
     return found
 
 
@@ -137,13 +141,13 @@ class RealSearch:
         """Here."""
         return search.run(
             trainings.pictures, self.space, metric="accuracy", trials=self.trials, scheduler=SCHEDULER, seed=seed,
-            data=self.train, validate=self.validate, transform=CASES[case], share=share, devices=rivals.SLOTS,
+            data=self.train, validate=self.validate, transform=PREPARATIONS[case], share=share, devices=rivals.SLOTS,
             directory=self.directory / f"{case} {share} {seed}", progress=False,
         )  # fmt: skip
 
     def rays(self, case: str, seed: int, settings: list[dict[str, Any]]) -> rivals.PlayedSearch:
         """In Ray Tune; the cluster runs already."""
-        source = Source(self.train, self.validate, CASES[case], None)
+        source = Source(self.train, self.validate, PREPARATIONS[case], None)
         stream = Stream(len(self.train), len(self.validate), 128, seed)
         return rivals.ray_pictures(settings, source, stream, MAX_T, _train)
 
@@ -155,8 +159,8 @@ def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) 
     side = train[0][0].shape[-1]
     space: dict[str, Any] = {"lr": search.log(1e-4, 1e-1), "width": search.choice(4, 8, 12), "side": side}
     one = RealSearch(train, validate, space, trials, where)
-    cases: dict[str, dict[str, list[dict[str, float]]]] = {case: {} for case in CASES}
-    targets: dict[str, list[float]] = {case: [] for case in CASES}
+    cases: dict[str, dict[str, list[dict[str, float]]]] = {case: {} for case in PREPARATIONS}
+    targets: dict[str, list[float]] = {case: [] for case in PREPARATIONS}
     for number in range(rounds):
         for case, played in _round(one, number, progress).items():
             targets[case].append(min(each.best for each in played.values()))
@@ -172,9 +176,9 @@ def _real(where: Path, rounds: int, quick: bool, data: str, progress: Progress) 
 
 def _round(one: RealSearch, seed: int, progress: Progress) -> dict[str, dict[str, rivals.PlayedSearch]]:
     """Case → method → what came of it; Ray's cluster is started once, after ours."""
-    played: dict[str, dict[str, rivals.PlayedSearch]] = {case: {} for case in CASES}
+    played: dict[str, dict[str, rivals.PlayedSearch]] = {case: {} for case in PREPARATIONS}
     settings: dict[str, list[dict[str, Any]]] = {}
-    for case in CASES:
+    for case in PREPARATIONS:
         for method in ("shared", "apart"):
             progress("real", f"{case}, {method}", 0.0)
             began_s = time.time()
@@ -184,7 +188,7 @@ def _round(one: RealSearch, seed: int, progress: Progress) -> dict[str, dict[str
     if rivals.installed("ray"):
         with rivals.ray():
             rivals.ray_trivial(2)
-            for case in CASES:
+            for case in PREPARATIONS:
                 progress("real", f"{case}, ray", 0.0)
                 played[case]["ray"] = one.rays(case, seed, settings[case])
     return played
@@ -227,6 +231,23 @@ def _unequal(where: Path, quick: bool, progress: Progress) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _teams(where: Path, rounds: int, progress: Progress) -> dict[str, Any]:
+    """Trials end one after the other, and the slots that they leave help those that are left, or do not."""
+    took: dict[str, list[float]] = {"planned": [], "flotillas": []}
+    for number in range(rounds):
+        for placing, each in took.items():
+            progress("teams", placing, 0.0)
+            result = search.run(
+                trainings.divided, {"cost": search.uniform(0.5, 2.0)}, metric="score", trials=5, max_t=18,
+                devices=len(trainings.SHARES), data=trainings.Samples(), directory=where / f"{placing} {number} teams",
+                placing=placing, progress=False, seed=number,
+            )  # fmt: skip
+            events = result.events()
+            each.append(events[-1]["at_s"] - events[0]["at_s"])
+    gains = [alone / helped for alone, helped in zip(took["planned"], took["flotillas"], strict=True)]
+    return {"team_s": took, "team_gain": statistics.median(gains)}
+
+
 def _virtual_gain(space: Space, trials: int, seed: int) -> float:
     """The same searches in virtual time, where starting a process and keeping a state take none."""
     ends_s = {}
@@ -244,7 +265,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
     """What was measured, for a terminal."""
     said = Table("", "figure", title="A search", box=SIMPLE_HEAD)
     for key in ("overhead_ms", "overhead_ray_ms", "overhead_optuna_ms", "overhead_syne_tune_ms", "overhead_vs_ray",
-                "memory_per_trial_bytes", "core_10000_s", "unequal_gain"):  # fmt: skip
+                "memory_per_trial_bytes", "core_10000_s", "unequal_gain", "team_gain"):  # fmt: skip
         if key in found:
             said.add_row(key.replace("_", " "), f"{found[key]:,.2f}")
     if found.get("stopping_asha_agrees"):
