@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,6 +25,9 @@ _COLUMNS = {
 
 _NUMBERS = ("trial", "metric", "at", "s/unit", "left")
 _BARS = "▁▂▃▄▅▆▇█"
+_HELD = "held"
+"""It runs by the scheduler's word, and waits for a device that is faster, or for a state."""
+_STATES = (*(status.value for status in TrialStatus), _HELD)
 _ORDER = {TrialStatus.RUNNING: 0, TrialStatus.PAUSED: 1, TrialStatus.PENDING: 2}
 
 
@@ -62,7 +66,7 @@ def _lines(metric: str, console: Console) -> Callable[[SearchSnapshot], None]:
 def view(moment: SearchSnapshot) -> Group:
     """Trials as rows: those that run, then those that wait, then the best of those that have ended."""
     core = moment.core
-    counts = {status: sum(one.status is status for one in core.trials) for status in TrialStatus}
+    counts = Counter(_state(one, moment) for one in core.trials)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, expand=True)
     for column, width in _COLUMNS.items():
         name = core.terms.metric if column == "metric" else column
@@ -84,14 +88,19 @@ def view(moment: SearchSnapshot) -> Group:
             f"{', '.join(map(str, devices))} {moment.devices[devices[0]]}" if devices else "",
             f"{unit_s:.3g}" if unit_s == unit_s else "",
             f"{left_s:.0f} s" if math.isfinite(left_s) else "",
-            Text(one.status.value + (f": {one.why.splitlines()[-1][:40]}" if one.why else "")),
+            Text(_state(one, moment) + (f": {one.why.splitlines()[-1][:40]}" if one.why else "")),
             Text(" ".join(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
                           for name, value in one.params.items())),
         )  # fmt: skip
-    said = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
+    said = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     moved = f"; {moment.moves} moves to faster devices" if moment.moves else ""
     learnt = f"; {core.learnt} earlier results known" if core.learnt else ""
     return Group(Text(f"{said} of {core.terms.trials} trials, {moment.took_s:.0f} s{moved}{learnt}"), table)
+
+
+def _state(one: TrialRecord, moment: SearchSnapshot) -> str:
+    held = one.status is TrialStatus.RUNNING and one.number not in moment.running
+    return _HELD if held else one.status.value
 
 
 def sparkline(values: Sequence[float]) -> str:

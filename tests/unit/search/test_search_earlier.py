@@ -24,7 +24,7 @@ from uneven.search.events import EVENTS, kept, read_events
 from uneven.search.forecast import SearchForecast, cheapest, counts, recorded
 from uneven.search.page import stretches
 from uneven.search.placing import Placing
-from uneven.search.records import SearchTerms, TrialRecord
+from uneven.search.records import SearchTerms, TrialRecord, TrialStatus
 from uneven.search.result import SearchResult
 from uneven.search.schedulers import schedulers
 from uneven.search.searchers import searchers
@@ -229,11 +229,13 @@ def test_what_is_seen_while_it_runs_has_a_line_for_each_trial_however_narrow_the
         if event["event"] == "report":
             curves.setdefault(event["trial"], []).append((event["t"], event["metric"]))
     earlier.core.learnt = 7
-    moment = SearchSnapshot(earlier.core, ("cpu",), {3: 0}, curves, {3: 0.5}, 0, 2.0)
+    earlier.core.trials[5].status = TrialStatus.RUNNING  # and it has no device
+    moment = SearchSnapshot(earlier.core, ("cpu",), {3: (0,)}, curves, {3: 0.5}, 0, 2.0)
     for width in (80, 120):
         console = Console(width=width, record=True, file=StringIO())
         console.print(view(moment))
         text = console.export_text()
+        assert "1 terminated, 1 held of 12 trials" in text
         assert "7 earlier results known" in text
         best = earlier.core.best
         assert best is not None
