@@ -78,7 +78,7 @@ def throttled(trial: Trial) -> None:
         trial.report(score=float(trial["x"]) * (step + 1))  # type: ignore[arg-type]
 
 
-class Samples:
+class SineSamples:
     """Samples of noise and what a linear model is to make of them."""
 
     def __len__(self) -> int:
