@@ -239,8 +239,8 @@ def _teams(where: Path, rounds: int, progress: Progress) -> dict[str, Any]:
             progress("teams", placing, 0.0)
             result = search.run(
                 trainings.divided, {"cost": search.uniform(0.5, 2.0)}, metric="score", trials=5, max_t=18,
-                devices=len(trainings.SHARES), data=trainings.SineSamples(), directory=where / f"{placing} {number} teams",
-                placing=placing, progress=False, seed=number,
+                devices=len(trainings.SHARES), data=trainings.SineSamples(),
+                directory=where / f"{placing} {number} teams", placing=placing, progress=False, seed=number,
             )  # fmt: skip
             events = result.events()
             each.append(events[-1]["at_s"] - events[0]["at_s"])
