@@ -18,11 +18,16 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """The tables, and which of their rows are on this shard."""
+    """The tables, and which of their rows are on this shard.
+
+    Attributes:
+        fingerprint: the same for the same rows of the same tables; 32 bits. Every message has it.
+    """
 
     tables: TableSpec
     ranges: tuple[RowRange, ...]
     groups: tuple[RowGroup, ...] = field(init=False)
+    fingerprint: int = field(init=False)
 
     def __post_init__(self) -> None:
         for one in self.ranges:
@@ -31,16 +36,12 @@ class ShardSpec:
             if not 0 <= one.start < one.stop <= self.tables.tables[one.table].rows:
                 raise ConfigError(f"range {one} of a table of {self.tables.tables[one.table].rows} rows")
         object.__setattr__(self, "groups", groups_of(self.tables.tables, self.ranges))
+        object.__setattr__(self, "fingerprint", zlib.crc32(self.text.encode()))
 
     @property
     def text(self) -> str:
         """It, as JSON."""
         return json.dumps([self.tables.text, [[one.table, one.start, one.stop] for one in self.ranges]])
-
-    @property
-    def fingerprint(self) -> int:
-        """The same for the same rows of the same tables; 32 bits."""
-        return zlib.crc32(self.text.encode())
 
     @classmethod
     def read(cls, text: str) -> ShardSpec:

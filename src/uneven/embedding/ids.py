@@ -9,18 +9,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uneven.embedding.route import FeatureIds
+from uneven.embedding.route import BatchIds, by_sample
+from uneven.embedding.rows import Floats
 from uneven.errors import DataError
 
 
-def read_ids(given: Any, features: Sequence[str]) -> tuple[list[FeatureIds], int]:
-    """The ids of each feature, in this order, and how many bags each has.
+class _Feature(NamedTuple):
+    """The ids of one feature, bag after bag; lengths of shape (batch,), weights as the ids or None."""
+
+    values: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    weights: Floats | None = None
+
+
+def read_ids(given: Any, features: Sequence[str]) -> BatchIds:
+    """The ids of each feature, in this order.
 
     Raises:
         DataError: they are in no such form, or a feature is missing.
@@ -34,13 +44,18 @@ def read_ids(given: Any, features: Sequence[str]) -> tuple[list[FeatureIds], int
     else:
         raise DataError(f"ids of type {type(given).__name__}: give a tensor of shape (batch, features), a dictionary, "
                         f"or a KeyedJaggedTensor")  # fmt: skip
-    batches = {_bags(one) for one in found}
+    batches = {len(one.lengths) for one in found}
     if len(batches) != 1:
         raise DataError(f"features {list(features)} have {sorted(batches)} bags: a batch has as many of each")
-    return found, batches.pop()
+    weighted = any(one.weights is not None for one in found)
+    return by_sample(
+        np.concatenate([one.values for one in found]),
+        np.stack([one.lengths for one in found]),
+        np.concatenate([_weights_of(one) for one in found]) if weighted else None,
+    )
 
 
-def _of_tensor(given: Tensor, features: Sequence[str]) -> tuple[list[FeatureIds], int]:
+def _of_tensor(given: Tensor, features: Sequence[str]) -> BatchIds:
     if (
         given.dim() not in (2, 3)
         or given.shape[1] != len(features)
@@ -51,9 +66,7 @@ def _of_tensor(given: Tensor, features: Sequence[str]) -> tuple[list[FeatureIds]
             f"ids of shape {tuple(given.shape)} and type {given.dtype} for {len(features)} features: give whole "
             f"numbers of shape (batch, features), one each, or (batch, features, n)"
         )
-    each = given.shape[2] if given.dim() == 3 else 1
-    by_feature = given.detach().to(torch.int64).transpose(0, 1).reshape(len(features), -1).numpy()
-    return [FeatureIds(values, each) for values in by_feature], len(given)
+    return BatchIds(_numbers(given), len(given), len(features), given.shape[2] if given.dim() == 3 else 1)
 
 
 def _entry(given: Mapping[str, Any], name: str) -> Any:
@@ -62,25 +75,25 @@ def _entry(given: Mapping[str, Any], name: str) -> Any:
     return given[name]
 
 
-def _of_entry(name: str, given: Any) -> FeatureIds:
+def _of_entry(name: str, given: Any) -> _Feature:
     if isinstance(given, Tensor):
         if given.dim() not in (1, 2) or 0 in given.shape[1:] or given.is_floating_point():
             raise DataError(
                 f"feature {name!r} has ids of shape {tuple(given.shape)} and type {given.dtype}: give whole numbers of "
                 f"shape (batch,) or (batch, n), or (values, offsets)"
             )
-        return FeatureIds(_numbers(given), given.shape[1] if given.dim() == 2 else 1)
+        return _Feature(_numbers(given), np.full(len(given), given[:1].numel(), np.int64))
     values, offsets, *weights = given
     begins = _numbers(offsets)
     if len(begins) == 0 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] > len(values):
         raise DataError(f"feature {name!r}: offsets begin with 0, do not fall, and end within the {len(values)} values")
-    lengths = np.diff(begins, append=len(values)).astype(np.int32)
-    return FeatureIds(_numbers(values), 0, lengths, _weights(weights[0], values, name) if weights else None)
+    lengths = np.diff(begins, append=len(values))
+    return _Feature(_numbers(values), lengths, _weights(weights[0], values, name) if weights else None)
 
 
-def _of_keyed(given: Any, features: Sequence[str]) -> list[FeatureIds]:
+def _of_keyed(given: Any, features: Sequence[str]) -> list[_Feature]:
     keys = list(given.keys())
-    lengths, values = _numbers(given.lengths()).astype(np.int32), _numbers(given.values())
+    lengths, values = _numbers(given.lengths()), _numbers(given.values())
     weights = given.weights_or_none() if hasattr(given, "weights_or_none") else None
     batch = len(lengths) // max(1, len(keys))
     ends = np.concatenate([[0], np.cumsum(lengths.reshape(len(keys), batch).sum(1))])
@@ -89,20 +102,21 @@ def _of_keyed(given: Any, features: Sequence[str]) -> list[FeatureIds]:
         at = keys.index(_entry({key: key for key in keys}, name))
         part = slice(int(ends[at]), int(ends[at + 1]))
         scale = None if weights is None else _weights(weights[part], values[part], name)
-        found.append(FeatureIds(values[part], 0, lengths[at * batch : (at + 1) * batch], scale))
+        found.append(_Feature(values[part], lengths[at * batch : (at + 1) * batch], scale))
     return found
 
 
-def _bags(one: FeatureIds) -> int:
-    return len(one.values) // max(one.each, 1) if one.lengths is None else len(one.lengths)
+def _numbers(given: Any) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = torch.as_tensor(given).detach().to(torch.int64).reshape(-1).numpy()
+    return found
 
 
-def _numbers(given: Any) -> Any:
-    return torch.as_tensor(given).detach().to(torch.int64).reshape(-1).numpy()
+def _weights_of(one: _Feature) -> Floats:
+    return np.ones(len(one.values), np.float32) if one.weights is None else one.weights
 
 
-def _weights(given: Any, values: Any, name: str) -> Any:
-    found = torch.as_tensor(given).detach().float().reshape(-1).numpy()
+def _weights(given: Any, values: Any, name: str) -> Floats:
+    found: Floats = torch.as_tensor(given).detach().float().reshape(-1).numpy()
     if len(found) != len(values):
         raise DataError(f"feature {name!r} has {len(found)} weights for {len(values)} ids: give one for each id")
     return found

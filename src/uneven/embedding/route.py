@@ -1,14 +1,15 @@
 """From a batch's ids to what each shard is asked, and from its answers to the batch's numbers, and back. Pure.
 
-A table that lies on one shard is asked for whole bags, of which each gets one row back. Of one that is cut by rows each
-shard sums the rows that it has of a bag, and the worker adds these up. Means are divided here, where the whole length
-of a bag is known, and gradients likewise.
+All tables of one width that lie whole on a shard are asked for with one array of ids, sample after sample, so that the
+answer is a block of the batch's numbers as it stands. Of a table that is cut by rows each shard sums the rows that it
+has of a bag, and the worker adds these up. Means are divided here, where the whole length of a bag is known, and
+gradients likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,45 +17,127 @@ import numpy.typing as npt
 
 from uneven.embedding.config import TableSpec
 from uneven.embedding.holding import ShardSpec
+from uneven.embedding.place import RowGroup
 from uneven.embedding.rows import Bags, Floats, Ids
 from uneven.errors import DataError
 
 Wholes = npt.NDArray[np.int64]
 
 
-class FeatureIds(NamedTuple):
-    """The ids of one feature in a batch, bag after bag.
+@dataclass(frozen=True, slots=True)
+class BatchIds:
+    """The ids of a batch: sample after sample, in each the features in their order.
 
     Attributes:
         values: shape (n,).
+        batch: samples.
+        features: bags of each sample.
         each: ids in every bag, or 0 where ``lengths`` says it.
-        lengths: of the bags, shape (batch,), or None.
+        lengths: of the bags, shape (batch, features), or None.
         weights: of the ids, shape (n,), or None.
     """
 
     values: Wholes
+    batch: int
+    features: int
     each: int = 1
-    lengths: Ids | None = None
+    lengths: Wholes | None = None
     weights: Floats | None = None
 
+    @property
+    def sizes(self) -> Wholes:
+        """Ids of each bag; shape (batch, features)."""
+        full = np.full((self.batch, self.features), self.each, np.int64)
+        return full if self.lengths is None else self.lengths
 
-class _Wanted(NamedTuple):
-    """Rows of one feature that are on one shard."""
+    @property
+    def bag_of(self) -> Wholes:
+        """The bag of each id, counted over all; shape (n,)."""
+        return np.repeat(np.arange(self.batch * self.features), self.sizes.reshape(-1))
 
-    feature: int
+    def same(self, other: BatchIds) -> bool:
+        """Whether these are the same ids."""
+        mine, theirs = (self.lengths, self.weights), (other.lengths, other.weights)
+        return (
+            (self.batch, self.each) == (other.batch, other.each)
+            and np.array_equal(self.values, other.values)
+            and all(_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other if one is None or other is None else np.array_equal(one, other)
+
+
+def by_sample(values: Wholes, lengths: Wholes, weights: Floats | None = None) -> BatchIds:
+    """From ids that lie feature after feature; lengths have the shape (features, batch)."""
+    features, batch = lengths.shape
+    each = int(lengths[0, 0]) if lengths.size else 0
+    if each and (lengths == each).all():
+        turned = [
+            None if one is None else one.reshape(features, batch, each).swapaxes(0, 1).reshape(-1)
+            for one in (values, weights)
+        ]
+        return BatchIds(turned[0], batch, features, each, None, turned[1])
+    begins = (np.cumsum(lengths) - lengths.reshape(-1)).reshape(features, batch)
+    order = _ranges(begins.T.reshape(-1), lengths.T.reshape(-1))
+    found = None if weights is None else weights[order]
+    return BatchIds(values[order], batch, features, 0, np.ascontiguousarray(lengths.T), found)
+
+
+def _ranges(begins: Wholes, lengths: Wholes) -> Wholes:
+    """begin, begin + 1, … of each, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(begins - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+
+
+class _Run(NamedTuple):
+    """Features side by side: their columns in the batch's numbers, their places in the block."""
+
     columns: slice
-    start: int
-    stop: int
-    base: int
-    whole: bool
+    bags: slice
 
 
-class AskedBlock(NamedTuple):
-    """Where the answer of one group of a shard goes: each feature's columns and bags (None: all), in order."""
+@dataclass(frozen=True, slots=True)
+class WholeBlock:
+    """Bags of tables that lie whole on a shard, sample after sample."""
 
     bags: Bags
-    columns: tuple[slice, ...]
-    places: tuple[Wholes | None, ...]
+    batch: int
+    runs: tuple[_Run, ...]
+
+    def put(self, out: Floats, values: Floats) -> None:
+        """The answer, shape (bags, dim), into the batch's numbers."""
+        each = values.reshape(self.batch, -1, self.bags.width)
+        for run in self.runs:
+            out[:, run.columns] = each[:, run.bags].reshape(self.batch, -1)
+
+    def taken(self, given: Floats) -> Floats:
+        """Inverse of it, of gradients."""
+        found = np.empty((self.batch, self.bags.count // max(self.batch, 1), self.bags.width), np.float32)
+        for run in self.runs:
+            found[:, run.bags] = given[:, run.columns].reshape(self.batch, -1, self.bags.width)
+        return found.reshape(self.bags.count, self.bags.width)
+
+
+@dataclass(frozen=True, slots=True)
+class CutBlock:
+    """Bags of tables that are cut by rows: of each feature those that have an id here, feature after feature."""
+
+    bags: Bags
+    parts: tuple[tuple[slice, Wholes], ...]
+    """Columns, and which samples."""
+
+    def put(self, out: Floats, values: Floats) -> None:
+        """Add the answer, shape (bags, dim), to the batch's numbers."""
+        at = 0
+        for columns, samples in self.parts:
+            out[samples, columns] += values[at : at + len(samples)]
+            at += len(samples)
+
+    def taken(self, given: Floats) -> Floats:
+        """The gradients of its bags."""
+        return np.concatenate([given[samples, columns] for columns, samples in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +145,13 @@ class Routed:
     """A batch on its way.
 
     Attributes:
-        batch: bags of each feature.
         blocks: of each shard that is asked.
         divisors: of the features whose bags are averaged: columns, and the number of ids, one or for each bag.
     """
 
     batch: int
     width: int
-    blocks: dict[int, tuple[AskedBlock, ...]]
+    blocks: dict[int, tuple[WholeBlock | CutBlock, ...]]
     divisors: tuple[tuple[slice, Any], ...]
 
     def bags(self, shard: int) -> tuple[Bags, ...]:
@@ -77,37 +159,22 @@ class Routed:
         return tuple(one.bags for one in self.blocks[shard])
 
     def pooled(self, answers: Mapping[int, Sequence[Floats]]) -> Floats:
-        """The numbers of the batch, shape (batch, width), from each shard's answer, group by group."""
-        out = np.zeros((self.batch, self.width), np.float32)
+        """The numbers of the batch, shape (batch, width), from each shard's answer, block by block."""
+        whole = all(isinstance(one, WholeBlock) for blocks in self.blocks.values() for one in blocks)
+        out = (np.empty if whole else np.zeros)((self.batch, self.width), np.float32)
         for shard, blocks in self.blocks.items():
             for block, values in zip(blocks, answers[shard], strict=True):
-                at = 0
-                for columns, places in zip(block.columns, block.places, strict=True):
-                    if places is None:
-                        out[:, columns] = values[at : at + self.batch]
-                        at += self.batch
-                    else:
-                        out[places, columns] += values[at : at + len(places)]
-                        at += len(places)
+                block.put(out, values)
         for columns, divisor in self.divisors:
             out[:, columns] /= divisor
         return out
 
     def gradients(self, shard: int, given: Floats) -> tuple[Floats, ...]:
-        """What a shard gets of the batch's gradient, shape (batch, width): a row for each bag, group by group.
+        """What a shard gets of the batch's gradient, shape (batch, width): a row for each bag, block by block.
 
         ``given`` is not changed; its means are divided by :meth:`divided` before.
         """
-        found = []
-        for block in self.blocks[shard]:
-            values = np.empty((block.bags.count, block.bags.width), np.float32)
-            at = 0
-            for columns, places in zip(block.columns, block.places, strict=True):
-                mine = given[:, columns] if places is None else given[places, columns]
-                values[at : at + len(mine)] = mine
-                at += len(mine)
-            found.append(values)
-        return tuple(found)
+        return tuple(block.taken(given) for block in self.blocks[shard])
 
     def divided(self, given: Floats) -> Floats:
         """The gradient of sums from that of means, where there are any."""
@@ -117,6 +184,85 @@ class Routed:
         for columns, divisor in self.divisors:
             sums[:, columns] /= divisor
         return sums
+
+
+@dataclass(frozen=True, slots=True)
+class _CutPart:
+    """Rows of one feature that are on one shard."""
+
+    feature: int
+    columns: slice
+    start: int
+    stop: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupRoute:
+    """What a batch's ids become for one group of a shard.
+
+    Attributes:
+        features: whose tables lie there whole, in the order of their columns.
+        bases: of each of them, where its table begins in the group.
+        cut: features of tables that are cut by rows.
+    """
+
+    group: int
+    width: int
+    features: Wholes
+    bases: Wholes
+    runs: tuple[_Run, ...]
+    cut: tuple[_CutPart, ...]
+    all_features: bool = field(default=False)
+
+    def blocks(self, ids: BatchIds) -> Iterator[WholeBlock | CutBlock]:
+        """What to ask for."""
+        if len(self.features) and ids.batch:
+            yield WholeBlock(self._whole(ids), ids.batch, self.runs)
+        if self.cut:
+            parts = [_part_of(ids, one) for one in self.cut]
+            if sum(len(samples) for _, samples in parts):
+                yield self._cut(parts, uniform=ids.each == 1)
+
+    def _whole(self, ids: BatchIds) -> Bags:
+        count = ids.batch * len(self.features)
+        if ids.each:
+            values, weights = (self._of_all(one, ids) for one in (ids.values, ids.weights))
+            found = np.empty(values.shape, np.int32)
+            np.add(values, self.bases[:, None], out=found, casting="unsafe", dtype=np.int64)
+            scale = None if weights is None else np.ascontiguousarray(weights).reshape(-1)
+            return Bags(self.group, self.width, count, found.reshape(-1), ids.each, None, scale)
+        lengths = ids.sizes[:, self.features].reshape(-1)
+        bases = np.repeat(np.tile(self.bases, ids.batch), lengths)
+        if self.all_features:
+            values, weights = ids.values, ids.weights
+        else:
+            begins = (np.cumsum(ids.sizes) - ids.sizes.reshape(-1)).reshape(ids.sizes.shape)
+            order = _ranges(begins[:, self.features].reshape(-1), lengths)
+            values, weights = ids.values[order], None if ids.weights is None else ids.weights[order]
+        found = (values + bases).astype(np.int32)
+        return Bags(self.group, self.width, count, found, 0, lengths.astype(np.int32), weights)
+
+    def _of_all(self, values: Any, ids: BatchIds) -> Any:
+        """Shape (batch, features of the group, each)."""
+        if values is None:
+            return None
+        shaped = values.reshape(ids.batch, ids.features, ids.each)
+        return shaped if self.all_features else shaped[:, self.features]
+
+    def _cut(self, parts: list[tuple[Bags, Wholes]], uniform: bool) -> CutBlock:
+        weighted = parts[0][0].weights is not None
+        bags = Bags(
+            self.group,
+            self.width,
+            sum(len(samples) for _, samples in parts),
+            np.concatenate([one.ids for one, _ in parts if one.ids is not None]),
+            int(uniform),
+            None if uniform else np.concatenate([one.sizes for one, _ in parts]),
+            np.concatenate([one.weights for one, _ in parts if one.weights is not None]) if weighted else None,
+        )
+        columns = [one.columns for one in self.cut]
+        return CutBlock(bags, tuple(zip(columns, (samples for _, samples in parts), strict=True)))
 
 
 class Router:
@@ -138,99 +284,92 @@ class Router:
                 self._table_of.append(number)
                 at += table.dim
         self.width = at
-        slices = list(self.columns.values())
-        self._wanted = {
-            shard: [
-                [
-                    _Wanted(
-                        feature, slices[feature], part.start, part.stop, base, self._is_whole(part.table, part.rows)
-                    )
-                    for part, base in zip(group.ranges, group.bases, strict=True)
-                    for feature in range(len(slices))
-                    if self._table_of[feature] == part.table
-                ]
-                for group in spec.groups
-            ]
+        self._rows = np.array([tables.tables[number].rows for number in self._table_of], np.uint64)
+        self._means = [
+            (feature, columns)
+            for feature, (columns, number) in enumerate(zip(self.columns.values(), self._table_of, strict=True))
+            if tables.tables[number].pooling == "mean"
+        ]
+        self._groups = {
+            shard: [self._group(number, group) for number, group in enumerate(spec.groups)]
             for shard, spec in enumerate(shards)
             if spec.groups
         }
-        self._widths = {shard: [group.width for group in spec.groups] for shard, spec in enumerate(shards)}
 
-    def route(self, features: Sequence[FeatureIds], batch: int) -> Routed:
+    def route(self, ids: BatchIds) -> Routed:
         """What to ask for a batch.
-
-        Args:
-            features: the ids of each, in the order of the tables' features.
 
         Raises:
             DataError: an id that its table does not have.
         """
-        self._check(features)
+        self._check(ids)
         blocks = {}
-        for shard, groups in self._wanted.items():
-            asked = [self._block(number, shard, wanted, features, batch) for number, wanted in enumerate(groups)]
-            if found := tuple(one for one in asked if one.bags.count):
+        for shard, groups in self._groups.items():
+            if found := tuple(one for group in groups for one in group.blocks(ids)):
                 blocks[shard] = found
-        return Routed(batch, self.width, blocks, tuple(self._divisors(features)))
+        return Routed(ids.batch, self.width, blocks, tuple(self._divisors(ids)))
 
-    def _is_whole(self, table: int, rows: int) -> bool:
-        return rows == self._tables.tables[table].rows
+    def _group(self, number: int, group: RowGroup) -> _GroupRoute:
+        slices = list(self.columns.values())
+        whole: list[tuple[int, int]] = []
+        cut: list[_CutPart] = []
+        for part, base in zip(group.ranges, group.bases, strict=True):
+            for feature in (one for one, table in enumerate(self._table_of) if table == part.table):
+                if part.rows == self._tables.tables[part.table].rows:
+                    whole.append((feature, base))
+                else:
+                    cut.append(_CutPart(feature, slices[feature], part.start, part.stop, base))
+        whole.sort()
+        features = np.array([feature for feature, _ in whole], np.int64)
+        runs: list[_Run] = []
+        for place, feature in enumerate(features):
+            begin, place_ = slices[feature].start, slice(place, place + 1)
+            if runs and runs[-1].columns.stop == begin:
+                begin, place_ = runs[-1].columns.start, slice(runs.pop().bags.start, place + 1)
+            runs.append(_Run(slice(begin, slices[feature].stop), place_))
+        bases = np.array([base for _, base in whole], np.int64)
+        everything = len(features) == len(slices)
+        return _GroupRoute(number, group.width, features, bases, tuple(runs), tuple(cut), everything)
 
-    def _check(self, features: Sequence[FeatureIds]) -> None:
-        for (name, _), number, one in zip(self.columns.items(), self._table_of, features, strict=True):
-            rows = self._tables.tables[number].rows
-            if len(one.values) and not 0 <= (low := int(one.values.min())) <= (high := int(one.values.max())) < rows:
-                wrong = low if low < 0 else high
-                table = self._tables.tables[number].name
-                raise DataError(f"feature {name!r} has the id {wrong}: table {table!r} has the rows 0 to {rows - 1}")
+    def _check(self, ids: BatchIds) -> None:
+        if not len(ids.values):
+            return
+        unsigned = ids.values.view(np.uint64)  # a negative id is a large one then
+        if ids.each:
+            wrong = unsigned.reshape(ids.batch, ids.features, ids.each) >= self._rows[:, None]
+        else:
+            wrong = unsigned >= np.repeat(np.tile(self._rows, ids.batch), ids.sizes.reshape(-1))
+        if not wrong.any():
+            return
+        place = int(np.flatnonzero(wrong.reshape(-1))[0])
+        feature = int(ids.bag_of[place]) % ids.features
+        table = self._tables.tables[self._table_of[feature]]
+        name, found = list(self.columns)[feature], int(ids.values[place])
+        raise DataError(f"feature {name!r} has the id {found}: table {table.name!r} has the rows 0 to {table.rows - 1}")
 
-    def _block(
-        self, group: int, shard: int, wanted: list[_Wanted], features: Sequence[FeatureIds], batch: int
-    ) -> AskedBlock:
-        found = [_part_of(features[one.feature], one, batch) for one in wanted]
-        eaches = {one.each for one, _ in found}
-        each = eaches.pop() if len(eaches) == 1 else 0
-        weighted = any(one.weights is not None for one, _ in found)
-        bags = Bags(
-            group=group,
-            width=self._widths[shard][group],
-            count=sum(batch if places is None else len(places) for _, places in found),
-            ids=np.concatenate([one.values for one, _ in found]).astype(np.int32),
-            each=each,
-            lengths=None if each else np.concatenate([_lengths(one, batch) for one, _ in found]),
-            weights=np.concatenate([_weights(one) for one, _ in found]) if weighted else None,
-        )
-        return AskedBlock(bags, tuple(one.columns for one in wanted), tuple(places for _, places in found))
-
-    def _divisors(self, features: Sequence[FeatureIds]) -> list[tuple[slice, Any]]:
-        found: list[tuple[slice, Any]] = []
-        for columns, number, one in zip(self.columns.values(), self._table_of, features, strict=True):
-            if self._tables.tables[number].pooling == "mean" and one.each != 1:
-                many = one.each if one.lengths is None else np.maximum(one.lengths, 1).astype(np.float32)[:, None]
-                found.append((columns, many))
-        return found
-
-
-def _part_of(ids: FeatureIds, wanted: _Wanted, batch: int) -> tuple[FeatureIds, Wholes | None]:
-    """A feature's ids that are on a shard, as its own, and the bags that have one there (None: all are asked for)."""
-    if wanted.whole:
-        return ids._replace(values=ids.values + wanted.base), None
-    here = (ids.values >= wanted.start) & (ids.values < wanted.stop)
-    of = np.repeat(np.arange(batch), _lengths(ids, batch))[here]
-    counts = np.bincount(of, minlength=batch)
-    places = np.flatnonzero(counts)
-    weights = None if ids.weights is None else ids.weights[here]
-    values = ids.values[here] + (wanted.base - wanted.start)
-    if ids.each == 1:
-        return FeatureIds(values, 1, None, weights), places
-    return FeatureIds(values, 0, counts[places].astype(np.int32), weights), places
+    def _divisors(self, ids: BatchIds) -> Iterator[tuple[slice, Any]]:
+        for feature, columns in self._means if ids.each != 1 else []:
+            lengths = ids.each if ids.lengths is None else np.maximum(ids.lengths[:, feature], 1)[:, None]
+            yield columns, np.float32(lengths) if ids.lengths is None else lengths.astype(np.float32)
 
 
-def _lengths(ids: FeatureIds, batch: int) -> Ids:
-    if ids.lengths is not None:
-        return ids.lengths
-    return np.full(len(ids.values) // max(ids.each, 1), ids.each, np.int32)
-
-
-def _weights(ids: FeatureIds) -> Floats:
-    return np.ones(len(ids.values), np.float32) if ids.weights is None else ids.weights
+def _part_of(ids: BatchIds, part: _CutPart) -> tuple[Bags, Wholes]:
+    """Of one feature the ids that are on a shard, as its own, and the samples that have one there."""
+    if ids.each:
+        shaped = ids.values.reshape(ids.batch, ids.features, ids.each)[:, part.feature].reshape(-1)
+        of = np.repeat(np.arange(ids.batch), ids.each)
+        weights = ids.weights
+        if weights is not None:
+            weights = weights.reshape(ids.batch, ids.features, ids.each)[:, part.feature].reshape(-1)
+    else:
+        bags = ids.bag_of
+        mine = bags % ids.features == part.feature
+        shaped, of = ids.values[mine], bags[mine] // ids.features
+        weights = None if ids.weights is None else ids.weights[mine]
+    here = (shaped >= part.start) & (shaped < part.stop)
+    counts = np.bincount(of[here], minlength=ids.batch)
+    samples = np.flatnonzero(counts)
+    values = (shaped[here] + (part.base - part.start)).astype(np.int32)
+    lengths: Ids = counts[samples].astype(np.int32)
+    scale = None if weights is None else weights[here]
+    return Bags(0, 1, len(samples), values, 0, lengths, scale), samples

@@ -14,7 +14,7 @@ from uneven.embedding.files import TableFiles
 from uneven.embedding.holding import specs
 from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.place import place
-from uneven.embedding.route import FeatureIds, Router
+from uneven.embedding.route import BatchIds, Router
 from uneven.embedding.shard import TableShard
 from uneven.embedding.wire import TableMessage, encode
 from uneven.server.known import Patience
@@ -66,9 +66,9 @@ class MemoryShards:
             if message.rank in self.ears and not self.loses(message):
                 self.ears[message.rank].received(shard, message)
 
-    def features(self, ids: Sequence[int]) -> list[FeatureIds]:
+    def features(self, ids: Sequence[int]) -> BatchIds:
         """One id for each of the two features, the same."""
-        return [FeatureIds(np.array(ids, np.int64)) for _ in TABLES.tables]
+        return BatchIds(np.repeat(np.array(ids, np.int64), 2), len(ids), 2)
 
 
 class MemoryLine:

@@ -106,7 +106,7 @@ def test_of_two_saves_one_stays_whole(tmp_path: Path) -> None:
 def test_updates_that_are_under_way_when_a_shard_dies_are_not_lost() -> None:
     shards = MemoryShards(1)
     client = shards.client()
-    asked = client.ask(shards.router.route(shards.features([1]), 1))
+    asked = client.ask(shards.router.route(shards.features([1])))
     asked.values()
     shards.loses = lambda message: True
     client.give(asked, np.ones((1, 8), np.float32))

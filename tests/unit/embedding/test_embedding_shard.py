@@ -21,7 +21,7 @@ from uneven.server.wire import PIECE_BYTES, Refusal, Refused
 def train(shards: MemoryShards, client: TableClient, steps: int, first: int = 0) -> None:
     for step in range(first, first + steps):
         ids = [(step * 7 + k) % 50 for k in range(6)]
-        asked = client.ask(shards.router.route(shards.features(ids), 6))
+        asked = client.ask(shards.router.route(shards.features(ids)))
         heard(shards, client, lambda asked=asked: all(client._answers[key] for key in asked._numbers.items()))
         client.give(asked, np.sin(np.arange(48) + step).astype(np.float32).reshape(asked.values().shape))
     heard(shards, client, lambda: not any(link.kept for link in client._links.values()))
@@ -58,7 +58,7 @@ def test_a_repeated_update_is_passed_over_and_a_missing_one_asked_for() -> None:
     kept: list[TableMessage] = []
     shards.loses = lambda message: message.kind is Say.GRADIENT and (kept.append(message) or len(kept) == 1)
     for _ in range(2):
-        asked = client.ask(shards.router.route(shards.features([1]), 1))
+        asked = client.ask(shards.router.route(shards.features([1])))
         asked.values()
         client.give(asked, np.ones((1, 8), np.float32))
     (shard,) = shards.shards
@@ -73,7 +73,7 @@ def test_a_repeated_update_is_passed_over_and_a_missing_one_asked_for() -> None:
 def test_a_nan_is_refused_as_a_whole_and_counted() -> None:
     shards = MemoryShards(1)
     client = shards.client()
-    asked = client.ask(shards.router.route(shards.features([1, 2]), 2))
+    asked = client.ask(shards.router.route(shards.features([1, 2])))
     given = np.ones_like(asked.values())
     given[1, 0] = np.nan
     before = tables(shards)
@@ -87,7 +87,7 @@ def test_a_nan_is_refused_as_a_whole_and_counted() -> None:
 def test_how_stale_lookups_were_is_counted() -> None:
     shards = MemoryShards(1)
     client = shards.client()
-    routed = shards.router.route(shards.features([3]), 1)
+    routed = shards.router.route(shards.features([3]))
     ahead = client.ask(routed)
     for _ in range(3):
         asked = client.ask(routed)
@@ -123,7 +123,7 @@ def test_a_shard_with_other_tables_refuses() -> None:
     shards.client(0)
     shards.specs = (ShardSpec(TABLES, shards.specs[0].ranges[:1]),)
     other = shards.client(1)
-    asked = other.ask(shards.router.route(shards.features([1]), 1))
+    asked = other.ask(shards.router.route(shards.features([1])))
     shards.beat(1)
     with pytest.raises(PeerError, match="another table"):
         asked.values()
