@@ -7,6 +7,7 @@
     route.py ○    a batch's ids → questions      client.py     asks and gives; link.py ○ what is sent, kept, answered
     rows.py ○     bags, and the reference        wire.py ○     messages
     kernels.py    the same, fast                 shard.py ○    what a shard answers; host.py its sockets
+    logs.py       click logs as data sets        columns.py ○  a block of their text as arrays
 
 A name is imported when it is first touched, so a server's decisions need no torch. How it is used, and what is lost
 when: docs/how-to/recommendation.md.
@@ -19,16 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from uneven.embedding.bags import EmbeddingBagCollection, PooledFeatures
+    from uneven.embedding.columns import Columns
     from uneven.embedding.config import SGD, RowwiseAdagrad, Table
+    from uneven.embedding.logs import ClickLog, write_log
 
-__all__ = ["SGD", "EmbeddingBagCollection", "PooledFeatures", "RowwiseAdagrad", "Table"]
+__all__ = [
+    "SGD", "ClickLog", "Columns", "EmbeddingBagCollection", "PooledFeatures", "RowwiseAdagrad", "Table", "write_log",
+]  # fmt: skip
 
 _HOMES = {
+    "ClickLog": "logs",
+    "Columns": "columns",
     "EmbeddingBagCollection": "bags",
     "PooledFeatures": "bags",
     "RowwiseAdagrad": "config",
     "SGD": "config",
     "Table": "config",
+    "write_log": "logs",
 }
 
 
