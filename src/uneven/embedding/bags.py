@@ -14,7 +14,7 @@ from uneven.embedding.client import AskedRows, TableStats
 from uneven.embedding.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
 from uneven.embedding.door import TableDoor
 from uneven.embedding.part import TablesPart
-from uneven.embedding.transfer import read_tables, write_table
+from uneven.embedding.transfer import read_grown, read_tables, write_table
 from uneven.embedding.wire import Say
 from uneven.errors import ConfigError
 
@@ -112,13 +112,27 @@ class EmbeddingBagCollection(nn.Module):
         self.door.client.flush()
 
     def rows(self) -> Iterator[tuple[str, int, Tensor]]:
-        """The tables as they are, in blocks: table, first row, rows of shape (n, dim)."""
+        """The tables that do not grow as they are, in blocks: table, first row, rows of shape (n, dim)."""
         return read_tables(self.door)
+
+    def grown(self, name: str) -> tuple[Tensor, Tensor]:
+        """A table that grows as it is: its ids, shape (n,), and their rows, shape (1 + n, dim). The first row is that
+        of all ids that have none; where several servers have one, their mean.
+
+        Raises:
+            ConfigError: there is no such table, or it does not grow.
+        """
+        return read_grown(self.door, name)
 
     def export(self) -> dict[str, Tensor]:
         """The tables as they are, as a state dict of ``torch.nn.EmbeddingBag`` and of TorchRec's collection:
-        ``embedding_bags.<table>.weight`` → shape (rows, dim)."""
-        found = {f"embedding_bags.{one.name}.weight": torch.empty(one.rows, one.dim) for one in self.tables}
+        ``embedding_bags.<table>.weight`` → shape (rows, dim); of one that grows that of :meth:`grown`, and
+        ``embedding_bags.<table>.ids``."""
+        found = {
+            f"embedding_bags.{one.name}.weight": torch.empty(one.held, one.dim) for one in self.tables if not one.grows
+        }
+        for name in (one.name for one in self.tables if one.grows):
+            found[f"embedding_bags.{name}.ids"], found[f"embedding_bags.{name}.weight"] = self.grown(name)
         for name, start, block in self.rows():
             found[f"embedding_bags.{name}.weight"][start : start + len(block)] = block
         return found
@@ -129,6 +143,8 @@ class EmbeddingBagCollection(nn.Module):
         Raises:
             ConfigError: a table is missing, or has another shape.
         """
+        if growing := [one.name for one in self.tables if one.grows]:
+            raise ConfigError(f"load: table {growing[0]!r} grows; save() and restore() keep which id has which row")
         for number, one in enumerate(self.tables):
             weight = state.get(f"embedding_bags.{one.name}.weight")
             if weight is None or weight.shape != (one.rows, one.dim):
@@ -157,7 +173,7 @@ class EmbeddingBagCollection(nn.Module):
 
     def stats(self) -> TableStats:
         """What has happened on the shards."""
-        return self.door.client.stats()
+        return self.door.stats()
 
     def close(self) -> None:
         """End the conversation with the shards. A model that is used again opens it again."""
@@ -174,7 +190,9 @@ class EmbeddingBagCollection(nn.Module):
 
     def extra_repr(self) -> str:
         """The tables."""
-        return ", ".join(f"{one.name}: {one.rows:,} × {one.dim}" for one in self.tables)
+        return ", ".join(
+            f"{one.name}: {'up to ' if one.grows else ''}{one.held:,} × {one.dim}" for one in self.tables
+        )
 
 
 class _Given(torch.autograd.Function):

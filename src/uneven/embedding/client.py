@@ -10,13 +10,16 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from uneven.embedding.growing import Ids64
 from uneven.embedding.holding import ShardSpec
 from uneven.embedding.link import TableLink
 from uneven.embedding.route import Routed
-from uneven.embedding.rows import Bags, Floats, Kernels
+from uneven.embedding.rows import Bags, Floats, Ids, Kernels
 from uneven.embedding.wire import Say, TableMessage
 from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.server.line import ShardLine
@@ -64,11 +67,12 @@ class TableClient:
         self._meetings = 0
         line.open(self)
 
-    def ask(self, routed: Routed) -> AskedRows:
-        """Ask for a batch's numbers."""
+    def ask(self, routed: Routed, *, learning: bool = True) -> AskedRows:
+        """Ask for a batch's numbers; ``learning``: for a step, so that its ids have been seen once more."""
+        kind = Say.LOOKUP if learning else Say.READ
         with self._changed:
             numbers = {
-                shard: self._request(shard, Say.LOOKUP, routed.bags(shard), halves=self.halves)
+                shard: self._request(shard, kind, routed.bags(shard), halves=self.halves)
                 for shard in routed.blocks
             }
         return AskedRows(self, routed, numbers)
@@ -90,10 +94,19 @@ class TableClient:
     def rows(self, shard: int, bags: Bags) -> Floats:
         """Rows as they are; shape (bags, width)."""
         with self._changed:
-            numbers = {shard: self._request(shard, Say.LOOKUP, (bags,))}
+            numbers = {shard: self._request(shard, Say.READ, (bags,))}
         values = self.outcome(numbers, "a lookup")[shard].bags[0].values
         assert values is not None
         return values
+
+    def names(self, shard: int, group: int) -> tuple[Ids64, Ids]:
+        """The ids that have rows in a group that grows, and where these are."""
+        with self._changed:
+            numbers = {shard: self._request(shard, Say.NAMES, text=str(group))}
+        ids, slots = self.outcome(numbers, "a question for ids")[shard].bags
+        assert ids.ids is not None
+        assert slots.ids is not None
+        return ids.ids.astype(np.int64), slots.ids.astype(np.int32)
 
     def flush(self) -> None:
         """Wait until all that every worker gave before it came here is in the rows; all who are there have to come.
@@ -273,12 +286,14 @@ class TableStats:
         counts: see :class:`uneven.embedding.shard.TableShard`.
         staleness: updates between a lookup and its gradient → how often.
         lost, restarts: see :class:`TableClient`.
+        sharing: of tables that take ids modulo their rows: how many ids share one, on average.
     """
 
     counts: Counter[str]
     staleness: Counter[int]
     lost: int
     restarts: int
+    sharing: dict[str, float] = field(default_factory=dict)
 
     def stale(self, part: float) -> float:
         """The staleness that so many of the lookups do not exceed, 0 … 1; NaN where there were none."""

@@ -18,6 +18,7 @@ MOST_ROWS = 2**31 - 1
 """The most rows of one shard: ids travel in 32 bits."""
 MOST_DIM = 1 << 14
 _POOLINGS = ("sum", "mean")
+_EVICTIONS = ("age", "count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +62,37 @@ class Table:
 
     Attributes:
         name: in messages, checkpoints and state dicts.
-        rows: how many; ids are 0 to rows − 1.
+        rows: how many; ids are 0 to rows − 1. None: a row for each id that comes, whatever number it is.
         dim: numbers in a row.
         features: that look rows up in it; by default one of the table's name.
         pooling: "sum" or "mean" of the rows of a bag.
         scale: rows begin uniformly between −scale and scale; by default 1 / √rows, as DLRM's do.
+        modulo: take ids modulo ``rows``; ``stats().sharing`` says how many then share a row.
+        most_rows: of a table that grows: that there may be at once. Memory is used as rows come.
+        admit: of one that grows: an id gets its row when it has been seen so often; or, below 1, with this probability
+            at each sighting. All that have none share one.
+        evict: of one that grows: who makes room, those looked up least lately ("age") or least often ("count").
 
     Raises:
         ConfigError: a value that cannot be, naming it.
     """
 
     name: str
-    rows: int
+    rows: int | None
     dim: int
     features: tuple[str, ...] = ()
     pooling: str = "sum"
     scale: float | None = None
+    modulo: bool = False
+    most_rows: int = 1 << 20
+    admit: float = 1
+    evict: str = "age"
 
     def __post_init__(self) -> None:
         if not self.name or not all(one.isalnum() or one in "_-+" for one in self.name):
             raise ConfigError(f"Table({self.name!r}): a name has letters, digits, _, - and +; it names a file")
-        for what, value, most in (("rows", self.rows, MOST_ROWS), ("dim", self.dim, MOST_DIM)):
+        many = "most_rows" if self.rows is None else "rows"
+        for what, value, most in ((many, self.held, MOST_ROWS - 1), ("dim", self.dim, MOST_DIM)):
             if type(value) is not int or not 1 <= value <= most:
                 raise ConfigError(f"Table({self.name!r}, {what}={value!r}): give a whole number from 1 to {most:,}")
         if self.pooling not in _POOLINGS:
@@ -90,12 +101,28 @@ class Table:
             raise ConfigError(f"Table({self.name!r}, scale={self.scale!r}): give a number, 0 or more")
         if isinstance(self.features, str):
             raise ConfigError(f"Table({self.name!r}, features={self.features!r}): give a list of names")
+        if self.evict not in _EVICTIONS:
+            raise ConfigError(f"Table({self.name!r}, evict={self.evict!r}): it is 'age' or 'count'")
+        if not (0 < self.admit < 1 or self.admit in range(1, 256)):
+            raise ConfigError(f"Table({self.name!r}, admit={self.admit!r}): give sightings, 1 to 255, or a probability")
+        if self.modulo and self.rows is None:
+            raise ConfigError(f"Table({self.name!r}, rows=None, modulo=True): give one of the two")
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
+
+    @property
+    def grows(self) -> bool:
+        """Whether rows are made as ids come."""
+        return self.rows is None
+
+    @property
+    def held(self) -> int:
+        """Rows that there are, or may be at most."""
+        return self.most_rows if self.rows is None else self.rows
 
     @property
     def spread(self) -> float:
         """See ``scale``."""
-        return 1 / math.sqrt(self.rows) if self.scale is None else self.scale
+        return 1 / math.sqrt(self.held) if self.scale is None else self.scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from uneven.embedding import wire
-from uneven.embedding.client import AskedRows, TableClient
+from uneven.embedding.client import AskedRows, TableClient, TableStats
 from uneven.embedding.config import TableSpec
 from uneven.embedding.holding import ShardSpec, specs
 from uneven.embedding.host import TABLES, TableHost
@@ -78,11 +80,17 @@ class TableDoor:
             return self._client or self._open()
 
     def ask(self, ids: Any) -> AskedRows:
-        """A batch's numbers; those that :meth:`ahead` has asked for, if they are these."""
+        """A batch's numbers; those that :meth:`ahead` has asked for, if they are these. Without gradients it is no
+        sighting of an id."""
         if (found := self._asked(lambda one: one.given is ids and one.changes == _changes(ids))) is not None:
             return found
         read = read_ids(ids, self._features)
-        return self._asked(lambda one: one.read.same(read)) or self.client.ask(self._router.route(read))
+        found = self._asked(lambda one: one.read.same(read))
+        return found or self.client.ask(self._router.route(read), learning=torch.is_grad_enabled())
+
+    def stats(self) -> TableStats:
+        """What has happened on the shards, and to this worker's ids."""
+        return replace(self.client.stats(), sharing=self._router.sharing())
 
     def _asked(self, are_these: Callable[[_Ahead], bool]) -> AskedRows | None:
         with self._opening:

@@ -4,6 +4,8 @@
 
     FOLDER/TABLE-START-STOP.rows.npy    float32, shape (stop − start, dim)
     FOLDER/TABLE-START-STOP.sums.npy    Adagrad's, shape (stop − start,)
+    FOLDER/TABLE-START-STOP.ids.npy     of a table that grows: of each of its rows, of which the first is that of all
+    FOLDER/TABLE-START-STOP.taken.npy   others; and which of them are in use
     FOLDER/shard-N.json                 written last: the tables, the ranges, and which updates are in them at least
 
 Rows of a shard that goes on stepping while it writes are of different moments, each of them whole.
@@ -19,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from uneven.embedding.growing import IdMap, bucket
 from uneven.embedding.holding import HeldRange, Holding
 from uneven.embedding.shard import SavedNumbers
 from uneven.errors import CheckpointError
 
 _BLOCK_BYTES = 1 << 20
+_BLOCK_IDS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,15 @@ class TableFiles:
         where.mkdir(parents=True, exist_ok=True)
         mark = where / f"shard-{self.number}.json"
         mark.unlink(missing_ok=True)
-        ranges = []
-        for held in holding:
-            ranges.append([held.table, held.start, held.start + len(held.rows)])
-            for name, array in (("rows", held.rows), ("sums", held.sums)):
-                yield from _written(where / f"{_stem(held)}.{name}.npy", array)
+        maps = [one for one in holding.maps if one is not None]
+        for one in maps:
+            one.held = True
+        try:
+            yield from _all_written(where, holding)
+        finally:
+            for one in maps:
+                one.held = False
+        ranges = [[held.table, held.start, held.stop] for held in holding]
         said = {"tables": holding.spec.text, "ranges": ranges, **numbers._asdict()}
         part = mark.with_suffix(".part")
         part.write_text(json.dumps(said), encoding="utf-8")
@@ -87,11 +95,17 @@ class TableFiles:
             for table, start, stop in json.loads(mark.read_text(encoding="utf-8"))["ranges"]
         ]
         for held in holding:
-            missing = len(held.rows)
+            missing = held.stop - held.start
+            if held.map is not None:
+                held.map.clear()
             for table, start, stop in ranges:
-                low, high = max(start, held.start), min(stop, held.start + len(held.rows))
+                low, high = max(start, held.start), min(stop, held.stop)
                 if table == held.table and low < high:
-                    _read(Path(folder) / f"{table}-{start}-{stop}", held, start, low, high)
+                    stem = Path(folder) / f"{table}-{start}-{stop}"
+                    if held.map is None:
+                        _read(stem, held, start, low, high)
+                    else:
+                        _read_grown(stem, held, held.map)
                     missing -= high - low
             if missing:
                 raise CheckpointError(f"{folder} lacks {missing:,} rows of table {held.table!r}")
@@ -106,7 +120,20 @@ class TableFiles:
 
 
 def _stem(held: HeldRange) -> str:
-    return f"{held.table}-{held.start}-{held.start + len(held.rows)}"
+    return f"{held.table}-{held.start}-{held.stop}"
+
+
+def _all_written(where: Path, holding: Holding) -> Iterator[None]:
+    for held in holding:
+        arrays = {"rows": held.rows, "sums": held.sums}
+        if held.map is not None:  # nothing goes while it is held, and what comes meanwhile is left out
+            used = held.map.used
+            taken = np.zeros(used, bool)
+            taken[held.map.taken()] = True
+            arrays = {name: array[:used] for name, array in arrays.items()}
+            arrays |= {"ids": held.map.ids[:used].copy(), "taken": taken}
+        for name, array in arrays.items():
+            yield from _written(where / f"{_stem(held)}.{name}.npy", array)
 
 
 def _said(folder: Path, number: int) -> dict[str, Any]:
@@ -127,16 +154,34 @@ def _written(path: Path, array: np.ndarray) -> Iterator[None]:
             yield
 
 
+def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray:
+    path = stem.with_name(f"{stem.name}.{name}.npy")
+    try:
+        saved: np.ndarray = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if into is not None and len(saved) and saved.shape[1:] != into.shape[1:]:
+        raise CheckpointError(f"{path} has rows of shape {saved.shape[1:]}, the table of {into.shape[1:]}")
+    return saved
+
+
 def _read(stem: Path, held: HeldRange, start: int, low: int, high: int) -> None:
     for name, into in (("rows", held.rows), ("sums", held.sums)):
-        path = stem.with_name(f"{stem.name}.{name}.npy")
-        try:
-            saved = np.load(path, mmap_mode="r") if len(into) else into
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read {path}: {error}") from error
-        if len(into) and len(saved) == 0:
-            continue  # written under another optimizer: sums begin anew
-        if saved.shape[1:] != into.shape[1:]:
-            raise CheckpointError(f"{path} has rows of shape {saved.shape[1:]}, the table of {into.shape[1:]}")
-        if len(into):
+        if len(into) and len(saved := _loaded(stem, name, into)):  # none where it was written under another optimizer
             into[low - held.start : high - held.start] = saved[low - start : high - start]
+
+
+def _read_grown(stem: Path, held: HeldRange, ids_of: IdMap) -> None:
+    """The rows whose ids belong here, as far as there is room."""
+    ids, taken = _loaded(stem, "ids"), _loaded(stem, "taken")
+    arrays = [(into, _loaded(stem, name, into)) for name, into in (("rows", held.rows), ("sums", held.sums))]
+    for into, saved in arrays:
+        into[:1] = saved[:1] if len(saved) else 0
+    for begin in range(0, len(ids), _BLOCK_IDS):
+        block = np.asarray(ids[begin : begin + _BLOCK_IDS])
+        part = bucket(block, held.many)
+        mine = np.flatnonzero(taken[begin : begin + _BLOCK_IDS] & (part >= held.start) & (part < held.stop))
+        slots = ids_of.take(block[mine])
+        for into, saved in arrays:
+            if len(into):
+                into[slots[slots > 0]] = saved[begin + mine[slots > 0]] if len(saved) else 0

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uneven.embedding.config import RowwiseAdagrad, TableSpec
+from uneven.embedding.config import RowwiseAdagrad, Table, TableSpec
+from uneven.embedding.growing import IdMap, Ids64, begin_by_id
 from uneven.embedding.place import RowGroup, RowRange, TablePlan, groups_of
-from uneven.embedding.rows import Floats, begin
+from uneven.embedding.rows import Floats, Ids, begin
 from uneven.errors import ConfigError
 
 
@@ -33,8 +34,8 @@ class ShardSpec:
         for one in self.ranges:
             if not 0 <= one.table < len(self.tables.tables):
                 raise ConfigError(f"range {one} of {len(self.tables.tables)} tables")
-            if not 0 <= one.start < one.stop <= self.tables.tables[one.table].rows:
-                raise ConfigError(f"range {one} of a table of {self.tables.tables[one.table].rows} rows")
+            if not 0 <= one.start < one.stop <= self.tables.tables[one.table].held:
+                raise ConfigError(f"range {one} of a table of {self.tables.tables[one.table].held} rows")
         object.__setattr__(self, "groups", groups_of(self.tables.tables, self.ranges))
         object.__setattr__(self, "fingerprint", zlib.crc32(self.text.encode()))
 
@@ -64,21 +65,31 @@ def specs(tables: TableSpec, plan: TablePlan) -> tuple[ShardSpec, ...]:
 
 
 class HeldRange(NamedTuple):
-    """One range of rows: views of a shard's arrays, shape (rows, dim) and (rows,)."""
+    """One range of rows: views of a shard's arrays, shape (rows, dim) and (rows,).
+
+    Attributes:
+        many: rows of the table that the range is of.
+        map: of a table that grows: its rows are those of one array, the first that of all ids without one.
+    """
 
     table: str
     start: int
+    stop: int
+    many: int
     rows: Floats
     sums: Floats
+    map: IdMap | None
 
 
 @dataclass(slots=True)
 class Holding:
-    """The rows themselves, changed in place, and Adagrad's sums (none with SGD), by group."""
+    """The rows themselves, changed in place, and Adagrad's sums (none with SGD), by group; of those that grow, which id
+    has which."""
 
     spec: ShardSpec
     rows: list[Floats]
     sums: list[Floats]
+    maps: list[IdMap | None]
 
     @classmethod
     def of(cls, spec: ShardSpec) -> Holding:
@@ -88,18 +99,46 @@ class Holding:
             MemoryError: there is no room.
         """
         tables, seed = spec.tables.tables, spec.tables.seed
-        rows = [np.empty((one.rows, one.width), np.float32) for one in spec.groups]
+        # Zeros use no memory before they are written to.
+        rows = [np.zeros((one.rows, one.width), np.float32) for one in spec.groups]
         adagrad = isinstance(spec.tables.optimizer, RowwiseAdagrad)
         sums = [np.zeros(one.rows if adagrad else 0, np.float32) for one in spec.groups]
-        held = cls(spec, rows, sums)
+        maps = [_map(tables[one.ranges[0].table], one) if one.grows else None for one in spec.groups]
+        held = cls(spec, rows, sums, maps)
         for part, into in zip((one for group in spec.groups for one in group.ranges), held, strict=True):
             table = tables[part.table]
-            into.rows[:] = begin(table.name, seed, part.start, part.stop, table.dim, table.spread)
+            if into.map is None:
+                into.rows[:] = begin(table.name, seed, part.start, part.stop, table.dim, table.spread)
+            else:
+                into.rows[0] = begin_by_id(np.array([-1]), _salt(table, seed), table.dim, table.spread)[0]
         return held
+
+    def slots(self, group: int, ids: Ids64, *, counted: bool) -> Ids:
+        """Where the rows of some ids of a table that grows are; ``counted``: they have been looked up once more."""
+        found = self.maps[group]
+        assert found is not None
+        if not counted:
+            return found.find(ids)
+        slots, made = found.see(ids)
+        if len(made):
+            table = self.spec.tables.tables[self.spec.groups[group].ranges[0].table]
+            salt = _salt(table, self.spec.tables.seed)
+            self.rows[group][made] = begin_by_id(found.ids[made], salt, table.dim, table.spread)
+            self.sums[group][made if len(self.sums[group]) else []] = 0.0
+        return slots
 
     def __iter__(self) -> Iterator[HeldRange]:
         """The ranges, group by group."""
-        for group, rows, sums in zip(self.spec.groups, self.rows, self.sums, strict=True):
+        for group, rows, sums, found in zip(self.spec.groups, self.rows, self.sums, self.maps, strict=True):
             for part, base in zip(group.ranges, group.bases, strict=True):
-                where = slice(base, base + part.rows)
-                yield HeldRange(self.spec.tables.tables[part.table].name, part.start, rows[where], sums[where])
+                where = slice(base, base + part.rows + int(group.grows))
+                table = self.spec.tables.tables[part.table]
+                yield HeldRange(table.name, part.start, part.stop, table.held, rows[where], sums[where], found)
+
+
+def _map(table: Table, group: RowGroup) -> IdMap:
+    return IdMap(group.rows - 1, table.admit, table.evict, group.ranges[0].start)
+
+
+def _salt(table: Table, seed: int) -> int:
+    return zlib.crc32(f"{table.name} {seed}".encode())

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
+from uneven.embedding.client import TableStats
 from uneven.embedding.door import TableDoor, everything
 from uneven.run.part import Part, Run
 
@@ -45,14 +46,14 @@ class TablesPart(Part):
         yield
 
     def _tell(self, run: Run) -> None:
-        stats = self._door.client.stats()
+        stats = self._door.stats()
         half, most, counts = stats.stale(0.5), stats.stale(0.95), stats.counts
         run.tell(
             "tables",
             f"{counts['applied']:,} updates, {counts['lookups']:,} lookups of {counts['rows']:,} rows; "
             f"{half:g} updates between a lookup and its gradient in the median, {most:g} in 95 of 100, "
             f"{max(stats.staleness, default=0)} at most; {counts['nonfinite']} refused for a NaN or an infinity, "
-            f"{stats.lost} lost",
+            f"{stats.lost} lost{_of_ids(stats)}",
         )
         if stats.staleness:
             run.log("table staleness", half)
@@ -67,3 +68,11 @@ def _counts(run: Run) -> float:
     """What this worker's gradient counts: x_i / X where all average theirs, else all of it."""
     turn = run.turn()
     return turn.in_gradient if turn is not None and turn.exchanging else 1.0
+
+
+def _of_ids(stats: TableStats) -> str:
+    """What has become of ids that have no row of their own from the beginning."""
+    counts, found = stats.counts, ""
+    if "admitted" in counts:
+        found = f"; {counts['admitted']:,} ids were given rows, {counts['evicted']:,} lost theirs to others"
+    return found + "".join(f"; {many:.2f} ids share a row of {name}" for name, many in stats.sharing.items())

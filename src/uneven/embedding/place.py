@@ -20,7 +20,8 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowRange:
-    """Rows ``start`` to ``stop`` of a table."""
+    """Rows ``start`` to ``stop`` of a table; of one that grows, a part of all ids (see ``bucket`` in growing.py) and so
+    many rows at most."""
 
     table: int
     start: int
@@ -45,36 +46,40 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one width on one shard, as one array.
+    """Rows of one width on one shard, as one array; or of one table that grows.
 
     Attributes:
         bases: where in the array each range begins.
+        grows: whether its rows are found by their ids, and the first one is that of all others.
     """
 
     width: int
     ranges: tuple[RowRange, ...]
     bases: tuple[int, ...]
+    grows: bool = False
 
     @property
     def rows(self) -> int:
         """How many rows the array has."""
-        return self.bases[-1] + self.ranges[-1].rows
+        return self.bases[-1] + self.ranges[-1].rows + int(self.grows)
 
 
 def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowGroup, ...]:
-    """How the ranges of a shard lie in its arrays, one for each width, the narrowest first.
+    """How the ranges of a shard lie in its arrays: one for each width, the narrowest first, then each table that grows.
 
     Raises:
         ConfigError: they are more rows of one width than ids can name.
     """
     found = []
-    for width in sorted({tables[one.table].dim for one in ranges}):
-        mine = tuple(one for one in ranges if tables[one.table].dim == width)
+    fixed = [one for one in ranges if not tables[one.table].grows]
+    for width in sorted({tables[one.table].dim for one in fixed}):
+        mine = tuple(one for one in fixed if tables[one.table].dim == width)
         ends = list(accumulate(one.rows for one in mine))
         if ends[-1] > MOST_ROWS:
             raise ConfigError(f"{ends[-1]:,} rows of {width} numbers on one shard: use more shards (--tables)")
         found.append(RowGroup(width, mine, (0, *ends[:-1])))
-    return tuple(found)
+    growing = (one for one in ranges if tables[one.table].grows)
+    return (*found, *(RowGroup(tables[one.table].dim, (one,), (0,), grows=True) for one in growing))
 
 
 def place(
@@ -109,7 +114,7 @@ def place(
     ]
 
     def cost(part: RowRange) -> float:
-        return costs[part.table] * part.rows / tables[part.table].rows
+        return costs[part.table] * part.rows / tables[part.table].held
 
     bins: list[list[RowRange]] = [[] for _ in range(shards)]
     loads = [0.0] * shards
@@ -140,11 +145,11 @@ def _bytes(table: Table, rows: int) -> int:
 def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_bytes: int | None) -> list[RowRange]:
     """The ranges of a table: one for each shard, by speed, where it is more than a shard's part of the cost or room."""
     pieces = len(speeds) if part * len(speeds) > 1.5 else 1  # cut in vain, a bag costs an answer from each
-    if most_bytes is not None and _bytes(table, table.rows) > most_bytes:
-        pieces = max(pieces, -(-_bytes(table, table.rows) // max(1, most_bytes // 2)))
-    pieces = min(max(pieces, -(-table.rows // MOST_ROWS)), table.rows)
+    if most_bytes is not None and _bytes(table, table.held) > most_bytes:
+        pieces = max(pieces, -(-_bytes(table, table.held) // max(1, most_bytes // 2)))
+    pieces = min(max(pieces, -(-table.held // MOST_ROWS)), table.held)
     if pieces == 1:
-        return [RowRange(number, 0, table.rows)]
+        return [RowRange(number, 0, table.held)]
     by_speed = list(speeds) if pieces == len(speeds) else [1.0] * pieces
-    ends = list(accumulate(proportional(by_speed, table.rows, Limits.uniform(pieces, table.rows))))
+    ends = list(accumulate(proportional(by_speed, table.held, Limits.uniform(pieces, table.held))))
     return [RowRange(number, start, stop) for start, stop in zip([0, *ends], ends, strict=False)]

@@ -9,13 +9,14 @@ gradients likewise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from uneven.embedding.config import TableSpec
+from uneven.embedding.growing import DistinctIds, bucket, load_of
 from uneven.embedding.holding import ShardSpec
 from uneven.embedding.place import RowGroup
 from uneven.embedding.rows import Bags, Floats, Ids
@@ -188,13 +189,18 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class _CutPart:
-    """Rows of one feature that are on one shard."""
+    """Rows of one feature that are on one shard.
+
+    Attributes:
+        many: parts into which all ids are divided, where the table grows; else 0.
+    """
 
     feature: int
     columns: slice
     start: int
     stop: int
     base: int
+    many: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +211,7 @@ class _GroupRoute:
         features: whose tables lie there whole, in the order of their columns.
         bases: of each of them, where its table begins in the group.
         cut: features of tables that are cut by rows.
+        grows: whether ids are of any size.
     """
 
     group: int
@@ -213,7 +220,8 @@ class _GroupRoute:
     bases: Wholes
     runs: tuple[_Run, ...]
     cut: tuple[_CutPart, ...]
-    all_features: bool = field(default=False)
+    all_features: bool
+    grows: bool
 
     def blocks(self, ids: BatchIds) -> Iterator[WholeBlock | CutBlock]:
         """What to ask for."""
@@ -228,7 +236,7 @@ class _GroupRoute:
         count = ids.batch * len(self.features)
         if ids.each:
             values, weights = (self._of_all(one, ids) for one in (ids.values, ids.weights))
-            found = np.empty(values.shape, np.int32)
+            found = np.empty(values.shape, np.int64 if self.grows else np.int32)
             np.add(values, self.bases[:, None], out=found, casting="unsafe", dtype=np.int64)
             scale = None if weights is None else np.ascontiguousarray(weights).reshape(-1)
             return Bags(self.group, self.width, count, found.reshape(-1), ids.each, None, scale)
@@ -240,7 +248,7 @@ class _GroupRoute:
             begins = (np.cumsum(ids.sizes) - ids.sizes.reshape(-1)).reshape(ids.sizes.shape)
             order = _ranges(begins[:, self.features].reshape(-1), lengths)
             values, weights = ids.values[order], None if ids.weights is None else ids.weights[order]
-        found = (values + bases).astype(np.int32)
+        found = (values + bases).astype(np.int64 if self.grows else np.int32)
         return Bags(self.group, self.width, count, found, 0, lengths.astype(np.int32), weights)
 
     def _of_all(self, values: Any, ids: BatchIds) -> Any:
@@ -284,7 +292,11 @@ class Router:
                 self._table_of.append(number)
                 at += table.dim
         self.width = at
-        self._rows = np.array([tables.tables[number].rows for number in self._table_of], np.uint64)
+        of_feature = [tables.tables[number] for number in self._table_of]
+        # The greatest id of each; a negative one is larger than any if taken for unsigned.
+        self._most = np.array([2**64 - 1 if one.rows is None else one.rows - 1 for one in of_feature], np.uint64)
+        self._modulo = {place: one.held for place, one in enumerate(of_feature) if one.modulo}
+        self._distinct = {self._table_of[place]: DistinctIds() for place in self._modulo}
         self._means = [
             (feature, columns)
             for feature, (columns, number) in enumerate(zip(self.columns.values(), self._table_of, strict=True))
@@ -302,6 +314,7 @@ class Router:
         Raises:
             DataError: an id that its table does not have.
         """
+        ids = self._wrapped(ids) if self._modulo else ids
         self._check(ids)
         blocks = {}
         for shard, groups in self._groups.items():
@@ -315,10 +328,12 @@ class Router:
         cut: list[_CutPart] = []
         for part, base in zip(group.ranges, group.bases, strict=True):
             for feature in (one for one, table in enumerate(self._table_of) if table == part.table):
-                if part.rows == self._tables.tables[part.table].rows:
+                many = self._tables.tables[part.table].held
+                if part.rows == many:
                     whole.append((feature, base))
                 else:
-                    cut.append(_CutPart(feature, slices[feature], part.start, part.stop, base))
+                    parts = many if group.grows else 0
+                    cut.append(_CutPart(feature, slices[feature], part.start, part.stop, base, parts))
         whole.sort()
         features = np.array([feature for feature, _ in whole], np.int64)
         runs: list[_Run] = []
@@ -329,23 +344,42 @@ class Router:
             runs.append(_Run(slice(begin, slices[feature].stop), place_))
         bases = np.array([base for _, base in whole], np.int64)
         everything = len(features) == len(slices)
-        return _GroupRoute(number, group.width, features, bases, tuple(runs), tuple(cut), everything)
+        return _GroupRoute(number, group.width, features, bases, tuple(runs), tuple(cut), everything, group.grows)
+
+    def sharing(self) -> dict[str, float]:
+        """Of tables that take ids modulo their rows: ids that share a row on average, among those that came here."""
+        tables = self._tables.tables
+        return {tables[at].name: load_of(one.many, tables[at].held) for at, one in self._distinct.items()}
+
+    def _wrapped(self, ids: BatchIds) -> BatchIds:
+        values = ids.values.copy()
+        feature_of = ids.bag_of % ids.features if not ids.each else None
+        for feature, rows in self._modulo.items():
+            if feature_of is None:
+                mine = values.reshape(ids.batch, ids.features, ids.each)[:, feature]
+                self._distinct[self._table_of[feature]].add(mine)
+                mine %= rows
+            else:
+                where = feature_of == feature
+                self._distinct[self._table_of[feature]].add(values[where])
+                values[where] %= rows
+        return replace(ids, values=values)
 
     def _check(self, ids: BatchIds) -> None:
         if not len(ids.values):
             return
-        unsigned = ids.values.view(np.uint64)  # a negative id is a large one then
+        unsigned = ids.values.view(np.uint64)
         if ids.each:
-            wrong = unsigned.reshape(ids.batch, ids.features, ids.each) >= self._rows[:, None]
+            wrong = unsigned.reshape(ids.batch, ids.features, ids.each) > self._most[:, None]
         else:
-            wrong = unsigned >= np.repeat(np.tile(self._rows, ids.batch), ids.sizes.reshape(-1))
+            wrong = unsigned > np.repeat(np.tile(self._most, ids.batch), ids.sizes.reshape(-1))
         if not wrong.any():
             return
         place = int(np.flatnonzero(wrong.reshape(-1))[0])
         feature = int(ids.bag_of[place]) % ids.features
         table = self._tables.tables[self._table_of[feature]]
         name, found = list(self.columns)[feature], int(ids.values[place])
-        raise DataError(f"feature {name!r} has the id {found}: table {table.name!r} has the rows 0 to {table.rows - 1}")
+        raise DataError(f"feature {name!r} has the id {found}: table {table.name!r} has the rows 0 to {table.held - 1}")
 
     def _divisors(self, ids: BatchIds) -> Iterator[tuple[slice, Any]]:
         for feature, columns in self._means if ids.each != 1 else []:
@@ -366,10 +400,11 @@ def _part_of(ids: BatchIds, part: _CutPart) -> tuple[Bags, Wholes]:
         mine = bags % ids.features == part.feature
         shaped, of = ids.values[mine], bags[mine] // ids.features
         weights = None if ids.weights is None else ids.weights[mine]
-    here = (shaped >= part.start) & (shaped < part.stop)
+    by = bucket(shaped, part.many) if part.many else shaped
+    here = (by >= part.start) & (by < part.stop)
     counts = np.bincount(of[here], minlength=ids.batch)
     samples = np.flatnonzero(counts)
-    values = (shaped[here] + (part.base - part.start)).astype(np.int32)
+    values = shaped[here] if part.many else (shaped[here] + (part.base - part.start)).astype(np.int32)
     lengths: Ids = counts[samples].astype(np.int32)
     scale = None if weights is None else weights[here]
     return Bags(0, 1, len(samples), values, 0, lengths, scale), samples

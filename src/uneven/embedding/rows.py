@@ -29,7 +29,7 @@ class Bags:
         group: of the shard's rows of one width.
         width: numbers in a row.
         count: of bags.
-        ids: in the group, one bag after the other; shape (n,).
+        ids: in the group, one bag after the other; shape (n,). int32; or int64, of any size, where the group grows.
         each: ids in every bag; 0 where ``lengths`` says it.
         lengths: of the bags; shape (count,), or None.
         weights: of the ids; shape (n,), or None.
@@ -39,7 +39,7 @@ class Bags:
     group: int
     width: int
     count: int
-    ids: Ids | None = None
+    ids: Ids | npt.NDArray[np.int64] | None = None
     each: int = 0
     lengths: Ids | None = None
     weights: Floats | None = None

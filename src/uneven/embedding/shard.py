@@ -77,7 +77,8 @@ class TableShard:
         members: number of workers; ranks are 0 to members − 1.
 
     Attributes:
-        counts: applied, repeated, gaps, lookups, rows, nonfinite, left, and one count for each reason of a refusal.
+        counts: applied, repeated, gaps, lookups, rows, nonfinite, left, and one count for each reason of a refusal; in
+            what it tells also those of :class:`uneven.embedding.growing.IdMap`.
         version: updates in the rows.
         staleness: updates that came between a lookup and its gradient → how often.
     """
@@ -147,7 +148,7 @@ class TableShard:
             trainer.left = True
             return self._wake()
         trainer.left &= m.kind is Say.PING
-        if m.kind is Say.LOOKUP:
+        if m.kind in (Say.LOOKUP, Say.READ):
             return [self._pooled(m, self.holding, trainer)]
         if m.kind in CHANGING:
             return self._change(m, self.holding, trainer)
@@ -160,6 +161,8 @@ class TableShard:
             return [self._to(m, Say.DONE, text=self._load(m.text, self.holding))]
         if m.kind is Say.STATS:
             return [self._to(m, Say.TOLD, text=self._stats())]
+        if m.kind is Say.NAMES:
+            return [self._to(m, Say.NAMED, bags=_names(m.text, self.holding))]
         return [self._to(m, Say.PONG, sequence=trainer.sequence)]
 
     def _open(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> TableMessage:
@@ -229,9 +232,9 @@ class TableShard:
     def _pooled(self, m: TableMessage, holding: Holding, trainer: KnownTrainer) -> TableMessage:
         answers = []
         for one in m.bags:
-            rows = holding.rows[self._group(one, holding)]
+            group = self._group(one, holding)
             assert one.ids is not None  # as the wire has seen
-            values = self.kernels.lookup(rows, one)
+            values = self.kernels.lookup(holding.rows[group], _found(one, holding, counted=m.kind is Say.LOOKUP))
             found = self.kernels.halved(values) if m.halves else values
             answers.append(Bags(one.group, one.width, one.count, values=found))
             self.counts["rows"] += len(one.ids)
@@ -248,8 +251,8 @@ class TableShard:
         trainer.sequence = m.sequence  # whatever comes of it: it is not to be sent again
         given = [self._given(one, holding) for one in m.bags]
         optimizer = holding.spec.tables.optimizer
-        for one, (group, values) in zip(m.bags, given, strict=True):
-            rows, sums = holding.rows[group], holding.sums[group]
+        for sent, (group, values) in zip(m.bags, given, strict=True):
+            rows, sums, one = holding.rows[group], holding.sums[group], _found(sent, holding, counted=False)
             assert one.ids is not None
             if m.kind is Say.GRADIENT:
                 self.kernels.update(rows, sums, one, values, optimizer)
@@ -281,7 +284,10 @@ class TableShard:
         if one.group >= len(groups) or groups[one.group].width != one.width:
             raise Refused(Refusal.ROW)
         assert one.ids is not None
-        if len(one.ids) and not (one.ids.min() >= 0 and one.ids.max() < groups[one.group].rows):
+        if one.ids.dtype == np.int64:
+            if not groups[one.group].grows:
+                raise Refused(Refusal.ROW)
+        elif len(one.ids) and not (one.ids.min() >= 0 and one.ids.max() < groups[one.group].rows):
             raise Refused(Refusal.ROW)
         return one.group
 
@@ -301,7 +307,10 @@ class TableShard:
         trainer.here, trainer.parked = False, None
 
     def _stats(self) -> str:
-        return json.dumps({"version": self.version, "counts": self.counts, "staleness": self.staleness})
+        counts = Counter(self.counts)
+        for one in self.holding.maps if self.holding is not None else ():
+            counts.update(one.counts if one is not None else {})
+        return json.dumps({"version": self.version, "counts": counts, "staleness": self.staleness})
 
     def _to(
         self, m: TableMessage, kind: Say, *, sequence: int = 0, text: str = "", bags: tuple[Bags, ...] = ()
@@ -310,3 +319,26 @@ class TableShard:
             kind=kind, rank=m.rank, number=m.number, sequence=sequence, life=self.life, version=self.version,
             meeting=m.meeting, text=text, bags=bags,
         )  # fmt: skip
+
+
+def _found(one: Bags, holding: Holding, *, counted: bool) -> Bags:
+    """The same bags with the places of their rows instead of ids of any size."""
+    if one.ids is None or one.ids.dtype != np.int64:
+        return one
+    return replace(one, ids=holding.slots(one.group, one.ids, counted=counted))
+
+
+def _names(text: str, holding: Holding) -> tuple[Bags, Bags]:
+    """Ids that have rows, and where these are.
+
+    Raises:
+        Refused: the group does not grow.
+    """
+    if not (text.isdecimal() and len(text) < 9 and int(text) < len(holding.maps)):
+        raise Refused(Refusal.ROW)
+    found = holding.maps[int(text)]
+    if found is None:
+        raise Refused(Refusal.ROW)
+    slots, width = found.taken(), holding.spec.groups[int(text)].width
+    ids = found.ids[slots]
+    return Bags(int(text), width, len(ids), ids, 1), Bags(int(text), width, len(ids), slots, 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from uneven.embedding.door import TableDoor
 from uneven.embedding.place import RowRange
 from uneven.embedding.rows import Bags
+from uneven.errors import ConfigError
 
 _NUMBERS = 1 << 20
 """In one block."""
@@ -20,9 +21,29 @@ def read_tables(door: TableDoor) -> Iterator[tuple[str, int, Tensor]]:
     """Table, first row, rows of shape (n, dim)."""
     for shard, group, part, base in _ranges(door):
         table = door.spec.tables[part.table]
+        if table.grows:
+            continue
         for start, stop in _blocks(part.rows, table.dim):
             rows = door.client.rows(shard, _bags(group, table.dim, base + start, base + stop))
             yield table.name, part.start + start, torch.from_numpy(rows.copy())
+
+
+def read_grown(door: TableDoor, name: str) -> tuple[Tensor, Tensor]:
+    """See :meth:`uneven.embedding.EmbeddingBagCollection.grown`."""
+    number = next((place for place, one in enumerate(door.spec.tables) if one.name == name and one.grows), None)
+    if number is None:
+        raise ConfigError(f"no table {name!r} that grows among {[one.name for one in door.spec.tables]}")
+    dim, firsts, ids, rows = door.spec.tables[number].dim, [], [], []
+    for shard, group, part, _ in _ranges(door):
+        if part.table == number:
+            found, slots = door.client.names(shard, group)
+            firsts.append(door.client.rows(shard, _bags(group, dim, 0, 1)).copy())
+            for start, stop in _blocks(len(slots), dim):
+                wanted = Bags(group, dim, stop - start, slots[start:stop], 1)
+                rows.append(door.client.rows(shard, wanted).copy())
+            ids.append(found)
+    table = [np.mean(firsts, axis=0, dtype=np.float32), *rows]
+    return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(table))
 
 
 def write_table(door: TableDoor, number: int, weight: Tensor) -> None:

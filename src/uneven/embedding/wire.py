@@ -36,7 +36,7 @@ _HEADER = struct.Struct("<4sHBBIIQQQQQQII")
 _ENTRY = struct.Struct("<IIQQII")
 HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
-_LENGTHS, _WEIGHTS, _VALUES, _HALVES = 1, 2, 4, 8
+_LENGTHS, _WEIGHTS, _VALUES, _HALVES, _WIDE = 1, 2, 4, 8, 16
 
 
 class Say(IntEnum):
@@ -52,6 +52,8 @@ class Say(IntEnum):
     SAVE = 8  # write all rows to the folder that the text names
     LOAD = 9  # take rows from there
     LEAVE = 10
+    READ = 11  # as LOOKUP, but no sighting of an id
+    NAMES = 12  # which ids have rows in the group that the text numbers
     WELCOME = 33  # you are known; your updates up to this sequence are in the rows
     WHO = 34  # I have been started again since: greet me
     POOLED = 35
@@ -60,12 +62,13 @@ class Say(IntEnum):
     TOLD = 38  # text
     DONE = 39  # what was asked for has been written or read; with a text, it has failed
     REFUSED = 40
+    NAMED = 41  # these ids, and where their rows are
 
 
 CHANGING = frozenset({Say.GRADIENT, Say.WRITE})
 """Messages that change rows, each with a sequence number."""
 
-_WITH_IDS = frozenset({Say.LOOKUP, Say.GRADIENT, Say.WRITE})
+_WITH_IDS = frozenset({Say.LOOKUP, Say.READ, Say.GRADIENT, Say.WRITE, Say.NAMED})
 _WITH_VALUES = frozenset({Say.GRADIENT, Say.WRITE, Say.POOLED})
 
 
@@ -117,6 +120,8 @@ def _entry(one: Bags) -> bytes:
     flags = _LENGTHS * (one.lengths is not None) | _WEIGHTS * (one.weights is not None)
     if one.values is not None:
         flags |= _HALVES if one.values.dtype == np.uint16 else _VALUES
+    if one.ids is not None and one.ids.dtype == np.int64:
+        flags |= _WIDE
     return _ENTRY.pack(one.group, one.width, 0 if one.ids is None else len(one.ids), one.count, one.each, flags)
 
 
@@ -190,14 +195,14 @@ def _one(kind: Say, fields: tuple[int, ...], frames: Iterator[memoryview]) -> Ba
     group, width, ids, count, each, flags = fields
     with_ids, with_values = kind in _WITH_IDS, kind in _WITH_VALUES
     values = flags & (_VALUES | _HALVES)
-    if flags > 15 or values == _VALUES | _HALVES or bool(values) != with_values:
+    if flags > 31 or values == _VALUES | _HALVES or bool(values) != with_values:
         raise Refused(Refusal.DTYPE)
-    if not width or max(ids, count * max(width, 1)) > MOST_NUMBERS or (not with_ids and (ids or each or flags & 3)):
+    if not width or max(ids, count * max(width, 1)) > MOST_NUMBERS or (not with_ids and (ids or each or flags & 19)):
         raise Refused(Refusal.BYTES)
     ragged = bool(flags & _LENGTHS)
     if with_ids and (ragged == bool(each) or (not ragged and ids != count * each)):
         raise Refused(Refusal.BYTES)
-    wanted = _array(frames, ids, np.dtype("<i4")) if with_ids else None
+    wanted = _array(frames, ids, np.dtype("<i8" if flags & _WIDE else "<i4")) if with_ids else None
     lengths = _array(frames, count, np.dtype("<i4")) if ragged else None
     if lengths is not None and (int(lengths.sum(dtype=np.int64)) != ids or (count and lengths.min() < 0)):
         raise Refused(Refusal.PIECES)
