@@ -6,6 +6,7 @@
     place.py ○    which shard has which rows     door.py       one worker's way to the shards
     route.py ○    a batch's ids → questions      client.py     asks and gives; link.py ○ what is sent, kept, answered
     rows.py ○     bags, and the reference        wire.py ○     messages
+    growing.py ○  ids of any size → rows         files.py      what is saved
     kernels.py    the same, fast                 shard.py ○    what a shard answers; host.py its sockets
     logs.py       click logs as data sets        columns.py ○  a block of their text as arrays
 

@@ -64,7 +64,8 @@ def read_text(lines: list[bytes], columns: Columns, where: str) -> LogRows:
         DataError: a row of another number of fields than the first, or a field that is no such value.
     """
     if not lines:
-        return LogRows(*(np.zeros((0, n), kind) for n, kind in _shapes(columns)), np.zeros(0, np.float32))
+        ids, numbers = np.zeros((0, len(columns.ids)), np.int64), np.zeros((0, len(columns.numbers)), np.float32)
+        return LogRows(ids, numbers, np.zeros(0, np.float32))
     width = lines[0].count(b"\t") + 1
     for place, line in enumerate(lines):
         if line.count(b"\t") != width - 1:
@@ -90,10 +91,6 @@ def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
     if values.dtype.kind in "iu":
         return values.astype(np.int64)
     return _ids(values.astype(np.bytes_), kind)
-
-
-def _shapes(columns: Columns) -> tuple[tuple[int, type], ...]:
-    return (len(columns.ids), np.int64), (len(columns.numbers), np.float32)
 
 
 def _floats(fields: npt.NDArray[Any]) -> Floats:

@@ -24,10 +24,10 @@ Slots = npt.NDArray[np.int32]
 
 _EMPTY = np.int32(-1)
 _WIDTH, _DEPTH = 4, 4
-"""Of the sketch: counters a row, hashes."""
+"""The sketch's counters for each row that there may be, and its hashes."""
 _MOST_SEEN = 255
 _PART = 16
-"""Of all rows, that go at once."""
+"""One in so many rows goes at once."""
 PINNED = 64
 """Batches that were looked up last, whose rows stay."""
 

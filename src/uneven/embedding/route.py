@@ -347,7 +347,7 @@ class Router:
         return _GroupRoute(number, group.width, features, bases, tuple(runs), tuple(cut), everything, group.grows)
 
     def sharing(self) -> dict[str, float]:
-        """Of tables that take ids modulo their rows: ids that share a row on average, among those that came here."""
+        """How many ids that came here share a row on average, for each table that takes them modulo its rows."""
         tables = self._tables.tables
         return {tables[at].name: load_of(one.many, tables[at].held) for at, one in self._distinct.items()}
 
@@ -388,7 +388,7 @@ class Router:
 
 
 def _part_of(ids: BatchIds, part: _CutPart) -> tuple[Bags, Wholes]:
-    """Of one feature the ids that are on a shard, as its own, and the samples that have one there."""
+    """The ids of one feature that are on a shard, as its own, and the samples that have one there."""
     if ids.each:
         shaped = ids.values.reshape(ids.batch, ids.features, ids.each)[:, part.feature].reshape(-1)
         of = np.repeat(np.arange(ids.batch), ids.each)
