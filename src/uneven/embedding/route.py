@@ -92,7 +92,7 @@ def _ranges(begins: Wholes, lengths: Wholes) -> Wholes:
     return np.repeat(begins - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
-class _Run(NamedTuple):
+class _SideBySide(NamedTuple):
     """Features side by side: their columns in the batch's numbers, their places in the block."""
 
     columns: slice
@@ -105,7 +105,7 @@ class WholeBlock:
 
     bags: Bags
     batch: int
-    runs: tuple[_Run, ...]
+    runs: tuple[_SideBySide, ...]
 
     def put(self, out: Floats, values: Floats) -> None:
         """The answer, shape (bags, dim), into the batch's numbers."""
@@ -218,7 +218,7 @@ class _GroupRoute:
     width: int
     features: Wholes
     bases: Wholes
-    runs: tuple[_Run, ...]
+    runs: tuple[_SideBySide, ...]
     cut: tuple[_CutPart, ...]
     all_features: bool
     grows: bool
@@ -336,12 +336,12 @@ class Router:
                     cut.append(_CutPart(feature, slices[feature], part.start, part.stop, base, parts))
         whole.sort()
         features = np.array([feature for feature, _ in whole], np.int64)
-        runs: list[_Run] = []
+        runs: list[_SideBySide] = []
         for place, feature in enumerate(features):
             begin, place_ = slices[feature].start, slice(place, place + 1)
             if runs and runs[-1].columns.stop == begin:
                 begin, place_ = runs[-1].columns.start, slice(runs.pop().bags.start, place + 1)
-            runs.append(_Run(slice(begin, slices[feature].stop), place_))
+            runs.append(_SideBySide(slice(begin, slices[feature].stop), place_))
         bases = np.array([base for _, base in whole], np.int64)
         everything = len(features) == len(slices)
         return _GroupRoute(number, group.width, features, bases, tuple(runs), tuple(cut), everything, group.grows)
