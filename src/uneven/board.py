@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 NEWS, ASKED, WORKERS = "news", "asked", "workers"
@@ -12,6 +17,16 @@ NEWS, ASKED, WORKERS = "news", "asked", "workers"
 
 DEAD, MISSED = "dead", "missed"
 """What others write of a worker: that it is gone, and why; that it is alive, but has kept them waiting for too long."""
+
+ENDED = "ended"
+"""What is written of one that is gone when its process has ended for certain, and is not only silent or cut off."""
+
+STANDBYS, STANDBY = "standbys", "standby"
+"""A counter of launchers that have joined, and where each of them keeps the store that may follow this one."""
+
+RUN, REIGN, VOTE, ABANDONED = "run", "reign", "vote", "abandoned"
+"""What a launcher that joins needs to know; in a store that may follow: the generation that goes on with it, or that
+nobody ever will; and what each member says there."""
 
 SESSION, OPEN, CLOSED = "session", "open", "closed"
 """What a worker writes there about its session. One that ends while it is open has not ended in order."""
@@ -28,25 +43,56 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
+@dataclass(slots=True)
+class Carried:
+    """What outlives a store.
+
+    Attributes:
+        kept: key → text that is written to a store that takes the place of this one.
+        moves: from one store to another so far.
+    """
+
+    kept: dict[str, str] = field(default_factory=dict)
+    moves: int = 0
+
+
 class Board:
     """One thread's connection to the store. Nothing here waits for another worker.
+
+    Args:
+        carried: what outlives the store.
 
     Raises, in all methods:
         RuntimeError: the store has ended, with the launcher that kept it.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, carried: Carried | None = None) -> None:
         self.store = store
+        self._carried = carried or Carried()
+        self._moves = 0  # after which asks were last looked at
         self._asks: dict[int, tuple[int, dict[str, Any]]] = {}
         self._answered: set[int] = set()
 
     def look(self, key: str) -> str | None:
         """What is written there, or None."""
-        return self.store.get(key).decode() if self.store.check([key]) else None
+        try:
+            return self.store.get(key).decode() if self.store.check([key]) else None
+        except KeyError:  # it was written in a store that has gone in between
+            return None
 
-    def write(self, key: str, text: str) -> None:
-        """Write it there."""
+    def write(self, key: str, text: str, *, keep: bool = False) -> None:
+        """Write it there.
+
+        Args:
+            keep: also to a store that takes the place of this one.
+        """
+        if keep:
+            self._carried.kept[key] = text
         self.store.set(key, text)
+
+    def keep(self, key: str, text: str) -> None:
+        """It is written here, and has to be in a store that takes the place of this one."""
+        self._carried.kept[key] = text
 
     def write_once(self, key: str, text: str) -> str:
         """Write it there if nothing is; what is there then, the same for all who ask."""
@@ -61,8 +107,15 @@ class Board:
         return self.store.add(key, more)
 
     # ---------------------------------------------------------------- deaths
-    def bury(self, worker: int, why: str) -> None:
-        """Let all know that a worker is gone. The first to say so says why."""
+    def bury(self, worker: int, why: str, *, ended: bool = False) -> None:
+        """Let all know that a worker is gone. The first to say so says why.
+
+        Args:
+            ended: its process has ended for certain.
+        """
+        if ended:
+            self.write(f"{ENDED}/{worker}", "", keep=True)
+        self.keep(f"{DEAD}/{worker}", why)
         if self.write_once(f"{DEAD}/{worker}", why) == why:
             self.count(NEWS, 1)
 
@@ -73,28 +126,52 @@ class Board:
 
     def dead(self, workers: Iterable[int]) -> dict[int, str]:
         """Those that are gone, and why."""
-        return {one: why for one in workers if (why := self.look(f"{DEAD}/{one}")) is not None}
+        found = {one: why for one in workers if (why := self.look(f"{DEAD}/{one}")) is not None}
+        for one, why in found.items():
+            self.keep(f"{DEAD}/{one}", why)
+        return found
+
+    def ended(self, workers: Iterable[int]) -> tuple[int, ...]:
+        """Those whose processes have ended for certain."""
+        return tuple(one for one in workers if self.any_of([ENDED], one))
+
+    # ---------------------------------------------------------------- stores that may follow
+    def offer(self, address: str) -> str:
+        """A launcher keeps a store there that may follow this one; the key to take that back with."""
+        key = f"{STANDBY}/{self.count(STANDBYS, 1)}"
+        self.write(key, address)
+        return key
+
+    def row(self) -> tuple[str, ...]:
+        """Stores that may follow this one, in order."""
+        found = (self.look(f"{STANDBY}/{place}") for place in range(1, self.count(STANDBYS) + 1))
+        return tuple(one for one in found if one)
 
     # ---------------------------------------------------------------- newcomers
     def ask(self, worker: int, introduction: dict[str, Any]) -> str:
         """Ask to be a member from the next generation on.
 
         Returns:
-            Where the number of the generation that lets it in will be written.
+            Where it will be written which generation lets it in.
         """
         place = self.count(ASKED, 1)
         self.write(f"asks/{place}", json.dumps([worker, introduction]))
         return f"admitted/{place}"
 
-    def admit(self, workers: Iterable[int], generation: int) -> None:
+    def admit(self, workers: Iterable[int], generation: str) -> None:
         """Let workers in that have asked. Twice is fine."""
         for place, (worker, _) in self._asks.items():
             if worker in workers:
-                self.write_once(f"admitted/{place}", str(generation))
+                self.write_once(f"admitted/{place}", generation)
 
     def asking(self) -> dict[int, dict[str, Any]]:
         """Worker → introduction of those that have asked and were not let in yet, in that order."""
-        for place in range(1, self.count(ASKED) + 1):
+        places = self.count(ASKED)
+        if self._moves != self._carried.moves:
+            self._moves = self._carried.moves
+            self._asks.clear()
+            self._answered.clear()
+        for place in range(1, places + 1):
             if place not in self._answered and (text := self.look(f"asks/{place}")) is not None:
                 worker, introduction = json.loads(text)
                 self._asks[place] = worker, introduction
@@ -103,3 +180,37 @@ class Board:
                 self._answered.add(place)
                 del self._asks[place]
         return dict(self._asks.values())
+
+
+def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:
+    """A connection to a store that another process keeps.
+
+    Args:
+        gone_s: after how many seconds without an answer of its machine the connection fails; 0 leaves that to the
+            kernel, which waits for minutes.
+
+    Raises:
+        RuntimeError: it cannot be reached within ``timeout_s``.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
+
+    store: Store = TCPStore(
+        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+    )
+    if gone_s > 0.0:
+        _fail_after(port, gone_s)
+    return store
+
+
+def _fail_after(port: int, gone_s: float) -> None:
+    """torch does not say which descriptors its stores have: those of this process that lead to such a port."""
+    listing = Path("/proc/self/fd")
+    if not (listing.is_dir() and hasattr(socket, "TCP_USER_TIMEOUT")):
+        return
+    for name in os.listdir(listing):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as line:
+            if line.type == socket.SOCK_STREAM and line.family in _NETWORK and line.getpeername()[1] == port:
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * gone_s))
+
+
+_NETWORK = (socket.AF_INET, socket.AF_INET6)

@@ -414,6 +414,9 @@ def elastic(
     json: Json = False,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Draw other faults.")] = None,
     case: Case = None,
+    trace: Annotated[
+        str | None, typer.Option("--trace", metavar="CLUSTER", help="For spot: whose machines come and go.")
+    ] = None,
 ) -> None:
     """Workers that are killed, stopped, told to leave, and join.
 
@@ -422,7 +425,7 @@ def elastic(
     costs while nothing happens, and the goodput under recorded spot availability.
 
     Cases: faults, faults-100mb, stop, cut, torchft-ddp, replay, random, overhead, and spot, which is spot-uneven,
-    spot-torchft and spot-torchrun.
+    spot-torchft and spot-torchrun; --trace spot_2022, spot_preempted, spot_fours and spot_sixteen play other records.
 
     An hour, --case NAME ten minutes at most; --quick a minute and a half.
     """
@@ -430,7 +433,7 @@ def elastic(
     from uneven_bench.elastic.page import tables
     from uneven_bench.show import show
 
-    show(lambda told: run(quick, told, SEED if seed is None else seed, case), tables, json)
+    show(lambda told: run(quick, told, SEED if seed is None else seed, case, trace), tables, json)
 
 
 app.command("far-sites")(far_sites)

@@ -109,8 +109,24 @@ Silence = Annotated[
     float,
     option(_WORKERS, "With --elastic: a worker that is silent for this long counts as gone.", metavar="SECONDS"),
 ]
+Succession = Annotated[
+    bool,
+    option(
+        *(_WORKERS, "With --elastic: when this launcher is lost, a majority goes on with the store of another one."),
+        "--succession/--no-succession",
+    ),
+]
 Join = Annotated[
     str | None, option(_WORKERS, "Join an elastic run, in mid-epoch, from any machine.", metavar="HOST:PORT")
+]
+Ray = Annotated[
+    int,
+    option(
+        *(_WORKERS, "With --elastic: so many more workers, where a Ray cluster has room; a lost one comes again."),
+        "--ray",
+        metavar="N",
+        min=0,
+    ),
 ]
 LeaveOn = Annotated[
     str,

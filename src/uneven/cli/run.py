@@ -14,6 +14,7 @@ from uneven import config, launch, rundir
 from uneven.balance import balancers
 from uneven.cli import options
 from uneven.cli.misplaced import hint, misplaced
+from uneven.cli.on_ray import ray_workers
 from uneven.errors import ConfigError
 from uneven.journal.paths import rank_paths
 from uneven.launch.before import check, local_workers
@@ -53,8 +54,10 @@ def run(
     tables: options.Tables = 0,
     elastic: options.ElasticBounds = None,
     silence: options.Silence = 10.0,
+    succession: options.Succession = True,
     join: options.Join = None,
     leave_on: options.LeaveOn = "",
+    ray: options.Ray = 0,
     redirects: options.Redirects = "0",
     tee: options.Tee = "0",
     log_rank: options.LogRank = "",
@@ -101,6 +104,7 @@ def run(
         ready_within_s=_READY_WITHIN_S,
         elastic=elastic,
         silence_s=silence,
+        succession=succession,
         join=join,
         leave_on=leave_on,
         output=launch.WorkerOutput(redirects=redirects, tee=tee, ranks=log_rank, directory=log_dir),
@@ -111,7 +115,15 @@ def run(
     members = members_of(start, servers=servers, tables=tables)
     # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.
     directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
-    with shared_copy(directory, servers, members), table_servers(directory, tables, members):
+    said = {
+        "--balance": balance, "--sync": sync, "--seed": seed, "--budget": budget, "--timeout": timeout,
+        "--threads": threads, "--config": config_file and config_file.absolute(),
+    }  # fmt: skip
+    with (
+        shared_copy(directory, servers, members),
+        table_servers(directory, tables, members),
+        ray_workers(start, ray, directory, said),
+    ):
         launch.run(start, run_directory=directory)
     told_without_journal(directory, ", so nothing was balanced; or it named another journal")
 

@@ -13,13 +13,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, DistStoreError
 
-from uneven.board import WORKERS, Board
+from uneven.board import RUN, WORKERS, Board, reach
 from uneven.errors import LaunchError
 from uneven.folder import TemporaryFolder
 from uneven.jobs import Command, Ending, Events, How, Stop, end_all
@@ -29,14 +28,15 @@ from uneven.launch.here import keep_store, towards
 from uneven.launch.others import THROUGH, GivenUp, Others, settled
 from uneven.launch.silence import STOPPED, stopped
 from uneven.launch.spec import Launch, address, run_id
+from uneven.launch.standby import StandingBy
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 from uneven.patience import within
 from uneven.world import ELASTIC_VARIABLE, LEAVE_VARIABLE, is_loopback, signals_named
 
 _LOOK_EVERY_S = 0.2
 _GIVEN_UP_EVERY_S = 1.0
-_RUN = "run"
-"""Where the first launcher says what a joining one needs to know."""
+_TOLD = ("founders", "elastic", "directory", "succession")
+"""What the first launcher says to those that join."""
 
 
 class Members:
@@ -69,6 +69,13 @@ class Members:
         self._places: dict[int, int] = {}
         self._given_up = GivenUp(board, shutdown_within_s())
         self._killed_by: dict[int, str] = {}
+        self._untold: list[tuple[int, Ending]] = []
+
+    def tell_again(self) -> None:
+        """Another store has taken the place of the one that had ended: who has ended meanwhile?"""
+        self.cut, untold, self._untold = False, self._untold, []
+        for worker, ending in untold:
+            settled(self._board, worker, ending)
 
     def end_overdue(self, now_s: float) -> None:
         """Kill those that the others have given up and that have not ended by themselves."""
@@ -97,6 +104,7 @@ class Members:
                 return
         except RuntimeError:
             self.cut = True  # the store has ended, with the launcher that kept it; the worker says so, if it is lost
+            self._untold.append((worker, ending))
             if ending.how is How.ENDED:
                 self.finished.append(worker)
                 return
@@ -143,10 +151,15 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         except (DistNetworkError, DistStoreError, RuntimeError, TimeoutError) as error:
             short = str(error).strip().partition("\n")[0]  # below it torch has its own stack
             raise LaunchError(f"there is no run at {launch.join or launch.endpoint} ({short})") from error
-        board = Board(store)
         name = run_id(launch)
         own_address = launch.local_addr or towards(host, port)
         address = "" if is_loopback(own_address) else f":{own_address}"
+        ways = StandingBy(
+            store, (host, port), {key: run[key] for key in _TOLD}, own_address if _in_reserve(launch, run) else None,
+            silence_s := float(run["elastic"].split(":")[2]),
+        )  # fmt: skip
+        stack.callback(ways.close)
+        board = Board(ways)
 
         def own_variables(worker: int, place: int) -> dict[str, str]:
             return {
@@ -154,8 +167,8 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
                 "WORLD_SIZE": str(run["founders"]),
                 "LOCAL_RANK": str(place),
                 "LOCAL_WORLD_SIZE": str(count),
-                "MASTER_ADDR": host,
-                "MASTER_PORT": str(port),
+                "MASTER_ADDR": ways.address[0],
+                "MASTER_PORT": str(ways.address[1]),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RUN_ID": name,
                 ELASTIC_VARIABLE: run["elastic"] + address,
@@ -180,19 +193,26 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         stack.enter_context(watched(launch, name, count, run_directory))
         for worker in run["own"]:
             members.start(worker)
-        _supervise(members, events, stop)
-        if not launch.join:
-            _await_others(board, launch.silence_s, events, stop)
+        _supervise(members, ways, events, stop)
+        keeps = not launch.join or ways.keeps
+        if keeps:
+            _await_others(board, silence_s, events, stop)
         over = _over(board)
-        _end(members, stop, through=not launch.join and over is True, goes_on=bool(launch.join) and over is False)
+        _end(members, stop, through=keeps and over is True, goes_on=not keeps and over is False)
 
 
-def _supervise(members: Members, events: Events, stop: Stop) -> None:
+def _supervise(members: Members, ways: StandingBy, events: Events, stop: Stop) -> None:
     """Until all workers of this launcher have ended."""
     asked, until_s = 0, float("inf")
     while members.running:
-        events.wait(_LOOK_EVERY_S if stop.requests else _GIVEN_UP_EVERY_S)
-        members.end_overdue(time.monotonic())
+        events.wait(_LOOK_EVERY_S if stop.requests or ways.seeks else _GIVEN_UP_EVERY_S)
+        if ways.look():
+            members.tell_again()
+            if ways.keeps:
+                joins = "others join with `uneven run --join {}:{} …`".format(*ways.address)
+                print(f"uneven: the run's store is gone; this launcher keeps it now; {joins}", file=sys.stderr)
+        if not ways.seeks:
+            members.end_overdue(time.monotonic())
         if stop.requests > asked:
             asked = stop.requests
             until_s = time.monotonic() + shutdown_within_s()
@@ -212,6 +232,11 @@ def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) ->
             print(f"uneven: no worker of this launcher is left; it keeps the run's store for {words}", file=sys.stderr)
             said = True
         events.wait(_LOOK_EVERY_S)
+
+
+def _in_reserve(launch: Launch, run: dict[str, Any]) -> bool:
+    """Whether this launcher keeps a store that may follow the run's own."""
+    return bool(launch.join and run["succession"])
 
 
 def _over(board: Board) -> bool | None:
@@ -251,8 +276,10 @@ def _open(launch: Launch, count: int, run_directory: Path | None) -> tuple[Any, 
     store, port = keep_store(host, port)
     least, most = launch.bounds
     elastic = f"{least}:{most}:{launch.silence_s:g}"
-    run = {"founders": count, "elastic": elastic, "directory": str(run_directory or "")}
-    store.set(_RUN, json.dumps(run))
+    run = {
+        "founders": count, "elastic": elastic, "directory": str(run_directory or ""), "succession": launch.succession,
+    }  # fmt: skip
+    store.set(RUN, json.dumps(run))
     store.add(WORKERS, count)
     if not launch.alone:
         print(f"uneven: others join with `uneven run --join {host}:{port} {launch.target[0]}`", file=sys.stderr)
@@ -263,13 +290,12 @@ def _join(launch: Launch) -> tuple[Any, str, int, dict[str, Any]]:
     """Reach the store of a run that has begun."""
     assert launch.join is not None
     host, port = address(launch.join, launch.join)
-    limit = timedelta(seconds=JOINED_WITHIN_S)
     # The time-out is not heeded where somebody has answered who says nothing more.
     store = within(
         JOINED_WITHIN_S,
-        lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit),
+        lambda: reach(host, port, JOINED_WITHIN_S),
     )
-    run = json.loads(store.get(_RUN))
+    run = json.loads(store.get(RUN))
     if store.check(["over"]):
         raise LaunchError(f"--join {launch.join}: the run has come to its end")
     own = [store.add(WORKERS, 1) - 1 for _ in range(local_workers(launch))]

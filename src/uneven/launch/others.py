@@ -24,10 +24,10 @@ def settled(board: Board, worker: int, ending: Ending) -> str:
         RuntimeError: the store has ended.
     """
     if ending.how is not How.ENDED or board.look(f"{SESSION}/{worker}") == OPEN:
-        board.bury(worker, f"it {ending.words}")
+        board.bury(worker, f"it {ending.words}", ended=True)
         return ""
     if not board.any_of(ENDS, worker):
-        board.bury(worker, "it has ended without training")
+        board.bury(worker, "it has ended without training", ended=True)
     return LEFT if board.any_of([LEFT], worker) else THROUGH
 
 

@@ -37,6 +37,8 @@ class Launch:
         ready_within_s: throttle it after this time in any case.
         elastic: least and greatest number of workers that may take part as they leave and join, "MIN:MAX".
         silence_s: a worker counts as gone there when it has given no sign of life for so long; 0 is never.
+        succession: whether the run goes on with the store of another launcher, where a majority is left, when the first
+            one is lost; a minority then ends also where the first one's store is.
         join: HOST:PORT of an elastic run that these workers join.
         output: what becomes of what workers print.
         leave_on: signals by name on which the workers of such a run leave, as on SIGTERM.
@@ -66,6 +68,7 @@ class Launch:
     ready_within_s: float = math.inf
     elastic: str | None = None
     silence_s: float = 10.0
+    succession: bool = True
     join: str | None = None
     leave_on: str = ""
     output: WorkerOutput = field(default_factory=WorkerOutput)

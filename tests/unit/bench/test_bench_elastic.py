@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from uneven.errors import DataError, JournalError, UnknownNameError
+from uneven.errors import ConfigError, DataError, JournalError, UnknownNameError
 from uneven_bench.elastic import arms, bench, cases, figures, judge, logs, merges, page, trace
 from uneven_bench.elastic.judge import SampleCounts
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
@@ -321,6 +321,9 @@ def test_without_recorded_data_the_shipped_record_is_played(monkeypatch: pytest.
     series, record = machines()
     assert "the description spot" in record
     assert [one[:20].count(1.0) for one in series] == [8, 0, 0, 14]
+    assert machines("spot")[0][0][:20].count(1.0) == 8
+    with pytest.raises(ConfigError, match="nobody comes or goes in demo4"):
+        machines("demo4")
     assert trace.sampled([True], [[2.0, 5.0]], 2.0, 4) == [(1.0, 0.0, 1.0, 1.0)]
 
 

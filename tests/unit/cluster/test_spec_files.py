@@ -128,6 +128,18 @@ def test_the_spot_machines_follow_the_record() -> None:
             assert node["present"]["values"] == record[SPOT_FIRST : SPOT_FIRST + SPOT_STEPS].tolist()
 
 
+@pytest.mark.parametrize("name", ["spot_2022", "spot_preempted", "spot_fours", "spot_sixteen"])
+def test_other_records_of_spot_machines(name: str) -> None:
+    path = Path(os.environ.get("UNEVEN_DATA", "")) / "traces" / "spot_traces.npz"
+    if not os.environ.get("UNEVEN_DATA") or not path.is_file():
+        with pytest.raises(ConfigError, match="UNEVEN_DATA"):
+            files.load(name)
+        return
+    spec = files.load(name)
+    assert len(spec.events) == 20
+    assert {"stays0", "stays1"} < {*spec.initial_members}
+
+
 def write(folder: Path, text: str) -> Path:
     path = folder / "mine.toml"
     path.write_text(f'name = "mine"\n[[nodes]]\nname = "a"\n{text}\n')

@@ -43,12 +43,15 @@ _BETWEEN_FAULTS_S = 10.0
 Progress = Callable[[str, str, float], None]
 
 
-def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = None) -> dict[str, Any]:
+def run(
+    quick: bool, progress: Progress, seed: int = SEED, only: str | None = None, description: str | None = None
+) -> dict[str, Any]:
     """Play the cases.
 
     Args:
         seed: draws the faults.
         only: one case alone.
+        description: whose machines come and go in the spot cases; None is our usual record.
 
     Returns:
         ``faults`` (that happened to ours), ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s``
@@ -72,7 +75,9 @@ def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = No
             if name == OVERHEAD:
                 found[name] = {} if OURS in left_out else overhead(quick, folders, progress)
             elif name in SPOT:
-                found[name] = {} if SPOT[name] in left_out else spot(SPOT[name], quick, seed, rates, folders, progress)
+                arm = SPOT[name]
+                played = {} if arm in left_out else spot(arm, quick, seed, rates, folders, progress, description)
+                found[name] = played
             elif name == CUT and (why := why_no_machines()):
                 left_out[CUT], found[name] = why, {}
             else:

@@ -12,9 +12,11 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from uneven.core.actions import Exchange, Merge
 from uneven.core.views import SyncView
+from uneven.merge.shared import EXTRA
 from uneven.sync import policies
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 from uneven_bench.elastic.merges import MergedSteps, MergeLog
+from uneven_bench.elastic.ring import ring_sum
 from uneven_bench.elastic.workload import CountedWorkload, weights
 
 
@@ -81,8 +83,8 @@ def replay_merges(
     """Process → its parameters in the end, of those that came to it: the same steps and merges in one process.
 
     Args:
-        backwards: whether the replicas of a merge are added up from the last worker to the first, which is the same but
-            for rounding.
+        backwards: whether the replicas of a merge are added up from the last worker to the first, and not in the order
+            of the run, which is the same but for rounding.
     """
     merge = _merge(sync)
     workers = {book.worker: ReplayedWorker(workload) for book in books if book.donor < 0}
@@ -93,8 +95,7 @@ def replay_merges(
             for step in steps:
                 workers[worker].step(step.ids)
         for group in one.merge.groups or (one.merge.workers,):
-            those = [workers[worker] for worker in group]
-            kept = _merge_group(merge, kept, those[::-1] if backwards else those)
+            kept = _merge_group(merge, kept, [workers[worker] for worker in group], workload, backwards)
     last = merged[-1].merge if merged else None
     _join(workers, books, 0 if last is None else last.number + 1)
     found = {}
@@ -108,12 +109,16 @@ def replay_merges(
     return found
 
 
-def _merge_group(merge: Merge, kept: Any, those: Sequence[ReplayedWorker]) -> Any:
-    total, weights_ = torch.zeros_like(those[0].read()), 0.0
-    for one in those:
-        weight = max(merge.weight(one.samples), _LEAST)
-        total, weights_ = total + weight * one.read(), weights_ + weight
-    kept, outcome = merge.combine(kept, total / weights_, weights_)
+def _merge_group(
+    merge: Merge, kept: Any, those: Sequence[ReplayedWorker], workload: CountedWorkload, backwards: bool
+) -> Any:
+    counts = [max(merge.weight(one.samples), _LEAST) for one in those]
+    given = [one.read() * count for one, count in zip(those, counts, strict=True)]
+    if backwards:
+        total = torch.stack(given[::-1]).sum(0)
+    else:  # the ledger comes before the weights, and behind them what they count and who rests
+        total = ring_sum(given, before=workload.samples, behind=EXTRA)
+    kept, outcome = merge.combine(kept, total / sum(counts), sum(counts))
     for one in those:
         one.write(outcome)
     return kept

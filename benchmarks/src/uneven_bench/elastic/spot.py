@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _LENGTH, _LENGTH_QUICK = 64, 8
 """Values of the series that are played, one for every 195 s."""
 
 _SHIPPED_STEP_S, _SHIPPED_LENGTH = 195 / 60, 72
+"""In which steps descriptions are read, and how many at least: those of spot."""
 
 _PER_SAMPLE_S = 0.1 / 60
 _STEADY_S, _STEADY_QUICK_S = 8.0, 2.5
@@ -33,25 +35,44 @@ _READY = 5
 Progress = Callable[[str, str, float], None]
 
 
-def machines() -> tuple[list[tuple[float, ...]], str]:
-    """When each spot machine is there, and where that is recorded."""
+def machines(description: str | None = None) -> tuple[list[tuple[float, ...]], str]:
+    """When each spot machine is there, and where that is recorded.
+
+    Args:
+        description: the name or file of one whose machines come and go; None is our usual record.
+
+    Raises:
+        ConfigError, UnknownNameError: there is none, or its record cannot be read.
+    """
+    if description is not None:
+        return _described(description, ()), f"the description {description}"
     try:
         read = SeriesFiles(None)
         return [read(Recorded(file=_FILE, key=key)) for key in _SERIES], _FILE
     except ConfigError:
-        spec = files.load("spot")
-        moves = [[event.at_s or 0.0 for event in spec.events if event.node == zone] for zone in _ZONES]
-        first = [zone in spec.initial_members for zone in _ZONES]
-        series = trace.sampled(first, moves, _SHIPPED_STEP_S, _SHIPPED_LENGTH)
-        return series, "the description spot, as UNEVEN_DATA names no folder with spot_traces.npz"
+        return _described("spot", _ZONES), "the description spot, as UNEVEN_DATA names no folder with spot_traces.npz"
+
+
+def _described(description: str, those: Sequence[str]) -> list[tuple[float, ...]]:
+    """Series of those machines of a description, or of all that come or go in it."""
+    spec = files.load(description)
+    named = those or tuple(dict.fromkeys(event.node for event in spec.events))
+    if not named:
+        raise ConfigError(f"nobody comes or goes in {description}: name a description with present, as spot has it")
+    moves = [[event.at_s or 0.0 for event in spec.events if event.node == one] for one in named]
+    first = [one in spec.initial_members for one in named]
+    length = math.ceil(max(map(max, moves)) / _SHIPPED_STEP_S) + 1
+    return trace.sampled(first, moves, _SHIPPED_STEP_S, max(length, _SHIPPED_LENGTH))
 
 
 def spot(
-    name: str, quick: bool, seed: int, rates: dict[int, float], folders: Iterator[Path], progress: Progress
-) -> dict[str, Any]:
+    name: str, quick: bool, seed: int, rates: dict[int, float], folders: Iterator[Path], progress: Progress,
+    description: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Play the trace on one arm.
 
     Args:
+        description: see :func:`machines`.
         rates: samples/s of undisturbed DDP by the number of workers; what is missing is measured first.
 
     Returns:
@@ -63,7 +84,7 @@ def spot(
         LaunchError: the workers could not be started.
     """
     phase = f"spot-{name}"
-    series, record = machines()
+    series, record = machines(description)
     length = _LENGTH_QUICK if quick else _LENGTH
     begin = trace.window(series, length, CHANGES_QUICK if quick else CHANGES)
     seconds = SPOT_QUICK_S if quick else SPOT_S

@@ -6,16 +6,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
 
 import numpy as np
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 from uneven.errors import PeerError
 from uneven.run.elastic.lines import RecoveredLines
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.recovery import Recovery
+from uneven.run.elastic.succession import Succession
 from uneven.run.lines import Lines
 from uneven.run.lines.transport import Rows
 from uneven.run.measure.meter import Meter
@@ -63,6 +61,7 @@ class BoardTransport:
             for one in absent:
                 if (text := board.look(f"talk/{call}/{one}")) is not None:
                     found[one] = text
+                    board.keep(f"talk/{call}/{one}", text)  # for who joins later
             if len(found) == self.size:
                 break
             gone = {one: why for one, why in board.dead(absent).items() if one not in found}
@@ -114,14 +113,10 @@ def connect_elastic(world: World, timeout_s: float) -> ElasticConnection:
     """
     assert world.elastic is not None
 
-    def connect() -> Any:
-        return TCPStore(
-            world.meeting, world.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-        )
-
+    succession = Succession(world.rank, (world.meeting, world.port), world.elastic.silence_s, timeout_s)
     try:
         membership = Membership(
-            world.rank, world.size, (world.elastic.least, world.elastic.most), connect,
+            world.rank, world.size, (world.elastic.least, world.elastic.most), succession,
             silence_s=world.elastic.silence_s, timeout_s=timeout_s, interface=world.elastic.address,
         )  # fmt: skip
     except RuntimeError as error:

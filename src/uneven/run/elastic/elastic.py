@@ -105,6 +105,7 @@ class Elastic:
         self._iteration = 0
         self._in = not membership.joins_later
         self._over = False
+        self._reign = 0  # of the store, as last told
         self._restore_signal: Callable[[], None] = _nothing
         self._watches: list[NoticeWatch] = []
         self._listen((signal.SIGTERM, *leave_on))
@@ -198,6 +199,11 @@ class Elastic:
         self.returned.changed(generation.border, generation.members, exchanging)
         self.recovery.renew(generation)
         self._run.members_changed(generation)
+        if generation.reign > self._reign:
+            self._reign = generation.reign
+            if self.membership.place == 0:
+                where = self.membership.succession.address
+                self._say(f"the run's store is gone; it goes on with that of another launcher, {where}", "members")
         if generation.left or generation.came:
             text = told(generation)
             self._write(
@@ -365,6 +371,7 @@ class Elastic:
         for one, its in zip(others, state["others"], strict=True):
             one.load_state_dict(its)
         self.recovery.exchanges, self.recovery.by = state["exchanges"], state["by"]
+        self._reign = new.reign
         self.recovery.renew(new)
         self.returned.take_up(state["returned"])
         self._run.take_over(state["run"])

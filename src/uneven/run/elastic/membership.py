@@ -1,8 +1,8 @@
 """Which workers take part in a run, as one of them knows it, and how to get from one generation to the next.
 
-The store holds, for generation n, ``generation/n`` (written once, by whichever member was first to know all that is
-needed) and ``said/n/W``, what member W said when n ended. So all members come to the same next generation, and one
-that dies in the midst of it leaves the others able to.
+The store holds, for generation n, ``generation/R/n`` (R stores came before it; written once, by whichever member was
+first to know all that is needed) and ``said/n/W``, what member W said when n ended. So all members come to the same
+next generation, and one that dies in the midst of it leaves the others able to.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from uneven.board import CLOSED, NEWS, OPEN, SESSION, Board
+from uneven.board import CLOSED, NEWS, OPEN, SESSION
 from uneven.core.membership import (
     Generation,
     Members,
@@ -23,7 +24,9 @@ from uneven.core.membership import (
     successor,
     told,
 )
+from uneven.core.succession import Vote
 from uneven.errors import PeerError
+from uneven.run.elastic.succession import Succession
 from uneven.run.elastic.watch import Watch
 from uneven.run.lines.circle import Broken, Circle
 
@@ -41,17 +44,18 @@ class Membership:
         worker: this one, for life.
         founders: workers that the run begins with; this is one of them, or joins later.
         bounds: least and greatest number of members.
-        connect: a new connection to the store.
+        succession: the way to the store.
         silence_s: see :class:`~uneven.run.elastic.watch.Watch`.
         timeout_s: how long to wait for a worker that is alive.
         interface: address of this machine for the others; None is the loopback.
 
     Attributes:
         generation: the newest that this worker takes part in.
+        settled: whether all of its members have entered it, as far as this one knows.
     """
 
     def __init__(
-        self, worker: int, founders: int, bounds: tuple[int, int], connect: Callable[[], Any], *, silence_s: float,
+        self, worker: int, founders: int, bounds: tuple[int, int], succession: Succession, *, silence_s: float,
         timeout_s: float, interface: str | None = None,
     ) -> None:  # fmt: skip
         self.worker = worker
@@ -60,13 +64,18 @@ class Membership:
         self.timeout_s = timeout_s
         self.generation: Generation = first_generation(founders)
         self.history: dict[int, Members] = {0: self.generation.members}
-        self.board = Board(connect())
-        self.board.write(f"{SESSION}/{worker}", OPEN)
-        self._connect, self._interface = connect, interface
-        self._groups_store = connect()
+        self.succession = succession
+        self.settled = False
+        self.board = succession.board()
+        self.board.write(f"{SESSION}/{worker}", OPEN, keep=True)
+        self._interface = interface
+        self._groups_store, self._groups_moves = succession.connect()
         self._news = 0  # as last looked at
         self._lost = False
-        self.watch = Watch(Board(connect()), worker, self.generation.members, silence_s, interface)
+        self._moves = 0  # of the store, when this generation was entered
+        self._member = worker < founders
+        self.watch = Watch(succession.board(), worker, self.generation.members, silence_s, interface)
+        succession.vote, succession.adopt = self._vote, self._adopt
 
     @property
     def joins_later(self) -> bool:
@@ -92,7 +101,9 @@ class Membership:
         """
         try:
             news = self.board.count(NEWS)
-            if news != self._news:
+            if self.succession.moves != self._moves:
+                self._lost = True  # with another store, another generation begins
+            elif news != self._news:
                 self._news = news
                 n, members = self.generation.number, self.generation.members
                 self._lost = bool(self.board.dead(members)) or any(
@@ -130,7 +141,8 @@ class Membership:
                 f"worker {self.worker} was left out, and the others have gone on without it ({why}): it was stopped, "
                 f"or cut off from them; start a new one with `uneven run --join`"
             )
-        self.enter(new)
+        if new.ends:
+            raise PeerError(f"worker {self.worker}: {new.ends}, so the run ends here")
         if len(new.members) < self.bounds[0]:
             raise PeerError(
                 f"{len(new.members)} workers are left, and the run needs {self.bounds[0]} (--elastic "
@@ -140,10 +152,12 @@ class Membership:
 
     def enter(self, new: Generation) -> None:
         """This worker takes part in it."""
-        self.generation = new
-        self.history[new.number] = new.members
-        self.watch.members = new.members
-        self._news, self._lost = -1, False
+        with self.succession.lock:
+            self.generation = new
+            self.history[new.number] = new.members
+            self.watch.members = new.members
+            self._news, self._lost = -1, False
+            self._moves, self._member, self.settled = self.succession.moves, True, False
 
     def circle(self, purpose: str, those: Members | None = None) -> Circle:
         """The process group of this generation for one purpose; all members call it at the same time.
@@ -156,18 +170,24 @@ class Membership:
             PeerError: one that is alive did not come in time.
         """
         new = self.generation
-        name, those = f"circle/{new.number}/{purpose}", new.members if those is None else those
+        name, whole = f"circle/{new.reign}.{new.number}/{purpose}", those is None
+        those = new.members if those is None else those
         try:
-            return Circle(
+            if self._groups_moves != self.succession.moves:
+                self._groups_store, self._groups_moves = self.succession.connect()
+            circle = Circle(
                 self._groups_store, name, those.index(self.worker), len(those), interface=self._interface,
                 lost=self.lost, timeout_s=self.timeout_s,
             )  # fmt: skip
         except Broken:
             # What was to make the group waits for the one that is gone, and keeps the connection as long as it does.
-            self._groups_store = self._connect()
+            self._groups_store, self._groups_moves = self._fresh()
             raise
         except TimeoutError as error:
             raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None
+        with self.succession.lock:
+            self.settled = self.settled or (whole and self._moves == self.succession.moves)
+        return circle
 
     def missing(self, what: str, exchange: int) -> PeerError:
         """The error where an exchange has not ended in time though nobody is known to be gone: who is not in it?"""
@@ -230,7 +250,7 @@ class Membership:
         Raises:
             PeerError: somebody does not come to its end within the time-out.
         """
-        self.board.write(f"through/{self.worker}", "")
+        self.board.write(f"through/{self.worker}", "", keep=True)
         until_s = time.monotonic() + self.timeout_s
         while True:
             open_ = [one for one in self.members if self.board.look(f"through/{one}") is None]
@@ -248,42 +268,89 @@ class Membership:
 
     def close(self) -> None:
         """Stop looking after the others."""
+        self.succession.over = True
         with contextlib.suppress(RuntimeError):  # the store has ended, and nobody reads it any more
             self.board.write(f"{SESSION}/{self.worker}", CLOSED)
         self.watch.close()
 
     # ----------------------------------------------------------------
     def _agreed(self, old: Generation, said: Statement) -> Generation:
-        n, board = old.number, self.board
-        board.write(f"said/{n}/{self.worker}", said.text())
-        board.count(NEWS, 1)
-        until_s = time.monotonic() + self.timeout_s
-        while (text := board.look(f"generation/{n + 1}")) is None:
-            gone = board.dead(old.members)
-            statements = {
-                one: statement_of(text)
-                for one in old.members
-                if one not in gone and (text := board.look(f"said/{n}/{one}")) is not None
-            }
-            if len(statements) + len(gone) == len(old.members):
-                new = successor(old, statements, gone, board.asking(), self.bounds[1])
-                text = board.write_once(f"generation/{n + 1}", new.text())
-                break
-            if time.monotonic() > until_s:
-                silent = [one for one in old.members if one not in gone and one not in statements]
-                board.miss(silent, "the next generation")
-                raise PeerError(
-                    f"worker {', '.join(map(str, silent))} did not say where it is within {self.timeout_s:g} s after "
-                    f"members had changed, but is alive: it hangs, or left the loop that the others are in"
-                )
+        board, moves, until_s = self.board, -1, 0.0
+        while True:
+            if moves != self.succession.moves:  # also at a store that takes the place of the first
+                old, moves, until_s = self.generation, self.succession.moves, time.monotonic() + self.timeout_s
+                board.write(f"said/{old.number}/{self.worker}", replace(said, settled=self.settled).text())
+                board.count(NEWS, 1)
+            key = f"generation/{old.reign}/{old.number + 1}"
+            if (text := board.look(key)) is None:
+                text = self._decided(old, key, until_s)
+            if text is not None:
+                new = generation_of(text)
+                with self.succession.lock:
+                    if moves == self.succession.moves:
+                        if self.worker in new.members and not said.leaving:
+                            self.enter(new)
+                        break
+                continue
             time.sleep(_LOOK_EVERY_S)
-        new = generation_of(text)
         if new.came:
             board.asking()
-            board.admit(map(int, new.came), new.number)
+            board.admit(map(int, new.came), f"{old.reign}/{new.number}")
         return new
 
+    def _decided(self, old: Generation, key: str, until_s: float) -> str | None:
+        """The next generation, if all have said what it needs."""
+        n, board = old.number, self.board
+        gone = board.dead(old.members)
+        statements = {
+            one: statement_of(text)
+            for one in old.members
+            if one not in gone and (text := board.look(f"said/{n}/{one}")) is not None
+        }
+        if len(statements) + len(gone) == len(old.members):
+            ended, row = board.ended(gone), board.row()
+            new = successor(old, statements, gone, board.asking(), self.bounds[1], ended=ended, row=row)
+            return board.write_once(key, new.text())
+        if time.monotonic() > until_s:
+            silent = [one for one in old.members if one not in gone and one not in statements]
+            board.miss(silent, "the next generation")
+            raise PeerError(
+                f"worker {', '.join(map(str, silent))} did not say where it is within {self.timeout_s:g} s after "
+                f"members had changed, but is alive: it hangs, or left the loop that the others are in"
+            )
+        return None
+
+    def _vote(self) -> Vote | None:
+        if not self._member:
+            return None
+        return Vote(generation=self.generation.text(), settled=self.settled, workers=self.watch.workers)
+
+    def _adopt(self, goes_on: Generation) -> None:
+        """The run goes on with another store, from this generation.
+
+        Raises:
+            LeftOut: this worker had gone on to another one, with a store that is gone.
+        """
+        mine = self.generation
+        behind = mine.number < goes_on.number
+        if self.worker not in goes_on.members or not (behind or mine.members == goes_on.members):
+            raise LeftOut(
+                f"worker {self.worker} was left out: the others have gone on with another store, from generation "
+                f"{goes_on.number}, and it was in {mine.number}"
+            )
+        self.settled = False
+        if not behind:
+            self.generation = goes_on
+
+    def _fresh(self) -> tuple[Any, int]:
+        try:
+            return self.succession.connect()
+        except RuntimeError as error:
+            raise self._ended(error) from error
+
     def _ended(self, error: BaseException) -> PeerError:
+        if isinstance(error, PeerError):
+            return error
         short = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         return PeerError(
             f"worker {self.worker} cannot reach the store of the run: the launcher that keeps it has ended, or the "

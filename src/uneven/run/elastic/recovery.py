@@ -380,7 +380,7 @@ class Recovery:
                 if lacking:
                     self.by = new.by
                     return self.membership.history[new.by]
-                self._begin_anew()
+                self._begin_anew(needed=new.donor is not None)
                 if self._wait():
                     self.by = new.number
                     return new.members
@@ -390,17 +390,26 @@ class Recovery:
                 assert self.at is not None
                 raise self.membership.missing(self.at.what, self.exchanges) from None
 
-    def _begin_anew(self) -> None:
-        """What this worker brings once more, weighted by who is left, in memory that nobody else writes into."""
+    def _begin_anew(self, needed: bool) -> None:
+        """What this worker brings once more, weighted by who is left, in memory that nobody else writes into.
+
+        Args:
+            needed: whether a member may still need the last sums; else their memory is taken, as it is there already.
+        """
         if self._swap is not None:
             self.pieces.clear()
             self._swap.begin(self.circle, self.membership.members)
         assert self.at is not None
         if self.at.groups is not None:
             self.pieces[:] = [piece for piece in self.pieces if not piece.slotted]
-        for piece in self.pieces:
-            slots = self.slots.count(piece.own.dtype) if piece.slotted else 0
-            piece.sent = torch.empty(piece.own.numel() + slots, dtype=piece.own.dtype)
+        rooms = [] if needed else [one.sent for one in self._kept]
+        if not needed:
+            self._kept = []
+        for place, piece in enumerate(self.pieces):
+            size = piece.own.numel() + (self.slots.count(piece.own.dtype) if piece.slotted else 0)
+            room = rooms[place] if place < len(rooms) and rooms[place].dtype == piece.own.dtype else None
+            fits = room is not None and room.numel() >= size
+            piece.sent = room[:size] if fits and room is not None else torch.empty(size, dtype=piece.own.dtype)
             self._send(piece)
 
     def _out_of_step(self, at: ExchangePlace) -> TrainingError:

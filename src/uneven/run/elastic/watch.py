@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from uneven.board import Board
+from uneven.board import WORKERS, Board
 from uneven.run.elastic.lifelines import Lifelines
 
 
@@ -23,6 +23,7 @@ class Watch:
     Attributes:
         asked: whether a worker stands at the door.
         lost: the store does not answer any more.
+        workers: how many numbers have been given to workers, as last looked at.
     """
 
     def __init__(
@@ -30,11 +31,12 @@ class Watch:
     ) -> None:
         self.members = members
         self.asked = self.lost = False
+        self.workers = 0
         self._board = board
         self._worker = worker
         self._silence_s = silence_s
         self._lifelines = Lifelines(interface)
-        self._board.write(f"lifeline/{worker}", self._lifelines.address)
+        self._board.write(f"lifeline/{worker}", self._lifelines.address, keep=True)
         self._listens: dict[int, str] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="uneven-watch", daemon=True)
@@ -63,6 +65,7 @@ class Watch:
                 slept = now_s > next_s + self._silence_s / 2.0 and next_s > 0.0
                 next_s = now_s + every_s
                 self._board.count(f"beats/{self._worker}", 1)
+                self.workers = self._board.count(WORKERS)
                 self._lifelines.follow(self._addresses())
                 if self._silence_s > 0.0 and (slept or now_s >= look_s):
                     look_s = now_s + every_s * max(1, len(self.members) // _OFTEN)
@@ -87,7 +90,7 @@ class Watch:
         for one in [one for one, at_s in ended.items() if now_s - at_s > _SAID_WITHIN_S]:
             del ended[one]
             if not self._board.any_of(("through", "left"), one):
-                self._board.bury(one, "its process has ended, and its launcher with it")
+                self._board.bury(one, "its process has ended, and its launcher with it", ended=True)
 
     def _look_after(self, beats: dict[int, tuple[int, float]], now_s: float, slept: bool) -> None:
         for one in self.members:

@@ -1,0 +1,56 @@
+"""``uneven run --ray N``: workers of an elastic run on machines that Ray gives, and again when one is lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from uneven import launch
+from uneven.errors import ConfigError
+
+_CORES = 1.0
+
+
+@contextmanager
+def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping[str, Any]) -> Iterator[None]:
+    """Beside the workers here, so many more that join, each a task of Ray's; 0 is none.
+
+    Args:
+        directory: of the run; the journals of these workers lie below it, where its disk is shared.
+        said: option → value, of the settings that were named.
+
+    Raises:
+        ConfigError: the run is not elastic, or has no address that others reach; or Ray is missing.
+    """
+    if count == 0:
+        yield
+        return
+    if start.elastic is None or start.alone:
+        raise ConfigError(
+            f"--ray {count}: workers on other machines join an elastic run: say --elastic MIN:MAX and "
+            f"--rdzv-endpoint HOST:PORT, an address of this machine that the cluster reaches"
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"--ray {count}: Ray is not installed: pip install 'uneven[ray]'")
+    from uneven.jobs.ray_lines import RayLines
+
+    options = [word for name, value in said.items() if value is not None for word in (name, str(value))]
+    target = ["-m", *start.target] if start.module else start.target
+
+    def line(number: int) -> list[str]:
+        folder = str((directory / f"ray-{number}").absolute())
+        joins = ["--join", start.endpoint, "--nproc", "1", "--run-dir", folder]
+        return [sys.executable, "-m", "uneven", "run", *joins, *options, *target]
+
+    def told(what: str) -> None:
+        print(f"uneven: {what}", file=sys.stderr)
+
+    lines = RayLines(line, count, cores=_CORES, again=start.max_restarts, told=told)
+    try:
+        yield
+    finally:
+        lines.close()

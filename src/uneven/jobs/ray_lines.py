@@ -1,0 +1,98 @@
+"""Command lines that Ray runs on machines of its cluster: one that is lost with its machine is asked for anew."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from uneven.jobs.bound import bound
+
+_LOOK_S = 0.5
+_ENDS_WITHIN_S = 15.0
+
+
+class RayLines:
+    """As many of a command line as there are to be, each on cores that Ray gives it, until it ends well.
+
+    One whose machine or whose Ray process is lost is asked for again; it begins when Ray has a place for it. One that
+    ends with an error is started ``again`` so often at most.
+
+    Args:
+        line: the n-th of them, counted over all that were ever asked for; program and arguments.
+        count: at a time.
+        cores: that Ray reserves for each.
+        again: how many may fail.
+        told: called with what happened, in words.
+
+    Attributes:
+        asked: how many were ever asked for.
+    """
+
+    def __init__(
+        self, line: Callable[[int], Sequence[str]], count: int, *, cores: float, again: int,
+        told: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.asked = 0
+        self._line = line
+        self._again = again
+        self._told = told
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            ray.init(log_to_driver=True, logging_level=logging.ERROR)
+        self._task: Any = ray.remote(num_cpus=cores, max_retries=0)(_run)
+        self._under_way = [self._ask() for _ in range(count)]
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="uneven-ray", daemon=True)
+        self._thread.start()
+
+    def close(self, within_s: float = _ENDS_WITHIN_S) -> None:
+        """Wait until those that run have ended, for so long; end the others."""
+        self._over.set()
+        self._thread.join()
+        if self._under_way:
+            _, late = ray.wait(self._under_way, num_returns=len(self._under_way), timeout=within_s)
+            for one in late:
+                ray.cancel(one, force=True)
+        if self._ours:
+            ray.shutdown()
+
+    def _ask(self) -> Any:
+        self.asked += 1
+        return self._task.remote(list(self._line(self.asked - 1)), os.getcwd())
+
+    def _look(self) -> None:
+        while self._under_way and not self._over.is_set():
+            ended, _ = ray.wait(self._under_way, timeout=_LOOK_S)
+            for one in ended:
+                self._under_way.remove(one)
+                if self._is_missed(one) and not self._over.is_set():
+                    self._under_way.append(self._ask())
+
+    def _is_missed(self, one: Any) -> bool:
+        try:
+            code = ray.get(one)
+        except RayError as error:
+            short = str(error).strip().partition("\n")[0][:200]
+            self._told(f"a worker that Ray had placed is lost ({short}); another one comes when Ray has a place for it")
+            return True
+        if code == 0:
+            return False
+        self._again -= 1
+        ends = "another one comes" if self._again >= 0 else "no other one is asked for"
+        self._told(f"a worker that Ray had placed ended with exit code {code}; {ends}")
+        return self._again >= 0
+
+
+def _run(line: list[str], directory: str) -> int:
+    """On the other machine; the program ends with Ray's process."""
+    with suppress(OSError):  # where that folder is not there, the script says what it misses
+        os.chdir(directory)
+    return subprocess.run(bound(line), check=False).returncode

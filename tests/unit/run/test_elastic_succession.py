@@ -1,0 +1,131 @@
+"""From a store that is gone to the next one: members vote there, and launchers see which one has been chosen."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
+
+from uneven.board import ABANDONED, REIGN, WORKERS, Board
+from uneven.core.membership import Generation, first_generation, generation_of
+from uneven.core.succession import Vote
+from uneven.errors import PeerError
+from uneven.launch.standby import StandingBy
+from uneven.run.elastic import succession
+from uneven.run.elastic.succession import Succession
+
+LIMIT = timedelta(seconds=60)
+
+
+def kept_store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+
+
+@pytest.fixture
+def nobody() -> Iterator[int]:
+    """A port at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+def member(worker: int, gone: int, row: tuple[str, ...], size: int = 3) -> tuple[Succession, list[Generation]]:
+    """One whose store has ended; what it has adopted."""
+    way, adopted = Succession(worker, ("127.0.0.1", gone), 0.0, 60.0), []
+    mine = replace(first_generation(size), row=row)
+    way.vote = lambda: Vote(generation=mine.text(), settled=True, workers=size + 2)
+    way.adopt = adopted.append
+    way.carried.kept[f"through/{worker}"] = "yes"
+    return way, adopted
+
+
+def test_a_majority_meets_at_the_first_store_that_is_there(nobody: int) -> None:
+    kept = kept_store()
+    row = (f"127.0.0.1 {nobody}", f"127.0.0.1 {kept.port}")
+    ways = [member(worker, nobody, row) for worker in (1, 2)]
+    threads = [threading.Thread(target=way.after, args=(0, RuntimeError("gone"))) for way, _ in ways]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    for way, adopted in ways:
+        assert way.address == f"127.0.0.1:{kept.port}"
+        assert [one.reign for one in adopted] == [1]
+        assert adopted[0].owed == ((0, 1, 2),)
+        board = way.board()
+        assert [board.look(f"through/{one}") for one in range(3)] == [None, "yes", "yes"]
+        assert board.count(WORKERS, 1) > 5, "numbers 0 to 4 have been given"
+        assert set(board.dead(range(5))) == {3, 4}, "who was no member cannot come"
+        assert generation_of(board.look("generation/0/0") or "") == adopted[0]
+
+
+def test_a_minority_ends_by_name_and_nobody_uses_that_store_any_more(
+    nobody: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(succession, "_REACHED_WITHIN_S", 0.3)
+    kept = kept_store()
+    way, adopted = member(1, nobody, (f"127.0.0.1 {kept.port}",))
+    with pytest.raises(PeerError, match=r"worker 1: the store of the run is gone, and fewer than half"):
+        way.after(0, RuntimeError("gone"))
+    assert kept.get(REIGN).decode() == ABANDONED
+    assert not adopted
+    late, adopted = member(2, nobody, (f"127.0.0.1 {kept.port}",))
+    with pytest.raises(PeerError):
+        late.after(0, RuntimeError("gone"))
+    assert not adopted, "with the vote of 1 it would be a majority"
+
+
+def test_without_a_row_the_store_is_gone(nobody: int) -> None:
+    way, _ = member(1, nobody, ())
+    with pytest.raises(RuntimeError, match="gone"):
+        way.after(0, RuntimeError("gone"))
+
+
+def test_a_connection_that_is_lost_is_made_again() -> None:
+    kept = kept_store()
+    kept.add(WORKERS, 3)
+    way, adopted = member(1, kept.port, ("127.0.0.1 1",))
+    way.after(0, RuntimeError("connection reset"))
+    assert (way.moves, adopted) == (0, [])
+
+
+class Ended:
+    """A store whose launcher has ended."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError("gone")
+
+
+def test_a_launcher_sees_that_its_own_store_was_chosen() -> None:
+    first = kept_store()
+    ways = StandingBy(first, ("127.0.0.1", first.port), {"founders": 1}, "127.0.0.1", 10.0)
+    (own,) = Board(first).row()
+    ways._store = Ended()  # type: ignore[assignment] # as when its launcher has ended
+    assert not ways.look()
+    assert ways.seeks
+    assert ways._own is not None
+    ways._own[0].set(REIGN, ABANDONED)
+    assert not ways.look()
+    ways._own[0].set(REIGN, "a generation")
+    assert ways.look()
+    assert (ways.keeps, ways.cut) == (True, None)
+    assert ways.address == ("127.0.0.1", int(own.split()[1]))
+
+
+def test_a_launcher_follows_to_the_store_of_another_and_keeps_one_in_reserve_there() -> None:
+    first, other = kept_store(), kept_store()
+    Board(first).offer(f"127.0.0.1 {other.port}")
+    ways = StandingBy(first, ("127.0.0.1", first.port), {"founders": 1}, "127.0.0.1", 10.0)
+    ways._store = Ended()  # type: ignore[assignment] # as above
+    other.set(REIGN, "a generation")
+    assert not ways.seeks
+    assert ways.look() or ways.look()
+    assert (ways.keeps, ways.address) == (False, ("127.0.0.1", other.port))
+    assert len(Board(other).row()) == 1
+    ways.close()
+    assert Board(other).row() == ()
