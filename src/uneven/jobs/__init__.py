@@ -8,6 +8,7 @@
                                                    ▼
                   events.py: one loop hears ends, messages, signs of life and whatever else can be read
 
+    ray_lines.py  programs that a Ray cluster has room for, again when a machine is lost
     place.py      where functions run, and on which devices: local.py, ray.py
     bound.py      a program ends with the one that started it, however that ends
 """

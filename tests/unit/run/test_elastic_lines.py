@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 from uneven.core.membership import Generation
 from uneven.data.returned import Returned
@@ -15,13 +15,15 @@ from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.run.elastic.lines import RecoveredLines
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.recovery import Recovery
+from uneven.run.elastic.succession import Succession
 
 
 @pytest.fixture
 def recovery() -> Iterator[Recovery]:
     """Of a worker that is alone at the moment."""
-    store = HashStore()
-    membership = Membership(0, 1, (1, 4), lambda: store, silence_s=0.0, timeout_s=10.0)
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    way = Succession(0, ("127.0.0.1", kept.port), 0.0, 60.0)
+    membership = Membership(0, 1, (1, 4), way, silence_s=0.0, timeout_s=10.0)
     it = Recovery(
         membership, Returned((0,)), changed=lambda *_: None, flush=lambda: None, announce=float, report_length=2
     )

@@ -12,7 +12,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from uneven.core.actions import Exchange, Merge
 from uneven.core.views import SyncView
-from uneven.merge.shared import EXTRA
 from uneven.sync import policies
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 from uneven_bench.elastic.merges import MergedSteps, MergeLog
@@ -117,7 +116,7 @@ def _merge_group(
     if backwards:
         total = torch.stack(given[::-1]).sum(0)
     else:  # the ledger comes before the weights, and behind them what they count and who rests
-        total = ring_sum(given, before=workload.samples, behind=EXTRA)
+        total = ring_sum(given, before=workload.samples, behind=_BEHIND)
     kept, outcome = merge.combine(kept, total / sum(counts), sum(counts))
     for one in those:
         one.write(outcome)
@@ -139,6 +138,9 @@ def _merge(sync: str) -> Merge:
 
 
 _CLOCKS = 64
+_BEHIND = 2
+"""Numbers behind the weights in a merge: what they count, and who rests."""
+
 _LEAST = 2.0**-40
 """The weight of a replica that has taken no samples, in a mean by samples."""
 
