@@ -12,7 +12,7 @@ from policy_runs import Make, Run, everybodys, flat, momentum, plain, same
 from session_parts import Moving
 from torch import nn
 
-from uneven.errors import TrainingError
+from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.testing.ranks import RankContext, ranks
 
 
@@ -70,6 +70,60 @@ def test_where_all_is_sent_it_is_bsp_and_else_a_site_is_one_replica(me: RankCont
     state = sparse.session.state_dict()
     sparse.session.load_state_dict(state)
     sparse.session.close()
+
+
+@ranks(3)
+def test_sites_that_lead_take_in_what_has_come_and_at_last_all_of_it(me: RankContext) -> None:
+    os.environ["UNEVEN_SITE"] = "east" if me.rank < 2 else "west"
+    run = Run("geo:bsp:threshold=0.3,lead=2", balance=Moving(), make=plain)
+    run.epoch()
+    run.epoch()
+    assert len(run.exchanges) >= 15
+    run.shown()  # where everything arrives
+    entries = run.agreement._exchanges._entries  # type: ignore[union-attr]
+    held = everybodys(torch.from_numpy(entries._sums.held))  # type: ignore[union-attr]
+    now = everybodys(flat(run.model))
+    assert torch.equal(now[0], now[1])
+    assert held[0].abs().sum() > 0
+    torch.testing.assert_close(now[0] - held[0], now[2] - held[2], rtol=0, atol=1e-6)
+    run.session.state_dict()
+    if me.rank != 1:
+        entries._mirrors.heard = dict.fromkeys(entries._mirrors.heard, 0)  # type: ignore[union-attr]
+        with pytest.raises(CheckpointError, match="under way"):
+            run.session.state_dict()
+        entries._mirrors.begin(entries._clock)  # type: ignore[union-attr]
+    run.session.close()
+    with pytest.raises(ConfigError, match="settles only at"):
+        Run("geo:bsp:lead=1", make=momentum)
+
+
+@ranks(4)
+def test_hubs_hand_on_what_their_group_has_sent(me: RankContext) -> None:
+    os.environ["UNEVEN_SITE"] = ("us/a", "us/b", "eu/a", "eu/a")[me.rank]
+    found, lines = {}, {}
+    for more in ("", ",hubs=true"):
+        run = Run(f"geo:bsp:threshold=0.05{more}", balance=Moving(), make=momentum)
+        run.epoch()
+        found[more] = run.shown()
+        book = run.session._loop.context.connection.traffic
+        lines[more] = book.sent_bytes(lambda name: name.startswith("entries ") and "inside" not in name)
+        replicas = everybodys(flat(run.model))
+        assert torch.equal(replicas[2], replicas[3])
+        run.session.close()
+    torch.testing.assert_close(found[""], found[",hubs=true"], rtol=0, atol=1e-5)
+    sent = everybodys(torch.tensor([lines[""], lines[",hubs=true"]], dtype=torch.float64))
+    assert sent[1, 1] < sent[1, 0], "who is no hub tells nobody of another group"
+    assert sent[3].tolist() == [0, 0]
+
+
+@ranks(3)
+def test_what_travels_as_a_whole_takes_no_more_bytes_than_a_sum_in_a_ring(me: RankContext) -> None:
+    os.environ["UNEVEN_SITE"] = f"site {me.rank}"
+    run = Run("geo:bsp:threshold=0", make=momentum)
+    run.epoch()
+    vector = flat(run.model).numel() * 4
+    assert all(one.sent_bytes < 4 / 3 * vector + 4 * 60 for one in run.exchanges)
+    run.session.close()
 
 
 @ranks(2)

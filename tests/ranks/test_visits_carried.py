@@ -27,7 +27,7 @@ def test_models_visit_and_all_come_to_the_same_setting(me: RankContext) -> None:
         seen.append(flat(model))
         return 0.9 if len(seen) % 2 else 0.3  # at home, then the visitor
 
-    policy = Scout("geo:bsp:threshold=0.3", period=3)
+    policy = Scout("geo:bsp:threshold=0.3", period=3, judge="copies", start=3, tolerance=0.5)
     with pytest.raises(ConfigError, match=r"uneven.Visits\(score\)"):
         uneven.Session(sync=Scout("geo"))
     with pytest.raises(ConfigError, match="does not ask for them"):
@@ -59,4 +59,31 @@ def test_models_visit_and_all_come_to_the_same_setting(me: RankContext) -> None:
     assert torch.equal(shares[0], shares[2])
     assert (shares[0] > 1 / 3).all(), "a visit each three steps, and entries"
     assert policy.setting == 0.02
+    session.close()
+
+
+@ranks(3)
+def test_the_mean_of_all_sites_is_tried_at_each(me: RankContext) -> None:
+    os.environ["UNEVEN_SITE"] = "east" if me.rank < 2 else "west"
+    seen: list[torch.Tensor] = []
+
+    def score(model: nn.Module) -> float:
+        seen.append(flat(model))
+        return 0.9 if len(seen) % 2 else 0.8
+
+    policy = Scout("geo:bsp:threshold=0.3", period=3)
+    session = uneven.Session(sync=policy, parts=[uneven.Visits(score)])
+    model = net()
+    optimizer = sgd(model)
+    session.setup(model, optimizer)
+    for x, y, _index in session.loader(Numbered(), X):
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(seen) == (2 if me.rank in (0, 2) else 0)
+    own = everybodys(torch.stack(seen) if seen else torch.zeros(2, len(flat(model))))
+    torch.testing.assert_close(own[0, 1], (own[0, 0] + own[2, 0]) / 2)
+    assert torch.equal(own[0, 1], own[2, 1])
+    assert [one.loss for one in policy.periods] == [pytest.approx(0.1)]
+    assert policy.setting == 0.5, "a tenth is within the tolerance"
     session.close()

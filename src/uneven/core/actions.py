@@ -32,6 +32,7 @@ __all__ = [
     "Via",
     "Wait",
     "WriteBack",
+    "span",
 ]
 
 
@@ -82,10 +83,18 @@ class Exchange:
         members: ranks that take part, this one among them.
         quorum: go on when so many have contributed and drop what comes later; None waits for all. A member
             that finds its round closed catches up like a newcomer: state and clock of the newest round.
+        grace: how much longer a quorum waits for the others, as a part of the time that its first has waited.
         select: which entries travel; the rest stays and adds up. None sends everything.
         parties: ranks that hold one replica together and so contribute once; the first of each speaks and
             hands on what it hears. They divide ``members``. Empty: every member speaks for itself.
         write_back: how the outcome enters the replica, in the background.
+        lead: steps for which what others have sent of picked entries may be under way, while this worker goes on. The
+            plan has a wait that says the same. 0 waits for all of it.
+        piece: number of a piece of the parameters and into how many they are cut, of nearly equal length; only it is
+            exchanged. None exchanges all of them.
+        groups: of picked entries that are added up, the first of each party, by groups: inside one everybody tells
+            everybody, and the first, its hub, tells the other hubs what it has heard and sent, and its group what they
+            have told it. Empty: all parties tell all.
         load: in the background, the part of its time that these exchanges may cost a worker's training; one that would
             cost more is not started yet. 1 is back to back.
     """
@@ -96,9 +105,13 @@ class Exchange:
     moment: Moment
     via: Via = Via.GROUP
     quorum: int | None = None
+    grace: float = 0.0
     select: Selection | None = None
     parties: tuple[tuple[int, ...], ...] = ()
     write_back: WriteBack = WriteBack()
+    lead: int = 0
+    groups: tuple[tuple[int, ...], ...] = ()
+    piece: tuple[int, int] | None = None
     load: float = 1.0
 
     def __post_init__(self) -> None:
@@ -112,11 +125,23 @@ class Exchange:
                 f"an exchange of {self.payload.value} cannot take place at the moment {self.moment.value!r}: "
                 f"gradients belong to 'backward', before the optimizer; parameters and deltas come after it"
             )
+        if self.piece is not None and not (self.payload is Payload.PARAMETERS and 0 <= self.piece[0] < self.piece[1]):
+            raise ConfigError(f"piece {self.piece} of {self.payload.value}: only parameters are cut, from piece 0 on")
         if self.quorum is not None and not 1 <= self.quorum <= len(self.members):
             most = len(self.members)
             raise ConfigError(f"a quorum of {self.quorum} does not fit {most} members: use 1 to {most}")
+        if sorted(rank for group in self.groups for rank in group) != sorted(
+            party[0] for party in self.parties if self.groups
+        ):
+            raise ConfigError(f"groups {self.groups} do not divide the first of each of the parties {self.parties}")
         if self.parties and sorted(rank for party in self.parties for rank in party) != sorted(self.members):
             raise ConfigError(f"parties {self.parties} do not divide the members {self.members}")
+
+
+def span(piece: tuple[int, int] | None, size: int) -> slice:
+    """Where a piece lies in a vector of this length; all of it for None."""
+    number, pieces = piece or (0, 1)
+    return slice(size * number // pieces, size * (number + 1) // pieces)
 
 
 @dataclass(frozen=True, slots=True)

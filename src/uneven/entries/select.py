@@ -33,6 +33,11 @@ class Selection(ABC):
     bits: int
     beside: bool
 
+    @property
+    def whole(self) -> bool:
+        """Whether everything travels as it is, on all workers alike, so that carriers may add up on the way."""
+        return False
+
     @abstractmethod
     def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
         """The entries of ``held`` that travel, of shape (n,), as the receiver has them.
@@ -80,6 +85,11 @@ class Significant(Selection):
             )
         if self.bits not in (WHOLE, HALF):
             raise ConfigError(f"significant entries of {self.bits} bits: use {WHOLE} or {HALF}")
+
+    @property
+    def whole(self) -> bool:
+        """See :meth:`Selection.whole`."""
+        return self.threshold == 0 and self.bits == WHOLE and not self.absolute and not self.mbit_per_s
 
     def control(self) -> BandwidthControl | None:
         """What keeps within the bandwidth; None without a limit."""

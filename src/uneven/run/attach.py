@@ -13,7 +13,7 @@ from uneven.core.actions import StepPlan
 from uneven.core.membership import Meeting
 from uneven.data.hands import Hands
 from uneven.registry import describe
-from uneven.run.checks import apart, check_alone, check_attached
+from uneven.run.checks import apart, check_alone, check_attached, check_momentum_of
 from uneven.run.context import Context
 from uneven.run.factory import by_copy, exchanging, follow
 from uneven.run.gradients.averaged import Averaged
@@ -120,6 +120,7 @@ def attach(
         ConflictError: another rank has another model.
     """
     refuse_shared(model)
+    check_momentum_of(context.policy, optimizers, len(set(context.sites.values())))
     parts.adopt(model, context.config.threads)
     device, sharded = check_model(model), is_sharded(model)
     said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from uneven.balance import Balancer
 from uneven.config import RunConfig
@@ -12,7 +14,7 @@ from uneven.data.stream import is_stream
 from uneven.errors import ConfigError
 from uneven.registry import describe
 from uneven.run.gradients.piggyback import MOST_RANKS
-from uneven.sync import SyncPolicy, carried, first_plans, refused
+from uneven.sync import SyncPolicy, carried, check_momentum, first_plans, refused
 from uneven.world import Elastic
 
 Members = tuple[int, ...]
@@ -115,6 +117,17 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
 
 _TRIED = 6
 """Workers, in two sites, for whom a policy is asked for its plans: more than make up one group."""
+
+
+def check_momentum_of(policy: SyncPolicy, optimizers: Sequence[torch.optim.Optimizer], sites: int) -> None:
+    """Refuse a momentum with which what a policy lets sites hear late is unstable.
+
+    Raises:
+        ConfigError: naming what would do.
+    """
+    for optimizer in optimizers:
+        first = optimizer.param_groups[0]
+        check_momentum(policy, float(first.get("momentum", first.get("betas", (0.0,))[0])), sites)
 
 
 def check_profile(loader: object, tried: object, epoch: int, within_s: float, timeout_s: float) -> None:

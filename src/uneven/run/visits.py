@@ -25,9 +25,9 @@ class Visits(Part):
 
         session = uneven.Session(sync="scout:geo", parts=[uneven.Visits(score)])
 
-    Every ``period`` steps of the policy the first worker of each site sends its parameters to that of the next one,
-    scores its own model and the visitor, and all hear the mean. Copies travel; nobody's replica changes. Running
-    statistics of batch norm are those of the worker that scores.
+    Every ``period`` steps of the policy the first worker of each site scores its own model, then the mean of all sites'
+    models, or, with ``judge="copies"``, the model of another site; all hear what came of it. Copies travel; nobody's
+    replica changes. Running statistics of batch norm are those of the worker that scores.
 
     Args:
         score: model → accuracy, 0 … 1, on some training samples that lie here. It must leave model and random numbers
@@ -57,9 +57,11 @@ class Visits(Part):
         policy, sites = self._policy, len(self._speakers)
         if policy is None or sites < 2 or not step.iteration or step.iteration % policy.period:
             return
-        told = torch.zeros(4, dtype=torch.float64)  # accuracy at home, away, bytes of entries, of parameters
-        if step.rank in self._speakers:
-            told[:2] = torch.tensor(self._scores(self._speakers.index(step.rank)), dtype=torch.float64)
+        speaks, means = step.rank in self._speakers, policy.judge == "mean"
+        guest = self._mean(speaks) if means else self._neighbour(step.rank)
+        told = torch.zeros(4, dtype=torch.float64)  # accuracy at home, of what it is compared with, bytes
+        if speaks:
+            told[:2] = torch.tensor(self._scores(guest), dtype=torch.float64)
         now = torch.tensor([self._sent("entries "), self._sent("parameters")], dtype=torch.float64)
         told[2:] = now - self._counted
         self._counted = now
@@ -67,26 +69,41 @@ class Visits(Part):
         home, away, entries, parameters = told.tolist()
         whole = 2.0 * self._flat.size * (8 if self._flat.dtype is torch.float64 else 4) * policy.period
         share = entries / (whole * (sites - 1)) + parameters / (whole * max(1, len(step.members) - 1))
-        share += sites / (2 * (sites - 1) * policy.period)  # the visits
+        share += (1 if means else sites / (2 * (sites - 1))) / policy.period  # the visits
         loss, before = (home - away) / sites, policy.setting
         after = policy.heard(step.iteration + 1, loss=loss, share=share)
-        self._run.log("loss away", loss)
+        self._run.log("accuracy at home", home / sites)
+        self._run.log("loss of the mean" if means else "loss away", loss)
         self._run.log("bytes of BSP's", share)
         if after != before:
             self._run.tell(
                 "scout",
-                f"{policy.knob} = {after:g} after {before:g}: models lose {100 * loss:.1f} points at other sites, and "
-                f"{100 * share:.1f} % of what BSP sends was sent",
+                f"{policy.knob} = {after:g} after {before:g}: models lose {100 * loss:.1f} points "
+                f"{'when their mean is taken' if means else 'at other sites'}, and {100 * share:.1f} % of what BSP "
+                f"sends was sent",
             )
 
-    def _scores(self, place: int) -> tuple[float, float]:
-        """Scores of the model that lives here, and of the one that visits."""
+    def _mean(self, speaks: bool) -> torch.Tensor:
+        """Of the models of all sites; shape (size,)."""
+        vector = self._flat.read()
+        vector.mul_(1 / len(self._speakers) if speaks else 0.0)
+        self._line.sum(vector).wait()
+        return vector
+
+    def _neighbour(self, rank: int) -> torch.Tensor:
+        """The model of the site before this one, at the first worker of a site; shape (size,)."""
+        guest = self._flat.read()
+        if rank in self._speakers:
+            place, own = self._speakers.index(rank), guest.clone()
+            sent = self._line.send(own, self._speakers[(place + 1) % len(self._speakers)])
+            self._line.receive(guest, self._speakers[place - 1]).wait()
+            sent.wait()
+        return guest
+
+    def _scores(self, guest: torch.Tensor) -> tuple[float, float]:
+        """Scores of the model that lives here, and of the one that it is compared with."""
         own, model = self._flat.read(), self._run.model
-        guest = torch.empty_like(own)
         home = self._score(model)
-        sent = self._line.send(own, self._speakers[(place + 1) % len(self._speakers)])
-        self._line.receive(guest, self._speakers[place - 1]).wait()
-        sent.wait()
         try:
             self._flat.write(guest)
             return home, self._score(model)

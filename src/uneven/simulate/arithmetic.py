@@ -6,6 +6,8 @@ stale in virtual time is then stale in the models too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from uneven.core.actions import Exchange
 
 
@@ -74,6 +76,10 @@ class Arithmetic:
 
     def leaves(self, rank: int) -> None:
         """A worker is gone; it comes back only by :meth:`enters`."""
+
+    def together_part(self, ranks: Sequence[int], exchange: Exchange) -> float | None:
+        """As :meth:`sent_part`, of what some workers send, added up; None where nobody knows."""
+        return None
 
     def sent_part(self, rank: int, exchange: Exchange) -> float | None:
         """Bytes of the entries that travel now, as a part of those of all; None takes the description's word."""

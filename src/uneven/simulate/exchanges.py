@@ -28,9 +28,14 @@ def kind_of(one: Exchange) -> ExchangeShape:
         return ExchangeShape.TOGETHER
     if one.via is Via.SERVER:
         return ExchangeShape.TOGETHER if one.merge.combined is Combined.MEAN else ExchangeShape.APART
-    if one.moment is Moment.BACKGROUND and one.merge.combined is Combined.SUM:
+    if beside(one) and one.merge.combined is Combined.SUM:
         return ExchangeShape.TELL
     return ExchangeShape.RING
+
+
+def beside(one: Exchange) -> bool:
+    """Whether the workers go on while it is under way."""
+    return one.moment is Moment.BACKGROUND or one.lead > 0
 
 
 class VirtualExchanges:
@@ -51,7 +56,7 @@ class VirtualExchanges:
 
     def begin(self, worker: Worker, one: Exchange) -> bool:
         """Begin an exchange after the computing; whether the worker may go on at once."""
-        aside = one.moment is Moment.BACKGROUND
+        aside = beside(one)
         if aside and not self._takes_off(worker, one):
             return True
         kind = kind_of(one)

@@ -17,6 +17,9 @@ from uneven.simulate.routes import FREE
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
 
+_LEGS = (1 / 3, 2 / 3, 1.0)
+"""Of an exchange by way of hubs."""
+
 
 class Rings:
     """Carries the rounds of groups.
@@ -84,6 +87,8 @@ class Rings:
 
     def _launch(self, meeting: Round) -> None:
         meeting.launched = True
+        if meeting.exchange.groups:
+            meeting.parts = _LEGS
         if meeting.exchange.moment is Moment.BACKWARD and meeting.exchange.select is None:
             meeting.parts = self._stage.buckets
         self._await(meeting)
@@ -101,14 +106,39 @@ class Rings:
 
     def _send(self, meeting: Round) -> None:
         stage, here = self._stage, self._speakers(meeting)
+        select = meeting.exchange.select
+        if select is not None and not select.whole:
+            self._leg(meeting, here)
+            return
         sent = meeting.parts[meeting.bucket - 1] if meeting.bucket else 0.0
         size_bytes = stage.size_bytes(here[0], meeting.exchange) * (meeting.parts[meeting.bucket] - sent)
-        if meeting.exchange.select is not None:  # entries are gathered: each goes to all others, where a sum goes twice
-            size_bytes = max(stage.size_bytes(rank, meeting.exchange) for rank in here) * len(here) / 2
         if meeting.bucket == len(meeting.parts) - 1:
             self._own_sides(meeting)
         meeting.event = None
         meeting.flow = stage.network.start(self._route(meeting, here), size_bytes, self._sent, meeting)
+
+    def _leg(self, meeting: Round, here: tuple[int, ...]) -> None:
+        """Entries go from each to all others; with hubs inside the groups, then from hub to hub, then to the groups."""
+        stage, one = self._stage, meeting.exchange
+        divided = one.groups or (here,)
+        groups = [group for group in ([rank for rank in group if rank in here] for group in divided) if group]
+        own = {rank: stage.size_bytes(rank, one) for rank in here}
+        told = {group[0]: stage.together_bytes(group, one) for group in groups}
+        if meeting.bucket == 0:
+            sends = [(a, b, own[a]) for group in groups for a in group for b in group if a != b]
+        elif meeting.bucket == 1:
+            sends = [(a, b, told[a]) for a in told for b in told if a != b]
+        else:
+            rest = {
+                hub: stage.together_bytes([rank for group in groups if group[0] != hub for rank in group], one)
+                for hub in told
+            }
+            sends = [(group[0], rank, rest[group[0]]) for group in groups for rank in group[1:]]
+        if meeting.bucket == len(meeting.parts) - 1:
+            self._own_sides(meeting)
+        meeting.event = None
+        route = FREE if stage.topology.free else stage.topology.mesh(sends)
+        meeting.flow = stage.network.start(route, 1.0, self._sent, meeting)
 
     def _own_sides(self, meeting: Round) -> None:
         """Let every member's processor do its part."""
@@ -140,7 +170,7 @@ class Rings:
         parties = [[rank for rank in party if rank in meeting.arrived] for party in one.parties]
         if any(len(party) > 1 for party in parties):
             size_bytes = stage.size_bytes(min(meeting.arrived), one)
-            if one.select is not None:
+            if one.select is not None and not one.select.whole:
                 size_bytes *= len(parties) - 1
             stage.network.start(stage.topology.hand_on(parties), size_bytes, self._over, meeting)
         else:

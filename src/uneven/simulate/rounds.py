@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from uneven.core.actions import Exchange, Payload
@@ -42,6 +43,7 @@ class Round:
         clock: the furthest step that a contribution belongs to.
         closed: whether the outcome is made already, so that who comes now is late.
         launched: whether it is on its way.
+        opened_s, due_s: when the first contribution came, and until when a quorum waits for more; NaN where not known.
         errands: of those who wait for the parameter server's answer.
         parts, bucket: up to which part of the payload each bucket goes, and which is on its way.
         own_end_s: when the members are done with their own sides of it.
@@ -61,6 +63,8 @@ class Round:
     parts: tuple[float, ...] = (1.0,)
     bucket: int = 0
     own_end_s: float = 0.0
+    opened_s: float = math.nan
+    due_s: float = math.nan
     flow: Flow | None = None
     event: Handle | None = None
 

@@ -105,6 +105,12 @@ class Topology:
             latency_s = max(latency_s, way_s)
         return Route(LinkLoad(parts), latency_s)
 
+    def mesh(self, sends: Iterable[tuple[int, int, float]]) -> Route:
+        """Some nodes send to others at once: from, to, bytes. The route is of one byte."""
+        parts: dict[int, float] = {}
+        latency_s = max((self._load(parts, here, there, size) for here, there, size in sends), default=0.0)
+        return Route(LinkLoad(parts), latency_s)
+
     def hand_on(self, parties: Sequence[Sequence[int]]) -> Route:
         """From the first of each of ``parties`` through to its last."""
         parts: dict[int, float] = {}

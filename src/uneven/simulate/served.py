@@ -7,6 +7,7 @@ the newest state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from uneven.core.actions import Exchange, Moment
@@ -95,6 +96,8 @@ class Servers:
 
     def _contribute(self, errand: Errand, meeting: Round) -> None:
         late = meeting.closed
+        if math.isnan(meeting.opened_s):
+            meeting.opened_s = self._stage.queue.now_s
         meeting.arrive(errand.worker, errand.clock)
         if late:
             errand.worker.late = errand.exchange.moment is not Moment.BACKGROUND
@@ -105,7 +108,7 @@ class Servers:
 
     def recheck(self, meeting: Round) -> None:
         """Close a round if enough have come, and answer them."""
-        if meeting.closed or not meeting.complete:
+        if meeting.closed or not meeting.complete or self._graces(meeting):
             return
         meeting.closed = True
         payload = meeting.exchange.payload
@@ -116,6 +119,16 @@ class Servers:
         self._stage.arithmetic.merges(meeting.exchange, tuple(sorted(meeting.arrived)))
         for errand in meeting.errands:
             self._pull(errand, self._done)
+
+    def _graces(self, meeting: Round) -> bool:
+        """Whether a quorum that is there waits for more."""
+        now_s = self._stage.queue.now_s
+        if not meeting.missing or not meeting.exchange.grace:
+            return False
+        if math.isnan(meeting.due_s):
+            meeting.due_s = now_s + meeting.exchange.grace * (now_s - meeting.opened_s)
+            self._stage.queue.at(meeting.due_s, self.recheck, meeting)
+        return now_s < meeting.due_s
 
     def lose(self, meeting: Round, rank: int) -> None:
         """A member has died; what it has contributed stays, who waits for it need not."""

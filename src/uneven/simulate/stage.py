@@ -63,7 +63,7 @@ class Stage:
 
         Entries that were picked travel with their places, in the shortest form that there is for them.
         """
-        whole = self.whole_bytes * exchange.merge.bytes_factor
+        whole = self.whole_bytes * exchange.merge.bytes_factor / (exchange.piece or (0, 1))[1]
         if exchange.select is None:
             return whole
         part = self.arithmetic.sent_part(rank, exchange)
@@ -72,6 +72,13 @@ class Stage:
             picked_bytes = estimated_bytes(exchange.select, entries, self.workload.significant, _NUMBER_BYTES)
             part = picked_bytes / max(1, self.workload.gradient_bytes)
         return whole * part
+
+    def together_bytes(self, ranks: Sequence[int], exchange: Exchange) -> float:
+        """What the entries that some members have picked take, added up."""
+        part = self.arithmetic.together_part(ranks, exchange)
+        if part is None:
+            return min(self.whole_bytes, sum(self.size_bytes(rank, exchange) for rank in ranks))
+        return self.whole_bytes * part
 
     def when_done(self, worker: Worker, part: float, action: Action, *arguments: object) -> None:
         """Do something when so much of a worker's computing is done, also if its speed changes until then."""

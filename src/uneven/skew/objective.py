@@ -38,7 +38,7 @@ class Objective:
         """J of a period.
 
         Args:
-            loss: accuracy at home less accuracy away, mean over the visits.
+            loss: accuracy that models lose, mean over the visits.
             share: bytes between sites, those of the visits too, as a part of what BSP sends.
         """
         return self.loss_weight * max(0.0, loss - self.tolerance) + self.bytes_weight * share

@@ -1,7 +1,7 @@
 """Which setting to try next, by what was measured of those tried before. Pure.
 
 Settings lie in a row from the loosest, which sends least, to the tightest. What a setting costs drifts while a model
-learns, so what was measured long ago is forgotten, and neighbours are tried again now and then.
+learns, so what was measured long ago is forgotten, and looser ones are tried again now and then.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ FORGET, AGAIN = 12, 4
 WORTH = 2.0
 """A neighbour that cost more than so many times what the best one does is tried again only when that is forgotten."""
 
+STRIDE = 3
+"""Settings that are passed at most at once where far more is lost than is tolerated; ours."""
+
 
 class _TunerState(TypedDict):
     at: int
@@ -38,6 +41,7 @@ class Tuner(ABC):
         settings: how many there are, from the loosest, 0, to the tightest.
         start: which one comes first.
         seed: of what is left to chance.
+        tightest: what the tightest one costs, where that is known beforehand.
 
     Attributes:
         at: the setting in force.
@@ -46,29 +50,32 @@ class Tuner(ABC):
         ConfigError: there is no such setting.
     """
 
-    def __init__(self, settings: int, start: int, seed: int = 0) -> None:
+    def __init__(self, settings: int, start: int, seed: int = 0, *, tightest: float = math.inf) -> None:
         if not 0 <= start < settings:
             raise ConfigError(f"start = {start!r}: there are settings 0 to {settings - 1}")
         self.settings, self.at = settings, start
         self._best = start
+        self._tightest = tightest
         self._rested = self._periods = 0
         self._known: dict[int, tuple[float, int]] = {}  # setting → what it cost, and in which period that was measured
         self._rng = np.random.default_rng(seed)
 
-    def measured(self, cost: float, loose: bool) -> int:
+    def measured(self, cost: float, loss: float) -> int:
         """The setting in force has cost so much in the period that has ended; which one comes next.
 
         Args:
-            loose: whether models lose more than is tolerated; then the next tighter one follows, whatever is known.
-                This is ours: what a model loses is noisy, and a climb by costs alone can turn round in it.
+            loss: that models have, as a part of what is tolerated. Above 1 a tighter one follows, whatever is known,
+                and further on the more is lost; within it no tighter one is tried, which could only send more. Both are
+                ours: what a model loses is noisy, and a climb by costs alone can turn round in it.
         """
         self._periods += 1
         self._known[self.at] = cost, self._periods
         self._known = {one: found for one, found in self._known.items() if self._periods - found[1] < FORGET}
-        if loose and self.at + 1 < self.settings:
-            self.at = self._best = self.at + 1
+        if loss > 1:
+            ahead = min(STRIDE, math.ceil(loss) - 1)
+            self.at = self._best = min(self.settings - 1, self.at + ahead)
             return self.at
-        near = min((one for one in self._known if abs(one - self.at) == 1), key=self.cost, default=self.at)
+        near = min(self.at - 1, self.at + 1, key=self.cost)
         if self.at == self._best:
             self._best = near if self._better(self.cost(near), cost) else self.at
         elif self._best not in self._known or self._better(cost, self.cost(self._best)):
@@ -77,8 +84,9 @@ class Tuner(ABC):
         return self.at
 
     def cost(self, setting: int) -> float:
-        """What it cost when it was tried last; infinity if nobody knows."""
-        return self._known.get(setting, (math.inf, 0))[0]
+        """What it cost when it was tried last, or is known to cost; infinity if nobody knows."""
+        unknown = self._tightest if setting == self.settings - 1 else math.inf
+        return self._known.get(setting, (unknown, 0))[0]
 
     @property
     def best(self) -> int:
@@ -90,20 +98,18 @@ class Tuner(ABC):
         """Whether to go on from a setting of this cost and not from the one before."""
 
     def _next(self) -> int:
-        """A neighbour of the best that nobody knows, the looser one first; else the best, and now and then again the
-        neighbour that is known longest, where it is worth it."""
-        if self._best not in self._known:
+        """The next looser one than the best, if nobody knows it; else the best, and now and then again the looser one,
+        where it is worth it."""
+        looser = self._best - 1
+        if self._best not in self._known or looser < 0:
             return self._best
-        near = [one for one in (self._best - 1, self._best + 1) if 0 <= one < self.settings]
-        unknown = next((one for one in near if one not in self._known), None)
-        if unknown is not None:
-            return unknown
-        near = [one for one in near if self.cost(one) <= WORTH * self.cost(self._best)]
+        if looser not in self._known:
+            return looser
         self._rested += 1
-        if self._rested < AGAIN or not near:
+        if self._rested < AGAIN or self.cost(looser) > WORTH * self.cost(self._best):
             return self._best
         self._rested = 0
-        return min(near, key=lambda one: self._known[one][1])
+        return looser
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data, for a checkpoint."""

@@ -9,8 +9,9 @@ from uneven.sync.backup import Backup
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.sync.block import BMUF, DiLoCo
 from uneven.sync.bsp import BSP
+from uneven.sync.decoupled import Decoupled
 from uneven.sync.elastic import EASGD
-from uneven.sync.fits import carried, compatible, refused, served, unheeded, unsited
+from uneven.sync.fits import carried, check_momentum, compatible, refused, served, unheeded, unsited
 from uneven.sync.geo import Geo
 from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
 from uneven.sync.hierarchical import Hierarchical
@@ -28,6 +29,7 @@ policies.register("ssp", SSP)
 policies.register("backup", Backup)
 policies.register("local", LocalSGD)
 policies.register("diloco", DiLoCo)
+policies.register("decoupled", Decoupled)
 policies.register("easgd", EASGD)
 policies.register("ma", MA)
 policies.register("bmuf", BMUF)
@@ -49,6 +51,7 @@ __all__ = [
     "SSP",
     "AnyMerge",
     "Backup",
+    "Decoupled",
     "DiLoCo",
     "Digits",
     "Evaluated",
@@ -70,6 +73,7 @@ __all__ = [
     "SyncPolicy",
     "WrappingPolicy",
     "carried",
+    "check_momentum",
     "compatible",
     "ds_sync",
     "first_plans",

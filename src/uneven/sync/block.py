@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from uneven.core.actions import BlockMomentum
-from uneven.sync._parts import flag, number, whole
-from uneven.sync.base import Evaluated
-from uneven.sync.local import Blocks
+from dataclasses import replace
+
+from uneven.core.actions import BlockMomentum, Exchange, Moment, Payload, StepPlan, Wait
+from uneven.core.views import SyncView
+from uneven.errors import ConfigError
+from uneven.merge.outer import Outer, OuterOptimizer
+from uneven.sync._parts import NOTHING, flag, number, whole
+from uneven.sync.base import Evaluated, Facts
+from uneven.sync.local import Blocks, often
 
 
 class BMUF(Blocks):
@@ -49,10 +54,18 @@ class DiLoCo(Blocks):
     ``BlockMomentum(μ, η, nesterov=True)``, whose starting points are the same. The optimizer of the inner steps
     keeps its state. Outer lr 1 and momentum 0 is local SGD.
 
+    With ``fragments`` the vector is cut into P pieces, each of which is exchanged every ``every`` steps, every / P
+    steps after the one before; with ``delay`` an exchange may be under way for so many steps while the workers go on
+    (Streaming DiLoCo, 2025). What is learnt meanwhile is kept: x += outcome − what was sent.
+
     Args:
         every: inner steps of a block. OpenDiLoCo's runs took 500; the default of 100 is exogym's.
         outer_lr: η of the outer step, above 0; 0.7 is exogym's default.
         outer_momentum: μ of the outer step, 0 … 1; 0.9 is exogym's default.
+        fragments: P; a divisor of ``every``, as in torchft.
+        delay: steps; below every / P, as in torchft.
+        outer: makes another outer optimizer, as ``functools.partial(torch.optim.Adam, lr=0.01)``; then the two options
+            above do not count.
 
     Raises:
         ConfigError: an argument out of range.
@@ -60,8 +73,57 @@ class DiLoCo(Blocks):
 
     evaluated = Evaluated.CENTRE
 
-    def __init__(self, *, every: int = 100, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
+    def __init__(
+        self, *, every: int = 100, outer_lr: float = 0.7, outer_momentum: float = 0.9, fragments: int = 1,
+        delay: int = 0, outer: OuterOptimizer | None = None,
+    ) -> None:  # fmt: skip
         self.outer_lr = number("diloco", "outer_lr", outer_lr, "(0, inf)")
         self.outer_momentum = number("diloco", "outer_momentum", outer_momentum, "[0, 1)")
-        merge = BlockMomentum(self.outer_momentum, self.outer_lr, nesterov=True)
+        self.outer = outer
+        merge = BlockMomentum(self.outer_momentum, self.outer_lr, nesterov=True) if outer is None else Outer(outer)
         super().__init__(every=every, merge=merge, name="diloco")
+        self.fragments = whole("diloco", "fragments", fragments, least=1)
+        self.delay = whole("diloco", "delay", delay, least=0)
+        self._turn = self.every // self.fragments
+        if self.every % self.fragments or self.delay >= self._turn:
+            raise ConfigError(
+                f"diloco: every = {every} with fragments = {fragments} and delay = {delay}: a block is a whole number "
+                f"of steps for each fragment, and one is through before the next one leaves: take a divisor, and a "
+                f"delay below {max(1, self._turn)}"
+            )
+
+    def plan(self, view: SyncView) -> StepPlan:
+        """One exchange after the last step of a block, or of a part of it; and a wait where one is due."""
+        if self.fragments == 1 and not self.delay:
+            return super().plan(view)
+        turn, step = divmod(view.clock + 1, self._turn)
+        began = view.clock - self.delay - 1  # the step after which the exchange left that has to be through now
+        due = self.delay and began >= 0 and (began + 1) % self._turn == 0
+        waits = (Wait(view.members, began + 1),) if due and len(view.members) > 1 else ()
+        if step:
+            return StepPlan(waits=waits) if waits else NOTHING
+        moment = Moment.BACKGROUND if self.delay else Moment.STEP
+        one = Exchange(
+            payload=Payload.PARAMETERS, members=view.members, merge=self._merge, moment=moment,
+            piece=((turn - 1) % self.fragments, self.fragments),
+        )  # fmt: skip
+        return StepPlan(exchanges=(one,), waits=waits)
+
+    @property
+    def constant(self) -> bool:
+        """Where there is an exchange of everything after every step."""
+        return super().constant and self.fragments == 1 and not self.delay
+
+    @property
+    def facts(self) -> Facts:
+        """Nobody waits inside a block, nor for what is under way."""
+        facts = super().facts
+        if self.fragments == 1 and not self.delay:
+            return facts
+        late = f", at most {self.delay} steps later" if self.delay else ""
+        return replace(
+            facts,
+            every=self._turn,
+            moves=f"a piece of {self.fragments} of the parameters, {often(self._turn)}, after the optimizer",
+            waits=f"all workers for the slowest, {often(self._turn)}{late}",
+        )

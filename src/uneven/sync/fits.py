@@ -5,8 +5,10 @@ from __future__ import annotations
 from uneven.balance import Balancer, Even, balancers
 from uneven.core.actions import Add, Combined, Exchange, Mean, Moment, Payload, StepPlan, Via, WriteBack
 from uneven.registry import describe
-from uneven.sync.base import Facts, Pace, SyncPolicy, policies
+from uneven.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy, policies
+from uneven.sync.geo import Geo
 from uneven.sync.outlook import first_plans
+from uneven.sync.stability import check_lead
 
 
 def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
@@ -93,6 +95,18 @@ def unsited(policy: SyncPolicy, sites: dict[int, str]) -> str | None:
     )
 
 
+def check_momentum(policy: SyncPolicy, momentum: float, sites: int) -> None:
+    """Refuse a momentum with which what a policy lets sites hear late is unstable.
+
+    Raises:
+        ConfigError: naming what would do.
+    """
+    while isinstance(policy, WrappingPolicy):
+        if isinstance(policy, Geo):
+            check_lead(policy.lead, momentum, sites)
+        policy = policy.inner
+
+
 def served(plan: StepPlan) -> bool:
     """Whether it goes through a parameter server, and so each worker through the samples at its own pace."""
     return any(one.via is Via.SERVER for one in plan.exchanges)
@@ -107,7 +121,7 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     if copy is not None and plan.exchanges and served(plan) != copy:
         return f"it goes {'among the workers' if copy else 'through a parameter server'}, as its first steps did not"
     if not served(plan):
-        if plan.waits:
+        if plan.waits and not any(one.lead for one in plan.exchanges):
             return "it lets steps wait for clocks, which only a parameter server can tell"
         return next((why for one in plan.exchanges if (why := _refused(one))), None)
     members = plan.exchanges[0].members
@@ -139,6 +153,8 @@ def _refused_of_copy(one: Exchange) -> str | None:
 def _refused(one: Exchange) -> str | None:
     if one.quorum is not None:
         return "it leaves who is late behind, which only a parameter server can do"
+    if one.piece is not None:
+        return "it exchanges a piece of the parameters at a time"
     if one.select is not None:
         return _refused_picked(one)
     if one.payload is Payload.DELTA:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from bisect import bisect_right
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
@@ -21,12 +22,17 @@ from uneven.sync.sparse import SparseLocal
 Setting = float | int
 
 KNOBS: tuple[tuple[type[SyncPolicy], str, tuple[Setting, ...]], ...] = (
-    (Geo, "threshold", (0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)),
+    (Geo, "threshold", (0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.0)),
     (SparseLocal, "density", (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)),
     (Hierarchical, "every", (64, 32, 16, 8, 4, 2, 1)),
     (LocalSGD, "every", (64, 32, 16, 8, 4, 2, 1)),
 )
-"""Policy, its knob, and what the knob is tried at, from what sends least; subclasses count."""
+"""Policy, its knob, and what the knob is tried at, from what sends least; subclasses count. The last one of geo, of
+local and of hierarchical is BSP, and sends what it sends."""
+
+JUDGES = {"mean": 0.2, "copies": 0.05}
+"""What is compared with a site's model at home, and what it may lose by default: the mean of all models, which is the
+one to deliver, or the model itself at the next site."""
 
 
 class _ScoutState(TypedDict):
@@ -36,8 +42,8 @@ class _ScoutState(TypedDict):
 
 
 class ScoutPeriod(NamedTuple):
-    """What was found in a period: the step at which the next one begins, the setting, accuracy lost away, and bytes as
-    a part of BSP's."""
+    """What was found in a period: the step at which the next one begins, the setting, accuracy lost, and bytes as a
+    part of BSP's."""
 
     until: int
     setting: Setting
@@ -48,10 +54,14 @@ class ScoutPeriod(NamedTuple):
 class Scout(WrappingPolicy):
     """Tunes the inner policy's knob, by models that visit other sites (SkewScout, Hsieh et al. 2020).
 
-    Every ``period`` steps each site's model is tried on samples of its own site and on some of the next site. What it
-    loses there, and what was sent meanwhile as a part of what BSP sends, make the objective
-    (:class:`~uneven.skew.Objective`), by which a tuner chooses the setting of the next period. Copies are tried; no
-    models are swapped, so nothing of what a site holds back is lost.
+    Every ``period`` steps each site's model is tried on samples of its own site, and so is the mean of all sites'
+    models, which is the one to deliver. What the mean loses, and what was sent meanwhile as a part of what BSP sends,
+    make the objective (:class:`~uneven.skew.Objective`), by which a tuner chooses the setting of the next period.
+    Copies are tried; no models are swapped, so nothing of what a site holds back is lost.
+
+    SkewScout itself compares a site's model at home with the same one at the next site (``judge="copies"``). That is
+    the measure where every site keeps its own model. A mean can be as good as BSP's model though copies lose a quarter
+    of what they can do when they travel, as each knows its own labels best.
 
     The knob is ``threshold`` of geo, ``density`` of sparse-local and topk, ``every`` of local and hierarchical.
 
@@ -59,7 +69,9 @@ class Scout(WrappingPolicy):
         inner: whose knob is tuned.
         period: steps from one visit to the next.
         sample: of each site's training data, on which models are tried.
-        tolerance, loss_weight, bytes_weight: of the objective.
+        judge: "mean" or "copies".
+        tolerance: accuracy that may be lost, below 1; 0 stands for 0.2 of means and 0.05 of copies.
+        loss_weight, bytes_weight: of the objective.
         start: place of the first setting among all, from the loosest; −1 is the middle.
         tuner: climb, stochastic or annealing.
 
@@ -72,12 +84,16 @@ class Scout(WrappingPolicy):
     """
 
     def __init__(
-        self, inner: str | SyncPolicy = "geo", *, period: int = 500, sample: int = 500, tolerance: float = 0.05,
-        loss_weight: float = 50.0, bytes_weight: float = 1.0, start: int = -1, tuner: str = "climb",
+        self, inner: str | SyncPolicy = "geo", *, period: int = 500, sample: int = 500, judge: str = "mean",
+        tolerance: float = 0.0, loss_weight: float = 50.0, bytes_weight: float = 1.0, start: int = 0,
+        tuner: str = "climb",
     ) -> None:  # fmt: skip
         super().__init__(inner)
         self.period = whole("scout", "period", period, least=1)
         self.sample = whole("scout", "sample", sample, least=1)
+        if judge not in JUDGES:
+            raise ConfigError(f"scout: judge = {judge!r} must be one of: {', '.join(JUDGES)}")
+        self.judge = judge
         self.tolerance = number("scout", "tolerance", tolerance, "[0, 1)")
         self.loss_weight = number("scout", "loss_weight", loss_weight, "[0, inf)")
         self.bytes_weight = number("scout", "bytes_weight", bytes_weight, "[0, inf)")
@@ -85,9 +101,11 @@ class Scout(WrappingPolicy):
         self.tuner = tuner
         self.knob, self.settings = _knob(self.inner)
         self._policies = [_with(self.inner, self.knob, value) for value in self.settings]
-        self._objective = Objective(self.tolerance, self.loss_weight, self.bytes_weight)
+        self._tolerated = self.tolerance or JUDGES[judge]
+        self._objective = Objective(self._tolerated, self.loss_weight, self.bytes_weight)
         first = len(self.settings) // 2 if start == -1 else start
-        self._tuner: Tuner = tuners[tuner](len(self.settings), first)
+        tightest = self.bytes_weight if self.settings[-1] in (0, 1) else math.inf  # BSP, whose bytes are known
+        self._tuner: Tuner = tuners[tuner](len(self.settings), first, tightest=tightest)
         self._since, self._in_force = [0], [first]  # from which step on, which setting
         self.periods: list[ScoutPeriod] = []
 
@@ -104,11 +122,11 @@ class Scout(WrappingPolicy):
         """Models have visited; the setting from step ``clock`` on, which nobody has planned yet. The same on all.
 
         Args:
-            loss: accuracy at home less accuracy away, mean over the sites.
+            loss: accuracy of sites' models at home less that of what they are compared with, mean over the sites.
             share: bytes between sites in the period that has ended, as a part of what BSP sends.
         """
         self.periods.append(ScoutPeriod(clock, self.setting, loss, share))
-        following = self._tuner.measured(self._objective.of(loss, share), loss > self.tolerance)
+        following = self._tuner.measured(self._objective.of(loss, share), loss / self._tolerated)
         self._since.append(clock)
         self._in_force.append(following)
         return self.settings[following]

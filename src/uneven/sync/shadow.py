@@ -69,6 +69,11 @@ class Shadow(WrappingPolicy):
         plan = self.inner.plan(view)
         last = self._last
         if last is None or last[0] is not plan:
+            if any(one.piece is not None for one in plan.exchanges):
+                raise ConfigError(
+                    f"shadow: {self.inner!r} exchanges pieces, which workers at their own pace would mix up: give it a "
+                    f"delay of its own, as in diloco:fragments=4,delay=2"
+                )
             moved = tuple(
                 replace(one, moment=Moment.BACKGROUND, write_back=self._back, load=self.load) for one in plan.exchanges
             )

@@ -20,6 +20,10 @@ _AT_ONCE = 16_384
 """Samples that go through the model together; more of them go one piece after the other."""
 
 
+Piece = tuple[int, int] | None
+"""As in ``Exchange.piece``."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelState:
     """A model with its optimizer.
@@ -58,7 +62,7 @@ class VirtualReplica:
         centre: the outcome of a mean that came last, of parameters or of what was picked of movements; where it began,
             before.
         divided: what learning rate and gradient are multiplied by in the step that it takes.
-        kept: by each kind of merge.
+        kept: by each kind of merge, for each piece of the vector.
         carried: how much of what it has moved was carried by exchanges of movements, or is not its own to send.
         gradient: of the step that it is in.
         fresh: samples since its last exchange of parameters or movements.
@@ -68,7 +72,7 @@ class VirtualReplica:
     start: Tensor
     centre: Tensor
     carried: Tensor
-    kept: dict[type[Merge], Kept] = field(default_factory=dict)
+    kept: dict[tuple[type[Merge], Piece], Kept] = field(default_factory=dict)
     gradient: LazyGradient | None = None
     fresh: int = 0
     divided: tuple[float, float] = (1.0, 1.0)

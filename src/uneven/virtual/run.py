@@ -11,7 +11,7 @@ import torch
 from uneven.core.records import Record
 from uneven.errors import ConfigError
 from uneven.simulate import Outcome, Scenario, simulate, streamed
-from uneven.sync import Scout
+from uneven.sync import Scout, check_momentum
 from uneven.virtual.board import Board, Goal, Point
 from uneven.virtual.homes import HomeOrder
 from uneven.virtual.replicas import SampleOrder, Sgd
@@ -81,6 +81,7 @@ def train(
     sink = sink or _nowhere
     board = Board(task, sink, every * scenario.spec.workload.global_batch, goal)
     sgd = Sgd(task, homes or SampleOrder(task.samples, scenario.seed), board.losses)
+    check_momentum(scenario.policy, task.momentum, len({node.site for node in scenario.spec.nodes}))
     visits = None
     if isinstance(scenario.policy, Scout):
         if homes is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from uneven.core.actions import Exchange
+from uneven.errors import ConfigError
 
 
 class ModelTraffic:
@@ -27,13 +28,18 @@ class ModelTraffic:
 
         Args:
             part: of the whole vector's bytes, where entries are picked.
+
+        Raises:
+            ConfigError: it goes by way of hubs.
         """
+        if exchange.groups:
+            raise ConfigError("what hubs hand on is not counted by site: compare geo without hubs")
         if self._speaks[self._sites[rank]] == rank:
             self.models += self._sent(exchange, part) / len(self._speaks)
 
-    def visit(self) -> None:
-        """The model of each site goes to another one."""
-        self.models += 1.0
+    def visit(self, models: float) -> None:
+        """Models of sites are looked at elsewhere, and each site sends so many for it."""
+        self.models += models
 
     @property
     def of_bsp(self) -> float:
@@ -41,6 +47,7 @@ class ModelTraffic:
         return 2 * (len(self._speaks) - 1) / len(self._speaks)
 
     def _sent(self, exchange: Exchange, part: float) -> float:
-        """Entries go to each other voice; whatever is averaged goes round in a ring."""
+        """Entries go to each other voice; what is averaged or added up as a whole goes round in a ring."""
         voices = len({self._sites[rank] for rank in exchange.members})
-        return part * (voices - 1) if exchange.select is not None else 2 * (voices - 1) / voices
+        picked = exchange.select is not None and not exchange.select.whole
+        return part * (voices - 1) if picked else 2 * (voices - 1) / voices

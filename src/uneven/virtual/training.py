@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Combined, Exchange, Merge, Moment, Payload, WriteBack
-from uneven.entries import HEADER_BYTES, packed_bytes
+from uneven.core.actions import Combined, Exchange, Merge, Moment, Payload, WriteBack, span
+from uneven.entries import HEADER_BYTES, Picked, packed_bytes
 from uneven.entries.pack import shortest
 from uneven.entries.picked import WHOLE
 from uneven.merge import Kept
@@ -17,7 +18,7 @@ from uneven.simulate import Arithmetic
 from uneven.simulate.exchanges import ExchangeShape, kind_of
 from uneven.sync import Evaluated
 from uneven.virtual.board import Board
-from uneven.virtual.replicas import LazyGradient, ModelState, Sgd, VirtualReplica, flat_mean, mean
+from uneven.virtual.replicas import LazyGradient, ModelState, Piece, Sgd, VirtualReplica, flat_mean, mean
 from uneven.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
 from uneven.virtual.traffic import ModelTraffic
 from uneven.virtual.visits import VirtualVisits
@@ -127,6 +128,8 @@ class Training(Arithmetic):
             return
         replica = self._replicas[rank]
         value = replica.state.parameters
+        if exchange.piece is not None:
+            value = value[span(exchange.piece, len(value))]
         if exchange.payload is Payload.DELTA:
             value = self._movement(rank, exchange)
         self._sent[key_of(rank, exchange)] = Sent(value, replica.state.parameters, replica.fresh)
@@ -168,6 +171,16 @@ class Training(Arithmetic):
     def sent_part(self, rank: int, exchange: Exchange) -> float | None:
         """Bytes of the worker's last contribution as a part of the whole vector's; None before its first."""
         return self._parts.get(rank)
+
+    def together_part(self, ranks: Sequence[int], exchange: Exchange) -> float | None:
+        """Bytes of what some workers contribute, added up, as a part of the whole vector's."""
+        values = [sent.value for rank in ranks if (sent := self._sent.get(key_of(rank, exchange))) is not None]
+        if not values:
+            return 0.0
+        total = torch.stack(values).sum(0).numpy()
+        places = np.flatnonzero(total)
+        picked = shortest(Picked(len(total), places, total[places]), total)
+        return (packed_bytes(picked) - HEADER_BYTES) / float(total.nbytes)
 
     # ---------------------------------------------------------------- merging
     def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
@@ -227,9 +240,10 @@ class Training(Arithmetic):
                 self._take_in(merge, moves)
                 self._replicas[rank].state = _moved(self._replicas[rank].state, -moves)
             return
-        kept, outcome = self._mean(exchange, parties, sent, [self._kept_by(rank, merge) for rank in ranks])
+        piece = exchange.piece
+        kept, outcome = self._mean(exchange, parties, sent, [self._kept_by(rank, merge, piece) for rank in ranks])
         for rank in ranks:
-            self._replicas[rank].kept[type(merge)] = kept
+            self._replicas[rank].kept[type(merge), piece] = kept
         if exchange.select is not None and exchange.select.beside:
             after = self._replicas[ranks[0]].centre + outcome
             self._each(ranks, lambda state: replace(state, parameters=after))
@@ -242,7 +256,13 @@ class Training(Arithmetic):
                 self._each(party, lambda state, change=change: _moved(state, change))  # type: ignore[misc]
             return
         for rank in ranks:
-            self._replicas[rank].centre = outcome
+            replica = self._replicas[rank]
+            if piece is not None:  # the rest is as it was sent, and so moves nothing
+                cut = span(piece, len(replica.centre))
+                replica.centre = _with(replica.centre, cut, outcome)
+                self._take_over(rank, _with(sent[rank].parameters, cut, outcome), sent[rank], exchange.write_back)
+                continue
+            replica.centre = outcome
             self._take_over(rank, outcome, sent[rank], exchange.write_back)
 
     def _mean(
@@ -254,11 +274,12 @@ class Training(Arithmetic):
         given = [merge.contribute(sent[party[0]].value, of[party[0]]) for party in parties]
         return merge.combine(kept[0], mean(given, weights), sum(weights))
 
-    def _kept_by(self, rank: int, merge: Merge) -> Kept:
+    def _kept_by(self, rank: int, merge: Merge, piece: Piece) -> Kept:
         replica = self._replicas[rank]
-        if type(merge) not in replica.kept:
-            replica.kept[type(merge)] = merge.begin(replica.start)
-        return replica.kept[type(merge)]
+        if (type(merge), piece) not in replica.kept:
+            start = replica.start if piece is None else replica.start[span(piece, len(replica.start))]
+            replica.kept[type(merge), piece] = merge.begin(start)
+        return replica.kept[type(merge), piece]
 
     def _kept_with_copy(self, merge: Merge) -> Kept:
         """What a merge keeps beside the parameter server, or as it."""
@@ -323,6 +344,8 @@ class Training(Arithmetic):
         sent = self._sent.pop(key_of(rank, exchange), None)
         self._answers.pop(key_of(rank, exchange), None)
         if sent is not None and exchange.moment is Moment.BACKGROUND:
+            if exchange.payload is Payload.DELTA:  # it was not taken in, and so comes with the next one
+                replica.carried, replica.fresh = replica.carried - sent.value, replica.fresh + sent.samples
             self._take_over(rank, self._centre, sent, exchange.write_back)
             return
         if exchange.payload is Payload.GRADIENT:
@@ -359,6 +382,13 @@ class Training(Arithmetic):
 def _told(merge: Merge, own: Tensor, given: Tensor) -> Tensor:
     """What a worker becomes that hears contributions of others, as if it were the parameter server."""
     return merge.combine(merge.begin(own), given, 1.0)[1]
+
+
+def _with(vector: Tensor, cut: slice, piece: Tensor) -> Tensor:
+    """A copy with another piece in it."""
+    changed = vector.clone()
+    changed[cut] = piece
+    return changed
 
 
 def _moved(state: ModelState, change: Tensor) -> ModelState:

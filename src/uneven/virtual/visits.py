@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -14,7 +15,7 @@ from uneven.virtual.traffic import ModelTraffic
 
 
 class VirtualVisits:
-    """At the end of each period every site's model is tried at home and at the next site.
+    """At the end of each period every site's model is tried at home, and there the mean or itself at the next site.
 
     It takes no virtual time; the bytes of the models count.
 
@@ -39,15 +40,22 @@ class VirtualVisits:
             return
         self._due += self._policy.period
         samples = {site: self._sample(site) for site in self._speakers}
-        sites = sorted(self._speakers)
-        losses = []
-        for place, site in enumerate(sites):
-            model, away = parameters(self._speakers[site]), sites[(place + 1) % len(sites)]
-            losses.append(self._task.right(model, samples[site]) - self._task.right(model, samples[away]))
-        self._traffic.visit()
+        models_of = {site: parameters(rank) for site, rank in sorted(self._speakers.items())}
+        home = statistics.fmean(self._task.right(model, samples[site]) for site, model in models_of.items())
+        loss = home - statistics.fmean(self._compared(models_of, samples))
+        self._traffic.visit(self._traffic.of_bsp if self._policy.judge == "mean" else 1.0)
         models, self._sent = self._traffic.models - self._sent, self._traffic.models
         share = models / (self._policy.period * self._traffic.of_bsp)
-        self._policy.heard(self._begun + 1, loss=sum(losses) / len(losses), share=share)
+        self._policy.heard(self._begun + 1, loss=loss, share=share)
+
+    def _compared(self, models: dict[int, Tensor], samples: dict[int, Tensor]) -> list[float]:
+        """Accuracies of what sites' models are compared with."""
+        sites = list(models)
+        if self._policy.judge == "mean":
+            whole = torch.stack(list(models.values())).mean(0)
+            return [self._task.right(whole, samples[site]) for site in sites]
+        ways = zip(sites, sites[1:] + sites[:1], strict=True)
+        return [self._task.right(models[here], samples[there]) for here, there in ways]
 
     def _sample(self, site: int) -> Tensor:
         own = self._homes.numbers[site]

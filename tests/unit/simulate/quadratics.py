@@ -9,6 +9,7 @@ from torch import Tensor
 
 from uneven.balance import balancers
 from uneven.cluster.spec import ClusterSpec
+from uneven.core.actions import Exchange
 from uneven.core.records import Record, StepRecord
 from uneven.simulate import Outcome, Scenario, simulate
 from uneven.sync import SyncPolicy, policies
@@ -63,10 +64,15 @@ class Watched(Training):
     def __init__(self, *rest: Any, **named: Any) -> None:
         super().__init__(*rest, **named)
         self.computed: dict[tuple[int, int], range] = {}
+        self.merged: list[tuple[int, ...]] = []
 
     def computes(self, rank: int, iteration: int, samples: range, at_s: float) -> None:
         super().computes(rank, iteration, samples, at_s)
         self.computed[rank, iteration] = samples
+
+    def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
+        super().merges(exchange, ranks)
+        self.merged.append(ranks)
 
 
 class Trained:

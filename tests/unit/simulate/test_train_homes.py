@@ -64,7 +64,7 @@ def scouted(policy: str) -> Scout:
 
 
 def test_what_models_lose_away_tightens_the_knob() -> None:
-    policy = scouted("scout:period=5,start=0:local")
+    policy = scouted("scout:period=5,judge=copies:local")
     assert len(policy.periods) == (STEPS - 1) // 5
     assert policy.periods[0].loss > 0.05, "64 steps alone, on one label"
     assert policy.setting < policy.settings[0]
@@ -78,13 +78,19 @@ def test_a_policy_that_scouts_needs_the_samples_homes() -> None:
         train(scenario("scout:period=5:geo"), Quadratic.random(30), homes=homes())
 
 
+def test_a_momentum_that_a_lead_makes_unstable_is_refused() -> None:
+    train(scenario("geo:bsp:lead=1"), Quadratic.random(30))
+    with pytest.raises(ConfigError, match="settles only at"):
+        train(scenario("geo:bsp:lead=1"), Quadratic.random(30, momentum=0.9))
+
+
 def test_traffic_counts_what_leaves_a_site() -> None:
     sent = {}
-    for policy in ("bsp", "local:every=4", "hierarchical:every=4", "topk:density=1"):
+    for policy in ("bsp", "geo:bsp:threshold=0", "local:every=4", "hierarchical:every=4", "topk:density=1"):
         traffic = ModelTraffic({0: 0, 1: 1, 2: 1})
         train(scenario(policy), Quadratic.random(30), traffic=traffic)
         sent[policy] = traffic.models / STEPS
-    assert sent["bsp"] == pytest.approx(traffic.of_bsp)
+    assert sent["bsp"] == sent["geo:bsp:threshold=0"] == pytest.approx(traffic.of_bsp)
     assert sent["local:every=4"] == sent["hierarchical:every=4"] == pytest.approx(traffic.of_bsp / 4)
     assert sent["topk:density=1"] == pytest.approx(1.0, rel=0.05)
 

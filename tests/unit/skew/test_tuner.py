@@ -20,7 +20,7 @@ def play(tuner: Tuner, losses: tuple[float, ...], periods: int = 12) -> list[int
     objective, found = Objective(), []
     for _ in range(periods):
         loss = losses[tuner.at]
-        found.append(tuner.measured(objective.of(loss, SHARE[tuner.at]), loss > objective.tolerance))
+        found.append(tuner.measured(objective.of(loss, SHARE[tuner.at]), loss / objective.tolerance))
     return found
 
 
@@ -37,6 +37,18 @@ def test_alike_data_lead_to_the_loosest_and_unlike_ones_to_the_tightest() -> Non
     play(loose, (0.0,) * 7)
     play(tight, (0.5,) * 7)
     assert (loose.best, tight.best) == (0, 6)
+
+
+def test_the_more_is_lost_the_further_it_goes_and_within_the_tolerance_never_to_a_tighter_one() -> None:
+    tuner = tuners["climb"](7, 0)
+    assert [tuner.measured(9.0, loss) for loss in (1.5, 2.5, 9.0, 9.0)] == [1, 3, 6, 6]
+    calm = tuners["climb"](7, 3)
+    assert max(play(calm, (0.0,) * 7, 40)) < 3
+
+
+def test_a_setting_that_sends_more_than_the_tightest_is_known_to_is_left_for_it() -> None:
+    tuner = tuners["climb"](7, 5, tightest=1.0)
+    assert tuner.measured(1.4, 0.5) == 6
 
 
 def test_what_was_measured_long_ago_is_forgotten() -> None:

@@ -95,9 +95,9 @@ def scouted(
     The oracle is the fixed setting that sends least and whose accuracy is within the tolerance of BSP's; BSP where none
     is.
     """
-    settings = Scout("geo").settings
+    settings = [setting for setting in Scout("geo").settings if setting]  # 0 is BSP
     fixed = {f"{setting:g}": f"geo:bsp:threshold={setting:g}" for setting in settings}
-    ways = {BSP: "bsp", **fixed, "scout": f"scout:period={period},tolerance={tolerance}:geo"}
+    ways = {BSP: "bsp", **fixed, "scout": f"scout:period={period}:geo"}
     jobs = [(skew, seed, way) for skew in skews for seed in range(seeds) for way in ways]
     played: dict[float, dict[str, list[SkewedOutcome]]] = {skew: {way: [] for way in ways} for skew in skews}
     for number, (skew, seed, way) in enumerate(jobs):

@@ -14,10 +14,13 @@ import torch
 from uneven.core.actions import Combined, Exchange
 from uneven.entries import HEADER_BYTES, Accumulator, BandwidthControl, Selection, Significant, pack, unpack
 from uneven.entries.pack import Unpacked
-from uneven.entries.picked import Array
+from uneven.entries.picked import Array, Picked
 from uneven.errors import CheckpointError, TrainingError
 from uneven.merge.flat import Flat
+from uneven.run.entries.ahead import MirrorClock
+from uneven.run.entries.overlay import Overlay, sparse
 from uneven.run.entries.post import Post
+from uneven.run.entries.whole import WholeSum
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.parameters.replica import Met
@@ -70,6 +73,10 @@ class EntriesExchange:
         self.parties = tuple(parties)
         self._mine = next(place for place, party in enumerate(parties) if rank in party)
         self._traffic = traffic
+        self._width = 8 if flat.dtype is torch.float64 else 4
+        others = [place for place in range(len(parties)) if place != self._mine]
+        self._mirrors = MirrorClock(others, self._mirrored, lambda place: post.arrived(parties[place][0]))
+        self._clock = -1  # of the last exchange after which something may be under way
         self._base: torch.Tensor | None = None  # the replica after the last exchange
         self._sums: Accumulator | None = None
         self._picked = 1.0
@@ -98,12 +105,22 @@ class EntriesExchange:
             self._sums = Accumulator(np.zeros(self._flat.size, dtype=own.cpu().numpy().dtype))
 
     def forget(self) -> None:
-        """The replica has become another one: nothing is held any more."""
+        """The replica has become another one: nothing is held any more, and nothing is under way."""
+        self._clock = -1
         self._base = self._sums = None
         self._saved = -1, {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What is held back, and the replica after the last exchange, each of shape (size,)."""
+        """What is held back, and the replica after the last exchange, each of shape (size,).
+
+        Raises:
+            CheckpointError: something may be under way from other sites.
+        """
+        if self._clock >= 0 and self._mirrors.lacks(self._clock):
+            raise CheckpointError(
+                "entries of other sites are under way, and would be in no checkpoint: save inside session.evaluated(), "
+                "where everything has arrived"
+            )
         own = self._flat.read()
         held = torch.zeros_like(own) if self._sums is None else torch.from_numpy(self._sums.held.copy())
         return {HELD: held, BASE: own if self._base is None else self._base.clone()}
@@ -147,6 +164,10 @@ class EntriesExchange:
             np.add(base, movement, out=own)
         finite = math.isfinite(float(movement.sum()))
         speaks, sent_bytes = self._rank == self.parties[self._mine][0], 0
+        if exchange.lead or exchange.groups:
+            return self._meet_by_way(exchange, moved, own, movement, finite)
+        if exchange.select.whole and exchange.merge.combined is Combined.SUM:
+            return self._meet_whole(own, movement, moved.clock, finite)
         beside = exchange.select.beside
         messages: dict[int, bytes | memoryview] = {}
         if speaks:
@@ -159,8 +180,107 @@ class EntriesExchange:
             sent_bytes += self._sent_bytes
         with self._roll.waiting(f"the exchange of entries after step {moved.clock}"):
             sent_bytes += self._gather(messages, speaks, beside)
-        heard = {place: self._read(place, message, moved.clock) for place, message in messages.items()}
-        outcome = self._outcome(exchange, own, base, heard)
+        heard = {place: self._read(place, message, moved.clock, self._flat.size) for place, message in messages.items()}
+        return self._written(self._outcome(exchange, own, base, heard), sent_bytes, finite)
+
+    def _meet_whole(self, own: Array, movement: Array, clock: int, finite: bool) -> Met:
+        """All that is held travels as it is, and is added up on the way; ``own`` and ``movement`` may be changed."""
+        assert self._sums is not None
+        party, before = self.parties[self._mine], sum(one.sent_bytes for one in self._traffic)
+        speakers = [one[0] for one in self.parties]
+        with self._roll.waiting(f"the exchange of entries after step {clock}"):
+            if self._rank == party[0]:
+                self._sums.add(movement)
+                total = WholeSum(speakers, self._rank, self._tell, self._values).of(self._sums.held, clock)
+                others = np.subtract(total, self._sums.held, out=movement)
+                self._sums.held[:] = 0
+                message = pack(Picked(len(others), None, others), clock)
+                for rank in party[1:]:
+                    self._tell(rank, message)
+            else:
+                others = self._values(party[0], clock, self._flat.size).dense()
+        own += others
+        self._picked = 1.0
+        return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
+
+    def _meet_by_way(self, exchange: Exchange, moved: Moved, own: Array, movement: Array, finite: bool) -> Met:
+        """What is picked is sent to others or to a hub; what they send is taken in as far as it is here or due."""
+        assert self._sums is not None
+        assert exchange.select is not None
+        before, picked = sum(one.sent_bytes for one in self._traffic), None
+        if self._rank == self.parties[self._mine][0]:
+            self._sums.add(movement)
+            picked = self._sums.take(self._within(exchange.select), own, moved.rate)
+            self._picked = picked.part
+        if exchange.groups:
+            own += self._by_hubs(exchange.groups, picked, moved.clock)
+        else:
+            if self._clock < 0:
+                self._mirrors.begin(moved.clock - 1)
+            self._clock = moved.clock
+            if picked is not None:
+                self._sent_bytes = self._send(pack(picked, moved.clock, moved.weight))
+            own += self._heard(moved.clock, moved.clock - exchange.lead)
+        return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
+
+    def _by_hubs(self, groups: Sequence[Party], picked: Picked | None, clock: int) -> Array:
+        """The sum of what others have sent, on all of a party the same; shape (size,)."""
+        party = self.parties[self._mine]
+        with self._roll.waiting(f"the exchange of entries after step {clock}"):
+            if picked is None:
+                return self._values(party[0], clock, self._flat.size).dense()
+            others = Overlay(groups, self._rank, self._tell, self._by_rank).heard(picked, clock)
+            self._hand_on(others, clock)
+        return others
+
+    def _hand_on(self, others: Array, clock: int) -> None:
+        party = self.parties[self._mine]
+        if party[1:]:
+            message = pack(sparse(others), clock)
+            for rank in party[1:]:
+                self._tell(rank, message)
+
+    def _by_rank(self, rank: int, clock: int) -> Picked:
+        return self._values(rank, clock, self._flat.size)
+
+    def catch_up(self) -> None:
+        """Take in what is still under way; everybody calls it at the same step. Waits."""
+        if self._clock >= 0:
+            self._written(self._flat.read().cpu().numpy() + self._heard(self._clock, self._clock), 0, True)
+
+    def _heard(self, clock: int, due: int) -> Array:
+        """The sum of what a party takes in now, on all of it the same; shape (size,)."""
+        party = self.parties[self._mine]
+        with self._roll.waiting(f"entries of step {due}"):
+            if self._rank != party[0]:
+                return self._values(party[0], clock, self._flat.size).dense()
+            assert self._sums is not None
+            others = np.zeros_like(self._sums.held)
+            for one in self._mirrors.take(due):
+                one.picked.add_to(others)
+            self._hand_on(others, clock)
+        return others
+
+    def _mirrored(self, place: int) -> Unpacked:
+        with self._traffic[place].waiting():
+            message = self._post.receive(self.parties[place][0])
+        return unpack(message, self._flat.size, self._width)
+
+    def _tell(self, rank: int, message: bytes) -> None:
+        self._post.send(rank, message)
+        place = next(place for place, party in enumerate(self.parties) if rank in party)
+        self._traffic[place].sent_bytes += len(message)
+
+    def _values(self, rank: int, clock: int, size: int) -> Picked:
+        """What a rank's next message holds of a vector of this length."""
+        place = next(place for place, party in enumerate(self.parties) if rank in party)
+        with self._traffic[place].waiting():
+            message = self._post.receive(rank)
+        return self._read(place, message, clock, size).picked
+
+    def _written(self, outcome: Array, sent_bytes: int, finite: bool) -> Met:
+        """The replica goes on from here."""
+        assert self._sums is not None
         after = torch.from_numpy(outcome).to(self._flat.device)
         self._flat.write(after)
         self._base = after
@@ -221,8 +341,8 @@ class EntriesExchange:
                 sent_bytes += len(messages[place])
         return sent_bytes
 
-    def _read(self, place: int, message: bytes | memoryview, clock: int) -> Unpacked:
-        found = unpack(message, self._flat.size, 8 if self._flat.dtype is torch.float64 else 4)
+    def _read(self, place: int, message: bytes | memoryview, clock: int, size: int) -> Unpacked:
+        found = unpack(message, size, self._width)
         if found.clock != clock:
             raise TrainingError(
                 f"rank {self.parties[place][0]} sends entries of step {found.clock} where rank {self._rank} is at step "

@@ -95,6 +95,12 @@ class Post:
             raise RuntimeError(f"rank {peer} has ended its part of the run")
         return memoryview(message)
 
+    def arrived(self, peer: int) -> bool:
+        """Whether a message of a peer lies here. Does not wait."""
+        if not self._boxes[peer]:
+            self._look(0)
+        return bool(self._boxes[peer]) and self._boxes[peer][0][0] == _MESSAGE
+
     def close(self, failed: bool) -> None:
         """Let go of the sockets, when all peers are through or something has failed."""
         try:
@@ -157,8 +163,8 @@ class Post:
         kind, message = box.popleft()
         return kind, message
 
-    def _look(self) -> None:
-        ready = dict(self._poller.poll(_LOOK_MS))
+    def _look(self, within_ms: int = _LOOK_MS) -> None:
+        ready = dict(self._poller.poll(within_ms))
         if self._guard in ready:
             self._admit()
         while self._in in ready:

@@ -349,7 +349,7 @@ class Agreement:
 
     def _settle(self) -> None:
         """Let nothing be under way in the background, on any worker, taking part until the last one is through."""
-        if not self._exchanges.shadowed:
+        if not self._exchanges.caught_up():
             return
         found: list[Exchange] = []
         for clock in range(self.clock, self.clock + _AHEAD):

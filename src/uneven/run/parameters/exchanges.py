@@ -253,6 +253,12 @@ class Exchanges:
         self._shadow.rest(order)
         self.write_down()
 
+    def caught_up(self) -> bool:
+        """Let no entries be under way, on any worker; whether something else may be, in the background."""
+        if self._entries is not None:
+            self._entries.catch_up()
+        return self.shadowed
+
     def mean(self, everybody: Exchange, place: StepPosition | None) -> Tensor:
         """The plain mean of all replicas, shape (size,).
 
