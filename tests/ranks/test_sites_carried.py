@@ -78,7 +78,7 @@ def test_sites_that_lead_take_in_what_has_come_and_at_last_all_of_it(me: RankCon
     run = Run("geo:bsp:threshold=0.3,lead=2", balance=Moving(), make=plain)
     run.epoch()
     run.epoch()
-    assert len(run.exchanges) >= 15
+    assert len(run.exchanges) >= 9
     run.shown()  # where everything arrives
     entries = run.agreement._exchanges._entries  # type: ignore[union-attr]
     held = everybodys(torch.from_numpy(entries._sums.held))  # type: ignore[union-attr]

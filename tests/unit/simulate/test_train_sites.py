@@ -238,7 +238,7 @@ def test_learners_never_wait_and_what_comes_late_counts_in_the_next_merge() -> N
 
 def test_the_first_merge_of_all_without_momentum_is_that_of_local_sgd() -> None:
     task = Quadratic.random(64)
-    apart = Trained(sited("", "", ""), task, "decoupled:every=4,quorum=3,outer_lr=1.0,outer_momentum=0.0", iterations=4)
+    apart = Trained(sited("", "", ""), task, "decoupled:every=4,quorum=3,outer_lr=1.0,outer_momentum=0.0", iterations=5)
     local = Trained(sited("", "", ""), task, "local:every=4", iterations=4)
     assert torch.allclose(apart.training._centre, local.replicas()[0], rtol=0, atol=1e-12)
 
@@ -248,6 +248,6 @@ def test_a_grace_window_takes_in_who_comes_soon_after_the_quorum() -> None:
     spec = cluster(*[node(f"n{place}", slow, site=f"s{place}") for place, slow in enumerate(speeds)])
     merged = {}
     for grace in (0.0, 2.0):
-        trained = Trained(spec, Quadratic.random(64), f"decoupled:every=4,quorum=2,grace={grace}", iterations=4)
+        trained = Trained(spec, Quadratic.random(64), f"decoupled:every=4,quorum=2,grace={grace}", iterations=12)
         merged[grace] = trained.training.merged[0]
     assert (merged[0.0], merged[2.0]) == ((0, 1), (0, 1, 2))

@@ -61,7 +61,8 @@ from uneven.sync import (
         ),
         (
             "shadow:write-back=lerp:diloco:outer-lr=0.5",
-            "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9), write_back='lerp', alpha=0.5, load=0.005)",
+            "Shadow(inner=DiLoCo(every=1, outer_lr=0.5, outer_momentum=0.9, fragments=1, delay=0, outer=None), "
+            "write_back='lerp', alpha=0.5, load=0.005)",
         ),
         (
             "shadow:alpha=0.2:ma",
@@ -118,7 +119,7 @@ def test_a_value_may_still_be_a_specification_of_another_kind() -> None:
 
 TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "blocks", "shuffle",
             "hierarchical", "sparse-local", "topk", "geo", "scout")  # fmt: skip
-APART = ("asp", "ssp", "easgd", "shadow", "shadow:ma", "shadow:asp")
+APART = ("asp", "ssp", "easgd", "decoupled", "shadow", "shadow:ma", "shadow:asp")
 
 
 @pytest.mark.parametrize("balancer", list(balancers))
@@ -167,6 +168,7 @@ CARRIED = (
     *("bsp", "local", "local:every=4,warmup=9", "local:every=9000", "diloco", "ma", "bmuf", "shuffle"),
     *("hierarchical", "blocks", "blocks:every=3,merge=block-momentum:momentum=0.5"),
     *("geo", "geo:bsp:threshold=0.1,schedule=sqrt,flush=9,bits=16", "sparse-local", "topk:density=0.2", "scout"),
+    *("geo:lead=2", "geo:bsp:hubs=true"),
 )
 SHADOWED = (
     *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),
@@ -176,6 +178,14 @@ SERVED = (
     *("asp", "asp:scale=1", "ssp", "ssp:staleness=0", "easgd", "easgd:every=1000", "shadow", "shadow:asp"),
     *("backup", "backup:spares=0"),
 )
+
+
+VIRTUAL = ("decoupled", "diloco:every=4,fragments=2", "diloco:every=4,delay=2")
+
+
+@pytest.mark.parametrize("spec", VIRTUAL)
+def test_what_only_virtual_time_plays_is_refused_by_name(spec: str) -> None:
+    assert f"sync = '{spec}' cannot be carried by a real run yet" in str(carried(spec))
 
 
 class _Some(SyncPolicy):
@@ -194,7 +204,7 @@ def some() -> Iterator[str]:
 
 
 def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> None:
-    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED)} == set(policies)
+    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED, *VIRTUAL)} == set(policies)
     for spec in (*CARRIED, *SHADOWED):
         assert not any(served(plan) for plan in first_plans(policies.resolve(spec), (0, 1, 2), {}))
     for spec in SERVED:

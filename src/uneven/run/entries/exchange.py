@@ -253,6 +253,7 @@ class EntriesExchange:
         party = self.parties[self._mine]
         with self._roll.waiting(f"entries of step {due}"):
             if self._rank != party[0]:
+                self._mirrors.begin(due)  # as far as its speaker has heard at least
                 return self._values(party[0], clock, self._flat.size).dense()
             assert self._sums is not None
             others = np.zeros_like(self._sums.held)
