@@ -24,6 +24,7 @@ from uneven.loops.over_all import OverAll
 from uneven.run.attach import Attached
 from uneven.run.checkpoint import state_of, take_up
 from uneven.run.checks import check_microbatch, check_profile, check_together
+from uneven.run.context import leave, notice_the_end
 from uneven.run.drawing import make_loader, shards_of
 from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.join import join
@@ -119,7 +120,8 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             self._members.heed(notice)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
-        self._closing = weakref.finalize(self, context.close)
+        self._closing = weakref.finalize(self, leave, context)
+        notice_the_end()
         self._undo = Undo(self)  # what this session puts on the user's objects
         self._loader: BalancedLoader | DrawnSteps | None = None
         self._loaded: dict[str, Any] | None = None
@@ -419,7 +421,8 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             if self._closing.alive:
                 self._loop.close()
         finally:
-            self._closing()
+            if self._closing.detach() is not None:
+                self._loop.context.close()
 
     def __enter__(self) -> Self:
         return self

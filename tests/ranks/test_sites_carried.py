@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 from contextlib import redirect_stderr
@@ -166,6 +167,20 @@ def test_workers_at_one_site_are_told_what_it_comes_to(me: RankContext) -> None:
         run = Run("geo:bsp:threshold=0.1")
     run.session.close()
     assert ("all 2 workers are at one site, 'lab', so sync = " in said.getvalue()) == (me.rank == 0)
+
+
+@ranks(2)
+def test_a_session_that_is_collected_in_mid_program_waits_for_nobody(me: RankContext) -> None:
+    os.environ["UNEVEN_SITE"] = f"site {me.rank}"
+    run = Run("geo:bsp:threshold=0.1")
+    run.epoch()
+    vector = flat(run.model)
+    if me.rank == 0:
+        del run
+        gc.collect()
+    assert everybodys(vector).shape[0] == 2, "the other one has not let go of its session yet"
+    if me.rank == 1:
+        run.session.close()
 
 
 @ranks(2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from uneven.config import RunConfig
 from uneven.run.elastic.elastic import Elastic
@@ -75,3 +77,19 @@ class Context:
         failed = self.scribe.failure() is not None
         self.scribe.close()
         self.connection.close(failed)
+
+
+_ends = threading.Event()
+
+
+@lru_cache(maxsize=1)
+def notice_the_end() -> None:
+    """From here on it is known when the program ends. Called when the first session has a finalizer: what is registered
+    later runs earlier."""
+    atexit.register(_ends.set)
+
+
+def leave(context: Context) -> None:
+    """A session is not used any more and was not closed, or the program ends."""
+    context.connection.dropped = not _ends.is_set()
+    context.close()

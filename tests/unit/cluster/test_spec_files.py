@@ -44,7 +44,7 @@ def test_what_is_shipped_is_read_and_written(name: str, google: Path) -> None:
 
 def test_all_of_the_list_are_shipped() -> None:
     wanted = {"lb_bsp_gpu16", "lb_bsp_gpu12", "lb_bsp_cpu32", "bandwidth_cut", "demo4"}
-    assert set(files.shipped()) >= wanted | {"shared_cluster", "spot", "three_sites"}
+    assert set(files.shipped()) >= wanted | {"shared_cluster", "spot", "three_sites", "eleven_regions"}
 
 
 def test_the_wheel_takes_the_whole_package_folder() -> None:
@@ -109,6 +109,16 @@ def test_three_sites() -> None:
     spec = files.load("three_sites")
     assert Counter(node.site for node in spec.nodes) == {"us-east": 4, "eu-west": 4, "asia-east": 4}
     assert len(spec.links) == 3
+
+
+def test_eleven_regions_are_a_fifteenth_of_a_local_network_apart_and_a_sixtieth_at_worst() -> None:
+    spec = files.load("eleven_regions")
+    assert len({node.site for node in spec.nodes}) == 11
+    rates = [line.bit_per_s.values[0] for line in spec.links]
+    assert len(rates) == 55
+    assert 1e9 / (sum(rates) / len(rates)) == pytest.approx(15, rel=0.02)
+    assert 1e9 / min(rates) == pytest.approx(60, rel=0.02)
+    assert max(rates) / min(rates) == pytest.approx(12)
 
 
 def test_the_spot_machines_come_and_go() -> None:

@@ -19,6 +19,8 @@ POLICIES: dict[str, str] = {
     "local 4": "local:every=4",
     "local 16": "local:every=16",
     "diloco 16": "diloco:every=16",
+    "diloco 16, 4 pieces": "diloco:every=16,fragments=4,delay=2",
+    "decoupled 16": "decoupled:every=16,quorum=2",
     "topk 1%": "topk:density=0.01",
     "sparse-local 4, 10%": "sparse-local:every=4,density=0.1,bits=2",
     "sparse-local 4, 2%": "sparse-local:every=4,density=0.02,bits=2",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -62,12 +64,14 @@ class EntriesExchange:
         traffic: of each party, from this one's side; of its own, what is handed on.
         roll: names the missing.
         texts: everybody's text, by rank.
+        dropped: whether nobody may be waited for any more.
     """
 
     def __init__(
         self, flat: Flat, rank: int, parties: Sequence[Party], post: Post, traffic: Sequence[Traffic], roll: RollCall,
-        texts: Callable[[str], Sequence[str]],
+        texts: Callable[[str], Sequence[str]], dropped: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        self._dropped = dropped
         self._flat, self._rank = flat, rank
         self._post, self._roll = post, roll
         self.parties = tuple(parties)
@@ -245,7 +249,7 @@ class EntriesExchange:
 
     def catch_up(self) -> None:
         """Take in what is still under way; everybody calls it at the same step. Waits."""
-        if self._clock >= 0:
+        if self._clock >= 0 and not self._dropped():
             self._written(self._flat.read().cpu().numpy() + self._heard(self._clock, self._clock), 0, True)
 
     def _heard(self, clock: int, due: int) -> Array:
@@ -352,13 +356,21 @@ class EntriesExchange:
         return found
 
     def close(self, failed: bool) -> None:
-        """Let go of the way to the others, when they need it no more.
+        """Let go of the way to the others, when they need it no more; beside the program where it must not wait.
 
         Raises:
             PeerError: somebody is gone.
         """
+        if self._dropped() and not failed:
+            threading.Thread(target=_say_goodbye, args=(self._post,), name="uneven-goodbye").start()
+            return
         with self._roll.waiting("the end of the exchanges of entries"):
             self._post.close(failed)
+
+
+def _say_goodbye(post: Post) -> None:
+    with suppress(RuntimeError):  # somebody is gone, and there is nobody to be told
+        post.close(failed=False)
 
 
 def peers_of(rank: int, parties: Sequence[Party]) -> Party:

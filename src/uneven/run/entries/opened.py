@@ -41,7 +41,10 @@ def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
         book.open(f"entries inside {name}" if place == mine else f"entries {names[mine]} to {name}")
         for place, name in enumerate(names)
     ]
-    return EntriesExchange(flat, rank, parties, post, traffic, roll, transport.gather_text)
+    connection = context.connection
+    return EntriesExchange(
+        flat, rank, parties, post, traffic, roll, transport.gather_text, dropped=lambda: connection.dropped
+    )
 
 
 def _picked(context: Context) -> Exchange | None:

@@ -125,6 +125,7 @@ class Connection:
         timeout_s: for how long an exchange may wait.
         traffic: counts what passes between this worker and the others, by line.
         leaving: called first when this worker leaves, with whether something has failed.
+        dropped: whether it leaves because its session was collected in mid-program, where nobody may be waited for.
     """
 
     transport: Transport
@@ -134,6 +135,7 @@ class Connection:
     timeout_s: float
     traffic: TrafficBook = field(default_factory=TrafficBook)
     leaving: Callable[[bool], None] | None = None
+    dropped: bool = False
 
     @contextlib.contextmanager
     def waiting(self, meter: Meter) -> Iterator[None]:
