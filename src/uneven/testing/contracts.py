@@ -368,15 +368,19 @@ class SyncPolicyContract(ABC):
         if facts is None:
             return
         seen: dict[Payload, list[int]] = {}
-        for view in self.views():
-            plan = policy.plan(view)
+        plans = [(view, policy.plan(view)) for view in self.views()]
+        # Workers that go on while an exchange is under way are in step where a wait says until when.
+        in_step = facts.pace is Pace.TOGETHER and any(plan.waits for _, plan in plans)
+        for view, plan in plans:
             for exchange in plan.exchanges:
                 seen.setdefault(exchange.payload, []).append(view.clock)
                 alone = exchange.moment is Moment.BACKGROUND or (exchange.via is Via.SERVER and not exchange.quorum)
+                alone = alone and not in_step
                 assert alone == (facts.pace in (Pace.OWN, Pace.BOUNDED)), f"{facts.pace} and {exchange}"
-                assert (exchange.quorum is not None) == (facts.pace is Pace.QUORUM)
+                waited = exchange.quorum is not None and exchange.moment is not Moment.BACKGROUND
+                assert waited == (facts.pace is Pace.QUORUM)
                 assert not exchange.quorum or exchange.quorum <= len(view.members)
-            assert not plan.waits or facts.pace is Pace.BOUNDED
+            assert not plan.waits or facts.pace is Pace.BOUNDED or in_step
         assert tuple(payload for payload in Payload if payload in seen) == facts.payloads
         # Beside parameters, gradients keep a part of the workers in step: all in the warm-up, or those of a site.
         clocks = sorted(set(seen.get(Payload.PARAMETERS) or seen.get(Payload.DELTA) or next(iter(seen.values()))))

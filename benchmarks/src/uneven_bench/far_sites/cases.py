@@ -130,7 +130,7 @@ ARMS: dict[str, str] = {
 QUICK_LINES = "20mbit"
 """The only world of the quick form, unless another one is asked for."""
 
-QUICK_ARMS = (BSP, "gaia 10%", "torchft-diloco 20", "sparse-local 4, 10%")
+QUICK_ARMS = (BSP, "gaia 10%", "torchft-diloco 20", "sparse-local 4, 10%", "sparse-local 8, 10%")
 
 
 def emulated(quick: bool) -> dict[str, SyncCase]:
