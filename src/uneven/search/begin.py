@@ -58,8 +58,8 @@ def run(
     check_names(asked)
     terms = part_of(SearchTerms, {**asked, "metric": metric})
     read, plan = part_of(TrialData, asked), part_of(SearchPlan, asked)
-    if plan.placer.kind is Placing.FLOTILLAS and read.data is None:
-        raise ConfigError('placing="flotillas" without data=…: the devices of a trial divide the batches of its epochs')
+    if plan.placing == Placing.FLOTILLAS.value:
+        _check_several(plan, read)
     core = SearchCore(terms, Space(space), schedulers.resolve(plan.scheduler), searchers.resolve(plan.searcher))
     same = {"space": core.space.to_plain(), "train": f"{train.__module__}.{train.__qualname__}"}
     where = plan.where(train.__name__)
@@ -80,6 +80,15 @@ def run(
         raise KeyboardInterrupt
     core.close()
     return SearchResult(core, where)
+
+
+def _check_several(plan: SearchPlan, read: TrialData) -> None:
+    if read.data is None:
+        raise ConfigError('placing="flotillas" without data=…: the devices of a trial divide the batches of its epochs')
+    if plan.engine != "local":
+        raise ConfigError(
+            f'placing="flotillas" with engine="{plan.engine}": a trial has one device there; leave placing out'
+        )
 
 
 def _watched(pool: Pool, stop: Stop, show: Callable[[SearchSnapshot], None]) -> Callable[[SearchSnapshot], None]:

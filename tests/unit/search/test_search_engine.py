@@ -293,6 +293,8 @@ def _count(directory: Path, event: str, trial: int) -> int:
         (3, {}, ConfigError, "give a function"),
         (int, {}, ConfigError, "derive it from search.Trainable"),
         (functions.trivial, {"placing": "best"}, ConfigError, "placing"),
+        (functions.trivial, {"placing": "flotillas"}, ConfigError, "without data"),
+        (functions.trivial, {"placing": "flotillas", "engine": "ray", "data": [1]}, ConfigError, "one device there"),
         (functions.trivial, {"timeout_s": 0}, ConfigError, "timeout_s"),
         (functions.trivial, {"trails": 3}, UnknownNameError, "trials"),
         (functions.trivial, {"engine": "slurm"}, UnknownNameError, "engine"),
