@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import uneven
 from uneven import graph
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, DataError
 from uneven.testing.ranks import RankContext, run_ranks
 
 VERTICES, WIDTH, CLASSES, STEPS = 80, 9, 3, 4
@@ -65,6 +65,23 @@ def loaded_for_others(me: RankContext, path: str) -> None:
     with pytest.raises(ConfigError, match=r"took worker \d of 3 .* rank \d of 2"):
         session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     session.close()
+
+
+def cut_by_speed(me: RankContext, path: str) -> list[float]:
+    draw = torch.Generator().manual_seed(1)
+    store = graph.partition(torch.randint(0, VERTICES, (2, 300), generator=draw), VERTICES, path=path, by="speed")
+    with pytest.raises(DataError, match="failed on rank 0" if me.rank else "names vertex"):
+        graph.partition(torch.full((2, 3), 9), 2 if me.rank == 0 else 10, path=path, by="speed")
+    return [*store.facts.shares, store.facts.beta]
+
+
+def test_workers_measure_what_each_can_do_and_one_cuts(tmp_path: Path) -> None:
+    each = run_ranks(2, cut_by_speed, tmp_path / "parts")
+    assert each[0] == each[1]
+    assert sum(each[0][:-1]) == pytest.approx(1.0)
+    assert each[0][-1] > 0.0
+    with pytest.raises(ConfigError, match=r"uneven run --nproc 4"):
+        graph.partition(torch.zeros(2, 3, dtype=torch.int64), path=tmp_path, by="speed")
 
 
 def test_unequal_parts_train_as_one_process(tmp_path: Path) -> None:

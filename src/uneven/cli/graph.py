@@ -25,6 +25,9 @@ def partition(
     shares: Annotated[
         str | None, typer.Option(metavar="4,2,1", help="What each worker can do, in any unit. [default: alike]")
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="CLUSTER", help="A cluster's description: shares by its cores and memory.")
+    ] = None,
     method: Annotated[str, typer.Option(help="ne, libra, hdrf, dbh, random; metis with the extra graph.")] = "ne",
     beta: Annotated[float, typer.Option(help="What the layers of one vertex cost, in edges.")] = 10.0,
     features: Annotated[int | None, typer.Option(help="Keep only so many features, the commonest.")] = None,
@@ -40,11 +43,13 @@ def partition(
     from uneven import graph
     from uneven.graph.files import read_graph
 
-    if parts is None and shares is None:
-        raise ConfigError("give --parts 4, or --shares 4,2,1")
+    if parts is None and shares is None and by is None:
+        raise ConfigError("give --parts 4, or --shares 4,2,1, or --by cluster.toml")
+    if by == "speed":
+        raise ConfigError("--by speed measures the workers of a run: call graph.partition(…, by='speed') in its script")
     each = None if shares is None else _numbers(shares)
     found = read_graph(file, most_features=features)
-    graph.partition(found, path=directory, parts=parts, shares=each, method=method, beta=beta, seed=seed)
+    graph.partition(found, path=directory, parts=parts, shares=each, by=by, method=method, beta=beta, seed=seed)
     inspect(directory)
 
 

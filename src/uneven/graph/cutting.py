@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from uneven.cluster.files import load
+from uneven.errors import ConfigError, DataError
+from uneven.graph.capacity import Rates, StepWork, capped, shares_of
 from uneven.graph.cut.base import normal
 from uneven.graph.edges import edges_of, tensors_of
 from uneven.graph.methods import cut
 from uneven.graph.order import near_first
+from uneven.graph.probe import all_measured
 from uneven.graph.store import GraphStore, write_store
 
 
@@ -22,8 +27,11 @@ def partition(
     path: str | Path,
     parts: int | None = None,
     shares: Sequence[float] | None = None,
+    by: str | Path | None = None,
+    layers: Sequence[int] | None = None,
+    memory: Sequence[float] | None = None,
     method: str = "ne",
-    beta: float = 10.0,
+    beta: float | None = None,
     seed: int = 0,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> GraphStore:
@@ -37,19 +45,63 @@ def partition(
         num_nodes: vertices, those without edges included.
         parts: how many; by default as many as ``shares``.
         shares: what each worker's machine can do, in any unit; alike by default.
+        by: ``"speed"``, called by all workers of a run, measures what each can do, and rank 0 cuts; or a description of
+            a cluster, a TOML file or the name of one that comes with uneven: its cores and memory. Instead of shares.
+        layers: widths of the model that will be trained, (features, hidden, …, classes), whose features stay as they
+            are: what a vertex costs follows from them. By default (those of ``x``, 64, 16).
+        memory: bytes that each worker has for its part; it gets no more of the graph than fits.
         method: ne, libra, hdrf, dbh, random, or metis with the extra ``graph``.
-        beta: what the layers of one vertex cost, in edges.
+        beta: what the layers of one vertex cost, in edges; by default what ``by="speed"`` has measured, else 10.
         tensors: name → a row for each vertex.
 
     Raises:
         DataError: bad ids or shapes.
-        ConfigError: no such method, one that is not installed, or shares that do not fit.
+        ConfigError: no such method, one that is not installed, shares that do not fit, or too little memory.
     """
-    edges = edges_of(graph, num_nodes)
-    if parts is None:
-        parts = 1 if shares is None else len(shares)
-    each = normal([1.0] * parts if shares is None else shares, parts)
-    found = cut(edges, method, each, seed, beta)
-    rank = near_first(edges.source, edges.target, edges.vertices) if found.rank is None else found.rank
-    facts = {"method": method, "seed": seed, "shares": each, "beta": beta}
-    return write_store(Path(path), edges, found, facts, rank, {**tensors_of(graph, edges.vertices), **(tensors or {})})
+    if by is not None and (shares is not None or parts is not None):
+        raise ConfigError("graph.partition: by= says what each worker can do, and so do shares= and parts=: give one")
+
+    def write(each: Sequence[float], rates: Sequence[Rates] = (), most: Sequence[float] | None = memory) -> GraphStore:
+        edges = edges_of(graph, num_nodes)
+        kept = {**tensors_of(graph, edges.vertices), **(tensors or {})}
+        work = StepWork.of(layers or (kept["x"].shape[-1] if "x" in kept else 64, 64, 16))
+        price = 10.0 if beta is None else beta
+        if rates:
+            each, measured = shares_of(rates, work, len(edges), edges.vertices)
+            price = measured if beta is None else beta
+        each = normal(each, len(each) if parts is None else parts)
+        if most is not None:
+            if len(most) != len(each):
+                raise ConfigError(f"memory of {len(most)} machines, and there are {len(each)} parts: give one for each")
+            whole = work.whole_bytes(len(edges), edges.vertices)
+            each = capped(each, [one / whole for one in most])
+        found = cut(edges, method, each, seed, price)
+        rank = near_first(edges.source, edges.target, edges.vertices) if found.rank is None else found.rank
+        facts = {"method": method, "seed": seed, "shares": each, "beta": price}
+        return write_store(Path(path), edges, found, facts, rank, kept)
+
+    if by == "speed":
+        rates, me, through = all_measured()
+        return _by_first(me, through, Path(path), lambda: write((), rates))
+    if by is not None:
+        nodes = load(by).nodes
+        limits = [math.inf if node.memory_bytes is None else node.memory_bytes for node in nodes]
+        return write([node.cores * node.share.at(0.0) for node in nodes], most=limits if memory is None else memory)
+    return write([1.0] * (1 if parts is None else parts) if shares is None else shares)
+
+
+def _by_first(rank: int, through: Callable[[bool], bool], path: Path, write: Callable[[], GraphStore]) -> GraphStore:
+    """What rank 0 writes, and the others read.
+
+    Raises:
+        DataError: it has failed there.
+    """
+    well = False
+    try:
+        found = write() if rank == 0 else None
+        well = True
+    finally:
+        written = through(well)
+    if not written:
+        raise DataError("graph.partition has failed on rank 0, which cuts for all: its message says why")
+    return found or GraphStore(path)
