@@ -49,6 +49,9 @@ def command(
     seed: Annotated[int, played("Decides the jitter and the order of the samples.")] = 0,
     search: options.Searched = None,
     trials: options.SearchedTrials = None,
+    graph: options.GraphParts = None,
+    layers: options.GraphLayers = None,
+    core: options.GraphCore = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,7 +74,8 @@ def command(
     all the time and communication were free. Samples/s says nothing about what a sample teaches: policies that do not
     wait are fast, and their gradients stale. With --train the ranking is by the time to an accuracy instead.
 
-    With --search it says how long a recorded search takes on 1, 2, … of the nodes, and with how many it is cheapest.
+    With --search it says how long a recorded search takes on 1, 2, … of the nodes, and with how many it is cheapest;
+    with --graph how long an epoch on a cut graph takes under each exchange.
 
     \b
     Examples:
@@ -80,6 +84,7 @@ def command(
       uneven plan runs/NAME                              a recorded run: what else it could have done
       uneven plan demo4 --balance even,lb-bsp --sync bsp,ssp:staleness=3,local:every=4
       uneven plan cluster.toml --search runs/search --trials 64
+      uneven plan cluster.toml --graph parts --layers 602,64,10
       uneven plan runs/NAME --what-if "without the straggler" --what-if "with shadow:ma" --report what-if.html
     """
     if what_if:
@@ -91,6 +96,11 @@ def command(
         from uneven.cli import search_forecast
 
         search_forecast.plan(cluster, search, trials, as_json)
+        return
+    if graph is not None:
+        from uneven.cli import graph_forecast
+
+        graph_forecast.plan(cluster, graph, layers, core, as_json)
         return
     from uneven.cli import learning, plan_page
     from uneven.errors import ConfigError

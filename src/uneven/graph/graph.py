@@ -75,6 +75,7 @@ class PartedGraph(Part):
         self.degree = torch.from_numpy(self.source.vector("in_degree", ids).astype(np.float32))
         self.loops = torch.from_numpy(self.source.vector("loops", ids).astype(np.float32))
         self.inverse_degree = 1.0 / self.degree.double().clamp(min=1.0)
+        self._everyone = torch.ones(self.rows, dtype=torch.bool)
         self.rooted = torch.arange(self.rows) < part.roots
         self.copies = torch.from_numpy(part.copies[: self.rows].clip(1)).float()
         self.ids = torch.from_numpy(self.source.vector("order", ids).astype(np.int64))
@@ -292,7 +293,7 @@ class PartedGraph(Part):
         Raises:
             DataError: nothing is in the mask of any worker.
         """
-        mask = torch.ones(self.rows, dtype=torch.bool) if mask is None else mask
+        mask = self._everyone if mask is None else mask
         everywhere = self._count(mask)
         if self.how.counts_copies:  # a vertex counts once in all
             each = criterion(output[mask], y[mask], reduction="none") / self.copies[mask]

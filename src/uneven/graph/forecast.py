@@ -1,0 +1,135 @@
+"""What a training step of a cut graph computes and sends under each exchange, for the simulator. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.core.phase import Phase
+from uneven.errors import UnknownNameError
+from uneven.graph.capacity import Rates, StepWork
+from uneven.graph.clones import Holders
+
+EXCHANGES = ("exact", "cd-0", "cd-r:r=5", "0c")
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CutLoad:
+    """A cut as each worker has it.
+
+    Attributes:
+        edges, roots, held: of each worker.
+        down, up, every: int64 [workers, workers]: [p, q] are rows of which p has a copy and q the root: those that
+            edges lead out of, those that they lead into, and all.
+    """
+
+    edges: tuple[int, ...]
+    roots: tuple[int, ...]
+    held: tuple[int, ...]
+    down: Rows
+    up: Rows
+    every: Rows
+
+    @classmethod
+    def of(cls, holders: Holders, root: npt.NDArray[np.integer[Any]], edges: Sequence[int]) -> CutLoad:
+        """Of a cut.
+
+        Args:
+            root: int [vertices], the worker that roots each.
+            edges: of each worker.
+        """
+        workers = len(edges)
+        rooted = np.bincount(root, minlength=workers)
+
+        def rows(flags: npt.NDArray[np.bool_]) -> Rows:
+            found = np.stack([np.bincount(root[one], minlength=workers) for one in flags]).astype(np.int64)
+            np.fill_diagonal(found, 0)
+            return found
+
+        every = rows(holders.held)
+        held = rooted + every.sum(axis=1)
+        return cls(
+            tuple(edges), tuple(rooted.tolist()), tuple(held.tolist()), rows(holders.sends), rows(holders.takes), every
+        )
+
+
+def phases(load: CutLoad, exchange: str, layers: Sequence[int], rates: Rates, overhead_s: float = 0.0) -> list[Phase]:
+    """Of one step, by our layers for ``exact`` and by DistGNN's, which sum before they multiply, for the others.
+
+    Args:
+        layers: widths, (features, hidden, …, classes); one matrix in each layer.
+        rates: of one core.
+        overhead_s: core seconds of a step that do not depend on the part.
+
+    Raises:
+        UnknownNameError: no such exchange.
+    """
+    if exchange not in EXCHANGES:
+        raise UnknownNameError("exchange of a graph", exchange, EXCHANGES)
+    StepWork.of(layers)
+    steps = _Steps(len(load.edges))
+    steps.work(lambda p: overhead_s)
+    (_exact if exchange == "exact" else _released)(steps, load, exchange, list(pairwise(layers)), rates)
+    steps.end(ring_bytes=4.0 * sum(a * b + b for a, b in pairwise(layers)))
+    return steps.phases
+
+
+class _Steps:
+    """Gathers what is computed until something is sent."""
+
+    def __init__(self, workers: int) -> None:
+        self.phases: list[Phase] = []
+        self._core_s = [0.0] * workers
+
+    def work(self, core_s: Callable[[int], float]) -> None:
+        self._core_s = [before + core_s(p) for p, before in enumerate(self._core_s)]
+
+    def send(self, rows: Rows, width: float, late: bool = False) -> None:
+        self.end((rows * 4.0 * width).tolist(), late)
+
+    def end(self, sent: Sequence[Sequence[float]] = (), late: bool = False, ring_bytes: float = 0.0) -> None:
+        self.phases.append(Phase(tuple(self._core_s), sent, late, ring_bytes))
+        self._core_s = [0.0] * len(self._core_s)
+
+
+def _exact(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], rates: Rates) -> None:
+    def products(a: int, b: int, times: float) -> None:
+        steps.work(lambda p: times * a * b * load.roots[p] * rates.flop_s)
+
+    def sums(width: int) -> None:
+        steps.work(lambda p: load.edges[p] * width * rates.number_s)
+
+    products(*pairs[0], 2.0)
+    for a, b in pairs[1:]:  # sums of the first layer were made once
+        products(a, b, 2.0)
+        steps.send(load.down.T, min(a, b))
+        sums(min(a, b))
+        steps.send(load.up, min(a, b))
+    for a, b in reversed(pairs[1:]):
+        steps.send(load.up.T, min(a, b))
+        sums(min(a, b))
+        steps.send(load.down, min(a, b))
+        products(a, b, 4.0)
+    products(*pairs[0], 2.0)
+
+
+def _released(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], rates: Rates) -> None:
+    kind, _, option = exchange.partition(":r=")
+    bins = int(option or 1)
+    for a, b in pairs:
+        steps.work(lambda p, a=a: load.edges[p] * a * rates.number_s)  # type: ignore[misc]
+        if kind != "0c":
+            for rows in (load.every, load.every.T):
+                steps.send(rows, (a + 1) / bins, late=bins > 1)
+        steps.work(lambda p, a=a, b=b: 2.0 * a * b * load.held[p] * rates.flop_s)  # type: ignore[misc]
+    for place, (a, b) in enumerate(reversed(pairs), 1):  # the backward pass sends nothing
+        first = place == len(pairs)
+        steps.work(lambda p, a=a, b=b, first=first: (2.0 if first else 4.0) * a * b * load.held[p] * rates.flop_s)  # type: ignore[misc]
+        if not first:
+            steps.work(lambda p, a=a: load.edges[p] * a * rates.number_s)  # type: ignore[misc]

@@ -1,0 +1,120 @@
+"""What the simulator says of a cut graph: the bytes that workers really send, and times that follow from its rates."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from threaded_graphs import features, on_threads, some_graph
+from torch import Tensor, nn
+
+from uneven import graph
+from uneven.cli import graph_forecast
+from uneven.cluster.spec import ClusterSpec, Node, steady
+from uneven.core.phase import Phase
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.graph.capacity import Rates
+from uneven.graph.forecast import phases
+from uneven.graph.source import StoredSource
+from uneven.simulate.phases import play
+
+LAYERS = (9, 6, 4, 3)
+RATES = Rates(number_s=1e-9, flop_s=1e-10)
+
+
+class ReleasedConv(nn.Module):
+    """Sums before it multiplies, as DistGNN's authors do."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, g: graph.PartedGraph) -> Tensor:
+        near, degree = g.sum_and_degree(x)
+        found: Tensor = self.linear((near + x) / (degree + 1.0)[:, None])
+        return found
+
+
+def write(path: Path) -> StoredSource:
+    tensors = {"x": features(60, LAYERS[0]).float(), "y": torch.arange(60) % LAYERS[-1]}
+    graph.partition(some_graph(), 60, path=path, shares=(3, 2, 1), tensors=tensors)
+    return StoredSource(path)
+
+
+def sent(g: graph.PartedGraph) -> int:
+    """In the second of two epochs."""
+    torch.manual_seed(0)
+    kind: Any = ReleasedConv if g.how.name != "exact" else lambda i, o: graph.SAGEConv(i, o, aggr="gcn")
+    net = nn.ModuleList([kind(i, o) for i, o in pairwise(LAYERS)])
+    x, before = g.x, 0
+    for _ in range(2):
+        before = g.sent_bytes
+        if g.how.name != "exact":
+            g.exchange.begin()  # type: ignore[union-attr]
+        h = x
+        for conv in net:
+            h = F.relu(conv(h, g))
+        g.loss(F.cross_entropy, h, g.y).backward()
+    return g.sent_bytes - before
+
+
+@pytest.mark.parametrize("exchange", ["exact", "cd-0", "0c"])
+def test_bytes_are_those_that_workers_send(tmp_path: Path, exchange: str) -> None:
+    load = write(tmp_path / "p").load(3)
+    each = phases(load, exchange, LAYERS, RATES)
+    real = on_threads(tmp_path / "p", 3, sent, exchange=exchange)
+    told = [sum(sum(one.sent_bytes[rank]) for one in each if one.sent_bytes) for rank in range(3)]
+    assert told == real
+    late = phases(load, "cd-r:r=5", LAYERS, RATES)
+    if exchange == "cd-0":
+        assert sum(one.all_bytes for one in late) == pytest.approx(sum(real) / 5)
+    with pytest.raises(UnknownNameError, match="cd-9"):
+        phases(load, "cd-9", LAYERS, RATES)
+
+
+def spec(*nodes: Node, **more: Any) -> ClusterSpec:
+    return ClusterSpec(name="c", nodes=nodes, **more)
+
+
+def test_a_step_ends_when_the_last_has_what_it_waits_for() -> None:
+    slow = Node(name="a", cores=0.5)
+    fast = Node(name="b", up_bit_per_s=steady(8.0 * 1514 / 1448), latency_s=0.25)
+    first, second = Phase((1.0, 1.0), [[0.0, 0.0], [3.0, 0.0]]), Phase((0.5, 4.0))
+    # a: 2 s of work; b's 3 bytes leave at 1 s, at a byte a second, and arrive at 4.25 s; then a works for 1 s
+    assert play(spec(slow, fast), [first, second], 1) == pytest.approx([5.25])
+    late = Phase(first.core_s, first.sent_bytes, late=True)
+    assert play(spec(slow, fast), [late, second], 1) == pytest.approx([5.0])
+    ring = [Phase((1.0, 3.0), ring_bytes=8.0)]
+    ends_s = play(spec(slow, Node(name="b", up_bit_per_s=steady(64.0 * 1514 / 1448))), ring, 2)
+    assert ends_s == pytest.approx([4.0, 8.0])  # 3 s of work, and a second for 8 bytes
+    with pytest.raises(ConfigError, match="1 nodes, and there are 2 workers"):
+        play(spec(slow), [first], 1)
+    with pytest.raises(ConfigError, match="step 0 never ends"):
+        play(spec(slow, fast), [Phase((1.0, float("inf")))], 1)
+
+
+def test_plan_and_simulate_say_how_long_an_epoch_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "p")
+    cluster = tmp_path / "c.toml"
+    nodes = "".join(f'[[nodes]]\nname = "n{one}"\nup_bit_per_s = 1e5\ndown_bit_per_s = 1e5\n' for one in range(3))
+    cluster.write_text(f'name = "c"\n{nodes}')
+    graph_forecast.plan(str(cluster), tmp_path / "p", "9,6,3", "80,10", as_json=True)
+    printed = capsys.readouterr().out
+    told = json.loads(printed.splitlines()[-1])
+    seconds = {one["exchange"]: one["epoch_s"] for one in told["rows"]}
+    assert seconds["exact"] < seconds["cd-0"]
+    assert "Take exact" in printed
+    graph_forecast.simulate(str(cluster), tmp_path / "p", "cd-0", None, "80,10", 3)
+    assert "9 → 64 → 3" in capsys.readouterr().out
+    for layers, core, wrong in (("9,x", "80,10", "--layers"), ("9,3", "80", "--core"), ("9,3", "80,-1", "--core")):
+        with pytest.raises(ConfigError, match=wrong):
+            graph_forecast.plan(str(cluster), tmp_path / "p", layers, core, as_json=False)
+    with pytest.raises(ConfigError, match="name it"):
+        graph_forecast.simulate(None, tmp_path / "p", "exact", None, None, 3)
+    with pytest.raises(ConfigError, match="--iterations 0"):
+        graph_forecast.simulate(str(cluster), tmp_path / "p", "exact", None, None, 0)
