@@ -371,6 +371,7 @@ def load(
     exchange: str = "exact",
     backward: str | None = None,
     delays: Mapping[tuple[int, int], int] | None = None,
+    faithful: bool = False,
     speeds: Sequence[float] | None = None,
     rank: int | None = None,
     size: int | None = None,
@@ -383,6 +384,7 @@ def load(
         exchange: exact, or DistGNN's: cd-0, cd-r:r=5, 0c.
         backward: exact or identity; by default exact for exact, else identity, as DistGNN has released it.
         delays: under cd-r, (rank, rank) → the r of these two, where it is another: 1 waits for each other.
+        faithful: under cd-r, deal copies into bins as the released code does, each worker its own.
         speeds: what each worker does, in any unit, where a folder has more parts than there are workers; alike if None.
         rank, size: this worker and how many there are; by default those of the launcher.
         seed: of dropout, the same on all workers.
@@ -394,7 +396,7 @@ def load(
     from uneven.graph.source import StoredSource, WholeSource
     from uneven.world import discover
 
-    how = ExchangeChoice.of(exchange, backward, delays or {})
+    how = ExchangeChoice.of(exchange, backward, delays or {}, faithful)
     if rank is None or size is None:
         world = discover()
         rank, size = world.rank, world.size

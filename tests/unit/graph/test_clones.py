@@ -116,6 +116,27 @@ def test_cd_r_is_cd_0_for_the_bin_of_the_epoch(tmp_path: Path, r: int) -> None:
         assert sent == both_ways // 2 * 6 + both_ways // 2 * 5
 
 
+def test_faithful_bins_are_each_worker_s_own(tmp_path: Path) -> None:
+    store = write(tmp_path / "p")
+    now = on_threads(tmp_path / "p", 3, partial(late, epochs=1), exchange="cd-0")
+    each = on_threads(tmp_path / "p", 3, partial(late, epochs=12), exchange="cd-r:r=3", faithful=True)
+    missed = 0
+    held = store.holders([range(one, one + 1) for one in range(3)]).held
+    for (found, part, *_, after), (whole, *_) in zip(each, now, strict=True):
+        assert after == 0
+        mine = part.ids[: part.roots]
+        others = held[:, mine].sum(0)
+        for vertex in np.flatnonzero(others == 3):
+            rows = [whole[0][vertex].allclose(one[vertex]) for one in found[6:]]
+            missed += not any(rows)
+        for vertex in np.flatnonzero(others == 2):  # one copy elsewhere: complete in the epochs of its bin
+            assert sum(whole[0][vertex].allclose(one[vertex]) for one in found[6:]) >= 2
+    assert missed  # copies of one vertex lie in different bins
+    copies = store.figures().clone_rows
+    binned = 8 * copies  # each copy's bin, told once
+    assert sum(one[2] for one in each) == binned + copies * (WIDTH + 1) * 8 * (4 + 3)
+
+
 def test_only_the_slow_pair_is_late(tmp_path: Path) -> None:
     write(tmp_path / "p")
     (whole, *_), *_ = on_threads(tmp_path / "p", 3, partial(late, epochs=1), exchange="cd-0")
@@ -135,6 +156,7 @@ def test_only_the_slow_pair_is_late(tmp_path: Path) -> None:
         ({"exchange": "cd-r:r=0"}, "cd-r:r=5"),
         ({"exchange": "cd-r", "backward": "exact"}, "no exact gradient"),
         ({"exchange": "0c", "backward": "exact"}, "no exact gradient"),
+        ({"exchange": "cd-0", "faithful": True}, "how cd-r deals"),
         ({"backward": "identity"}, "identity for DistGNN's"),
         ({"exchange": "cd-0", "delays": {(0, 1): 2}}, "with exchange='cd-r:r=5'"),
     ],

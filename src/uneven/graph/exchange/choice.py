@@ -20,15 +20,19 @@ class ExchangeChoice:
         name: as it was given.
         r: epochs after which sums arrive; 1 is at once.
         delays: (rank, rank) → another r for these two.
+        faithful: whether each worker deals its own copies into bins, as in the released code.
     """
 
     name: str
     backward: str
     r: int = 1
     delays: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    faithful: bool = False
 
     @classmethod
-    def of(cls, name: str, backward: str | None, delays: Mapping[tuple[int, int], int]) -> ExchangeChoice:
+    def of(
+        cls, name: str, backward: str | None, delays: Mapping[tuple[int, int], int], faithful: bool = False
+    ) -> ExchangeChoice:
         """Read what the user gave.
 
         Raises:
@@ -52,7 +56,9 @@ class ExchangeChoice:
             raise ConfigError(
                 f"delays={dict(delays)}: give r of 1 or more for pairs of ranks, with exchange='cd-r:r=5'"
             )
-        return cls(name, chosen, r, delays)
+        if faithful and kind != "cd-r":
+            raise ConfigError(f"faithful=True with exchange={name!r}: it is how cd-r deals into bins; give cd-r:r=5")
+        return cls(name, chosen, r, delays, faithful)
 
     @property
     def exact(self) -> bool:
@@ -68,4 +74,4 @@ class ExchangeChoice:
         """The exchange of one worker of ``size``."""
         me = carrier.line.rank if carrier.line is not None else 0
         bins = [self.delays.get((me, one), self.delays.get((one, me), self.r)) for one in range(size)]
-        return CloneExchange(carrier, bins, backward=self.backward, none=self.name == "0c")
+        return CloneExchange(carrier, bins, backward=self.backward, none=self.name == "0c", faithful=self.faithful)

@@ -32,6 +32,8 @@ class CloneExchange:
         bins: for each other worker, into how many bins what passes between the two is dealt: r; 1 waits for each.
         backward: exact or identity.
         none: whether nothing is exchanged: 0c.
+        faithful: whether each worker cuts the list of its own copies into bins, as in the released code, where a total
+            may then miss copies whose turn is another; else bins are by the vertex's number, the same on all workers.
 
     Attributes:
         rows: copies of this worker's, roots first.
@@ -42,7 +44,13 @@ class CloneExchange:
     """
 
     def __init__(
-        self, carrier: RowCarrier, bins: Sequence[int], *, backward: str = "identity", none: bool = False
+        self,
+        carrier: RowCarrier,
+        bins: Sequence[int],
+        *,
+        backward: str = "identity",
+        none: bool = False,
+        faithful: bool = False,
     ) -> None:
         if backward == "exact" and (none or max(bins, default=1) > 1):
             raise ConfigError("backward='exact' is for exchange='exact' and 'cd-0': what is late has no exact gradient")
@@ -50,6 +58,7 @@ class CloneExchange:
         self.bins = tuple(bins)
         self.backward = backward
         self.none = none
+        self.faithful = faithful
         self.rows = len(carrier.part.ids)
         self.sent_rows = 0
         self.own_degree = (carrier.part.adjacency.into.starts.diff()).float()
@@ -57,6 +66,29 @@ class CloneExchange:
         self._posted: deque[tuple[Handle, Tensor]] = deque()
         self._most = 64 * sum(self.bins) * 2 + 64
         self._turn = 0
+        self._dealt: tuple[list[list[Tensor]], list[list[Tensor]]] | None = None
+
+    def dealt(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+        """For each other worker, by bin: copies here of its roots, and roots here of which it has copies."""
+        if self._dealt is None:
+            part = self.carrier.part
+            own = [torch.arange(one.start, one.stop) for one in part.every.copies]
+            theirs = part.every.rooted
+            if self.faithful:
+                split = torch.from_numpy(part.copies > 1)
+                place, count = split.cumsum(0) - 1, int(split.sum())
+                mine = [place[rows] // max(1, -(-count // r)) for rows, r in zip(own, self.bins, strict=True)]
+                told = [torch.empty(len(rows), dtype=torch.int64) for rows in theirs]
+                self.line.all_to_all(mine, told).wait()
+            else:
+                ids = torch.from_numpy(part.ids).long()
+                mine = [ids[rows] % r for rows, r in zip(own, self.bins, strict=True)]
+                told = [ids[rows] % r for rows, r in zip(theirs, self.bins, strict=True)]
+            self._dealt = (self._by_bin(own, mine), self._by_bin(theirs, told))
+        return self._dealt
+
+    def _by_bin(self, rows: Sequence[Tensor], at: Sequence[Tensor]) -> list[list[Tensor]]:
+        return [[some[of == one] for one in range(r)] for some, of, r in zip(rows, at, self.bins, strict=True)]
 
     def begin(self) -> None:
         """A forward pass begins: its first layer is next."""
@@ -112,13 +144,9 @@ class LateSums:
     def __init__(self, exchange: CloneExchange) -> None:
         self.exchange = exchange
         self.epoch = 0
-        part, bins = exchange.carrier.part, exchange.bins
-        ids = torch.from_numpy(part.ids).long()
-        own = [torch.arange(one.start, one.stop) for one in part.every.copies]
-        self.leaves = [_dealt(rows, ids, r) for rows, r in zip(own, bins, strict=True)]
-        self.roots = [_dealt(rows, ids, r) for rows, r in zip(part.every.rooted, bins, strict=True)]
-        self.ups: list[Messages] = [deque() for _ in bins]
-        self.downs: list[Messages] = [deque() for _ in bins]
+        self.leaves, self.roots = exchange.dealt()
+        self.ups: list[Messages] = [deque() for _ in exchange.bins]
+        self.downs: list[Messages] = [deque() for _ in exchange.bins]
 
     def merge(self, both: Tensor) -> Tensor:
         """Put this epoch's messages on the way, and take up those that are due."""
@@ -179,8 +207,3 @@ class _Merge(torch.autograd.Function):
         route = carrier.part.every
         total = carrier.up(gradients[0].contiguous(), route, weight, 1.0 / weight)
         return carrier.down(total, route, weight, 1.0 / weight), None, None
-
-
-def _dealt(rows: Tensor, ids: Tensor, bins: int) -> list[Tensor]:
-    """Rows by the bin of their vertex, which is the same on all workers."""
-    return [rows[ids[rows] % bins == one] for one in range(bins)]
