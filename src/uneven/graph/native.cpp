@@ -1,6 +1,7 @@
 // What uneven.graph does row by row and edge by edge, behind a plain C interface: no Python, no torch, one file for all.
 // Built by hatch_build.py where there is a compiler. OpenMP's functions are those of the library that torch has loaded.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -222,29 +223,36 @@ void uneven_expand(int64_t edges, int64_t vertices, const int32_t* source, const
 
 // Libra (kind 0) or HDRF (kind 1); see uneven/graph/cut/greedy.py.
 void uneven_greedy(int kind, int64_t edges, int64_t vertices, const int32_t* source, const int32_t* target,
-                   int32_t parts, const double* shares, const int64_t* order, int32_t* found) {
-  std::vector<int64_t> degree(vertices, 0);
-  for (int64_t e = 0; e < edges; ++e) ++degree[source[e]], ++degree[target[e]];
-  std::vector<uint64_t> held(vertices, 0);
+                   int32_t parts, const double* shares, const int32_t* order, int32_t* found) {
+  struct Vertex { uint64_t held; int64_t degree; };
+  std::vector<Vertex> all(vertices, Vertex{0, 0});
+  for (int64_t e = 0; e < edges; ++e) ++all[source[e]].degree, ++all[target[e]].degree;
   std::vector<double> load(parts, 0.0), step(parts);
   for (int32_t p = 0; p < parts; ++p) step[p] = 1.0 / (shares[p] * parts);
   const uint64_t everywhere = parts == 64 ? ~uint64_t(0) : (uint64_t(1) << parts) - 1;
   for (int64_t i = 0; i < edges; ++i) {
-    const int64_t e = order[i];
-    const int32_t u = source[e], v = target[e];
-    const uint64_t mine = held[u], theirs = held[v];
+    if (i + 2 * kAhead < edges) {
+      __builtin_prefetch(source + order[i + 2 * kAhead]);
+      __builtin_prefetch(target + order[i + 2 * kAhead]);
+      __builtin_prefetch(&all[source[order[i + kAhead]]], 1);
+      __builtin_prefetch(&all[target[order[i + kAhead]]], 1);
+    }
+    const int32_t e = order[i];
+    Vertex &u = all[source[e]], &v = all[target[e]];
+    const uint64_t mine = u.held, theirs = v.held;
     int32_t best = 0;
     if (kind == 0) {
-      uint64_t allowed = mine & theirs;
-      if (!mine || !theirs) allowed = (mine | theirs) ? (mine | theirs) : everywhere;
-      else if (!allowed) allowed = degree[u] < degree[v] ? mine : theirs;
-      best = __builtin_ctzll(allowed);
-      for (allowed &= allowed - 1; allowed; allowed &= allowed - 1) {
-        const int32_t p = __builtin_ctzll(allowed);
-        if (load[p] < load[best]) best = p;
+      const uint64_t one = mine | theirs ? mine | theirs : everywhere;  // an end that is nowhere yet
+      const uint64_t both = mine & theirs ? mine & theirs : u.degree < v.degree ? mine : theirs;
+      const uint64_t allowed = mine && theirs ? both : one;
+      double least = HUGE_VAL;
+      for (int32_t p = 0; p < parts; ++p) {  // no branches: which part it is cannot be foreseen
+        const double loaded = allowed >> p & 1 ? load[p] : HUGE_VAL;
+        best = loaded < least ? p : best;
+        least = loaded < least ? loaded : least;
       }
     } else {
-      const double part_of = double(degree[u]) / double(degree[u] + degree[v]);
+      const double part_of = double(u.degree) / double(u.degree + v.degree);
       const auto [least, most] = std::minmax_element(load.begin(), load.end());
       double best_score = -1.0;
       for (int32_t p = 0; p < parts; ++p) {
@@ -253,8 +261,8 @@ void uneven_greedy(int kind, int64_t edges, int64_t vertices, const int32_t* sou
         if (score > best_score) best = p, best_score = score;
       }
     }
-    held[u] |= uint64_t(1) << best;
-    held[v] |= uint64_t(1) << best;
+    u.held |= uint64_t(1) << best;
+    v.held |= uint64_t(1) << best;
     load[best] += step[best];
     found[e] = best;
   }

@@ -91,12 +91,12 @@ def expanded(
     return placed, ends, rank
 
 
-def greedy(kind: int, source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Wholes) -> Ids | None:
+def greedy(kind: int, source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Ids) -> Ids | None:
     """Libra for 0, HDRF for 1; see :mod:`uneven.graph.cut.greedy`. None without the compiled file."""
     found = library()
     if found is None:
         return None
-    each, order = np.asarray(shares, np.float64), np.ascontiguousarray(order, np.int64)
+    each, order = np.asarray(shares, np.float64), np.ascontiguousarray(order, np.int32)
     part = np.empty(len(source), np.int32)
     found.uneven_greedy(
         kind, _wide(len(source)), _wide(vertices), _of(source), _of(target), len(each), _of(each), _of(order), _of(part)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uneven.errors import ConfigError
-from uneven.graph.cut.base import Ids, Wholes
+from uneven.graph.cut.base import Ids
 
 MOST_PARTS = 64
 """The parts of a vertex are the bits of one word."""
@@ -22,16 +22,23 @@ def check_parts(parts: int) -> None:
         raise ConfigError(f"{parts} parts: libra and hdrf cut into at most {MOST_PARTS}; use method='ne' or 'dbh'")
 
 
-def stream_order(edges: int, seed: int | None) -> Wholes:
+def stream_order(edges: int, seed: int | None) -> Ids:
     """The order in which edges are placed: shuffled, or as given for None.
 
     A stream in an order of traversal sends nearly all of it to one part, since Libra then only chooses among parts that
     have been touched.
     """
-    return np.arange(edges) if seed is None else np.random.default_rng(seed).permutation(edges)
+    number = np.arange(edges, dtype=np.uint64)
+    if seed is not None:  # sorted by chance, each with its number in the low bits: sooner than a shuffle
+        low = np.uint64(edges.bit_length())
+        key = np.random.default_rng(seed).bit_generator.random_raw(edges) >> low << low | number
+        key.sort()
+        number = key & ~(np.uint64(2**64 - 1) << low)
+    found: Ids = number.astype(np.int32)
+    return found
 
 
-def libra(source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Wholes) -> Ids:
+def libra(source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Ids) -> Ids:
     """The part of each edge, by Libra's four rules; of equally loaded parts the first.
 
     least(S) is the part of S with the least load; load counts edges, over the part's share. Neither end placed yet:
@@ -61,7 +68,7 @@ def libra(source: Ids, target: Ids, vertices: int, shares: Sequence[float], orde
     return found
 
 
-def hdrf(source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Wholes) -> Ids:
+def hdrf(source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Ids) -> Ids:
     """The part of each edge, by HDRF's score with λ = 1 and the whole graph's degrees.
 
     score(p) = g(u, p) + g(v, p) + (most − load(p)) / (1 + most − least), g(u, p) = 2 − deg(u) / (deg(u) + deg(v)) where
