@@ -56,7 +56,7 @@ def partition(
 @app.command("inspect")
 def inspect(directory: Annotated[Path, typer.Argument(help="A folder that was written by partition.")]) -> None:
     """Say how a graph was cut: copies, balance, and what each exchange of a layer moves."""
-    from uneven.graph.describe import described
+    from uneven.cli.graph_page import described
     from uneven.graph.store import GraphStore
 
     print(printable(described(GraphStore(directory))))

@@ -8,16 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.core.phase import Phase
 from uneven.errors import ConfigError
 from uneven.graph.capacity import Rates
-from uneven.graph.forecast import EXCHANGES, CutLoad, phases
 from uneven.graph.source import StoredSource
 from uneven.report.console import Console
 from uneven.report.text import seconds
+from uneven.simulate.graph_steps import EXCHANGES, CutLoad, Rows, phases
 from uneven.simulate.phases import play
 
 if TYPE_CHECKING:
@@ -90,7 +92,25 @@ def _case(cluster: str, parts: Path, layers: str | None, core: str | None) -> _G
     spec = files.load(cluster)
     speeds = [node.cores * node.share.at(0.0) for node in spec.nodes]
     source = StoredSource(parts, None if len(spec.nodes) == StoredSource(parts).store.facts.parts else speeds)
-    return _GraphCase(spec, source.load(len(spec.nodes)), _widths(source, layers), _rates(core))
+    return _GraphCase(spec, load_of(source, len(spec.nodes)), _widths(source, layers), _rates(core))
+
+
+def load_of(source: StoredSource, size: int) -> CutLoad:
+    """What each of ``size`` workers has of a cut graph."""
+    groups, bounds = source.groups(size), source.store.facts.bounds
+    holders, root = source.store.holders(groups), source.worker_of(groups)[source.store.array("roots")]
+    rooted = np.bincount(root, minlength=size)
+
+    def rows(flags: npt.NDArray[np.bool_]) -> Rows:
+        found = np.stack([np.bincount(root[one], minlength=size) for one in flags]).astype(np.int64)
+        np.fill_diagonal(found, 0)
+        return found
+
+    every = rows(holders.held)
+    return CutLoad(
+        tuple(bounds[one.stop] - bounds[one.start] for one in groups), tuple(rooted.tolist()),
+        tuple((rooted + every.sum(axis=1)).tolist()), rows(holders.sends), rows(holders.takes), every,
+    )  # fmt: skip
 
 
 def _widths(source: StoredSource, layers: str | None) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from torch import Tensor
 from uneven.errors import ConfigError, DataError
 from uneven.graph.cut.base import Ids
 from uneven.graph.edges import edges_of, tensors_of
-from uneven.graph.forecast import CutLoad
 from uneven.graph.order import near_first
 from uneven.graph.parted import GraphPart, HaloRoute, part_of
 from uneven.graph.regions import done_in, grouped
@@ -117,18 +116,13 @@ class StoredSource(GraphSource):
         groups = self.groups(size)
         bounds = self.store.facts.bounds
         mine = slice(bounds[groups[rank].start], bounds[groups[rank].stop])
-        root = self._worker_of(groups)[self.store.array("roots")]
+        root = self.worker_of(groups)[self.store.array("roots")]
         source, target = (np.asarray(self.store.array(name)[mine]) for name in ("source", "target"))
         return part_of(source, target, self.store.holders(groups), root, rank)
 
-    def load(self, size: int) -> CutLoad:
-        """What each of ``size`` workers has."""
-        groups, bounds = self.groups(size), self.store.facts.bounds
-        edges = [bounds[one.stop] - bounds[one.start] for one in groups]
-        return CutLoad.of(self.store.holders(groups), self._worker_of(groups)[self.store.array("roots")], edges)
-
     @staticmethod
-    def _worker_of(groups: Sequence[range]) -> npt.NDArray[np.int64]:
+    def worker_of(groups: Sequence[range]) -> npt.NDArray[np.int64]:
+        """int64 [parts]."""
         return np.repeat(np.arange(len(groups)), [len(one) for one in groups])
 
     def vector(self, name: str, ids: Ids) -> npt.NDArray[Any]:

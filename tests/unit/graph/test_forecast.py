@@ -19,8 +19,8 @@ from uneven.cluster.spec import ClusterSpec, Node, steady
 from uneven.core.phase import Phase
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.graph.capacity import Rates
-from uneven.graph.forecast import phases
 from uneven.graph.source import StoredSource
+from uneven.simulate.graph_steps import phases
 from uneven.simulate.phases import play
 
 LAYERS = (9, 6, 4, 3)
@@ -65,7 +65,7 @@ def sent(g: graph.PartedGraph) -> int:
 
 @pytest.mark.parametrize("exchange", ["exact", "cd-0", "0c"])
 def test_bytes_are_those_that_workers_send(tmp_path: Path, exchange: str) -> None:
-    load = write(tmp_path / "p").load(3)
+    load = graph_forecast.load_of(write(tmp_path / "p"), 3)
     each = phases(load, exchange, LAYERS, RATES)
     real = on_threads(tmp_path / "p", 3, sent, exchange=exchange)
     told = [sum(sum(one.sent_bytes[rank]) for one in each if one.sent_bytes) for rank in range(3)]

@@ -1,22 +1,32 @@
-"""What a training step of a cut graph computes and sends under each exchange, for the simulator. Pure."""
+"""What a training step of a cut graph computes and sends under each exchange. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from uneven.core.phase import Phase
 from uneven.errors import UnknownNameError
-from uneven.graph.capacity import Rates, StepWork
-from uneven.graph.clones import Holders
 
 EXCHANGES = ("exact", "cd-0", "cd-r:r=5", "0c")
 Rows = npt.NDArray[np.int64]
+
+
+class CoreRates(Protocol):
+    """Of one core."""
+
+    @property
+    def number_s(self) -> float:
+        """Seconds for each number that a sum over neighbours reads."""
+
+    @property
+    def flop_s(self) -> float:
+        """Seconds for each operation of a product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +46,14 @@ class CutLoad:
     up: Rows
     every: Rows
 
-    @classmethod
-    def of(cls, holders: Holders, root: npt.NDArray[np.integer[Any]], edges: Sequence[int]) -> CutLoad:
-        """Of a cut.
 
-        Args:
-            root: int [vertices], the worker that roots each.
-            edges: of each worker.
-        """
-        workers = len(edges)
-        rooted = np.bincount(root, minlength=workers)
-
-        def rows(flags: npt.NDArray[np.bool_]) -> Rows:
-            found = np.stack([np.bincount(root[one], minlength=workers) for one in flags]).astype(np.int64)
-            np.fill_diagonal(found, 0)
-            return found
-
-        every = rows(holders.held)
-        held = rooted + every.sum(axis=1)
-        return cls(
-            tuple(edges), tuple(rooted.tolist()), tuple(held.tolist()), rows(holders.sends), rows(holders.takes), every
-        )
-
-
-def phases(load: CutLoad, exchange: str, layers: Sequence[int], rates: Rates, overhead_s: float = 0.0) -> list[Phase]:
+def phases(
+    load: CutLoad, exchange: str, layers: Sequence[int], rates: CoreRates, overhead_s: float = 0.0
+) -> list[Phase]:
     """Of one step, by our layers for ``exact`` and by DistGNN's, which sum before they multiply, for the others.
 
     Args:
         layers: widths, (features, hidden, …, classes); one matrix in each layer.
-        rates: of one core.
         overhead_s: core seconds of a step that do not depend on the part.
 
     Raises:
@@ -72,7 +61,6 @@ def phases(load: CutLoad, exchange: str, layers: Sequence[int], rates: Rates, ov
     """
     if exchange not in EXCHANGES:
         raise UnknownNameError("exchange of a graph", exchange, EXCHANGES)
-    StepWork.of(layers)
     steps = _Steps(len(load.edges))
     steps.work(lambda p: overhead_s)
     (_exact if exchange == "exact" else _released)(steps, load, exchange, list(pairwise(layers)), rates)
@@ -98,7 +86,7 @@ class _Steps:
         self._core_s = [0.0] * len(self._core_s)
 
 
-def _exact(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], rates: Rates) -> None:
+def _exact(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], rates: CoreRates) -> None:
     def products(a: int, b: int, times: float) -> None:
         steps.work(lambda p: times * a * b * load.roots[p] * rates.flop_s)
 
@@ -119,7 +107,7 @@ def _exact(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, i
     products(*pairs[0], 2.0)
 
 
-def _released(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], rates: Rates) -> None:
+def _released(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], rates: CoreRates) -> None:
     kind, _, option = exchange.partition(":r=")
     bins = int(option or 1)
     for a, b in pairs:
