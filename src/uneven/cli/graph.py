@@ -41,7 +41,7 @@ def partition(
       uneven graph partition amazon.npz parts --shares 0.5,0.25,0.15,0.1
     """
     from uneven import graph
-    from uneven.graph.files import read_graph
+    from uneven.cli.graph_files import read_graph
 
     if parts is None and shares is None and by is None:
         raise ConfigError("give --parts 4, or --shares 4,2,1, or --by cluster.toml")

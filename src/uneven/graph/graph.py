@@ -97,8 +97,8 @@ class PartedGraph(Part):
         self._own_s = lambda: run.own_time()[0]
         if self.size > 1:
             self._line = run.lines.open("graph")
-            self._compare()
             self._take(self.part)
+            self._compare()
 
     def members_changed(self, members: tuple[int, ...]) -> None:
         """A part of the graph would be missing, or be there twice.
@@ -123,15 +123,28 @@ class PartedGraph(Part):
     def _compare(self) -> None:
         assert self._line is not None
         same = [int(self.source.fingerprint[:15], 16), *self.source.ends(self.size)]
-        mine = torch.tensor([*same, self.samples], dtype=torch.int64)
-        each = [torch.empty_like(mine) for _ in range(self.size)]
-        self._line.gather(mine, each).wait()
-        self._weight = self.samples / sum(int(one[-1]) for one in each)
-        for rank, one in enumerate(each):
-            if not torch.equal(one[:-1], mine[:-1]):
+        told = self._gathered(torch.tensor([*same, self.samples], dtype=torch.int64))
+        self._weight = self.samples / sum(int(one[-1]) for one in told.values())
+        self.exchange.carrier.weight = self._weight
+        for rank, one in told.items():
+            if one[:-1].tolist() != same:
                 raise ConflictError(
                     f"rank {rank} has loaded another cut than rank {self.rank}: give all workers the same folder"
                 )
+
+    def _gathered(self, mine: Tensor) -> dict[int, Tensor]:
+        """Rank → what it says; those that are lost say nothing."""
+        assert self._line is not None
+        members = self._line.members
+        each = [torch.empty_like(mine) for _ in members]
+        there = self._line.gather(mine, each).wait()
+        return {rank: one for rank, one in zip(members, each, strict=True) if rank in there}
+
+    def _renew(self) -> None:
+        """The part is another one."""
+        self.constants.forget()
+        self._masks.clear()
+        self._take(self.source.part(self.rank, self.size))
 
     def rebalance(self, least: float = 0.05) -> bool:
         """Hand whole parts over where that makes steps shorter, by what each worker has needed for its own; with a
@@ -150,16 +163,13 @@ class PartedGraph(Part):
 
         if self._line is None or not isinstance(self.source, StoredSource):
             return False
-        own_s = torch.tensor([self._own_s()], dtype=torch.float64)
-        each = [torch.empty_like(own_s) for _ in range(self.size)]
-        self._line.gather(own_s, each).wait()
-        taken_s = [one.item() for one in each]
-        if not all(0.0 < one < math.inf for one in taken_s) or not self.source.faster(self.size, taken_s, least):
+        told = self._gathered(torch.tensor([self._own_s()], dtype=torch.float64))
+        taken_s = [one.item() for one in told.values()]
+        known = len(taken_s) == self.size and all(0.0 < one < math.inf for one in taken_s)
+        if not known or not self.source.faster(self.size, taken_s, least):
             return False
         self.finish()
-        self.constants.forget()
-        self._masks.clear()
-        self._take(self.source.part(self.rank, self.size))
+        self._renew()
         return True
 
     def before_step(self, step: Step) -> None:
@@ -309,6 +319,8 @@ class PartedGraph(Part):
         if mask.dtype is not torch.bool or mask.shape != (self.rows,):
             raise DataError(f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{self.rows}]")
         found = int(self.total((mask & self.rooted).sum().double()))
+        if not self.exchange.carrier.whole:
+            return 1  # of a step that is left out
         if not found:
             raise DataError("the mask is empty on all workers: there is no mean over no vertices")
         if len(self._masks) >= 16:
@@ -319,8 +331,7 @@ class PartedGraph(Part):
     def total(self, value: Tensor) -> Tensor:
         """The sum over all workers of a tensor of one shape; every worker calls it."""
         found = value.detach().clone()
-        if self._line is not None:
-            self._line.sum(found).wait()
+        self.exchange.carrier.sum(found)
         return found
 
     def accuracy(self, output: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
@@ -393,15 +404,19 @@ def load(
         DataError: there is no cut graph; or a graph is given whole, and there are several workers.
         ConfigError: more workers than parts, or another number of speeds than workers.
     """
+    from uneven.graph.elastic import ElasticGraph
     from uneven.graph.source import StoredSource, WholeSource
     from uneven.world import discover
 
     how = ExchangeChoice.of(exchange, backward, delays or {}, faithful)
+    kind: type[PartedGraph] = PartedGraph
     if rank is None or size is None:
         world = discover()
         rank, size = world.rank, world.size
+        if world.elastic is not None:
+            kind, rank = ElasticGraph, min(rank, size - 1)  # a newcomer's own part is known once it is let in
     if isinstance(where, str | Path):
-        return PartedGraph(StoredSource(where, speeds), rank, size, how=how, seed=seed)
+        return kind(StoredSource(where, speeds), rank, size, how=how, seed=seed)
     if size > 1:
         raise DataError(
             f"graph.load was given a whole graph, and there are {size} workers: cut it once with graph.partition(…, "

@@ -29,10 +29,12 @@ class GraphSource(ABC):
     Attributes:
         fingerprint: hexadecimal; the same where the graph is.
         vertices: of the whole graph.
+        speeds: what each worker does in any time; parts are dealt out by it, the next :meth:`part` too. Alike if None.
     """
 
     fingerprint: str
     vertices: int
+    speeds: Sequence[float] | None = None
 
     @abstractmethod
     def part(self, rank: int, size: int) -> GraphPart:
@@ -55,10 +57,7 @@ class StoredSource(GraphSource):
     """A folder, mapped into memory. With fewer workers than parts, each takes several parts that follow each other.
 
     Args:
-        speeds: what each worker does in a second, in any unit; parts are dealt out by it. Alike if None.
-
-    Attributes:
-        speeds: may be changed; the next :meth:`part` is by them.
+        speeds: see :class:`GraphSource`.
     """
 
     def __init__(self, path: str | Path, speeds: Sequence[float] | None = None) -> None:

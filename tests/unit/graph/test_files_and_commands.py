@@ -9,8 +9,8 @@ import pytest
 
 from uneven import graph
 from uneven.cli import main
+from uneven.cli.graph_files import read_graph
 from uneven.errors import DataError
-from uneven.graph.files import read_graph
 
 
 def write(path: Path) -> None:

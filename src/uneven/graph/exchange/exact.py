@@ -10,7 +10,7 @@ gradient on it. On the way they are in the unit of the whole: multiplied by wᵢ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,38 @@ class RowCarrier:
     Args:
         line: None where there is nobody else.
         weight: what this worker's gradient counts in the run's.
+
+    Attributes:
+        ranks: of the workers that have parts.
+        whole: whether all of them were in every exchange. Where one was lost, in an elastic run, nothing more is
+            exchanged: the step is left out.
     """
 
     def __init__(self, part: GraphPart, line: Line | None, weight: float) -> None:
         self.part = part
         self.line = line
         self.weight = weight
+        self.ranks = () if line is None else line.members
+        self.whole = True
+
+    def swap(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
+        """Give each worker what is for it, and take what it has; zeros from all once one is lost."""
+        assert self.line is not None
+        if self.whole and self.line.members == self.ranks:
+            self.whole = set(self.line.all_to_all(given, taken).wait()) >= set(self.ranks)
+            return
+        if self.whole:  # this worker knows already that somebody is lost, and others do not
+            nothing = given[0].new_empty(0)
+            sides = [dict(zip(self.ranks, one, strict=True)) for one in (given, taken)]
+            self.line.all_to_all(*([side.get(one, nothing) for one in self.line.members] for side in sides)).wait()
+            self.whole = False
+        for one in taken:
+            one.zero_()
+
+    def sum(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by its sum over the workers."""
+        if self.line is not None and self.whole:
+            self.whole = set(self.line.sum(tensor).wait()) >= set(self.ranks)
 
     def down(self, x: Tensor, route: HaloRoute, scale_sent: float = 1.0, scale_got: float = 1.0) -> Tensor:
         """Rows of roots → rows of the part; copies that are not on the route are 0."""
@@ -42,7 +68,7 @@ class RowCarrier:
         if self.line is not None:
             given = [_scaled(x[rows], scale_sent) for rows in route.rooted]
             taken = [found[one] for one in route.copies]
-            self.line.all_to_all(given, taken).wait()
+            self.swap(given, taken)
             if scale_got != 1.0:
                 for one in taken:
                     one.mul_(scale_got)
@@ -61,7 +87,7 @@ class RowCarrier:
         """What the copies of this worker's roots have elsewhere, by worker."""
         assert self.line is not None
         taken = [x.new_empty(len(rows), x.shape[1]) for rows in route.rooted]
-        self.line.all_to_all([_scaled(x[one], scale_sent) for one in route.copies], taken).wait()
+        self.swap([_scaled(x[one], scale_sent) for one in route.copies], taken)
         return taken
 
 
@@ -120,7 +146,7 @@ class _UpMax(torch.autograd.Function):
             weight = carrier.weight
             given = [(gradient * weight * (winner == p))[rows] for p, rows in enumerate(part.up.rooted)]
             taken = [found[one] for one in part.up.copies]
-            carrier.line.all_to_all(given, taken).wait()
+            carrier.swap(given, taken)
             for one in taken:
                 one.mul_(1.0 / weight)
         return found, None
