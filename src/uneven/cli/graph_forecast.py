@@ -13,9 +13,9 @@ import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.core.phase import Phase
+from uneven.core.phase import WorkPhase
 from uneven.errors import ConfigError
-from uneven.graph.capacity import Rates
+from uneven.graph.capacity import GraphRates
 from uneven.graph.source import StoredSource
 from uneven.report.console import Console
 from uneven.report.text import seconds
@@ -50,7 +50,7 @@ class _GraphCase:
     spec: ClusterSpec
     load: CutLoad
     layers: tuple[int, ...]
-    rates: Rates
+    rates: GraphRates
 
     def on(self, exchange: str, steps: int) -> GraphForecast:
         """What an epoch takes."""
@@ -122,7 +122,7 @@ def _widths(source: StoredSource, layers: str | None) -> tuple[int, ...]:
     return (store.array("tensors/x").shape[-1], 64, int(store.array("tensors/y").max()) + 1)
 
 
-def _rates(core: str | None) -> Rates:
+def _rates(core: str | None) -> GraphRates:
     """Of one core: as given, or this machine's."""
     if core is None:
         import torch
@@ -138,7 +138,7 @@ def _rates(core: str | None) -> Rates:
     found = _numbers("--core", core, "Gflop/s of products and billions of numbers a second of sums, as in 80,10")
     if len(found) != 2 or min(found) <= 0.0:
         raise ConfigError(f"--core {core}: give two numbers above 0: Gflop/s, and billions of numbers a second")
-    return Rates(number_s=1e-9 / found[1], flop_s=1e-9 / found[0])
+    return GraphRates(number_s=1e-9 / found[1], flop_s=1e-9 / found[0])
 
 
 def _numbers(name: str, text: str, what: str) -> list[float]:
@@ -162,7 +162,7 @@ def _table(rows: Sequence[GraphForecast], case: _GraphCase) -> Table:
     return table
 
 
-def _without_links(spec: ClusterSpec, each: Sequence[Phase], steps: int) -> float:
+def _without_links(spec: ClusterSpec, each: Sequence[WorkPhase], steps: int) -> float:
     free: dict[str, Any] = {"up_bit_per_s": None, "down_bit_per_s": None, "latency_s": 0.0}
     nodes = tuple(replace(node, **free) for node in spec.nodes)
     return play(replace(spec, nodes=nodes, links=()), each, steps)[-1] / steps

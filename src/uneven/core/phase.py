@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class WorkPhase:
     """What each worker computes, and then sends.
 
     Attributes:

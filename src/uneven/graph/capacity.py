@@ -52,7 +52,7 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class GraphRates:
     """What one machine was measured to do.
 
     Attributes:
@@ -73,7 +73,7 @@ class Rates:
         return min(MOST_BETA, self.flop_s * work.flops / edge_s) if edge_s else MOST_BETA
 
 
-def shares_of(rates: Sequence[Rates], work: StepWork, edges: int, vertices: int) -> tuple[tuple[float, ...], float]:
+def shares_of(rates: Sequence[GraphRates], work: StepWork, edges: int, vertices: int) -> tuple[tuple[float, ...], float]:
     """Each machine's share of edges + β · vertices, so that steps take them equally long; and β, a geometric mean."""
     speeds = [1.0 / one.step_s(work, max(1, edges), vertices) for one in rates]
     beta = math.exp(math.fsum(math.log(one.beta(work)) for one in rates) / len(rates))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uneven.cluster.files import load
 from uneven.errors import ConfigError, DataError
-from uneven.graph.capacity import Rates, StepWork, capped, shares_of
+from uneven.graph.capacity import GraphRates, StepWork, capped, shares_of
 from uneven.graph.cut.base import normal
 from uneven.graph.edges import edges_of, tensors_of
 from uneven.graph.methods import cut
@@ -61,7 +61,7 @@ def partition(
     if by is not None and (shares is not None or parts is not None):
         raise ConfigError("graph.partition: by= says what each worker can do, and so do shares= and parts=: give one")
 
-    def write(each: Sequence[float], rates: Sequence[Rates] = (), most: Sequence[float] | None = memory) -> GraphStore:
+    def write(each: Sequence[float], rates: Sequence[GraphRates] = (), most: Sequence[float] | None = memory) -> GraphStore:
         edges = edges_of(graph, num_nodes)
         kept = {**tensors_of(graph, edges.vertices), **(tensors or {})}
         work = StepWork.of(layers or (kept["x"].shape[-1] if "x" in kept else 64, 64, 16))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from uneven.errors import ConfigError
-from uneven.graph.capacity import Rates
+from uneven.graph.capacity import GraphRates
 from uneven.graph.reduce import row_sums
 from uneven.graph.rows import RowIndex
 
@@ -19,19 +19,19 @@ _LEAST_S = 0.25
 """Long enough for a share of a core that is dealt out every hundredth of a second."""
 
 
-def measured() -> Rates:
+def measured() -> GraphRates:
     """This machine's rates, with as many threads as torch has."""
     draw = np.random.default_rng(0)
     source, target = draw.integers(0, _ROWS, (2, _EDGES), dtype=np.int32)
     rows = RowIndex.of(target, source, _ROWS, _ROWS)
     x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, 4 * _WIDTH)
-    return Rates(
+    return GraphRates(
         _seconds(lambda: row_sums(rows, x)) / (_EDGES * _WIDTH),
         _seconds(lambda: x @ weight) / (2 * x.numel() * weight.shape[1]),
     )
 
 
-def all_measured() -> tuple[list[Rates], int, Callable[[bool], bool]]:
+def all_measured() -> tuple[list[GraphRates], int, Callable[[bool], bool]]:
     """Every worker's rates, all measuring at the same time; who this one is; and what all call when rank 0 is through.
 
     Raises:
@@ -55,7 +55,7 @@ def all_measured() -> tuple[list[Rates], int, Callable[[bool], bool]]:
         connection.close()
         return bool(told[0][0])
 
-    return [Rates(float(number_s), float(flop_s)) for number_s, flop_s in rows], world.rank, through
+    return [GraphRates(float(number_s), float(flop_s)) for number_s, flop_s in rows], world.rank, through
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from uneven.core.phase import Phase
+from uneven.core.phase import WorkPhase
 from uneven.errors import UnknownNameError
 
 EXCHANGES = ("exact", "cd-0", "cd-r:r=5", "0c")
@@ -49,7 +49,7 @@ class CutLoad:
 
 def phases(
     load: CutLoad, exchange: str, layers: Sequence[int], rates: CoreRates, overhead_s: float = 0.0
-) -> list[Phase]:
+) -> list[WorkPhase]:
     """Of one step, by our layers for ``exact`` and by DistGNN's, which sum before they multiply, for the others.
 
     Args:
@@ -72,7 +72,7 @@ class _Steps:
     """Gathers what is computed until something is sent."""
 
     def __init__(self, workers: int) -> None:
-        self.phases: list[Phase] = []
+        self.phases: list[WorkPhase] = []
         self._core_s = [0.0] * workers
 
     def work(self, core_s: Callable[[int], float]) -> None:
@@ -82,7 +82,7 @@ class _Steps:
         self.end((rows * 4.0 * width).tolist(), late)
 
     def end(self, sent: Sequence[Sequence[float]] = (), late: bool = False, ring_bytes: float = 0.0) -> None:
-        self.phases.append(Phase(tuple(self._core_s), sent, late, ring_bytes))
+        self.phases.append(WorkPhase(tuple(self._core_s), sent, late, ring_bytes))
         self._core_s = [0.0] * len(self._core_s)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uneven.cluster.spec import ClusterSpec
-from uneven.core.phase import Phase
+from uneven.core.phase import WorkPhase
 from uneven.errors import ConfigError
 from uneven.simulate.compute import Processor
 from uneven.simulate.events import EventQueue
@@ -13,7 +13,7 @@ from uneven.simulate.links import Network
 from uneven.simulate.routes import Topology
 
 
-def play(spec: ClusterSpec, phases: Sequence[Phase], steps: int) -> list[float]:
+def play(spec: ClusterSpec, phases: Sequence[WorkPhase], steps: int) -> list[float]:
     """When each of so many equal steps is over on all workers, seconds from the start.
 
     A worker goes on when what it was sent is there, whoever else still waits. Nodes' shares and loads and links change
@@ -35,7 +35,7 @@ def play(spec: ClusterSpec, phases: Sequence[Phase], steps: int) -> list[float]:
 
 
 class _Play:
-    def __init__(self, spec: ClusterSpec, phases: Sequence[Phase], steps: int) -> None:
+    def __init__(self, spec: ClusterSpec, phases: Sequence[WorkPhase], steps: int) -> None:
         self.queue = EventQueue()
         self.ends_s: list[float] = []
         self._phases, self._steps, self._framing = phases, steps, spec.workload.framing
@@ -49,7 +49,7 @@ class _Play:
         for worker in self._workers:
             self._begin(0, worker)
 
-    def _phase(self, place: int) -> Phase:
+    def _phase(self, place: int) -> WorkPhase:
         return self._phases[place % len(self._phases)]
 
     def _waits(self, place: int, worker: int) -> int:

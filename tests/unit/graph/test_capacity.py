@@ -12,7 +12,7 @@ from threaded_graphs import features, some_graph
 
 from uneven import graph
 from uneven.errors import ConfigError
-from uneven.graph.capacity import MOST_BETA, Rates, StepWork, capped, shares_of
+from uneven.graph.capacity import MOST_BETA, GraphRates, StepWork, capped, shares_of
 
 
 def test_a_step_counts_its_products_and_its_sums() -> None:
@@ -26,13 +26,13 @@ def test_a_step_counts_its_products_and_its_sums() -> None:
 
 def test_shares_make_steps_equally_long() -> None:
     work = StepWork.of((100, 64, 16))
-    rates = [Rates(1e-9, 1e-11), Rates(4e-9, 2e-11), Rates(1e-9, 8e-11)]
+    rates = [GraphRates(1e-9, 1e-11), GraphRates(4e-9, 2e-11), GraphRates(1e-9, 8e-11)]
     shares, beta = shares_of(rates, work, 1000, 50)
     taken = [share * one.step_s(work, 1000, 50) for share, one in zip(shares, rates, strict=True)]
     assert sum(shares) == pytest.approx(1.0)
     assert taken == pytest.approx([taken[0]] * 3)
     assert min(one.beta(work) for one in rates) < beta < max(one.beta(work) for one in rates)
-    assert Rates(1e-9, 1e-11).beta(StepWork.of((100, 4))) == MOST_BETA  # no sums in a step
+    assert GraphRates(1e-9, 1e-11).beta(StepWork.of((100, 4))) == MOST_BETA  # no sums in a step
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.01, 2.0)), min_size=1, max_size=6))

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from uneven import graph
 from uneven.cli import graph_forecast
 from uneven.cluster.spec import ClusterSpec, Node, steady
-from uneven.core.phase import Phase
+from uneven.core.phase import WorkPhase
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.graph.capacity import Rates
+from uneven.graph.capacity import GraphRates
 from uneven.graph.source import StoredSource
 from uneven.simulate.graph_steps import phases
 from uneven.simulate.phases import play
 
 LAYERS = (9, 6, 4, 3)
-RATES = Rates(number_s=1e-9, flop_s=1e-10)
+RATES = GraphRates(number_s=1e-9, flop_s=1e-10)
 
 
 class ReleasedConv(nn.Module):
@@ -84,18 +84,18 @@ def spec(*nodes: Node, **more: Any) -> ClusterSpec:
 def test_a_step_ends_when_the_last_has_what_it_waits_for() -> None:
     slow = Node(name="a", cores=0.5)
     fast = Node(name="b", up_bit_per_s=steady(8.0 * 1514 / 1448), latency_s=0.25)
-    first, second = Phase((1.0, 1.0), [[0.0, 0.0], [3.0, 0.0]]), Phase((0.5, 4.0))
+    first, second = WorkPhase((1.0, 1.0), [[0.0, 0.0], [3.0, 0.0]]), WorkPhase((0.5, 4.0))
     # a: 2 s of work; b's 3 bytes leave at 1 s, at a byte a second, and arrive at 4.25 s; then a works for 1 s
     assert play(spec(slow, fast), [first, second], 1) == pytest.approx([5.25])
-    late = Phase(first.core_s, first.sent_bytes, late=True)
+    late = WorkPhase(first.core_s, first.sent_bytes, late=True)
     assert play(spec(slow, fast), [late, second], 1) == pytest.approx([5.0])
-    ring = [Phase((1.0, 3.0), ring_bytes=8.0)]
+    ring = [WorkPhase((1.0, 3.0), ring_bytes=8.0)]
     ends_s = play(spec(slow, Node(name="b", up_bit_per_s=steady(64.0 * 1514 / 1448))), ring, 2)
     assert ends_s == pytest.approx([4.0, 8.0])  # 3 s of work, and a second for 8 bytes
     with pytest.raises(ConfigError, match="1 nodes, and there are 2 workers"):
         play(spec(slow), [first], 1)
     with pytest.raises(ConfigError, match="step 0 never ends"):
-        play(spec(slow, fast), [Phase((1.0, float("inf")))], 1)
+        play(spec(slow, fast), [WorkPhase((1.0, float("inf")))], 1)
 
 
 def test_plan_and_simulate_say_how_long_an_epoch_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
